@@ -12,33 +12,33 @@ from tests.test_layers import ORDER, SOURCE
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
-# What changes or registers something outside of the package, by the last part of its name.
+# Names (last part) of functions and attributes that change or register something outside of the package.
 NAMES = re.compile(
     r"Patch|register_\w*hook|_register_hook_dict|register_prehook|when_imported|ImportHook|register_at_fork|_queued_calls"
     r"|DEFAULT_CALLBACKS|sync_callbacks|set_sync_debug_mode|meta_path|path_hooks|set_wakeup_fd|setitimer|set_stance"
     r"|set_default_device|addFilter|addHandler|settrace|setprofile|addaudithook|_register_builtin"
 )
 CALLS = {"atexit.register", "signal.signal", "signal.alarm", "sigaction.exchange"}
-OWN = {"traces/event_args.py"}  # modules that call `setattr` on objects of this package
+INTERNAL = {"traces/event_args.py"}  # modules that call `setattr` only on objects of the package
 
 
-def part_of(title: str) -> str:
+def section(title: str) -> str:
     """Return a section of the page."""
-    (part,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    return str(part)
+    (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    return str(text)
 
 
-def dotted(node: ast.AST, imported: dict[str, str]) -> str:
-    """Return a name with its module, such as ``signal.signal``, whatever the module was imported as."""
+def full_name(node: ast.AST, imported: dict[str, str]) -> str:
+    """Return a name with its module, such as ``signal.signal``, also where the module has an alias."""
     if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value, imported)}.{node.attr}"
+        return f"{full_name(node.value, imported)}.{node.attr}"
     return imported.get(node.id, node.id) if isinstance(node, ast.Name) else ""
 
 
 def changes(path: Path) -> Iterator[str]:
-    """Find what a module patches, hooks or registers outside of the package."""
+    """Yield the names by which a module patches, hooks or registers something outside of the package."""
     tree = ast.parse(path.read_text())
-    imported = {}  # of modules and their members
+    imported = {}  # full names of modules and their members, by alias
     modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -49,13 +49,13 @@ def changes(path: Path) -> Iterator[str]:
             modules |= {name for name in ("sys", "torch", "warnings") if f"{node.module}.".startswith(f"{name}.")}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
-            name = dotted(node, imported)
+            name = full_name(node, imported)
             if NAMES.fullmatch(name.rpartition(".")[2]) and not isinstance(node, ast.Name):
                 yield name
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAMES.fullmatch(node.value):
             yield node.value
         if isinstance(node, ast.Call):
-            name = dotted(node.func, imported)
+            name = full_name(node.func, imported)
             if (
                 name in CALLS
                 or NAMES.fullmatch(name.rpartition(".")[2])
@@ -66,25 +66,25 @@ def changes(path: Path) -> Iterator[str]:
                 yield f"setattr({ast.unparse(node.args[0])})"
         targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
         for target in targets if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)) else ():
-            for held in target.elts if isinstance(target, ast.Tuple) else [target]:
-                owner = held.value if isinstance(held, ast.Subscript) else held
+            for changed in target.elts if isinstance(target, ast.Tuple) else [target]:
+                owner = changed.value if isinstance(changed, ast.Subscript) else changed
                 root = ast.unparse(owner).partition(".")[0]
                 if isinstance(owner, ast.Attribute) and root in modules:
-                    yield f"{ast.unparse(held)} = "
+                    yield f"{ast.unparse(changed)} = "
 
 
 def test_every_module_that_changes_something_is_in_the_table() -> None:
     """Each module that patches, hooks or registers has its row, and each row has such a module."""
-    listed = re.findall(r"^\| `([\w/]+\.py)` \|", part_of("Who patches what"), re.MULTILINE)
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", section("Who patches what"), re.MULTILINE)
     found = {str(path.relative_to(SOURCE)): sorted({*changes(path)}) for path in SOURCE.rglob("*.py")}
-    found = {path: names for path, names in found.items() if names and path not in OWN}
+    found = {path: names for path, names in found.items() if names and path not in INTERNAL}
     assert {path: names for path, names in found.items() if path not in listed} == {}
     assert set(listed) - set(found) == set()
     assert len(listed) == len(set(listed))
 
 
 def test_files_exist() -> None:
-    """Every file that the page names is there, but for those of the recipes."""
+    """Every file on the page exists, except those in the recipes."""
     files = set(re.findall(r"`([\w/.]+(?:\.py|/))`", PAGE))
     assert len(files) > 100
     missing = {file for file in files if not (SOURCE / file).exists() and not (ROOT / file).exists()}
@@ -92,7 +92,7 @@ def test_files_exist() -> None:
 
 
 def test_names_exist() -> None:
-    """What the page names after a file is defined there."""
+    """A name that follows a file on the page is defined in that file."""
     pairs = re.findall(r"`([\w/]+\.py)`,\s+`(\w+)`", PAGE)
     assert len(pairs) > 25
     for file, name in pairs:
@@ -112,7 +112,7 @@ def test_methods_that_undo_exist() -> None:
                 functions = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
                 methods.setdefault(node.name, set()).update(functions)
                 bases.setdefault(node.name, set()).update(ast.unparse(base) for base in node.bases)
-    rows = [row for row in part_of("Who patches what").splitlines() if row.startswith("| `")]
+    rows = [row for row in section("Who patches what").splitlines() if row.startswith("| `")]
     named = [pair for row in rows for pair in re.findall(r"`([A-Z]\w+)\.(\w+)`", row.split(" | ")[3])]
     assert len(named) > 25
     for owner, method in named:
@@ -123,8 +123,8 @@ def test_methods_that_undo_exist() -> None:
 
 
 def test_rooms() -> None:
-    """Every folder has its row, and the order is that of the imports."""
-    rooms = re.findall(r"^\| `(\w+)/` \|", part_of("The rooms"), re.MULTILINE)
+    """Every folder has its row, and the order of imports is the tested one."""
+    rooms = re.findall(r"^\| `(\w+)/` \|", section("The rooms"), re.MULTILINE)
     assert sorted(rooms) == sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
-    (order,) = re.findall(r"```\n(.*?)```", part_of("The order of imports"), re.DOTALL)
+    (order,) = re.findall(r"```\n(.*?)```", section("The order of imports"), re.DOTALL)
     assert [line.split(", ") for line in order.splitlines()] == ORDER

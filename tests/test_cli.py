@@ -1,4 +1,4 @@
-"""The command, at a terminal, in a script and in a pipe."""
+"""The subcommand `summarize` and the help of the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def command(*args: str | Path, input: bytes | None = None) -> subprocess.Complet
 
 
 def test_summarize() -> None:
-    """`summarize` prints the tables of a window's end, the longest kernels, and how to open the file."""
+    """`summarize` prints the summary of a window, the longest kernels, and how to open the file."""
     result = command("summarize", GPU_TRACE)
     text = result.stdout.decode()
     assert result.returncode == 0
@@ -52,7 +52,7 @@ def test_numbers() -> None:
 
 
 def test_collectives() -> None:
-    """The option decides which kernels communicate."""
+    """The option selects the kernels that count as communication."""
     result = command("summarize", "--json", "--collectives", ".", GPU_TRACE)
     assert json.loads(result.stdout)["kernel_compute_ns"] == 0
     wrong = command("summarize", "--json", "--collectives", "(", GPU_TRACE)
@@ -98,7 +98,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
 
 
 def test_ranks(tmp_path: Path) -> None:
-    """The ranks of one job, in one folder, are printed side by side."""
+    """The ranks of one job in one folder are printed together."""
     for rank in (0, 2):
         content = json.loads(GPU_TRACE.read_text())
         content["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": 4}
@@ -113,7 +113,7 @@ def test_ranks(tmp_path: Path) -> None:
 
 
 def test_a_second_run_into_the_same_folder(tmp_path: Path) -> None:
-    """The last run is printed, and the file of the other is named; a single rank is not mentioned."""
+    """The last run is printed, and the file of the other run is listed; a single rank is not mentioned."""
     for number, start in enumerate((0, 10_000_000), 1):
         content = json.loads(GPU_TRACE.read_text())
         for event in content["traceEvents"]:
@@ -126,8 +126,8 @@ def test_a_second_run_into_the_same_folder(tmp_path: Path) -> None:
     assert "Rank 0" not in text
 
 
-def test_the_manifest_shows_what_is_typical(tmp_path: Path) -> None:
-    """For the trace of a window, the summary says what share of the run it covers, as at the end of the run."""
+def test_the_share_of_the_run(tmp_path: Path) -> None:
+    """For the trace of a window, the summary has the recorded share of the run, from the manifest."""
     path = tmp_path / "window-0001" / "rank0.1.pt.trace.json"
     path.parent.mkdir()
     path.write_text(GPU_TRACE.read_text())
@@ -146,8 +146,8 @@ def test_the_manifest_shows_what_is_typical(tmp_path: Path) -> None:
     assert timing == json.loads(command("summarize", "--json", path).stdout)["timing"]
 
 
-def test_what_is_wrong_with_ranks(tmp_path: Path) -> None:
-    """Damaged files, other files and unknown ranks are reported, not hidden in the table."""
+def test_problems_of_ranks(tmp_path: Path) -> None:
+    """Damaged files, unreadable files and unknown ranks are reported below the table."""
     text = GPU_TRACE.read_text()
     (tmp_path / "rank0.json").write_text(text)
     (tmp_path / "rank1.json").write_text(text[: len(text) // 2])
@@ -175,7 +175,7 @@ def test_no_torch() -> None:
 
 @pytest.mark.parametrize("command", [[], ["run"], ["summarize"], ["syncs"], ["doctor"]])
 def test_flags_show_no_type(command: list[str]) -> None:
-    """Flags, including --help, are shown by their names alone."""
+    """Flags, including --help, are shown by their names only."""
     shown = CliRunner().invoke(app, [*command, "--help"]).stdout
     assert "--help" in shown
     assert "bool" not in shown
@@ -199,7 +199,7 @@ def test_help(option: str) -> None:
 
 
 def window(folder: Path, run: str, number: int, start: int, hidden: list[str]) -> None:
-    """Write a window of a run, whose steps begin with ``start``."""
+    """Write a window whose steps begin with ``start``."""
     content = json.loads(GPU_TRACE.read_text())
     for event in content["traceEvents"]:
         event["ts"] = event.get("ts", 0) + start * 1_000_000
@@ -250,24 +250,24 @@ def test_each_window_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -
     paths: list[Path] = []
     original = read.read_kineto
 
-    def noted(path: Path, *arguments: Any) -> Trace:
+    def record_path(path: Path, *arguments: Any) -> Trace:
         paths.append(path)
         return original(path, *arguments)
 
-    monkeypatch.setattr(read, "read_kineto", noted)
+    monkeypatch.setattr(read, "read_kineto", record_path)
     result = CliRunner().invoke(app, ["summarize", str(runs)])
     assert "(mean of steps 60-61, 70-71)" in result.stdout
     assert sorted(paths) == [runs / f"window-{number:04d}/rank0.second.pt.trace.json" for number in (1, 2)]
 
 
 def test_one_window_of_a_run(runs: Path) -> None:
-    """The folder of a window contains that window alone."""
+    """For the folder of a window, only that window is summarized."""
     text = command("summarize", runs / "window-0001").stdout.decode()
     assert "(mean of steps 60-61)" in text
 
 
 def test_the_numbers_of_a_run(runs: Path) -> None:
-    """With --json, the numbers are those of the last window; other traces are left out, and named."""
+    """With --json, the last window is printed; the other traces are listed as left out."""
     printed = json.loads(command("summarize", "--json", runs).stdout)
     assert printed["ranks"][0]["path"] == f"{runs}/window-0002/rank0.second.pt.trace.json"
     assert len(printed["left_out"]) == 4

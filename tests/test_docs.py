@@ -1,4 +1,4 @@
-"""What README and docs/ say is so: the code runs, the diff is that of the examples, commands and links exist."""
+"""README and docs/: code runs, the diff is real, commands and links exist, words follow the glossary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def prose(page: Path) -> str:
 
 
 def glossary() -> tuple[list[str], list[str]]:
-    """Return the words of the glossary, and the second words that are not used for them."""
+    """Return the words of the glossary, and the rejected synonyms."""
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| (\".*\") \|$", GLOSSARY.read_text(), re.MULTILINE)
     return [word for word, _, _ in rows], [
         text for _, _, rejected in rows for text in rejected[1:-1].split('", "')
@@ -47,7 +47,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_diff_is_real() -> None:
-    """Every line of the README's diff is one between the two examples."""
+    """Every line of the README's diff is in the diff of the two examples."""
     plain, annotated = (ROOT / "examples" / name for name in ("transformer.py", "transformer_annotated.py"))
     real = list(difflib.ndiff(plain.read_text().splitlines(), annotated.read_text().splitlines()))
     real = [line[:1] + line[2:] for line in real if not line.startswith("?")]
@@ -56,7 +56,7 @@ def test_diff_is_real() -> None:
 
 
 def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python blocks run one after the other."""
+    """The Python blocks of the README run in order."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {
         "loader": [torch.ones(2)] * 12,
@@ -74,7 +74,7 @@ BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n+)?^```(\w*)\n(.*?)^```$", re
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "README.md"], ids=lambda page: page.name)
 def test_code_of_pages_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python blocks of a page run one after the other, unless a comment before one says why not."""
+    """The Python blocks of a page run in order, except those with a comment "not run"."""
     if page.name in OWN_TESTS:
         assert f'"{page.name}"' in (ROOT / OWN_TESTS[page.name]).read_text()
         return
@@ -100,7 +100,7 @@ def test_readme_is_short() -> None:
 
 
 def test_commands_exist() -> None:
-    """Every `make` target that is named is there."""
+    """Every `make` target on a page exists."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {
         name for page in PAGES for name in re.findall(r"(?:`|^)make\s([a-z-]+)", page.read_text(), re.MULTILINE)
@@ -110,7 +110,7 @@ def test_commands_exist() -> None:
 
 
 def options_of(command: typer.core.TyperGroup | Any) -> dict[str, set[str]]:
-    """Return the options of each command of the terminal."""
+    """Return the options of each subcommand."""
     subcommands = {name: command.get_command(None, name) for name in cli.SUBCOMMANDS}
     return {
         name: {option for parameter in sub.params for option in (*parameter.opts, *parameter.secondary_opts)}
@@ -120,7 +120,7 @@ def options_of(command: typer.core.TyperGroup | Any) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_exist(page: Path) -> None:
-    """Every command ``instrument ...`` on a page is there, with the options that it shows."""
+    """Every command ``instrument ...`` on a page exists, with its options."""
     options = options_of(typer.main.get_command(cli.app))
     text = page.read_text()
     code = [
@@ -137,15 +137,15 @@ def test_options_exist(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings of a page, as GitHub and the site make them."""
+    """Return the anchors of a page's headings, as GitHub and the site build them."""
     headings = re.findall(
         r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.MULTILINE
     )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_links_lead_somewhere() -> None:
-    """Every file that the documents link to is there, with the heading."""
+def test_links_exist() -> None:
+    """Every file and heading that the documents link to exists."""
     documents = {*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "integrations").glob("*/*.md")}
     for document in documents:
         for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
@@ -158,7 +158,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_page_is_linked() -> None:
-    """Each page of docs/ is reached from the README or from its neighbours."""
+    """Each page of docs/ is linked from the README or another page."""
     for page in (ROOT / "docs").glob("*.md"):
         linked = [
             other
@@ -169,7 +169,7 @@ def test_every_page_is_linked() -> None:
 
 
 def test_public_names_are_documented() -> None:
-    """Every public name has a docstring and is in the documents."""
+    """Every public name has a docstring and occurs in the documents."""
     text = README + "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     for name in instrument.__all__:
         assert getattr(instrument, name).__doc__, name
@@ -177,7 +177,7 @@ def test_public_names_are_documented() -> None:
 
 
 def test_the_glossary_has_each_word_once() -> None:
-    """No word is defined or rejected twice, and none is both."""
+    """No word is defined twice, rejected twice, or both defined and rejected."""
     words, rejected = glossary()
     assert len(words) == len(re.findall(r"^\| (?!word )[a-z]", GLOSSARY.read_text(), re.MULTILINE))
     assert len(words) > 25
@@ -186,7 +186,7 @@ def test_the_glossary_has_each_word_once() -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != GLOSSARY], ids=lambda page: page.name)
 def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
-    """No page has a word that the glossary rejects, outside of code."""
+    """Outside of code, no page has a word that the glossary rejects."""
     _, rejected = glossary()
     text = " ".join(prose(page).split())
     found = [word for word in rejected if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text, re.IGNORECASE)]
@@ -200,28 +200,28 @@ def test_reference_has_every_public_name() -> None:
 
 
 def summary_of(trace: Trace) -> str:
-    """What `instrument summarize` prints of it, without spaces at the ends of lines."""
+    """Return the output of `instrument summarize` for a trace, without trailing spaces."""
     out = StringIO()
     print_windows([(trace, None)], "auto", console=Console(file=out, width=80))
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
-def shown_of_a_gpu(document: str) -> list[str]:
-    """The lines of a GPU trace's summary in a document, but for the command and what is left out."""
+def documented_summary(document: str) -> list[str]:
+    """Return the lines of the GPU trace's summary in a document, without the command and "..."."""
     (block,) = re.findall(r"```\n((?:\$[^\n]*\n)?Where the step went: CPU .*?)```", document, re.DOTALL)
     return [line for line in block.splitlines() if line != "..." and not line.startswith("$")]
 
 
 @pytest.mark.parametrize("document", ["docs/traces.md", "docs/windows.md"])
 def test_the_summary_of_a_gpu_trace_is_real(document: str) -> None:
-    """Every line is printed of the trace it is said to be of."""
+    """Every line of the documented summary is printed for its trace."""
     printed = summary_of(read_file(shared("hta_ns_resolution.json.gz"))).splitlines()
-    assert [line for line in shown_of_a_gpu((ROOT / document).read_text()) if line not in printed] == []
+    assert [line for line in documented_summary((ROOT / document).read_text()) if line not in printed] == []
 
 
 @pytest.mark.parametrize("document", ["docs/traces.md", "docs/windows.md"])
-def test_the_summary_of_a_gpu_trace_has_these_words(document: str, tmp_path: Path) -> None:
-    """A loop that fills the GPU's queue is reported in the same words, whatever its numbers."""
+def test_the_words_of_the_summary_of_a_gpu_trace(document: str, tmp_path: Path) -> None:
+    """The summary of a similar simulated loop has the words of the documented summary."""
     loop = Loop(queue=300)
     for number in range(101, 106):
         with loop.step(number):
@@ -230,7 +230,9 @@ def test_the_summary_of_a_gpu_trace_has_these_words(document: str, tmp_path: Pat
                 loop.launch(100)
             loop._add("user_annotation", "## backward ##", start, loop.cpu)
     printed = words_of(summary_of(loop.trace(tmp_path)))
-    shown = [line for line in shown_of_a_gpu((ROOT / document).read_text()) if not line.startswith(("  ", "#"))]
+    shown = [
+        line for line in documented_summary((ROOT / document).read_text()) if not line.startswith(("  ", "#"))
+    ]
     columns = [line for line in shown if line.startswith("region")]
     sentences = re.findall(r"[^.;:]+[.;:]", words_of(" ".join(line for line in shown if line not in columns)))
     assert len(sentences) > 5
@@ -238,6 +240,6 @@ def test_the_summary_of_a_gpu_trace_has_these_words(document: str, tmp_path: Pat
 
 
 def words_of(text: str) -> str:
-    """The text in one line, without numbers, their units, and lines of tables."""
+    """Return the text in one line, without numbers, units and the lines of tables."""
     text = re.sub(r"\b\d[\d.,-]*(?: (?:ns|us|ms|s|steps)\b)?|─+", "", text)
     return " ".join(re.sub(r"[(),]", " ", text).split())

@@ -1,4 +1,4 @@
-"""The examples run as their users run them, in an empty folder."""
+"""The examples run as users run them, in an empty folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_examples_are_short() -> None:
 
 
 def test_transformer(tmp_path: Path) -> None:
-    """The annotated loop prints the same losses, then where the step went, and leaves its two windows."""
+    """The annotated loop prints the same losses and a summary, and saves its two windows."""
     plain = run(tmp_path, str(EXAMPLES / "transformer.py"))
     annotated = run(tmp_path, str(EXAMPLES / "transformer_annotated.py"))
     assert annotated.stdout == plain.stdout
@@ -55,7 +55,7 @@ def test_transformer(tmp_path: Path) -> None:
 
 
 def test_layers(tmp_path: Path) -> None:
-    """The model that nobody edited prints the same losses, and its layers show forward and backward."""
+    """The unedited model prints the same losses, and its layers have forward and backward regions."""
     plain = run(tmp_path, str(EXAMPLES / "transformer.py"))
     named = run(tmp_path, str(EXAMPLES / "transformer_layers.py"))
     assert named.stdout == plain.stdout
@@ -74,7 +74,7 @@ def test_layers(tmp_path: Path) -> None:
     ],
 )
 def test_matmul_add(tmp_path: Path, options: list[str], name: str) -> None:
-    """Table and trace are named after what was measured, and the trace holds the region."""
+    """Table and trace are named after the measured case, and the trace contains the region."""
     done = run(tmp_path, str(EXAMPLES / "matmul_add.py"), *options)
     table = (tmp_path / f"runs/{name}.txt").read_text()
     assert table in done.stdout
@@ -85,7 +85,7 @@ def test_matmul_add(tmp_path: Path, options: list[str], name: str) -> None:
 
 
 def test_find_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The three lines that wait are found, each as docs/syncs.md shows one, and no other."""
+    """Exactly the three synchronizing lines are found, and printed as in docs/syncs.md."""
     monkeypatch.setenv("COLUMNS", "100")
     path = EXAMPLES / "find_syncs.py"
     done = run(EXAMPLES.parent, "examples/find_syncs.py")

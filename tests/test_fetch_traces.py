@@ -1,4 +1,4 @@
-"""scripts/traces: the manifest, and fetching from clones and over a network that a local repository stands for."""
+"""scripts/traces: the manifest, and fetching from clones and over the network, emulated by a local repository."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def git(*args: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def clones(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one clone, whose last commit removes what the first one added."""
+    """A folder with one clone; its last commit removes the files of the first one."""
     folder = tmp_path_factory.mktemp("clones")
     repository = folder / "owner" / "name"
     repository.mkdir(parents=True)
@@ -61,7 +61,7 @@ def manifest(clones: Path) -> list[dict[str, Any]]:
     return [{"repository": "owner/name", "commit": commit, "files": files}]
 
 
-def network(monkeypatch: pytest.MonkeyPatch, instead: Path) -> None:
+def emulate_network(monkeypatch: pytest.MonkeyPatch, instead: Path) -> None:
     """Make git read ``instead/OWNER/NAME`` for GitHub's repository of that name."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
@@ -80,9 +80,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_fetch(
     way: str, clones: Path, manifest: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each file has its trace, packed if its name says so, also one of a commit that was left behind."""
+    """Each file has its trace, compressed according to its name, also from a commit that is not the last."""
     if way == "network":
-        network(monkeypatch, clones)
+        emulate_network(monkeypatch, clones)
     else:
         monkeypatch.setenv(VARIABLE, str(clones))
     assert fetch(manifest, tmp_path / "out", tmp_path / "cache") == []
@@ -93,7 +93,7 @@ def test_fetch(
 def test_intact_files_are_kept(
     clones: Path, manifest: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second call replaces a damaged file and reads the repository for nothing else."""
+    """A second call only replaces a damaged file."""
     monkeypatch.setenv(VARIABLE, str(clones))
     fetch(manifest, tmp_path, tmp_path / "cache")
     (tmp_path / "a.json").write_bytes(b"[]")
@@ -112,7 +112,7 @@ def test_failures(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What is missing or has another content is named and not written; the rest is."""
+    """Files that are missing or have different content are reported and not written; the others are written."""
     monkeypatch.setenv(VARIABLE, str(clones))
     files = manifest[0]["files"]
     files["a.json"]["sha256"] = "0" * 64
@@ -130,7 +130,7 @@ def test_failures(
 
 
 def test_manifest() -> None:
-    """Each entry has what the tool needs, and no name stands in it twice."""
+    """Each entry has all fields, and no name occurs twice."""
     sources = json.loads(MANIFEST.read_text())
     names = [name for source in sources for name in source["files"]]
     assert len(names) == len(set(names)) == 29

@@ -72,13 +72,13 @@ def test_gpu_time_of_the_summary(trained: Path) -> None:
     """The summary's GPU time equals the trace's kernels, memcpys and memsets; backward has its share."""
     summary = summarize(read_kineto(trained))
     assert (summary.gpu_total_ns or 0) + summary.outside_gpu_ns == gpu_ns(events_of(trained))
-    outermost = sum(region.gpu_ns or 0 for region in summary.regions if len(region.path) == 1)
-    assert outermost + (summary.gpu_unattributed_ns or 0) == summary.gpu_total_ns
+    outermost_ns = sum(region.gpu_ns or 0 for region in summary.regions if len(region.path) == 1)
+    assert outermost_ns + (summary.gpu_unattributed_ns or 0) == summary.gpu_total_ns
     by_region = gpu_by_region(summary)
     assert min(by_region[name] for name in ("copy", "forward", "backward")) > 0
 
 
-def trained_on(device: str, folder: Path) -> Path:
+def train_on(device: str, folder: Path) -> Path:
     """Record two steps of annotated modules, with a region around forward and backward."""
     torch.manual_seed(0)
     block = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU())
@@ -118,13 +118,13 @@ def launched_in(events: list[dict[str, Any]], region: str) -> Iterator[dict[str,
 @pytest.mark.gpu
 def test_backward_is_one_tree(tmp_path: Path) -> None:
     """Regions of the backward pass, which runs on its own thread on a GPU, nest as on a CPU."""
-    path = trained_on("cuda", tmp_path / "gpu")
+    path = train_on("cuda", tmp_path / "gpu")
     if keep := os.environ.get("INSTRUMENT_KEEP_TRACES"):
         shutil.copy(path, Path(keep) / "gpu_modules.json.gz")
     trace, events = read_kineto(path), events_of(path)
     assert [thread.autograd for thread in trace.threads].count(True) == 1
     summary = summarize(trace)
-    cpu = summarize(read_kineto(trained_on("cpu", tmp_path / "cpu")))
+    cpu = summarize(read_kineto(train_on("cpu", tmp_path / "cpu")))
     assert {row.path: row.calls for row in summary.regions} == {row.path: row.calls for row in cpu.regions}
     assert ("backward", "Sequential (backward)", "1 (backward)") in gpu_paths(summary)
 
@@ -137,14 +137,14 @@ def test_backward_is_one_tree(tmp_path: Path) -> None:
 
     out = tmp_path / "lanes.json.gz"
     add_gpu_lanes(trace, out)
-    ours = [event for event in events_of(out) if event.get("cat") == CATEGORY]
-    shown = [event for event in ours if event["name"] == "backward"]
+    added = [event for event in events_of(out) if event.get("cat") == CATEGORY]
+    shown = [event for event in added if event["name"] == "backward"]
     assert sum(event["args"]["operations"] for event in shown) == len(work)
-    lanes = {(event["pid"], event["tid"]) for event in ours}
+    lanes = {(event["pid"], event["tid"]) for event in added}
     assert [event for event in events_of(out) if (event.get("pid"), event.get("tid")) not in lanes] == events
     named = [event for event in events if event.get("name") == "backward"]
-    theirs = [event for event in named if event.get("cat") == "gpu_user_annotation"]
-    assert sum(event["dur"] for event in theirs) < sum(event["dur"] for event in shown)
+    original = [event for event in named if event.get("cat") == "gpu_user_annotation"]
+    assert sum(event["dur"] for event in original) < sum(event["dur"] for event in shown)
 
 
 def gpu_paths(summary: Summary) -> set[tuple[str, ...]]:

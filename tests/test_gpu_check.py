@@ -1,4 +1,4 @@
-"""scripts/gpu_check: each check is rehearsed without a GPU; how they end, and what is kept."""
+"""scripts/gpu_check: rehearsals of each check without a GPU, their results, time limits and kept traces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scripts.gpu_check.check import Check, CheckContext, FailedError, Run, Skipp
 from instrument.config import settings
 
 ROOT = Path(__file__).parents[1]
-# These do all that they do on a GPU, on the CPU; see below for `nsys` and the tests, and for what fills a GPU.
+# Checks that run completely on the CPU; `nsys`, the tests and the full GPU have separate tests below.
 REHEARSED = [
     driver.environment,
     driver.untouched,
@@ -42,7 +42,7 @@ REHEARSED = [
 
 @pytest.mark.parametrize("check", REHEARSED, ids=lambda check: check.__name__)
 def test_rehearsal(tmp_path: Path, check: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check runs to its end on the CPU, where each operator of a trace is given a kernel, and has figures."""
+    """A check completes on the CPU, where each operator of a trace gets an emulated kernel, and has figures."""
     monkeypatch.setattr(edges, "WARM_UPS", (3,))
     monkeypatch.setattr(edges, "WINDOWS", ((3, 5),))
     context = CheckContext(tmp_path, "cpu")
@@ -52,7 +52,7 @@ def test_rehearsal(tmp_path: Path, check: Run, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rehearsal_of_forks(tmp_path: Path) -> None:
-    """It runs in a new process, as a child forked after computing on several threads may hang in OpenMP."""
+    """The check runs in a new process, as a fork after multi-threaded computation may hang in OpenMP."""
     out = tmp_path / "results.json"
     arguments = ["-m", "scripts.gpu_check", "fork", "--rehearse", "--out", str(out)]
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
@@ -64,20 +64,20 @@ def test_rehearsal_of_forks(tmp_path: Path) -> None:
 
 
 def test_all_are_rehearsed() -> None:
-    """All but the checks that run GPU tests or a vendor's tool, which have tests of their own below."""
+    """All checks are rehearsed except those that run GPU tests or a vendor's tool, which have separate tests."""
     others = {"fork", "nsys", "ncu", "tests-alone", "tests"}
     assert {check.name for check in command.CHECKS if check.run not in REHEARSED} == others
 
 
-def test_a_broken_promise_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check that cannot fail shows nothing."""
+def test_a_check_without_a_recording_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check fails when the library does not record."""
     monkeypatch.setattr(settings, "enabled", False)
     with pytest.raises(FailedError, match="one window of the steps"):
         edges.detector(CheckContext(tmp_path, "cpu"))
 
 
 def test_a_driver_that_is_initialized_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails even if the forked children say that they trained."""
+    """The check fails even if the forked children report that they trained."""
     monkeypatch.setattr(driver, "_forked", lambda _: "trained")
     monkeypatch.setattr(CheckContext, "cuda", SimpleNamespace(is_initialized=lambda: True))
     with pytest.raises(FailedError, match="CUDA is initialized"):
@@ -85,35 +85,35 @@ def test_a_driver_that_is_initialized_fails(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_child_that_cannot_train_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text has its error, and when it was forked."""
+    """The message has the child's error, and when the child was forked."""
     monkeypatch.setattr(driver, "_forked", lambda _: "RuntimeError: initialization error")
     with pytest.raises(FailedError, match="'made': 'RuntimeError: initialization error', 'entered'"):
         driver.fork(CheckContext(tmp_path, "cpu"))
 
 
-class Measured(CheckContext):
-    """A context in which times of the CPU count as those of a GPU."""
+class GpuLikeContext(CheckContext):
+    """A context that treats CPU times as GPU times."""
 
     rehearsal = False
 
 
-def test_what_costs_too_much_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text has its ratio, and the figures have all times and what was expected."""
-    context = Measured(tmp_path, "cpu")
-    of_one = costs._Costs(context, rounds=1)
+def test_a_ratio_above_its_limit_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the ratio, and the figures have all times and the limits."""
+    context = GpuLikeContext(tmp_path, "cpu")
+    measured = costs._Costs(context, rounds=1)
     took = iter([2.0, 2.1, 3.0])
-    monkeypatch.setattr(of_one, "_median_ms", lambda call: call())
+    monkeypatch.setattr(measured, "_median_ms", lambda call: call())
     for name, at_most in {"before": None, "cheap": 1.1, "after a_window": 1.1}.items():
         now = next(took)
-        of_one.measure(name, lambda now=now: now, at_most)
+        measured.measure(name, lambda now=now: now, at_most)
     with pytest.raises(FailedError, match=r'^after a_window 1\.50 x, expected at most 1\.1 x "before"$'):
-        of_one.verdict()
+        measured.verdict()
     assert context.figures["cheap ratio"] == 1.05
     assert context.expected == dict.fromkeys(("cheap ratio", "after a_window ratio"), 'at most 1.1 x "before"')
 
 
 def test_a_graph_without_kernels_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window that is recorded and empty is not what was promised."""
+    """A window that is recorded without kernels fails the check."""
     monkeypatch.setattr(edges, "python", lambda *_: SimpleNamespace(stdout="loss 1\n" * 103, stderr=""))
     monkeypatch.setattr(edges, "recorded", lambda *_: None)
     monkeypatch.setattr(CheckContext, "trace", lambda *_: None)
@@ -130,16 +130,16 @@ FULL = "CUDA error: out of memory"
     [("note", f"H100; the first cannot be used now: {FULL}", ""), ("ok", "H100", "GPU: expected a note"),
      ("note", "H100; hidden", "GPU does not say why")],
 )  # fmt: skip
-def test_what_the_doctor_says(
+def test_the_doctor_on_a_full_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, sentence: str, wrong: str
 ) -> None:
-    """Of a full GPU it must give a note that says why."""
+    """The check requires a note with the reason for a full GPU."""
     proof = f"regions arrive (proved); GPU work is not proved, as no GPU can be used now: {FULL}"
-    said = [
+    checks = [
         {"name": "GPU", "status": status, "sentence": sentence},
         {"name": "torch.profiler", "status": "note", "sentence": proof},
     ]
-    done = SimpleNamespace(returncode=0, stdout=json.dumps({"checks": said}), stderr="")
+    done = SimpleNamespace(returncode=0, stdout=json.dumps({"checks": checks}), stderr="")
     monkeypatch.setattr(tools, "python", lambda *_, **__: done)
     monkeypatch.setattr(tools, "filled", lambda _: [])
     context = CheckContext(tmp_path, "cuda")
@@ -153,7 +153,7 @@ def test_what_the_doctor_says(
 
 # The tests that a check runs
 
-# One that passes, one that passes or fails, and one that skips: the check counts them and gives the reason.
+# One test that passes, one that passes or fails, and one that is skipped.
 TESTS = """
 import pytest
 pytestmark = pytest.mark.gpu
@@ -164,7 +164,7 @@ def test_three(): pytest.skip("no ranges")
 
 
 @pytest.mark.parametrize(
-    ("source", "ended"),
+    ("source", "expected"),
     [
         (TESTS.format(two=True), {"passed": 2, "skipped": 1, "skipped as": "no ranges"}),
         (TESTS.format(two=False), "test_it.py::test_two"),
@@ -174,33 +174,33 @@ def test_three(): pytest.skip("no ranges")
     ],
 )
 def test_the_tests_that_a_check_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, ended: dict[str, Any] | str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: dict[str, Any] | str
 ) -> None:
-    """What passed is counted, what failed is named, and why something was skipped is said."""
+    """Passed tests are counted, failed tests are named, and skipped tests have their reason."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_it.py").write_text(source)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers = gpu: x\n")
     monkeypatch.setattr(tools, "ROOT", tmp_path)
     monkeypatch.setattr(tools, "_TEST_S", 50)
     context = CheckContext(tmp_path, "cpu", limit_s=7 if "sleep" in source else 60)
-    to = os.dup(1)
+    stdout = os.dup(1)
     with (tmp_path / "log").open("wb") as log:
         os.dup2(log.fileno(), 1)
         try:
-            if isinstance(ended, dict):
+            if isinstance(expected, dict):
                 tools.pytest(context, *tools.gpu_tests())
-                assert context.figures == ended
+                assert context.figures == expected
             else:
-                wanted = SkippedError if ended == "no ranges" else FailedError
-                with pytest.raises(wanted, match=ended):
+                error = SkippedError if expected == "no ranges" else FailedError
+                with pytest.raises(error, match=expected):
                     tools.pytest(context, "tests/test_it.py")
         finally:
-            os.dup2(to, 1)
-            os.close(to)
+            os.dup2(stdout, 1)
+            os.close(stdout)
 
 
-def test_every_test_for_a_gpu_is_run() -> None:
-    """Every test marked `gpu` is in one of the two lists, and what they name exists."""
+def test_the_lists_have_every_gpu_test() -> None:
+    """Every file with tests marked `gpu` is in one of the two lists, and their files exist."""
     tools_alone = [ROOT / name for name in tools._ALONE]
     assert all("mark.gpu" in path.read_text() for path in tools_alone)
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()}
@@ -209,8 +209,8 @@ def test_every_test_for_a_gpu_is_run() -> None:
     assert f"def {name}(" in (ROOT / path).read_text()
 
 
-def test_a_tool_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check is skipped, and names the tool."""
+def test_a_tool_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check is skipped with the name of the tool."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SkippedError, match="nsys is not on the PATH"):
         tools.nsys(CheckContext(tmp_path, "cpu"))
@@ -218,7 +218,7 @@ def test_a_tool_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.nsys
 def test_nsys_rehearsed(tmp_path: Path) -> None:
-    """nsys, where it is installed, writes a report that the check reads."""
+    """An installed nsys writes a report that the check reads."""
     from tests.support import nsys
 
     nsys.nsys()
@@ -228,7 +228,7 @@ def test_nsys_rehearsed(tmp_path: Path) -> None:
     assert context.figures == {"kernels": 0, "launches": 0}
 
 
-# How checks end
+# Results of checks
 
 
 def passing(context: CheckContext) -> None:
@@ -273,37 +273,37 @@ CHECKS = [
     Check("hanging", hanging, 5, alone=True),
     Check("last", passing, 30, alone=True),
 ]
-HERE = {"gpu": "", "torch": "2", "python": "3"}
+MACHINE = {"gpu": "", "torch": "2", "python": "3"}
 PROGRAM = "from tests.test_gpu_check import main\nmain()\n"
 
 
 def main() -> None:
-    """Run the checks above, in a process whose children find them here too."""
+    """Run the checks above, in a process whose children use this module too."""
     prepare()
     sys.exit(command.main())
 
 
 def prepare(program: str = sys.argv[0]) -> None:
     command.CHECKS[:] = CHECKS
-    command.machine = lambda device: HERE
+    command.machine = lambda device: MACHINE
     runner.MODULE[:] = [program]
     runner.LEAST_S = 1
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program that runs the checks above; this process has them too."""
+def program_with_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that runs the checks above; this process uses them too."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     monkeypatch.setattr(command, "CHECKS", CHECKS)
-    monkeypatch.setattr(command, "machine", lambda _: HERE)
+    monkeypatch.setattr(command, "machine", lambda _: MACHINE)
     monkeypatch.setattr(runner, "MODULE", [str(program)])
     monkeypatch.setattr(runner, "LEAST_S", 1)
     return program
 
 
-def ended(process: int) -> bool:
-    """Whether a process is over, or soon is."""
+def has_ended(process: int) -> bool:
+    """Return whether a process has ended or ends soon."""
     try:
         watched = os.pidfd_open(process)
     except ProcessLookupError:
@@ -314,10 +314,10 @@ def ended(process: int) -> bool:
         os.close(watched)
 
 
-def test_how_checks_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, made: Path
+def test_the_results_of_checks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, program_with_checks: Path
 ) -> None:
-    """Each is in the table and in the file, also one that crashed or did not end; then the exit code is 1."""
+    """Each check is in the table and in the file, also after a crash or a hang; the exit code is then 1."""
     out = tmp_path / "build" / "results.json"
     monkeypatch.setenv("COLUMNS", "160")
     before = [signal.getsignal(number) for number in runner.Stop._SIGNALS]
@@ -339,13 +339,13 @@ def test_how_checks_end(
     assert checks["dying"]["reason"] == "ended with code 3: last words\n"
     how, _, log = checks["hanging"]["reason"].partition(": started ")
     assert how == "did not end in 5 s"
-    assert ended(int(log))  # what left the group too
+    assert has_ended(int(log))  # also a child that left the process group
     lines = capsys.readouterr().out.splitlines()
-    said, (_, *rows, summary, place) = lines[: lines.index("")], lines[lines.index("") + 1 :]
-    assert said[1] == "traces are not kept: this is a rehearsal"
+    progress, (_, *rows, summary, place) = lines[: lines.index("")], lines[lines.index("") + 1 :]
+    assert progress[1] == "traces are not kept: this is a rehearsal"
     count = len(CHECKS)
-    assert [text.split()[0] for text in said[2:]] == [f"{number}/{count}" for number in range(1, count + 1)]
-    assert {text.split()[1] for text in said[2:]} == set(checks)
+    assert [text.split()[0] for text in progress[2:]] == [f"{number}/{count}" for number in range(1, count + 1)]
+    assert {text.split()[1] for text in progress[2:]} == set(checks)
     assert [text.split()[0] for text in rows if text[0] != " "] == [check.name for check in CHECKS]
     passed, failed, skipped = rows[:3]
     figures = "3 threads; a_step 1.250 ms (1.50 x, expected at most 2 x); of: a day (expected a week)"
@@ -359,8 +359,8 @@ def test_how_checks_end(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal(tmp_path: Path, made: Path, number: signal.Signals) -> None:
-    """What runs is ended, the rest is named, and the results so far are kept."""
+def test_a_signal(tmp_path: Path, program_with_checks: Path, number: signal.Signals) -> None:
+    """The running check is ended, the remaining ones are listed, and the results so far are kept."""
     out = tmp_path / "results.json"
     os.mkfifo(tmp_path / "started")
     started = os.open(tmp_path / "started", os.O_RDWR)
@@ -369,7 +369,10 @@ def test_a_signal(tmp_path: Path, made: Path, number: signal.Signals) -> None:
     env = {"PYTHONPATH": path, "TMPDIR": str(tmp_path), "STARTED": str(tmp_path / "started")}
     with (tmp_path / "output").open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, str(made), *arguments], stdout=output, stderr=output, env=os.environ | env
+            [sys.executable, str(program_with_checks), *arguments],
+            stdout=output,
+            stderr=output,
+            env=os.environ | env,
         )
         try:
             assert select.select([started], [], [], 60)[0]
@@ -379,7 +382,7 @@ def test_a_signal(tmp_path: Path, made: Path, number: signal.Signals) -> None:
         finally:
             process.kill()
             os.close(started)
-    assert ended(child)
+    assert has_ended(child)
     assert not list(tmp_path.glob("gpu-check-*"))
     checks = json.loads(out.read_text())["checks"]
     assert checks["passing"]["status"] == "passed"
@@ -390,11 +393,11 @@ def test_a_signal(tmp_path: Path, made: Path, number: signal.Signals) -> None:
     assert "last           not run" in shown
 
 
-# The time
+# Time limits
 
 
 class SimulatedClock:
-    """A clock that waiting moves on at once."""
+    """A clock that `sleep` advances without waiting."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -407,7 +410,7 @@ class SimulatedClock:
 
 
 class SlowChild:
-    """A check that takes all the time that it may."""
+    """A check that uses its whole time limit."""
 
     running: ClassVar[list[Check]] = []
 
@@ -425,8 +428,8 @@ class SlowChild:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4])
-def test_all_is_over_in_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    """Every check runs, and the last ends in time, even if each takes all of its time."""
+def test_checks_end_within_the_total_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Every check runs, and the last one ends in time, even if each uses its whole time limit."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2 * at_once)
     clock, results = SimulatedClock(), dict[str, runner.Result]()
     deadline = command.TOTAL_S - command.LAST_S
@@ -438,14 +441,14 @@ def test_all_is_over_in_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> N
     assert clock.now <= deadline + 2 * runner._POLL_S
 
 
-def test_the_last_gets_what_is_left() -> None:
-    """Time that the others do not take is not lost."""
+def test_the_last_check_gets_the_remaining_time() -> None:
+    """The last check can use the time that the others did not need."""
     assert runner.share_s(CHECKS[-1:], 400, 4) == 400
     assert runner.share_s(CHECKS, 600, 4) == 30
 
 
-def test_what_the_time_is_over_for_is_not_run(tmp_path: Path, made: Path) -> None:
-    """It is said, and counts as not passed."""
+def test_a_check_without_enough_time_is_not_run(tmp_path: Path, program_with_checks: Path) -> None:
+    """The check is reported as not run, and counts as not passed."""
     out = tmp_path / "results.json"
     least = str(command.LAST_S + runner.LEAST_S)
     assert command.main(["passing", "--rehearse", "--limit", least, "--out", str(out)]) == 1
@@ -454,32 +457,32 @@ def test_what_the_time_is_over_for_is_not_run(tmp_path: Path, made: Path) -> Non
     assert passing["reason"].endswith(" s were left for it, at least 1 are needed")
 
 
-@pytest.mark.parametrize(("left_s", "said"), [(-1, "0.0"), (3.25, "3.2"), (9.99, "9.9")])
-def test_how_much_time_was_left(left_s: float, said: str) -> None:
-    """It reads as less than what is needed."""
+@pytest.mark.parametrize(("left_s", "shown"), [(-1, "0.0"), (3.25, "3.2"), (9.99, "9.9")])
+def test_the_remaining_time_is_rounded_down(left_s: float, shown: str) -> None:
+    """The remaining time in the reason never reads as enough."""
     clock, results = SimulatedClock(), dict[str, runner.Result]()
     runner.run(CHECKS[-1:], "cpu", left_s, runner.Stop(), results.__setitem__, clock=clock)
-    assert results["last"]["reason"] == f"{said} s were left for it, at least 10 are needed"
+    assert results["last"]["reason"] == f"{shown} s were left for it, at least 10 are needed"
 
 
 # The command line
 
 
 def test_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so, and what can be done."""
-    monkeypatch.setattr(command, "machine", lambda _: HERE)
+    """The command exits with 2 and suggests --rehearse."""
+    monkeypatch.setattr(command, "machine", lambda _: MACHINE)
     assert command.main([]) == 2
     assert "--rehearse" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["", "kept"])
-def test_whether_traces_are_kept(
+def test_the_line_about_kept_traces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str
 ) -> None:
-    """A line before the first check says whether, and in which folder."""
+    """A line before the first check says whether traces are kept, and in which folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("INSTRUMENT_KEEP_TRACES", folder)
-    monkeypatch.setattr(command, "machine", lambda _: HERE | {"gpu": "H100"})
+    monkeypatch.setattr(command, "machine", lambda _: MACHINE | {"gpu": "H100"})
     monkeypatch.setattr(command, "CHECKS", [])
     assert command.main(["--out", str(tmp_path / "results.json")]) == 0
     kept = f"small traces are kept in {tmp_path / folder}"
@@ -488,7 +491,7 @@ def test_whether_traces_are_kept(
 
 
 def test_without_a_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named before the first check."""
+    """A missing package is reported before the first check."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "msgspec" else find(name))
     assert command.main(["--rehearse"]) == 2
@@ -496,7 +499,7 @@ def test_without_a_package(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 def test_a_torch_that_cannot_be_used(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it said is shown."""
+    """The error output of the import is shown."""
 
     def fail(device: str) -> None:
         raise subprocess.CalledProcessError(1, "python", stderr="libcudart.so.13 is not there")
@@ -507,7 +510,7 @@ def test_a_torch_that_cannot_be_used(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing"], "unknown checks nothing; known are graph, fork"),
         (["--child", "folder"], "--child runs one check: none is named"),
@@ -515,36 +518,36 @@ def test_a_torch_that_cannot_be_used(capsys: pytest.CaptureFixture[str], monkeyp
         (["--limit", "5"], "--limit must be at least 20, so that a check can run: 5"),
     ],
 )
-def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
-    """They are named, with what is accepted."""
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    """The error names the argument and the accepted values."""
     with pytest.raises(SystemExit):
         command.main(arguments)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_place_for_the_results_that_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is refused before the first check: a device would be replaced, a folder found out about at the end."""
+def test_the_results_must_be_a_regular_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A device or a folder is refused before the first check rather than at the end."""
     with pytest.raises(SystemExit):
         command.main(["untouched", "--rehearse", "--out", str(tmp_path)])
     assert f"--out must be a regular file: {tmp_path}" in capsys.readouterr().err
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """It says how long it takes, what is written where, and gives examples."""
+    """The help has the duration, the written files, and examples."""
     with pytest.raises(SystemExit):
         command.main(["--help"])
-    said = capsys.readouterr().out
+    shown = capsys.readouterr().out
     for words in (
         "at most nine and a half minutes",
         "build/gpu-check.json",
         "INSTRUMENT_KEEP_TRACES",
         "examples:",
     ):
-        assert words in said
+        assert words in shown
 
 
 def test_a_long_reason() -> None:
-    """Its beginning and its end are in the line."""
+    """The row of a long reason has its beginning and its end."""
     reason = "begin\n" + "x y " * 2000 + "\nend"
     lines = table.row("name", {"status": "failed", "seconds": 1, "reason": reason}, 100).splitlines()
     assert "begin x" in lines[0]
@@ -555,7 +558,7 @@ def test_a_long_reason() -> None:
 
 
 def test_small_traces_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compressed, under the name of the check, where a folder for them is named; never those of a rehearsal."""
+    """Traces are kept compressed under the name of the check, if a folder is set; never those of a rehearsal."""
     monkeypatch.setenv("INSTRUMENT_KEEP_TRACES", str(tmp_path / "kept"))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "rank0.1.pt.trace.json").write_text('{"traceEvents": []}')

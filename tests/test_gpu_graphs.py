@@ -1,4 +1,4 @@
-"""A training whose whole step is a CUDA graph, on a real GPU: the same losses with windows as without."""
+"""A training whose whole step is a CUDA graph, on a GPU: windows do not change the losses."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ print(json.dumps([loss.hex() for loss in torch.stack(losses).tolist()]))
 """
 
 
-def trained(folder: Path, warmups: int, how: str, at: str = "") -> list[str]:
-    """The losses of the program, to the last bit."""
+def losses_of(folder: Path, warmups: int, how: str, at: str = "") -> list[str]:
+    """Run the program and return its losses, exact to the last bit."""
     script = programs.program(PROGRAM, folder)
     out = folder / "out"
     command = programs.python(script, [str(warmups), how, at, str(out)])
@@ -86,8 +86,8 @@ def trained(folder: Path, warmups: int, how: str, at: str = "") -> list[str]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns the losses of so many warm-up steps and 100 replays without the library."""
-    return cache(lambda warmups: trained(tmp_path_factory.mktemp("plain"), warmups, "plain"))
+    """A function that returns the losses of ``warmups`` steps and 100 replays without the library."""
+    return cache(lambda warmups: losses_of(tmp_path_factory.mktemp("plain"), warmups, "plain"))
 
 
 @pytest.mark.gpu
@@ -96,8 +96,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ("how", "at"), [("hand", "3-5"), ("inside", "4-6"), ("inside", "2-3"), ("steps", "3-5"), ("run", "3-5")]
 )
 def test_a_whole_step_in_a_graph(tmp_path: Path, plain: Any, warmups: int, how: str, at: str) -> None:
-    """A window that is due at the capture and one in the replays are recorded; training does not change."""
-    assert plain(warmups) == trained(tmp_path, warmups, how, f"{at},50-52")
+    """A window around the capture and one in the replays are recorded; training does not change."""
+    assert plain(warmups) == losses_of(tmp_path, warmups, how, f"{at},50-52")
     first, second = (json.loads(line) for line in (tmp_path / "out/manifest.jsonl").read_text().splitlines())
     late = how == "inside" and at == "4-6" and warmups == 3  # the step before the window ends in the capture
     assert (first["status"], first["reason"] is None) == (("partial", False) if late else ("recorded", True))
@@ -112,7 +112,7 @@ def test_a_whole_step_in_a_graph(tmp_path: Path, plain: Any, warmups: int, how: 
     assert len(kernels) >= 3 * 5  # forward, backward and update of each step
 
 
-ENDS = """
+STOP_IN_CAPTURE = """
 import json
 import sys
 import threading
@@ -140,7 +140,7 @@ def capture(inside):
         graph.capture_begin()
         x.add_(1)
         inside()
-        torch.cuda.CUDAGraph.__mro__[1].capture_end(graph)  # past the method that is replaced
+        torch.cuda.CUDAGraph.__mro__[1].capture_end(graph)  # bypasses the patched method
 
 
 def wait():
@@ -175,11 +175,11 @@ print(json.dumps([x.sum().item(), prof.windows]))
 @pytest.mark.gpu
 @pytest.mark.parametrize("where", ["here", "under another stream", "on another thread"])
 def test_a_stop_in_a_capture(tmp_path: Path, where: str) -> None:
-    """One that ends unseen delays the stop to the next step after it; one of another thread survives it."""
-    command = programs.python(programs.program(ENDS, tmp_path), [where, str(tmp_path / "out")])
+    """A capture on this thread delays the stop to a later step; a capture on another thread survives the stop."""
+    command = programs.python(programs.program(STOP_IN_CAPTURE, tmp_path), [where, str(tmp_path / "out")])
     done = programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
     total, (window,) = json.loads(done.stdout.splitlines()[-1])
     assert total == 5 * 1000
     assert window["status"] == "partial"
-    beside = "a CUDA graph was captured where the window ended" in window["reason"]
-    assert beside == (where == "on another thread")
+    during_capture = "a CUDA graph was captured where the window ended" in window["reason"]
+    assert during_capture == (where == "on another thread")

@@ -1,4 +1,4 @@
-"""What the program did with its GPU so far."""
+"""Tests of `instrument.gpu`: detection, synchronization and capture state of the GPU in use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from instrument import gpu
 
 
-def test_nothing_is_in_use_before_the_program_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To ask does not initialize; nor does it without torch."""
+def test_no_gpu_is_in_use_before_its_initialization(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query initializes nothing, and imports no torch."""
 
     def fail() -> None:
         raise AssertionError("initialized")
@@ -25,16 +25,16 @@ def test_nothing_is_in_use_before_the_program_uses_it(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "npu"])
-def test_what_was_initialized_is_in_use(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """The module itself is returned, also that of a vendor's extension."""
+def test_an_initialized_gpu_is_in_use(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The torch module of the device is returned, also for a vendor's extension."""
     module = SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: kind == "cuda")
     monkeypatch.setattr(torch, kind, module, raising=False)
     assert gpu.in_use() is module
     assert gpu.current_stream_capturing() == (kind == "cuda")
 
 
-def test_what_is_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else is; what fails is said in a line, and an interrupt passes."""
+def test_only_the_gpu_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the GPU in use is synchronized; an error gives a one-line reason, and an interrupt passes."""
     calls: list[str] = []
     module = SimpleNamespace(is_initialized=lambda: False, synchronize=lambda: calls.append("xpu"))
     monkeypatch.setattr(torch, "xpu", module, raising=False)
@@ -58,8 +58,8 @@ def test_what_is_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) -> None
         gpu.synchronize()
 
 
-def test_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked of CUDA is not answered for another kind, nor by a build for another kind."""
+def test_kinds_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries for CUDA give nothing for another kind of GPU or a build for another kind."""
     monkeypatch.setattr(torch, "xpu", SimpleNamespace(is_initialized=lambda: True), raising=False)
     for platform in ("cuda", "hip", "xpu"):
         monkeypatch.setattr(torch.version, platform, None, raising=False)
@@ -73,19 +73,19 @@ def test_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_a_capture_on_a_gpu() -> None:
-    """A graph's capture is seen from inside of it alone."""
+    """A graph capture is detected only inside of it."""
     weight = torch.ones(1, device="cuda")
     assert gpu.in_use() is torch.cuda
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        weight.add_(1)  # torch warns of a graph that is empty
+        weight.add_(1)  # torch warns about empty graphs
         inside = gpu.current_stream_capturing()
     assert (inside, gpu.current_stream_capturing()) == (True, False)
 
 
 @pytest.mark.gpu
 def test_a_capture_is_not_synchronized_on_a_gpu() -> None:
-    """It goes on, and the graph replays."""
+    """`synchronize` leaves a capture intact, and the graph can be replayed."""
     x = torch.ones(8, device="cuda")
     y = x * 2
     torch.cuda.synchronize()

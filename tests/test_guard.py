@@ -1,4 +1,4 @@
-"""`guard`: the errors it contains, those it passes on, and failures of the containment itself."""
+"""Tests of `guard`: contained errors, errors that pass, and failures of the containment itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_error_is_logged_once_and_counted(guard: Guard, caplog: Log) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), SyncError("a wait")], ids=repr)
-def test_what_is_no_failure_passes(guard: Guard, error: BaseException) -> None:
+def test_exceptions_that_are_not_failures_pass(guard: Guard, error: BaseException) -> None:
     """Interrupts, exits and requested errors pass through."""
     original = guard.around("following", raising(error), lambda original: original())
     contained = guard.contained("following")(raising(error))
@@ -103,7 +103,7 @@ def fails_after(original: Callable[..., Any], *args: Any) -> Any:
 
 @pytest.mark.parametrize("around", [fails_before, fails_after])
 @pytest.mark.parametrize("error", [None, StopIteration(1), KeyboardInterrupt()], ids=repr)
-def test_what_stands_for_a_function_calls_it_once(
+def test_a_wrapper_calls_the_original_once(
     guard: Guard, around: Callable[..., Any], error: BaseException | None
 ) -> None:
     """The result or the same error object of the wrapped function passes through any failure around it."""
@@ -120,19 +120,19 @@ def test_what_stands_for_a_function_calls_it_once(
 
 
 def test_an_error_that_passes_is_not_kept(guard: Guard) -> None:
-    """A program that catches the error and retries with less has its memory freed."""
+    """The guard keeps no reference to the error, so that its tensors are freed when the program retries."""
     gc.disable()
     try:
-        held = IdentitySet()
+        alive = IdentitySet()
 
         def original() -> None:
             tensor = torch.ones(1)
-            held.add(tensor)
+            alive.add(tensor)
             raise ValueError
 
         with contextlib.suppress(ValueError):
             guard.around("following", original, lambda original: original())()
-        assert len(held) == 0
+        assert len(alive) == 0
     finally:
         gc.enable()
 
@@ -154,7 +154,7 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-def test_an_error_without_a_text(guard: Guard, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_whose_repr_raises(guard: Guard, capsys: pytest.CaptureFixture[str]) -> None:
     guard.failed("saving", Unprintable())
     guard.failed("saving", Unprintable())
     assert guard.failures == {"saving": 2}
@@ -169,7 +169,7 @@ def at_depth(depth: int, call: Callable[[], None]) -> None:
 
 @pytest.fixture
 def limit() -> Iterator[int]:
-    """Return the depth at which exactly one more call is possible."""
+    """The depth at which exactly one more call is possible."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(400)
     depth = 400
@@ -246,11 +246,11 @@ def test_errors_at_the_recursion_limit(limit: int, tmp_path: Path, monkeypatch: 
                 while deepest is not None and deepest.tb_next is not None:
                     deepest = deepest.tb_next
                 assert deepest is not None
-                code = deepest.tb_frame.f_code  # but for the call of what `following` stands for
+                code = deepest.tb_frame.f_code  # except for the call of the original by `following`
                 assert "instrument/" not in code.co_filename or (call is following and code.co_name == "call")
 
 
-def test_patches_that_cannot_be_undone_stay_known() -> None:
+def test_patches_that_cannot_be_undone_are_kept() -> None:
     """The other patches are undone, and undoing the failed ones is tried again."""
 
     class Owner:

@@ -1,7 +1,7 @@
 """The library leaves the process unchanged: random numbers, warnings, signals, logging, flags, folders.
 
-What torch.profiler changes when it is first used in a process is torch's, so that it is used once before. What is
-ours is listed in docs/globals.md.
+The programs use torch.profiler once before the comparison, since its first use changes the process. Changes by the
+library are listed in docs/globals.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from .support import programs
 from .support.host_state import differences
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 HEAD = f"""
 import sys
@@ -30,7 +30,7 @@ with profile(activities=[ProfilerActivity.CPU]):
     pass
 """
 
-# Training draws no random numbers here: each that is drawn is ours.
+# This training draws no random numbers, so that each drawn one comes from the library.
 ENTRY_POINTS = """
 import contextlib, glob, os, signal, instrument
 from tests.support.finalizers import processes
@@ -57,7 +57,7 @@ def steps():
         with instrument.annotate("forward"):
             train()
         seen |= {name.split(":")[0] for name in differences(before, snapshot())}
-    # An open window, and one that is over and finished by another process.
+    # An open window, and one that another process is finishing.
     assert seen <= {"profiler", "threads", "sockets", *EXPECTED}, seen
 
 def modules():
@@ -128,7 +128,7 @@ def wrong():
         with contextlib.suppress(TypeError, ValueError):
             call()
 
-EXPECTED = {"sys.meta_path"}  # wrapt's finder, when a module that is not there yet is first waited for
+EXPECTED = {"sys.meta_path"}  # wrapt's finder, added by the first import hook
 train()
 changed = {}
 for call in annotate, steps, modules, raising, unwritable, no_process, killed, live, dry, reading, server, wrong:
@@ -152,7 +152,7 @@ from tests.support.net import Net
 
 PLAN = {"wait": 1, "warmup": 1, "active": 2, "on_summary": lambda text: None}
 
-def in_transformers(ours):
+def in_transformers(with_library):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -162,15 +162,15 @@ def in_transformers(ours):
     data = [{"x": torch.randn(4), "labels": 0} for _ in range(8)]
     options = {"use_cpu": True, "report_to": [], "max_steps": 6, "disable_tqdm": True}
     options |= {"save_strategy": "no", "logging_strategy": "no", "per_device_train_batch_size": 2}
-    callbacks = [trainer.InstrumentCallback("out", **PLAN)] if ours else []
+    callbacks = [trainer.InstrumentCallback("out", **PLAN)] if with_library else []
     arguments = transformers.TrainingArguments("checkpoints", **options)
     transformers.Trainer(Model(), arguments, train_dataset=data, callbacks=callbacks).train()
 
-def in_accelerate(ours):
+def in_accelerate(with_library):
     for state in AcceleratorState, GradientState, PartialState:
         state._reset_state()
     accelerator = Accelerator(cpu=True)
-    if ours:
+    if with_library:
         accelerate.attach("out", accelerator=accelerator, **PLAN)
     net = Net()
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -188,14 +188,14 @@ class Lit(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
-def in_lightning(ours):
-    callbacks = [lightning.InstrumentCallback("out", **PLAN)] if ours else []
+def in_lightning(with_library):
+    callbacks = [lightning.InstrumentCallback("out", **PLAN)] if with_library else []
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     quiet |= {"accelerator": "cpu", "enable_checkpointing": False, "max_epochs": 1}
     data = DataLoader(TensorDataset(torch.randn(12, 4)), batch_size=2, shuffle=True)
     pl.Trainer(callbacks=callbacks, **quiet).fit(Lit(), data)
 
-def in_torchtitan(ours):
+def in_torchtitan(with_library):
     class Trainer:
         def __init__(self):
             self.model_parts = [Net()]
@@ -207,15 +207,15 @@ def in_torchtitan(ours):
             for _ in range(6):
                 self.train_step()
     loop = Trainer()
-    adapter = torchtitan.attach("out", trainer=loop, **PLAN) if ours else None
+    adapter = torchtitan.attach("out", trainer=loop, **PLAN) if with_library else None
     loop.train()
-    if ours:
+    if with_library:
         adapter.detach()
 
-def with_server(ours):
+def in_server(with_library):
     from instrument.integrations.server import Server
     net, server = Net(), Server("out", active=2, on_summary=lambda text: None)
-    if ours:
+    if with_library:
         server.attach(net)
         server.start_profile()
     for _ in range(6):
@@ -225,11 +225,11 @@ def with_server(ours):
 
 EXPECTED = {"sys.meta_path"}
 changed = {}
-for call in in_transformers, in_accelerate, in_lightning, in_torchtitan, with_server:
+for call in in_transformers, in_accelerate, in_lightning, in_torchtitan, in_server:
     after = []
-    for ours in (False, False, True):
+    for with_library in (False, False, True):
         seed()
-        call(ours)
+        call(with_library)
         after.append(snapshot())
     left = differences(*after[1:])
     changed[call.__name__] = [line for line in left if line.split(":")[0] not in EXPECTED]
@@ -247,14 +247,14 @@ def test_nothing_changes(tmp_path: Path, code: str, count: int, windows: int) ->
     if code is ADAPTERS:
         for package in ("transformers", "accelerate", "lightning"):
             pytest.importorskip(package)
-    changed, errors = outcome(tmp_path, code)
+    changed, errors = run_program(tmp_path, code)
     assert count == len(changed)
     assert {name: [] for name in changed} == changed, errors
     assert "Where the step went" in errors or code is ADAPTERS
     assert len(list((tmp_path / "out").glob("window-*/*.gz"))) >= windows
 
 
-def outcome(folder: Path, code: str) -> tuple[dict[str, Any], str]:
+def run_program(folder: Path, code: str) -> tuple[dict[str, Any], str]:
     """Run a program; return the changes that it reports, and its errors."""
     script = folder / "program.py"
     script.write_text(HEAD + code + TAIL)
@@ -285,7 +285,8 @@ for number in numbers:
 print("rich" in sys.modules or "structlog" in sys.modules)
 print(json.dumps({name: re.sub("0x[0-9a-f]+", "", repr(value)) for name, value in snapshot().items()}))
 """
-# While it goes on: `run`'s variables, wrapt's finder, what finishes the windows; and what is of one process alone.
+# Differences while windows are open: variables of `run`, wrapt's finder, the process that finishes windows; and
+# values that differ between any two processes.
 OF_RUN = {"environment", "sys.meta_path", "threads", "sockets", "builtins", "sys.argv"}
 
 

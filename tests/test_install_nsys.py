@@ -1,4 +1,4 @@
-"""scripts/install-nsys.sh: its arguments, and where it looks before it installs; nothing is downloaded."""
+"""scripts/install-nsys.sh: its arguments, and its search for an installed nsys; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def program(path: Path, text: str) -> Path:
-    """An executable shell script."""
+    """Write an executable shell script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -43,7 +43,7 @@ def install(machine: Path, *args: str | Path, **env: str) -> subprocess.Complete
 
 
 def installed(prefix: Path, name: str = "1.0") -> Path:
-    """A tree as the script leaves it."""
+    """Write a tree as the script installs it."""
     return program(prefix / name / "usr/lib/nsight-systems/target-linux-x64/nsys", "echo version in prefix")
 
 
@@ -54,7 +54,7 @@ def test_help(machine: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--prefx", "/x"], "unknown argument: --prefx"),
         (["/x"], "unknown argument: /x"),
@@ -63,14 +63,14 @@ def test_help(machine: Path) -> None:
         (["--prefix", "--bin"], "--prefix needs a folder, got '--bin'"),
     ],
 )
-def test_wrong_arguments(args: list[str], said: str, machine: Path) -> None:
+def test_wrong_arguments(args: list[str], message: str, machine: Path) -> None:
     done = install(machine, *args)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_nsys_on_path(machine: Path) -> None:
-    """Where no folder is chosen, the one on PATH is enough."""
+    """Without a chosen folder, the nsys on PATH is enough."""
     done = install(machine)
     assert (done.returncode, done.stdout, done.stderr) == (0, "version on PATH\n", "")
 
@@ -93,7 +93,7 @@ def test_chosen_prefix(how: str, machine: Path, tmp_path: Path) -> None:
 
 
 def test_chosen_bin(machine: Path, tmp_path: Path) -> None:
-    """The link is where it is asked for; another one there gives way."""
+    """The link is in the chosen folder, and replaces an existing nsys."""
     nsys = installed(tmp_path / "prefix")
     program(tmp_path / "bin" / "nsys", "echo another")
     done = install(machine, "--bin", tmp_path / "bin", "--prefix", tmp_path / "prefix")
@@ -102,10 +102,10 @@ def test_chosen_bin(machine: Path, tmp_path: Path) -> None:
 
 
 def test_empty_prefix_is_installed_into(machine: Path, tmp_path: Path) -> None:
-    """An empty prefix, or one with an interrupted installation, is not served by the nsys on PATH."""
+    """For an empty prefix, or one with an interrupted installation, the nsys on PATH is not enough."""
     installed(tmp_path / "prefix", name="1.0.partial")
     if shutil.which("dpkg-deb") is None:
-        pytest.skip("apt-get is asked on Debian and Ubuntu only")
+        pytest.skip("apt-get is used on Debian and Ubuntu only")
     done = install(machine, "--prefix", tmp_path / "prefix")
     assert done.returncode == 1
     assert "apt-get was called" in done.stderr

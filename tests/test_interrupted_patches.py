@@ -1,7 +1,7 @@
-"""An interrupt while something replaces attributes of others: all of them can still be put back.
+"""An interrupt while patches are applied: all patched attributes can still be restored.
 
-They come before lines of the library. One inside of torch's own registration of a hook is not among them: it may
-come between the hook and its handle, and leaves a hook that does nothing then.
+The interrupts come before lines of the library. Interrupts inside torch's registration of a hook are not tested:
+one between the hook and its handle leaves a hook that does nothing.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ ABSENT = object()
 
 
 class Owner(NamedTuple):
-    """What replaces attributes from ``begin`` to ``end``, and the models on which it puts hooks."""
+    """An object that patches attributes from ``begin`` to ``end``, and the models that it hooks."""
 
     begin: Callable[[], object]
     end: Callable[[], object]
     models: tuple[nn.Module, ...] = ()
 
     def hooks(self) -> list[object]:
-        """Return the hooks on the models and on all optimizers, and what listens to the program's steps."""
+        """Return the hooks on the models and on all optimizers, and the listeners of the program's steps."""
         modules = [module for model in self.models for module in model.modules()]
         held = [getattr(module, name) for module in modules for name in ("_forward_pre_hooks", "_forward_hooks")]
         held += [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
@@ -66,7 +66,7 @@ class Owner(NamedTuple):
 
 
 class Interrupter:
-    """Calls ``interrupt`` before the ``at``-th line of the library; notes what each `Patch.apply` finds."""
+    """Calls ``interrupt`` before the ``at``-th line of the library; records the attributes before each patch."""
 
     def __init__(self, at: int, interrupt: Callable[[], object]) -> None:
         self._at = at
@@ -97,14 +97,14 @@ class Interrupter:
         return self._line
 
     @property
-    def left(self) -> list[str]:
-        """The names of what is not as it was."""
+    def unrestored(self) -> list[str]:
+        """Return the names of the attributes that are not restored."""
         before = self.before.items()
         return [name for (_, name), (owner, value) in before if vars(owner).get(name, ABSENT) is not value]
 
 
-def follower(made: Any) -> Owner:
-    return Owner(made.follow, made.remove)
+def follower(following: Any) -> Owner:
+    return Owner(following.follow, following.remove)
 
 
 def called_model() -> Owner:
@@ -148,8 +148,8 @@ def pretended() -> Owner:
 
 
 def warning() -> Owner:
-    made = SyncWarning(print)
-    return Owner(made.install, made.remove)
+    sync_warning = SyncWarning(print)
+    return Owner(sync_warning.install, sync_warning.remove)
 
 
 def open_ranges() -> Owner:
@@ -216,13 +216,13 @@ ONCE = ("steps", "steps by forward", "steps by function", "updates", "the outerm
 
 
 def moments(make: Callable[[], Owner]) -> list[int]:
-    """Return the numbers of lines before which something is to happen: each place once, then as time allows."""
-    for _ in range(2):  # the first one imports what is needed
+    """Return the line numbers to interrupt at: each place once, then others up to the limit."""
+    for _ in range(2):  # the first run imports the needed modules
         owner = make()
         with Interrupter(0, print) as counted:
             owner.begin()
         owner.end()
-        assert not counted.left
+        assert not counted.unrestored
     assert counted.before
     print(f"{len(counted.places)} lines; INSTRUMENT_FUZZ_SEED={SEED} draws the same moments again")
     drawn = random.Random(SEED).sample(range(len(counted.places)), len(counted.places))
@@ -236,8 +236,8 @@ def interrupt() -> None:
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_nothing_is_left(make: Callable[[], Owner]) -> None:
-    """Wherever it comes, what undoes the whole afterwards puts back each attribute."""
+def test_interrupts_leave_no_patches(make: Callable[[], Owner]) -> None:
+    """After an interrupt at any line, the owner's end restores each attribute."""
     swept, reached = moments(make), 0
     for at in swept:
         owner = make()
@@ -245,18 +245,18 @@ def test_nothing_is_left(make: Callable[[], Owner]) -> None:
         with suppress(KeyboardInterrupt), Interrupter(at, interrupt) as interrupter:
             owner.begin()
         owner.end()
-        assert not interrupter.left, interrupter.places[-1]
+        assert not interrupter.unrestored, interrupter.places[-1]
         assert owner.hooks() == hooks, interrupter.places[-1]
         reached += len(interrupter.places) == at
-    assert reached > len(swept) / 2  # what is cached by then takes fewer lines
+    assert reached > len(swept) / 2  # later runs take fewer lines, due to caches
 
 
 # A dry run is a block of the program, which no handler ends.
 @pytest.mark.parametrize("name", [name for name in CASES if name != "a dry run"])
-def test_a_handler_that_ends_it(name: str) -> None:
-    """A signal handler of the program ends it while it begins, which goes on then.
+def test_a_handler_that_undoes_the_patches(name: str) -> None:
+    """A signal handler of the program calls the owner's end during its begin, which then continues.
 
-    What begins only once stays ended. With the others the end may have come before the beginning, and comes again.
+    Owners that begin only once stay ended. For the others, the end may have come too early, and is called again.
     """
     swept, reached = moments(CASES[name]), 0
     for at in swept:
@@ -268,7 +268,7 @@ def test_a_handler_that_ends_it(name: str) -> None:
         if name not in ONCE or not ended:
             owner.end()
         place = interrupter.places[at - 1] if ended else "at its end"
-        assert not interrupter.left, place
+        assert not interrupter.unrestored, place
         assert owner.hooks() == hooks, place
         reached += ended
     assert reached > len(swept) / 2

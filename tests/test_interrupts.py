@@ -123,9 +123,9 @@ def handle() -> Iterator[Callable[[Any], None]]:
     signal.signal(signal.SIGALRM, before)
 
 
-def interrupted() -> None:
+def raise_alarm() -> None:
     signal.raise_signal(signal.SIGALRM)
-    time.sleep(0)  # the handler is called by here
+    time.sleep(0)  # the handler runs here at the latest
 
 
 @pytest.mark.usefixtures("lenient")
@@ -141,14 +141,14 @@ def test_errors_of_signal_handlers_pass(
 
     def block() -> None:
         with guard.contained("outer"), guard.contained("inner"):
-            interrupted()
+            raise_alarm()
 
     calls = [
         block,
-        guard.contained("outer")(guard.contained("inner")(interrupted)),
-        guard.prepared("making", otherwise=lambda: None)(interrupted),
-        guard.around("following", list, lambda original: interrupted()),
-        guard.around("following", list, list, when=lambda: interrupted() or True),
+        guard.contained("outer")(guard.contained("inner")(raise_alarm)),
+        guard.prepared("making", otherwise=lambda: None)(raise_alarm),
+        guard.around("following", list, lambda original: raise_alarm()),
+        guard.around("following", list, list, when=lambda: raise_alarm() or True),
     ]
     for call in calls:
         with pytest.raises(TimeLimit) as caught:
@@ -167,13 +167,13 @@ def test_other_errors_are_contained(handle: Callable[[Any], None]) -> None:
     def failing(number: int, frame: Any) -> None:
         raise ValueError
 
-    def elsewhere() -> Any:
+    def inner_frame() -> Any:
         return sys._getframe()
 
-    here = sys._getframe()
-    for arguments in [(14, elsewhere()), (1000, here), (True, here), (here, 14)]:
+    frame = sys._getframe()
+    for arguments in [(14, inner_frame()), (1000, frame), (True, frame), (frame, 14)]:
         assert guard.contained("looking")(failing)(*arguments) is None
-    assert guard.contained("looking")(Color)(9) is None  # as the default handler, it is of an Enum
+    assert guard.contained("looking")(Color)(9) is None  # an Enum, as the default handler is
     assert guard.failures == {"looking": 5}
 
 
@@ -190,7 +190,7 @@ def test_suppressing_spares_signal_handlers(kind: type[Exception], handle: Calla
     with Suppressed(OSError, RuntimeError):
         raise kind
     with pytest.raises(kind), Suppressed(OSError, RuntimeError):
-        interrupted()
+        raise_alarm()
 
 
 def test_patches_are_undone_where_a_signal_handler_raises(
@@ -206,7 +206,7 @@ def test_patches_are_undone_where_a_signal_handler_raises(
 
     def late(patch: Patch) -> None:
         if next(calls, False):
-            interrupted()
+            raise_alarm()
         real(patch)
 
     monkeypatch.setattr(Patch, "undo", late)
@@ -216,7 +216,7 @@ def test_patches_are_undone_where_a_signal_handler_raises(
 
 
 class Alarms:
-    """Set a time limit at swept moments, from a microsecond to about 10 ms, around the code to interrupt."""
+    """Sets time limits from a microsecond to about 10 ms around the code to interrupt."""
 
     def __init__(self, kind: type[Exception], seed: int) -> None:
         self.fired = self.caught = 0
@@ -237,7 +237,7 @@ class Alarms:
             self.caught += 1
 
 
-def losses(count: int, around: Callable[[int], Any], after: Callable[[], None] = lambda: None) -> list[float]:
+def train(count: int, around: Callable[[int], Any], after: Callable[[], None] = lambda: None) -> list[float]:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -263,15 +263,15 @@ def test_alarms_at_any_moment_of_a_recording(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The program receives interrupts, training continues as usual, and later windows can still open.
+    """The program receives the interrupts, training continues, and later windows can still open.
 
-    Python gives an error to `sys.unraisablehook` where the handler is called in a destructor, as of `Popen`; one
-    in some hundred is lost in an import or in a log handler.
+    Python passes an error to `sys.unraisablehook` if the handler runs in a destructor, such as that of `Popen`.
+    About one interrupt in a hundred is lost in an import or in a log handler.
     """
     unraisable: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda given: unraisable.append(given.exc_type))
     with instrument.profile(tmp_path / "first", schedule="1", on_trace_ready=lambda prof: None) as prof:
-        losses(3, lambda number: contextlib.nullcontext(), prof.step)  # imports what is needed
+        train(3, lambda number: contextlib.nullcontext(), prof.step)  # imports the needed modules
     alarms, count, entered = Alarms(kind, seed), 330, torch.profiler.record_function.__enter__
     handle(alarms.late)
     schedule = instrument.schedule(wait=0, warmup=1, active=1)
@@ -288,8 +288,8 @@ def test_alarms_at_any_moment_of_a_recording(
             yield
 
     with instrument.profile(tmp_path, schedule=schedule, on_trace_ready=lambda prof: None) as prof:
-        trained = losses(count, around, lambda: alarms.limit(prof.step))
-    assert trained == losses(count, lambda number: contextlib.nullcontext())
+        trained = train(count, around, lambda: alarms.limit(prof.step))
+    assert trained == train(count, lambda number: contextlib.nullcontext())
     assert alarms.caught > count / 10
     assert alarms.fired - alarms.caught - len(unraisable) <= alarms.fired / 50
     assert not torch.autograd._profiler_enabled()
@@ -299,4 +299,6 @@ def test_alarms_at_any_moment_of_a_recording(
     assert sessions.owner is None
     assert entered is torch.profiler.record_function.__enter__
     failures = [line for line in caplog.text.splitlines() if "failed and was skipped" in line]
-    assert all("finishing a window" in line for line in failures)  # what was not sent to the process that does it
+    assert all(
+        "finishing a window" in line for line in failures
+    )  # interrupted before the window was sent to the process

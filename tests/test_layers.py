@@ -1,4 +1,4 @@
-"""The order of the rooms: imports run downward only, and the package's door stays light."""
+"""The layers of the package: imports run downward only, and `import instrument` stays light."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "instrument"
 
-# From top to bottom. A room knows those on later lines; modules of one line do not know each other.
+# From top to bottom. A package imports those on later lines; modules on one line do not import each other.
 ORDER = [
     ["__main__"],
     ["cli", "pytest_plugin"],
@@ -39,13 +39,13 @@ ORDER = [
     ["findings"],
     ["interrupts", "printable", "source_paths", "units"],
 ]
-# What adapters may import from other rooms, beside the public names of the package: their internal interface.
+# Modules that adapters may import besides the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {
     "config", "errors", "guard", "identity", "imports", "interrupts", "log", "patch",
     "modules.service", "regions.dispatch", "regions.region", "stepping.optimizer_steps",
     "windows.api", "windows.profile", "windows.schedule", "windows.steps",
 }  # fmt: skip
-LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 
 
 def modules() -> list[Path]:
@@ -57,12 +57,12 @@ def name(path: Path) -> tuple[str, ...]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-def room(module: tuple[str, ...]) -> str:
+def package_of(module: tuple[str, ...]) -> str:
     return module[1] if len(module) > 1 else "__init__"
 
 
 def imports(path: Path, tree: ast.AST) -> Iterator[tuple[str, ...]]:
-    """The modules of the package that ``tree`` imports, wherever it does."""
+    """Yield the modules of `instrument` that ``tree`` imports, at any place."""
     package = name(path) if path.stem == "__init__" else name(path)[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -82,28 +82,28 @@ def imports(path: Path, tree: ast.AST) -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: ".".join(name(path)))
 def test_imports_run_downward(path: Path) -> None:
-    """A module imports its own room and those below, never one above or beside."""
-    own = room(name(path))
+    """A module imports its own package and those below, none above or on the same level."""
+    own = package_of(name(path))
     if own == "__init__":
         return
     for module in imports(path, ast.parse(path.read_text())):
-        other = room(module)
+        other = package_of(module)
         assert other == own or LEVEL[own] < LEVEL[other], f"{'.'.join(name(path))} imports {'.'.join(module)}"
 
 
 def test_integrations_import_an_interface() -> None:
-    """Integrations import the modules of `ADAPTER_INTERFACE` from other rooms, each of them and no other."""
+    """Integrations import exactly the modules of `ADAPTER_INTERFACE` from other packages."""
     imported = {
         ".".join(module[1:])
         for path in (SOURCE / "integrations").rglob("*.py")
         for module in imports(path, ast.parse(path.read_text()))
-        if room(module) != "integrations"
+        if package_of(module) != "integrations"
     }
     assert imported - {""} == ADAPTER_INTERFACE
 
 
 def test_no_cycles() -> None:
-    """No module is needed to import itself."""
+    """No module imports itself through others."""
     known = {name(path): path for path in modules()}
     needs = {
         module: {found for found in imports(path, ast.parse(path.read_text())) if found in known}
@@ -123,13 +123,13 @@ def test_no_cycles() -> None:
         visit(module, ())
 
 
-def test_every_room_has_a_level() -> None:
-    """A new room takes its place in the order."""
-    assert {room(name(path)) for path in modules()} <= set(LEVEL)
+def test_every_package_has_a_level() -> None:
+    """Each package is in the order."""
+    assert {package_of(name(path)) for path in modules()} <= set(LEVEL)
 
 
 def test_hot_path_imports_little() -> None:
-    """The modules behind `annotate` import no exporter, no structlog and no wrapt at their top."""
+    """The modules of `annotate` have no heavy imports at their top."""
     for path in (SOURCE / "regions").rglob("*.py"):
         top = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         named = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
@@ -149,7 +149,7 @@ def test_import_is_light() -> None:
 
 
 def test_annotate_is_light() -> None:
-    """Decorating before torch is there imports neither torch nor nvtx."""
+    """Decorating a function imports neither torch nor nvtx."""
     loaded = fresh("import instrument\n@instrument.annotate\ndef f(): pass\nf()")
     assert not {"torch", "nvtx", "numpy", "structlog", "msgspec", "rich"} & set(loaded)
 
@@ -162,7 +162,7 @@ def test_run_is_light() -> None:
 
 
 def test_all() -> None:
-    """`__all__` holds every public name, each of which is there, whatever was imported before."""
+    """Every name in `__all__` is available, whatever was imported before."""
     code = """
 import instrument
 import instrument.windows.schedule, instrument.regions.dispatch, instrument.exporters.capture

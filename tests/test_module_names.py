@@ -1,4 +1,4 @@
-"""Names of modules in strings, by which the library finds what a program imported, name modules that exist."""
+"""Module names in strings, by which the library detects imported modules, name modules that exist."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_names_are_found() -> None:
 
 @pytest.mark.parametrize("name", sorted(NAMES - NOT_FILES))
 def test_module_exists(name: str) -> None:
-    """A misspelt name would skip its feature in silence."""
+    """Each name exists; a misspelt name would silently disable its feature."""
     package = "megatron.training" if name.startswith("megatron.training.") else name.partition(".")[0]
-    if importlib.util.find_spec(package) is None:  # the wheel of Megatron has megatron.core alone
+    if importlib.util.find_spec(package) is None:  # the wheel of Megatron has only megatron.core
         pytest.skip(f"{package} is not installed")
     assert exists(name)

@@ -14,7 +14,7 @@ from tests.support.ranges import Range, outline, tree
 needs_nvtx = pytest.mark.skipif(importlib.util.find_spec("nvtx") is None, reason="nvtx is not installed")
 pytestmark = pytest.mark.native
 
-# Under a tool that says no, nvtx hands out dummies: this makes the real domain that a bridge makes too.
+# Under a disabled tool nvtx returns dummies; this code creates a real domain, as a bridge does.
 DOMAIN = """
     import os, threading
     import nvtx
@@ -52,7 +52,7 @@ REAL = {"enabled": "Domain", "disabled": "DummyDomain", "no-slot": "Domain", "in
 
 
 def check_calls(found: list[Range], marks: list[Range]) -> None:
-    """What CALLS must look like, whoever recorded it."""
+    """Check the ranges and marks of CALLS, from any recorder."""
     assert outline(r for r in found if r.kind == "push_pop") == "outer\n  inner"
     by_name = {r.name: r for r in found}
     outer, inner, first, second = (by_name[name] for name in ("outer", "inner", "first", "second"))
@@ -74,7 +74,7 @@ def test_nvtx_log_records_every_call_in_each_mode(mode: native.Mode, tmp_path: P
     check_calls(native.ranges(events), native.marks(events))
     pushes = [event for event in events if event["op"] == "push"]
     assert [event["registered"] for event in pushes] == [True, True]
-    if _nvtx_asks_like_today():
+    if _nvtx_queries_the_tool():
         assert answer.read_text() == REAL[mode]
 
 
@@ -110,7 +110,7 @@ def test_a_killed_program_leaves_its_log() -> None:
 
 
 @needs_nvtx
-def test_threads_and_forked_children_have_stacks_of_their_own() -> None:
+def test_threads_and_forked_children_have_separate_stacks() -> None:
     script = """
         import os, threading
         import nvtx
@@ -135,7 +135,7 @@ def test_threads_and_forked_children_have_stacks_of_their_own() -> None:
     assert len({r.process for r in found}) == 2
 
 
-def test_ranges_names_a_pop_too_many() -> None:
+def test_ranges_reports_an_excess_pop() -> None:
     pop = {"op": "pop", "t": 1, "pid": 1, "tid": 1, "domain": None, "depth": -1}
     with pytest.raises(AssertionError, match="pop with nothing open"):
         native.ranges([pop])
@@ -233,7 +233,7 @@ ROCTX = """
         ("preload", "libroctx64.so.4", "libroctx64.so.4"),
     ],
 )
-def test_roctx_log_tells_which_library_was_called(how: str, opens: str, called: str) -> None:
+def test_roctx_log_has_the_called_library(how: str, opens: str, called: str) -> None:
     libraries = ("libroctx64.so.4", "librocprofiler-sdk-roctx.so.1")
     events = native.roctx_log(ROCTX, how=how, libraries=libraries, args=[opens])  # type: ignore[arg-type]
     assert {event["library"] for event in events} == {called}
@@ -243,8 +243,8 @@ def test_roctx_log_tells_which_library_was_called(how: str, opens: str, called: 
 
 
 @needs_nvtx
-def test_calls_of_the_cuda_runtime_are_logged_among_the_ranges() -> None:
-    """What a program calls after it preloaded the stand-in is in the order of the calls, and succeeds."""
+def test_calls_of_the_cuda_runtime_are_logged_with_the_ranges() -> None:
+    """Calls of the preloaded stand-in succeed and are logged in their order among the ranges."""
     events = native.nvtx_log(
         """
         import ctypes, nvtx
@@ -281,7 +281,7 @@ def test_nsys_reports_what_the_log_reports(tmp_path: Path) -> None:
 
 @needs_nvtx
 @pytest.mark.nsys
-def test_nsys_hands_back_the_exit_code_and_the_arguments(tmp_path: Path) -> None:
+def test_nsys_passes_the_exit_code_and_the_arguments(tmp_path: Path) -> None:
     report = nsys.profile("import sys; sys.exit(int(sys.argv[1]))", tmp_path=tmp_path, args=["5"], check=False)
     assert report.returncode == 5
     assert nsys.ranges(report.file) == []
@@ -289,7 +289,7 @@ def test_nsys_hands_back_the_exit_code_and_the_arguments(tmp_path: Path) -> None
 
 @needs_nvtx
 @pytest.mark.nsys
-def test_nsys_capture_range_records_its_windows_and_lets_the_program_go_on(tmp_path: Path) -> None:
+def test_nsys_capture_range_records_its_windows_while_the_program_runs(tmp_path: Path) -> None:
     script = f"""{DOMAIN}
     import glob, sys, time
 
@@ -315,8 +315,8 @@ def test_nsys_capture_range_records_its_windows_and_lets_the_program_go_on(tmp_p
     ]
 
 
-def _nvtx_asks_like_today() -> bool:
-    """Nvtx 0.2.11 does not ask; 0.2.12 asks but took an unanswered question for a no."""
+def _nvtx_queries_the_tool() -> bool:
+    """Return whether nvtx queries the tool correctly: 0.2.11 does not, 0.2.12 takes no answer for disabled."""
     from importlib.metadata import version
 
     return tuple(int(part) for part in version("nvtx").split(".")[:3]) >= (0, 2, 17)

@@ -22,10 +22,10 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def applied(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
-    made = Patch(owner, name, make)
-    made.apply()
-    return made
+def apply_patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
+    patch = Patch(owner, name, make)
+    patch.apply()
+    return patch
 
 
 class Owner:
@@ -38,7 +38,7 @@ class Owner:
 def test_undone_in_any_order(order: tuple[int, ...]) -> None:
     """Undoing the last patch restores the original object and keeps no record of it."""
     owner = SimpleNamespace(call=Owner.call)
-    patches = [applied(owner, "call", around(name)) for name in "abc"]
+    patches = [apply_patch(owner, "call", around(name)) for name in "abc"]
     assert owner.call() == "c(b(a(original)))"
     for number in order:
         assert owner.call is not Owner.call
@@ -47,41 +47,41 @@ def test_undone_in_any_order(order: tuple[int, ...]) -> None:
     assert (id(owner), "call") not in patch._tops
 
 
-def test_patched_and_undone_for_ever() -> None:
+def test_patched_and_undone_repeatedly() -> None:
     """A patch that is applied and undone repeatedly over or under another one does not accumulate."""
     owner = SimpleNamespace(call=Owner.call)
     for _ in range(3):
-        lower = applied(owner, "call", around("lower"))
-        upper = applied(owner, "call", around("upper"))
+        lower = apply_patch(owner, "call", around("lower"))
+        upper = apply_patch(owner, "call", around("upper"))
         lower.undo()
         lower.undo()
-        assert owner.call() == "upper(lower(original))"  # what the lower one made stays, as it passes calls on
+        assert owner.call() == "upper(lower(original))"  # the lower replacement stays and passes calls on
         upper.undo()
         assert owner.call is Owner.call
 
 
-def test_under_somebody_elses() -> None:
+def test_under_a_foreign_replacement() -> None:
     """An attribute that other code sets over a patch stays, and undoing a later patch restores it."""
     owner = SimpleNamespace(call=Owner.call)
-    first = applied(owner, "call", around("first"))
-    theirs = owner.call = around("theirs")(owner.call)
+    first = apply_patch(owner, "call", around("first"))
+    foreign = owner.call = around("foreign")(owner.call)
     first.undo()
-    assert owner.call is theirs
-    second = applied(owner, "call", around("second"))
-    assert owner.call() == "second(theirs(first(original)))"
+    assert owner.call is foreign
+    second = apply_patch(owner, "call", around("second"))
+    assert owner.call() == "second(foreign(first(original)))"
     second.undo()
-    assert owner.call is theirs
+    assert owner.call is foreign
 
 
-def test_where_nothing_was() -> None:
+def test_an_attribute_that_did_not_exist() -> None:
     """An attribute that did not exist is deleted again, on an instance and on a class."""
     owner = SimpleNamespace()
     kind = type("Kind", (Owner,), {})
-    patches = [applied(place, "call", lambda original: lambda: original) for place in (owner, kind)]
+    patches = [apply_patch(place, "call", lambda original: lambda: original) for place in (owner, kind)]
     assert owner.call() is None
     assert "call" in vars(kind)
-    for made in patches:
-        made.undo()
+    for applied in patches:
+        applied.undo()
     assert not hasattr(owner, "call")
     assert "call" not in vars(kind)
 
@@ -93,16 +93,16 @@ def test_an_owner_is_not_kept_alive() -> None:
         pass
 
     owner = Owner()
-    patch, ref = applied(owner, "name", lambda _: print), weakref.ref(owner)
+    patch, ref = apply_patch(owner, "name", lambda _: print), weakref.ref(owner)
     del owner
     assert ref() is None
     patch.undo()
 
 
-def test_an_interrupt_before_it_takes_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_before_the_patch_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lower patch is undone as usual; undoing a patch that was never applied does nothing."""
     owner = SimpleNamespace(call=Owner.call)
-    lower = applied(owner, "call", around("lower"))
+    lower = apply_patch(owner, "call", around("lower"))
     upper = Patch(owner, "call", around("upper"))
     upper.undo()
     assert owner.call() == "lower(original)"
@@ -133,7 +133,7 @@ def test_undone_while_it_is_applied() -> None:
 def test_undo_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that does not recur on the second attempt leaves no patch behind; a lasting one raises."""
     owner = SimpleNamespace(call=Owner.call, other=Owner.call)
-    patches = [applied(owner, name, around(name)) for name in ("call", "other")]
+    patches = [apply_patch(owner, name, around(name)) for name in ("call", "other")]
     failures = 1
     undo_one = Patch.undo
 
@@ -147,7 +147,7 @@ def test_undo_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Patch, "undo", failing)
     undo(patches)
     assert (owner.call, owner.other, patches) == (Owner.call, Owner.call, [])
-    patches = [applied(owner, "call", around("call"))]
+    patches = [apply_patch(owner, "call", around("call"))]
     failures = 2
     with pytest.raises(MemoryError):
         undo(patches)

@@ -1,4 +1,4 @@
-"""Text from outside is escaped before it reaches a terminal."""
+"""Untrusted text is escaped before it reaches a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN = r"\x1b]0;owned\x07\x9b31m\u202egnp\u2066\nrm"
 @given(st.text())
 @example(HOSTILE)
 def test_all_text(text: str) -> None:
-    """The result is one line of printable characters; text that is printable already is returned unchanged."""
+    """The result is one line of printable characters; printable text is returned unchanged."""
     shown = printable(text)
     assert all(unicodedata.category(char)[0] not in "CZ" or char == " " for char in shown)
     assert printable(shown) == shown
@@ -75,6 +75,6 @@ def test_commands(tmp_path: Path) -> None:
     ):
         command = [sys.executable, "-m", "instrument", *arguments]
         done = subprocess.run(command, capture_output=True, timeout=120, cwd=tmp_path)
-        said = (done.stdout + done.stderr).decode()
-        assert SHOWN in said, said
-        assert not {char for char in said if not char.isprintable()} - {"\n"}
+        output = (done.stdout + done.stderr).decode()
+        assert SHOWN in output, output
+        assert not {char for char in output if not char.isprintable()} - {"\n"}

@@ -17,7 +17,7 @@ def private(name: str) -> bool:
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
 
 
-def dotted(node: ast.AST) -> list[str]:
+def chain(node: ast.AST) -> list[str]:
     """Return the names of a chain ``a.b.c``; empty if it starts with something other than a name."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
@@ -48,12 +48,12 @@ def private_names(tree: ast.AST) -> Iterator[str]:
                     if any(private(name) for name in path):
                         yield ast.unparse(node)
     for node in ast.walk(tree):
-        names = dotted(node)
+        names = chain(node)
         if names and names[0] in imported and any(private(name) for name in names[1:]):
             yield ".".join(names)
 
 
-def breaking() -> dict[str, list[str]]:
+def violations() -> dict[str, list[str]]:
     """Return the private names in each file outside of `ALLOWED`."""
     found: dict[str, list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
@@ -65,9 +65,9 @@ def breaking() -> dict[str, list[str]]:
     return found
 
 
-def test_private_names_have_one_home() -> None:
+def test_private_names_occur_only_in_allowed_files() -> None:
     """No file outside of `compat` and the dry run uses a private name."""
-    assert breaking() == {}
+    assert violations() == {}
 
 
 @pytest.mark.parametrize(

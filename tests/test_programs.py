@@ -1,4 +1,4 @@
-"""The runner of programs that other tests rely on."""
+"""Tests of the runner of programs that other tests use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from .support.programs import environment, program, python, run
 
-LEAVING = """
+LEAVE_CHILD = """
     import subprocess, sys
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     sys.stdout.reconfigure(errors="surrogateescape")
@@ -24,7 +24,7 @@ LEAVING = """
 @pytest.mark.skipif(sys.platform != "linux", reason="signals a process")
 def test_a_program_that_leaves_a_process_with_its_output(tmp_path: Path) -> None:
     """The output is complete when the program ends, while the process lives on."""
-    done = run(python(program(LEAVING, tmp_path), ["3"]), environment(), check=False, timeout=30)
+    done = run(python(program(LEAVE_CHILD, tmp_path), ["3"]), environment(), check=False, timeout=30)
     os.kill(int(done.stdout.split()[0]), signal.SIGKILL)  # raises if the process is gone
     assert (3, "warned\n") == (done.returncode, done.stderr)
     assert done.stdout.endswith(" \\xff\n")

@@ -1,4 +1,4 @@
-"""scripts/public_scripts: the manifest, where clones are found, and what the comparison notices. No network."""
+"""scripts/public_scripts: the manifest, the search for clones, and the comparison. No network is used."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def script(clone: Path) -> Script:
 
 
 def test_manifest() -> None:
-    """At least twelve scripts, each with what the runner needs; some of each kind."""
+    """The manifest has at least twelve scripts with different names, some of each kind."""
     assert len(SCRIPTS) >= 12
     assert len({script.name for script in SCRIPTS}) == len(SCRIPTS)
     assert any(script.processes > 1 for script in SCRIPTS)
@@ -80,9 +80,9 @@ def test_entry(script: Script) -> None:
     assert re.compile(script.loss).groups == 1
     assert all(re.compile(pattern) for pattern in script.times)
     assert all(re.fullmatch(r"\w+\.py:\d+ \w+", line) for line in script.syncs)
-    assert ways.middle(script)[0] >= 2  # else the steps asked for would be those of `run` alone
+    assert ways.middle(script)[0] >= 2  # otherwise the steps would be the default ones of `run`
     for edit in script.edits:
-        assert edit.old.count("\n") == edit.new.count("\n")  # the lines of `syncs` stay where they are
+        assert edit.old.count("\n") == edit.new.count("\n")  # keeps the line numbers in `syncs`
         assert edit.file.startswith(script.parts) or script.parts == (".",)
     assert script.shows
     assert script.counted
@@ -120,8 +120,8 @@ def test_layouts(
     assert not (tmp_path / "cache").exists()
 
 
-def network(monkeypatch: pytest.MonkeyPatch, instead: Path) -> None:
-    """Let git find ``instead/OWNER/NAME`` where it is asked for GitHub's."""
+def emulate_network(monkeypatch: pytest.MonkeyPatch, instead: Path) -> None:
+    """Make git read ``instead/OWNER/NAME`` for GitHub's repository of that name."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.file://{instead}/.insteadOf")
@@ -129,10 +129,10 @@ def network(monkeypatch: pytest.MonkeyPatch, instead: Path) -> None:
 
 
 def test_network(clone: Path, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commit is fetched once; the second time the copy serves."""
+    """The commit is fetched once; the second call uses the cached copy."""
     git("clone", "--quiet", "--bare", clone, tmp_path / "github" / "owner" / "small")
     for instead in (tmp_path / "github", tmp_path / "nothing"):
-        network(monkeypatch, instead)
+        emulate_network(monkeypatch, instead)
         target = tmp_path / f"target of {instead.name}"
         target.mkdir()
         check_out(script, target, tmp_path / "cache")
@@ -146,22 +146,22 @@ def test_missing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without a clone, a commit, the network or a package one sentence says so, and the exit code is 2."""
-    said = []
-    network(monkeypatch, tmp_path / "nothing")
-    said.append(examine(script, tmp_path / "1", print).missing)
+    """A missing clone, commit, network, package or git gives one sentence, and the exit code is 2."""
+    reasons = []
+    emulate_network(monkeypatch, tmp_path / "nothing")
+    reasons.append(examine(script, tmp_path / "1", print).missing)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "empty"))
-    said.append(examine(script, tmp_path / "2", print).missing)
+    reasons.append(examine(script, tmp_path / "2", print).missing)
     git("clone", "--quiet", clone, tmp_path / "clones" / "owner" / "small")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "clones"))
-    said.append(examine(dataclasses.replace(script, commit="0" * 40), tmp_path / "3", print).missing)
-    said.append(examine(dataclasses.replace(script, needs=("no_such_package",)), tmp_path / "4", print).missing)
+    reasons.append(examine(dataclasses.replace(script, commit="0" * 40), tmp_path / "3", print).missing)
+    reasons.append(examine(dataclasses.replace(script, needs=("no_such_package",)), tmp_path / "4", print).missing)
     with monkeypatch.context() as without:
         without.setenv("PATH", str(tmp_path / "nothing"))
-        said.append(examine(script, tmp_path / "5", print).missing)
+        reasons.append(examine(script, tmp_path / "5", print).missing)
     clones = tmp_path / "clones"
-    assert said[0].startswith("https://github.com/owner/small could not be fetched (")
-    assert said[1:] == [
+    assert reasons[0].startswith("https://github.com/owner/small could not be fetched (")
+    assert reasons[1:] == [
         f"PUBLIC_SCRIPTS={tmp_path}/empty has no clone of owner/small: put one at owner/small or owner+small",
         f"{clones}/owner/small/.git does not have commit 000000000000 of owner/small: fetch it there",
         "the package no_such_package is not installed: pip install no_such_package",
@@ -177,7 +177,7 @@ def test_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown script: no-such-script; there are mnist, " in capsys.readouterr().err
 
 
-# What the comparison notices.
+# Differences that the comparison detects.
 
 
 def window(steps: list[int], status: str = "recorded") -> dict[str, Any]:
@@ -195,7 +195,7 @@ def finding(line: int, op: str) -> dict[str, Any]:
 
 @pytest.fixture
 def outcomes() -> dict[str, Outcome]:
-    """What runs print in which nothing differs; three steps are enough here."""
+    """The outcomes of runs without a difference."""
     out, regions = "took 0.1 s\nstep 0 loss 0.5\nstep 1 loss 0.25\n", {"Linear", "backward", "ProfilerStep#2"}
     found = {way: Outcome(0, out.replace("0.1 s", f"{len(way)}.5 s"), "a warning\n", 1.0) for way in (
         "plain", "plain again", "run", "run --steps A-B", "run --steps all", "syncs")}  # fmt: skip
@@ -207,29 +207,29 @@ def outcomes() -> dict[str, Outcome]:
     return found
 
 
-def differing(script: Script, outcomes: dict[str, Outcome]) -> dict[str, list[str]]:
+def differences(script: Script, outcomes: dict[str, Outcome]) -> dict[str, list[str]]:
     return {way: found for way, found in compare.problems(script, outcomes).items() if found}
 
 
 def test_no_difference(script: Script, outcomes: dict[str, Outcome]) -> None:
-    """Times, and what `instrument` adds to standard error, are not a difference."""
-    assert differing(script, outcomes) == {}
+    """Times, and the lines that `instrument` adds to standard error, are not differences."""
+    assert differences(script, outcomes) == {}
 
 
 @pytest.mark.parametrize("way", ["plain again", "run", "run --steps A-B", "run --steps all"])
 def test_changed_loss(way: str, script: Script, outcomes: dict[str, Outcome]) -> None:
     outcomes[way].out = outcomes[way].out.replace("0.25", "0.24999999")
-    assert differing(script, outcomes) == {
+    assert differences(script, outcomes) == {
         way: ["printed 'step 1 loss 0.24999999' for 'step 1 loss 0.25'", "last loss 0.24999999, plain 0.25"]
     }
 
 
 def test_changed_output(script: Script, outcomes: dict[str, Outcome]) -> None:
-    """Lines that are lost on either stream, and another exit code."""
+    """Lost lines on either stream, and another exit code, are differences."""
     outcomes["run"].out = outcomes["run"].out.replace("step 0 loss 0.5\n", "")
     outcomes["run --steps all"].err = "Where the step went\n"
     outcomes["run --steps A-B"].code, outcomes["run --steps A-B"].err = 1, "a warning\nOSError: full\n"
-    assert differing(script, outcomes) == {
+    assert differences(script, outcomes) == {
         "run": ["printed 'step 1 loss 0.25' for 'step 0 loss 0.5'"],
         "run --steps A-B": ["exit code 1, plain 0: OSError: full"],
         "run --steps all": ["1 lines of stderr differ, first 'a warning'"],
@@ -237,27 +237,27 @@ def test_changed_output(script: Script, outcomes: dict[str, Outcome]) -> None:
 
 
 def test_wrong_windows(script: Script, outcomes: dict[str, Outcome]) -> None:
-    """Another number of steps, other steps than those asked for, nothing recorded, a region that is lost."""
+    """Missing windows, other steps than planned, partial windows and lost regions are differences."""
     outcomes["run --steps all"].windows = [window([1, 8])]
     outcomes["run --steps A-B"].windows = [window([4, 6], "partial")]
     outcomes["run"].windows = []
-    assert differing(script, outcomes) == {
+    assert differences(script, outcomes) == {
         "run": ["0 windows, expected 1"],
         "run --steps A-B": ["steps 4-6 partial, expected 4-6 recorded"],
         "run --steps all": ["steps 1-8 recorded, expected 0-7 recorded"],
     }
     outcomes["run"].windows = [window([2, 4])]
     outcomes["run"].regions = {"LinearAlgebra", "backward"}
-    assert differing(script, outcomes)["run"] == ["no region Linear"]
+    assert differences(script, outcomes)["run"] == ["no region Linear"]
     outcomes["run"].regions = {"Linear [0]", "backward"}
-    assert "run" not in differing(script, outcomes)
+    assert "run" not in differences(script, outcomes)
 
 
 def test_wrong_report(script: Script, outcomes: dict[str, Outcome]) -> None:
     report = outcomes["syncs"].report
     assert report is not None
     report.update(steps=1, findings=[finding(12, "item")])
-    assert differing(script, outcomes) == {
+    assert differences(script, outcomes) == {
         "syncs": [
             "1 steps, expected 8",
             "lines not found: train.py:11 item",
@@ -266,7 +266,7 @@ def test_wrong_report(script: Script, outcomes: dict[str, Outcome]) -> None:
     }
     report.update(steps=8, findings=[finding(11, "item")], error="RuntimeError: mixed")
     outcomes["syncs"].out = "step 0 loss 0.75\n"
-    assert differing(script, outcomes) == {
+    assert differences(script, outcomes) == {
         "syncs": [
             "did not come to its end: RuntimeError: mixed",
             "2 kinds of lines were not printed, first '<time>'",
@@ -274,22 +274,22 @@ def test_wrong_report(script: Script, outcomes: dict[str, Outcome]) -> None:
     }
     report.update(error=None, findings=[finding(11, "item"), {**finding(12, "mm"), "status": "not covered"}])
     outcomes["syncs"].out = outcomes["plain"].out
-    assert differing(script, outcomes) == {"syncs": ["train.py:12 is said to be not covered: reads"]}
+    assert differences(script, outcomes) == {"syncs": ["train.py:12 is said to be not covered: reads"]}
     outcomes["syncs"].report, outcomes["syncs"].err = None, "ValueError: no\n"
-    assert differing(script, outcomes) == {"syncs": ["no report, exit code 0: ValueError: no"]}
+    assert differences(script, outcomes) == {"syncs": ["no report, exit code 0: ValueError: no"]}
 
 
 def test_unrepeatable(script: Script, outcomes: dict[str, Outcome]) -> None:
-    """Of a script that prints other numbers each time, the lines count, in whatever order."""
+    """For a script that prints other numbers each time, the lines are compared without numbers and order."""
     script = dataclasses.replace(script, repeatable=False, ordered=False)
     outcomes["run"].out = "step 1 loss 0.3\ntook 5.5 s\nstep 0 loss 0.7\n"
-    assert differing(script, outcomes) == {}
+    assert differences(script, outcomes) == {}
     outcomes["run"].out = "step 1 loss 0.3\n"
-    assert list(differing(script, outcomes)) == ["run"]
+    assert list(differences(script, outcomes)) == ["run"]
 
 
 def test_page(script: Script, outcomes: dict[str, Outcome]) -> None:
-    """A line for each script, with what differed, what is missing, and the edits."""
+    """The page has a line for each script, with its differences, missing parts and edits."""
     outcomes["run"].code = 3
     results = [
         Result(script, outcomes, compare.problems(script, outcomes)),
@@ -303,11 +303,11 @@ def test_page(script: Script, outcomes: dict[str, Outcome]) -> None:
     assert "0 of 2 scripts without a difference. Left out of this run: third." in text
 
 
-# A script that is run.
+# Runs of a script.
 
 
 def test_time_limit(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that does not end is stopped with all of its processes, and what it printed is kept."""
+    """A run that does not end is stopped with all of its processes, and its output is kept."""
     (tmp_path / "prepared" / "part").mkdir(parents=True)
     monkeypatch.setattr(ways, "TIME_LIMIT_S", 1)
     monkeypatch.setattr(
@@ -318,10 +318,10 @@ def test_time_limit(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_process_stays(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a run leaves in the background ends with it."""
+    """Background processes of a run end with it."""
     (tmp_path / "prepared" / "part").mkdir(parents=True)
-    left = "sleep 1000 > /dev/null 2>&1 & echo $!"
-    monkeypatch.setattr(ways, "commands", lambda script: {"plain": ["sh", "-c", left]})
+    background = "sleep 1000 > /dev/null 2>&1 & echo $!"
+    monkeypatch.setattr(ways, "commands", lambda script: {"plain": ["sh", "-c", background]})
     outcome = ways.run(script, "plain", tmp_path / "prepared", tmp_path)
     state = Path(f"/proc/{int(outcome.out)}/stat")
     deadline = time.monotonic() + 10

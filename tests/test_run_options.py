@@ -35,7 +35,7 @@ OPTIONS = WINDOWS | TORCH | NCU | VENDOR | ALWAYS
 
 @pytest.fixture(autouse=True)
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a machine that has every tool, and a script."""
+    """Put every tool on PATH, and a script into the current folder."""
     for name in ("nsys", "ncu", "rocprofv3", "vtune"):
         path = tmp_path / "bin" / name
         path.parent.mkdir(exist_ok=True)
@@ -100,7 +100,7 @@ def test_ranks_of_a_whole_run(profiler: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--steps", "3", "--repeat", "0"], "--repeat cannot be combined with --steps"),
         (["--steps", "3", "--wait", "0"], "--wait cannot be combined with --steps"),
@@ -109,15 +109,15 @@ def test_ranks_of_a_whole_run(profiler: str) -> None:
         (["--modules", "none", "--names", "class"], "--names has no effect with --modules none"),
     ],
 )
-def test_options_that_change_nothing(options: list[str], said: str) -> None:
+def test_options_without_effect_beside_others(options: list[str], message: str) -> None:
     """An option that has no effect beside another is rejected, also with the value 0 or the default."""
     result = run(*options)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_options_of_torch_under_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a tool, which records instead of torch.profiler, the latter's options are named as ignored."""
+    """Under a tool that records instead of torch.profiler, options of torch.profiler are reported as ignored."""
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     assert (
         run("--shapes").stderr
@@ -140,6 +140,6 @@ def test_options_of_torch_under_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_defaults(options: list[str], plan: tuple[int | None, ...]) -> None:
-    """The defaults of wait, warmup and active are those in --help."""
+    """The defaults of wait, warmup and active agree with --help."""
     found = settings(*options)
     assert plan == tuple(found.get(name) for name in ("wait", "warmup", "active", "repeat"))

@@ -1,4 +1,4 @@
-"""Which devices torch's profiler records is found out when a window begins, from what the program uses by then."""
+"""The choice of activities: a window records the GPU if the program uses it by the window's start."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ..support.torch_versions import names_activities
 from ..windows.training import manifest, train
 
 CPU, CUDA = ProfilerActivity.CPU, ProfilerActivity.CUDA
-NAMED = pytest.mark.skipif(not names_activities(), reason="this torch takes no names of single activities")
+NAMED = pytest.mark.skipif(not names_activities(), reason="this torch does not accept names of single activities")
 
 
-class Pretended:
-    """A CUDA build of torch, whose GPU is in use once ``used`` is set; ``asked`` counts looks for devices."""
+class EmulatedGpu:
+    """A CUDA build of torch whose GPU is in use once ``used`` is set; ``queries`` counts queries for devices."""
 
     def __init__(self) -> None:
         self.used = False
-        self.asked = 0
+        self.queries = 0
 
     def supported(self) -> set[ProfilerActivity]:
-        self.asked += 1
+        self.queries += 1
         return {CPU, CUDA}
 
     def fail(self, *_: Any) -> None:
@@ -40,28 +40,28 @@ class Pretended:
 
 
 @pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretended:
-    with profile(activities=[CPU]):  # else a pretended GPU decides what the process records
+def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedGpu:
+    with profile(activities=[CPU]):  # else an emulated GPU decides what the process records
         pass
-    made = Pretended()
+    emulated = EmulatedGpu()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: made.used)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: made.supported() is not None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: emulated.used)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: emulated.supported() is not None)
     for name in ("_lazy_init", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, made.fail)
+        monkeypatch.setattr(torch.cuda, name, emulated.fail)
     for module in (torch.autograd, torch.autograd.profiler):
-        monkeypatch.setattr(module, "_supported_activities", made.supported)
+        monkeypatch.setattr(module, "_supported_activities", emulated.supported)
     monkeypatch.setattr(sessions, "_records_gpu", True)
-    return made
+    return emulated
 
 
 @pytest.fixture
-def used(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+def used_gpu(emulated_gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> EmulatedGpu:
     """The GPU is in use, and can be synchronized."""
-    pretended.used = True
+    emulated_gpu.used = True
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    return pretended
+    return emulated_gpu
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def used(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> Pretended:
         pytest.param({"activities": [CPU, {CUDA: ["GPU_MEMCPY"]}], "acc_events": True}, marks=NAMED),
     ],
 )
-def test_an_exporter_asks_for_no_device(pretended: Pretended, options: dict[str, Any]) -> None:
-    """Its options are checked without."""
+def test_an_exporter_queries_no_device(emulated_gpu: EmulatedGpu, options: dict[str, Any]) -> None:
+    """The options are checked without a query for devices."""
     TorchProfilerExporter(options).prepare()
-    assert 0 == pretended.asked
+    assert 0 == emulated_gpu.queries
 
 
 @pytest.mark.parametrize(
@@ -93,26 +93,26 @@ def test_an_exporter_asks_for_no_device(pretended: Pretended, options: dict[str,
         {"post_processing_timeout_s": -1},
     ],
 )
-def test_wrong_options_are_refused_all_the_same(pretended: Pretended, options: dict[str, Any]) -> None:
-    """At once, and without a look for devices."""
+def test_wrong_options_are_refused(emulated_gpu: EmulatedGpu, options: dict[str, Any]) -> None:
+    """Wrong options are refused at once, without a query for devices."""
     with pytest.raises(ValueError, match=r"torch\.profiler refuses"):
         TorchProfilerExporter(options)
-    assert 0 == pretended.asked
+    assert 0 == emulated_gpu.queries
 
 
 @NAMED
-def test_names_of_activities_are_tried_where_that_leaves_nothing(pretended: Pretended) -> None:
-    """Torch's C++ alone knows them, and the first recording of a process decides on the GPU."""
+def test_names_of_activities_are_checked_once_the_gpu_is_used(emulated_gpu: EmulatedGpu) -> None:
+    """Only torch's C++ code knows the names; to check them early would fix the process to the CPU."""
     wrong = {"activities": [{CPU: ["NONE"]}]}
     TorchProfilerExporter(wrong)
     assert sessions.owner is None
-    pretended.used = True
+    emulated_gpu.used = True
     with pytest.raises(ValueError, match="activity type name: 'NONE'"):
         TorchProfilerExporter(wrong)
 
 
-def window(exporter: TorchProfilerExporter, *, warming: Callable[[], object] = lambda: None) -> Any:
-    """One window of one step, after ``warming()`` in its warm-up."""
+def record_window(exporter: TorchProfilerExporter, *, warming: Callable[[], object] = lambda: None) -> Any:
+    """Record a window of one step, after ``warming()`` in its warm-up."""
     capture = exporter.capture()
     warming()
     capture.start()
@@ -122,84 +122,84 @@ def window(exporter: TorchProfilerExporter, *, warming: Callable[[], object] = l
     return capture
 
 
-def test_the_cpu_alone_is_recorded_where_no_gpu_is_used(pretended: Pretended, tmp_path: Path) -> None:
-    """No device is asked for, until the trace is written."""
-    capture = window(TorchProfilerExporter({}))
-    assert ({CPU}, [], 0) == (capture.profiler.activities, capture.incomplete, pretended.asked)
+def test_only_the_cpu_is_recorded_where_no_gpu_is_used(emulated_gpu: EmulatedGpu, tmp_path: Path) -> None:
+    """No device is queried, from the window's start to the written trace."""
+    capture = record_window(TorchProfilerExporter({}))
+    assert ({CPU}, [], 0) == (capture.profiler.activities, capture.incomplete, emulated_gpu.queries)
     assert capture.save(tmp_path, "rank0.1")
-    assert 0 == pretended.asked
+    assert 0 == emulated_gpu.queries
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_the_gpu_is_recorded_where_it_is_used(used: Pretended, late: bool) -> None:
-    """Also where that began in the warm-up."""
-    used.used = not late
-    capture = window(TorchProfilerExporter({}), warming=lambda: setattr(used, "used", True))
+def test_the_gpu_is_recorded_where_it_is_used(used_gpu: EmulatedGpu, late: bool) -> None:
+    """A GPU in use is recorded, also when its use began in the warm-up."""
+    used_gpu.used = not late
+    capture = record_window(TorchProfilerExporter({}), warming=lambda: setattr(used_gpu, "used", True))
     assert ({CPU, CUDA}, "cuda") == (capture.profiler.activities, capture.profiler.use_device)
     assert [] == capture.incomplete
 
 
-def test_one_exporter_follows_the_program(used: Pretended) -> None:
-    """Each window asks anew."""
+def test_each_window_checks_the_use_of_the_gpu(used_gpu: EmulatedGpu) -> None:
+    """Each window of an exporter checks again whether the GPU is in use."""
     exporter = TorchProfilerExporter({"record_shapes": True})
-    used.used = False
-    assert {CPU} == window(exporter).profiler.activities
-    used.used = True
-    assert {CPU, CUDA} == window(exporter).profiler.activities
-    used.used = False
-    assert {CPU} == window(exporter).profiler.activities
+    used_gpu.used = False
+    assert {CPU} == record_window(exporter).profiler.activities
+    used_gpu.used = True
+    assert {CPU, CUDA} == record_window(exporter).profiler.activities
+    used_gpu.used = False
+    assert {CPU} == record_window(exporter).profiler.activities
 
 
 @pytest.mark.parametrize("activities", [None, [CPU]])
 @pytest.mark.parametrize("plan", [None, "1-2"])
-def test_a_window_that_the_gpu_comes_into_is_partial(
-    used: Pretended, tmp_path: Path, capfd: pytest.CaptureFixture[str], activities: Any, plan: str | None
+def test_a_window_in_which_the_gpu_is_first_used_is_partial(
+    used_gpu: EmulatedGpu, tmp_path: Path, capfd: pytest.CaptureFixture[str], activities: Any, plan: str | None
 ) -> None:
-    """The manifest and the summary say what it lacks, unless the program asked for the CPU alone."""
-    used.used = False
+    """The manifest and the summary have the reason, unless the program requested the CPU only."""
+    used_gpu.used = False
     options = {} if activities is None else {"activities": activities}
     with instrument.profile(tmp_path, schedule=plan, **options) as prof:
-        train(4, prof.step, lambda number: setattr(used, "used", number >= 1))
+        train(4, prof.step, lambda number: setattr(used_gpu, "used", number >= 1))
     (entry,) = manifest(tmp_path)
     reason = (
         "the GPU was first used inside the window, which is recorded without it; have the first step before it, or"
         " call torch.cuda.init()"
     )
-    said = f"Recorded in part: {reason}." in " ".join(capfd.readouterr().err.split())
+    in_summary = f"Recorded in part: {reason}." in " ".join(capfd.readouterr().err.split())
     if activities is None:
-        assert (entry["status"], entry["reason"], said) == ("partial", reason, True)
+        assert (entry["status"], entry["reason"], in_summary) == ("partial", reason, True)
     else:
-        assert (entry["status"], entry["reason"], said) == ("recorded", None, False)
+        assert (entry["status"], entry["reason"], in_summary) == ("recorded", None, False)
 
 
-LOST = "torch's profiler records no GPU in this process"
+NO_GPU = "torch's profiler records no GPU in this process"
 
 
 @pytest.mark.parametrize("set_up", [False, True])
-def test_whether_the_gpu_is_recorded_is_seen_in_the_first_trace(
-    used: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_up: bool
+def test_the_first_trace_shows_whether_the_gpu_is_recorded(
+    used_gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_up: bool
 ) -> None:
-    """It is the same for all windows of a process; one of the CPU alone lacks nothing."""
+    """The first trace with GPU activities decides for all windows of the process; CPU windows are complete."""
     monkeypatch.setattr(sessions, "_records_gpu", None)
-    looked: list[Path] = []
+    read: list[Path] = []
 
     def look(trace: Path) -> bool:
-        looked.append(trace)
+        read.append(trace)
         return set_up
 
     monkeypatch.setattr(kineto, "is_set_up_for_gpu", look)
-    captures = [window(TorchProfilerExporter(options)) for options in ({"activities": [CPU]}, {}, {})]
+    captures = [record_window(TorchProfilerExporter(options)) for options in ({"activities": [CPU]}, {}, {})]
     for number, capture in enumerate(captures):
         capture.save(tmp_path, f"rank0.{number}")
-    assert [captures[1].raw] == looked
+    assert [captures[1].raw] == read
     assert [True, set_up, set_up] == [[] == capture.incomplete for capture in captures]
-    assert set_up or captures[2].incomplete[0].startswith(LOST)
+    assert set_up or captures[2].incomplete[0].startswith(NO_GPU)
 
 
 def test_a_window_that_is_incomplete_for_two_reasons(
-    used: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    used_gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are in the manifest."""
+    """The manifest has both reasons."""
     monkeypatch.setattr(sessions, "_records_gpu", False)
 
     def interfere(number: int) -> None:
@@ -211,11 +211,11 @@ def test_a_window_that_is_incomplete_for_two_reasons(
         train(4, prof.step, interfere)
     (entry,) = manifest(tmp_path)
     other, gpu = entry["reason"].split("; ", 1)
-    assert ("partial", True) == (entry["status"], gpu.startswith(LOST))
+    assert ("partial", True) == (entry["status"], gpu.startswith(NO_GPU))
     assert "another torch profiler began inside the window, which ended its recording" == other
 
 
-PRETEND = """
+EMULATE_GPU = """
 import torch
 import torch.profiler
 from torch.profiler import ProfilerActivity as Activity
@@ -237,7 +237,7 @@ import instrument
 
 torch.ones(1, device=device)
 out, work, *own = sys.argv[1:]
-for word in own:  # the program's, before anything of instrument's is used
+for word in own:  # the program's recordings, before its first use of instrument
     with profile(activities=[Activity.CPU] + [Activity.CUDA] * (word == "both")):
         torch.ones(3, device=device).sum()
 with instrument.profile(out, schedule="0") as prof:
@@ -250,8 +250,8 @@ print(json.dumps([window["reason"], len(trace.kernels)]))
 OWN = pytest.mark.parametrize("own", [[], ["both"], ["cpu"], ["cpu", "both"], ["both", "cpu"]], ids="-".join)
 
 
-def after_own_recordings(script: str, folder: Path, *words: str) -> tuple[str | None, int]:
-    """Why a window lacks the GPU, and how many kernels it has."""
+def reason_and_kernels(script: str, folder: Path, *words: str) -> tuple[str | None, int]:
+    """Run the script; return the reason of its window and its number of kernels."""
     command = programs.python(programs.program(script, folder), [str(folder / "out"), *words])
     done = programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
     reason, kernels = json.loads(done.stdout.splitlines()[-1])
@@ -260,14 +260,14 @@ def after_own_recordings(script: str, folder: Path, *words: str) -> tuple[str | 
 
 @OWN
 def test_the_first_recording_of_a_process_decides(tmp_path: Path, own: list[str]) -> None:
-    """It may be the program's own, and over before the library follows torch's profilers."""
+    """The first recording decides, even one of the program that ended before the library tracks profilers."""
     if own[:1] != ["cpu"] and torch.__version__ < "2.13" and not torch.cuda.is_available():
-        # Kineto's C++ asks the driver there, which PRETEND cannot replace; the test on a GPU below covers it.
-        pytest.skip("up to torch 2.12 a machine without a GPU cannot pretend to have one")
-    reason, _ = after_own_recordings(PRETEND + RECORDINGS, tmp_path, "busy", *own)
+        # Kineto's C++ code queries the driver, which EMULATE_GPU cannot replace; the GPU test below covers it.
+        pytest.skip("up to torch 2.12 a GPU cannot be emulated")
+    reason, _ = reason_and_kernels(EMULATE_GPU + RECORDINGS, tmp_path, "busy", *own)
     if own[:1] == ["cpu"]:
         assert reason is not None
-        assert reason.startswith(LOST)
+        assert reason.startswith(NO_GPU)
         assert "the program's own" in reason
     else:
         assert reason is None
@@ -276,17 +276,17 @@ def test_the_first_recording_of_a_process_decides(tmp_path: Path, own: list[str]
 @pytest.mark.gpu
 @pytest.mark.parametrize("work", ["busy", "idle"])
 @OWN
-def test_kernels_are_there_or_the_reason_why_not(tmp_path: Path, own: list[str], work: str) -> None:
+def test_a_window_has_its_kernels_or_a_reason(tmp_path: Path, own: list[str], work: str) -> None:
     """A window in which the GPU does nothing is complete."""
-    reason, kernels = after_own_recordings('device = "cuda"\n' + RECORDINGS, tmp_path, work, *own)
-    lost = own[:1] == ["cpu"] and torch.__version__ >= "2.13"
-    assert lost == (reason or "").startswith(LOST)
-    assert (reason is None) == (not lost)
-    assert (kernels > 0) == (work == "busy" and not lost)
+    reason, kernels = reason_and_kernels('device = "cuda"\n' + RECORDINGS, tmp_path, work, *own)
+    missing = own[:1] == ["cpu"] and torch.__version__ >= "2.13"
+    assert missing == (reason or "").startswith(NO_GPU)
+    assert (reason is None) == (not missing)
+    assert (kernels > 0) == (work == "busy" and not missing)
 
 
-def test_a_profiler_in_its_own_warm_up_is_left_alone(pretended: Pretended) -> None:
-    """A window that prepares late is refused where another profiler prepared in the meantime."""
+def test_a_profiler_in_its_own_warm_up_is_not_disturbed(emulated_gpu: EmulatedGpu) -> None:
+    """A window that prepares late is refused when another profiler has prepared in the meantime."""
     capture = TorchProfilerExporter({}).capture()
     other = profile(activities=[CPU])
     other.prepare_trace()
@@ -299,30 +299,30 @@ def test_a_profiler_in_its_own_warm_up_is_left_alone(pretended: Pretended) -> No
     assert "aten::sum" in {event.name for event in other.events()}
 
 
-def test_a_discarded_window_that_was_never_prepared_leaves_nothing(pretended: Pretended) -> None:
-    """Torch's profiler was not touched."""
+def test_discarding_an_unprepared_window_leaves_no_state(emulated_gpu: EmulatedGpu) -> None:
+    """No profiler is running or tracked after an unprepared window is discarded."""
     TorchProfilerExporter({}).capture().discard()
     assert sessions.owner is None
     assert sessions.capture is None
     assert not profilers.running()
-    window(TorchProfilerExporter({}))
+    record_window(TorchProfilerExporter({}))
 
 
-def test_events_accumulate_over_windows_that_prepare_late(pretended: Pretended) -> None:
-    """With ``acc_events`` the second holds those of both."""
+def test_events_accumulate_over_windows_that_prepare_late(emulated_gpu: EmulatedGpu) -> None:
+    """With ``acc_events`` the second window has the events of both."""
     exporter = TorchProfilerExporter({"acc_events": True})
-    one = len(window(exporter).profiler.events())
+    events_of_one = len(record_window(exporter).profiler.events())
     exporter.capture().discard()
-    assert len(window(exporter).profiler.events()) >= 2 * one
+    assert len(record_window(exporter).profiler.events()) >= 2 * events_of_one
 
 
 def test_versions_of_torch_without_names_of_activities(
-    pretended: Pretended, monkeypatch: pytest.MonkeyPatch
+    emulated_gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not an activity is refused, also where torch itself would take it."""
-    made = profile(activities=[CPU])
-    made.activities = {"cpu"}
-    monkeypatch.setattr(torch.profiler, "profile", lambda **_: made)
+    """Values that are not activities are refused, also by torch versions that accept them."""
+    accepting = profile(activities=[CPU])
+    accepting.activities = {"cpu"}
+    monkeypatch.setattr(torch.profiler, "profile", lambda **_: accepting)
     with pytest.raises(TypeError, match="Expected ProfilerActivity"):
         profilers.refuse_late({"activities": ["cpu"]})
     with pytest.raises(AssertionError, match="No valid profiler activities"):

@@ -1,4 +1,4 @@
-"""What the torch.profiler exporter leaves is one trace a window, which TensorBoard's plugin loads as it is."""
+"""The torch.profiler exporter saves one trace per window, which TensorBoard's plugin loads unchanged."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ..support import programs
 from ..windows.training import recorded, steps, train
 
 
-def listed(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
 def record(exporter: TorchProfilerExporter, folder: Path, stem: str = "rank0.1") -> TorchProfilerCapture:
-    """One window of two steps, stopped but not saved."""
+    """Record a window of two steps; it is stopped but not saved."""
     capture = exporter.capture()
     capture.start()
     for number in (4, 5):
@@ -46,35 +46,33 @@ def record(exporter: TorchProfilerExporter, folder: Path, stem: str = "rank0.1")
     return capture
 
 
-def test_a_capture_leaves_one_gzipped_trace(tmp_path: Path) -> None:
-    """Saving writes the trace, which is compressed beside it later."""
+def test_a_capture_saves_one_gzipped_trace(tmp_path: Path) -> None:
+    """`save` writes the trace; `compress` writes the gzipped copy next to it."""
     capture = record(TorchProfilerExporter({}), tmp_path)
     (raw,) = capture.save(tmp_path / "w", "rank0.1")
-    assert ["rank0.1.pt.trace.json"] == listed(tmp_path / "w")
+    assert ["rank0.1.pt.trace.json"] == list_names(tmp_path / "w")
     assert tmp_path / "w" / "rank0.1.pt.trace.json.gz" == compress(raw)
-    assert ["rank0.1.pt.trace.json", "rank0.1.pt.trace.json.gz"] == sorted(listed(tmp_path / "w"))
+    assert ["rank0.1.pt.trace.json", "rank0.1.pt.trace.json.gz"] == sorted(list_names(tmp_path / "w"))
     assert [4, 5] == steps(tmp_path / "w" / "rank0.1.pt.trace.json.gz")
 
 
-def test_the_trace_survives_a_disk_that_fills_up_while_it_is_compressed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The uncompressed trace is kept under a name that viewers know, and no half-written one."""
+def test_a_disk_that_fills_up_during_compression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The uncompressed trace stays under a name that viewers accept, and no partial file is left."""
     (raw,) = record(TorchProfilerExporter({}), tmp_path).save(tmp_path, "rank0.1")
 
-    class Full(gzip.GzipFile):
+    class FullDiskFile(gzip.GzipFile):
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(gzip, "open", lambda path, mode, compresslevel: Full(path, mode, compresslevel))
+    monkeypatch.setattr(gzip, "open", lambda path, mode, compresslevel: FullDiskFile(path, mode, compresslevel))
     with pytest.raises(OSError, match="No space left"):
         compress(raw)
-    assert ["rank0.1.pt.trace.json"] == listed(tmp_path)
+    assert ["rank0.1.pt.trace.json"] == list_names(tmp_path)
     assert [4, 5] == steps(tmp_path / "rank0.1.pt.trace.json")
 
 
 def test_a_capture_is_refused_while_another_profiler_records(tmp_path: Path) -> None:
-    """Whether it is there already or comes in during warm-up, it keeps all of its events."""
+    """Another profiler that starts before or during the warm-up keeps all of its events."""
     exporter = TorchProfilerExporter({})
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as other:
         with pytest.raises(CaptureError, match="another torch profiler is active"):
@@ -91,8 +89,8 @@ def test_a_capture_is_refused_while_another_profiler_records(tmp_path: Path) -> 
     assert record(exporter, tmp_path).save(tmp_path, "after")
 
 
-def test_a_discarded_capture_leaves_nothing_on(tmp_path: Path) -> None:
-    """A warm-up that led to nothing does not disturb the next capture or a user's own profiler."""
+def test_a_discarded_capture_leaves_no_profiler_active(tmp_path: Path) -> None:
+    """A discarded warm-up does not disturb the next capture or a user's profiler."""
     exporter = TorchProfilerExporter({})
     exporter.capture().discard()
     assert not torch.autograd._profiler_enabled()
@@ -102,8 +100,8 @@ def test_a_discarded_capture_leaves_nothing_on(tmp_path: Path) -> None:
     assert record(exporter, tmp_path).save(tmp_path, "after")
 
 
-def test_a_trace_that_torch_could_not_write_is_an_error_with_the_systems_reason(tmp_path: Path) -> None:
-    """Torch does not raise; the error names the folder and what the system says of a file there."""
+def test_a_trace_that_torch_could_not_write(tmp_path: Path) -> None:
+    """Torch does not raise; the library's error has the folder and the system's error."""
     resource = pytest.importorskip("resource")
     capture = record(TorchProfilerExporter({}), tmp_path)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -113,11 +111,11 @@ def test_a_trace_that_torch_could_not_write_is_an_error_with_the_systems_reason(
             capture.save(tmp_path / "w", "rank0.1")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert [] == listed(tmp_path / "w")
+    assert [] == list_names(tmp_path / "w")
 
 
-def test_a_trace_is_exported_before_and_after_it_is_compressed(tmp_path: Path) -> None:
-    """`export` copies the trace from wherever it is by then, plain or gzipped as the name asks."""
+def test_export_before_and_after_compression(tmp_path: Path) -> None:
+    """`export` copies the raw or the gzipped trace, and compresses by the name of the target."""
     capture = record(TorchProfilerExporter({}), tmp_path)
     with pytest.raises(CaptureError, match="could not be saved"):
         capture.export(str(tmp_path / "early.json"))
@@ -133,7 +131,7 @@ def test_a_trace_is_exported_before_and_after_it_is_compressed(tmp_path: Path) -
 def test_beside_a_gpu_tool_only_the_cpu_is_recorded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
 ) -> None:
-    """The GPU's tracing interface has one user at a time, which the log says once."""
+    """Beside another user of the GPU's tracing interface only the CPU is recorded, with one log line."""
     monkeypatch.setenv(variable, "/opt/tool/libtool.so")
     monkeypatch.setattr(TorchProfilerExporter, "_warned", set())
     for _ in range(2):
@@ -142,10 +140,10 @@ def test_beside_a_gpu_tool_only_the_cpu_is_recorded(
     assert 1 == caplog.text.count("torch.profiler records the CPU only")
 
 
-def test_the_exporter_is_chosen_by_name_or_by_what_the_process_runs_under(
+def test_the_exporter_is_chosen_by_name_or_tool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Auto is torch.profiler, and Nsight Systems in a process under nsys."""
+    """`auto` chooses torch.profiler, and Nsight Systems in a process under nsys."""
     for variable in ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
         monkeypatch.delenv(variable, raising=False)
     assert "torch_profiler" == choose("auto", {}).name == choose("torch_profiler", {}).name
@@ -153,16 +151,18 @@ def test_the_exporter_is_chosen_by_name_or_by_what_the_process_runs_under(
     assert "nsight_systems" == choose("auto", {}).name == choose("nsight_systems", {}).name
 
 
-def test_preparing_twice_costs_once() -> None:
-    """Prepare imports what torch's profiler needs, so that no step of the loop pays for it."""
+def test_prepare_imports_what_the_profiler_needs() -> None:
+    """`prepare` does the imports of torch's profiler ahead of the loop, and can be called twice."""
     exporter = TorchProfilerExporter({})
     exporter.prepare()
     exporter.prepare()
     assert "torch._inductor" in sys.modules
 
 
-def test_only_anothers_recording_is_followed_by_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window searches all objects for open ranges after another profiler recorded, not after a window."""
+def test_open_ranges_are_searched_only_after_another_profiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window searches all objects for open ranges only if another profiler recorded before it."""
     searches = []
     monkeypatch.setattr(kineto, "record_functions", lambda: searches.append(1) or [])
     exporter = TorchProfilerExporter({})
@@ -180,7 +180,7 @@ def test_only_anothers_recording_is_followed_by_a_search(tmp_path: Path, monkeyp
 
 
 def load_for_tensorboard(folder: Path) -> dict[str, Any]:
-    """What the loader of torch_tb_profiler makes of a folder, without its subprocesses."""
+    """Load a folder with the loader of torch_tb_profiler, without its subprocesses."""
     from torch_tb_profiler import consts
     from torch_tb_profiler.profiler.data import RunProfileData
     from torch_tb_profiler.profiler.run_generator import RunGenerator
@@ -194,9 +194,9 @@ def load_for_tensorboard(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore")  # the plugin's own
+@pytest.mark.filterwarnings("ignore")  # from the plugin
 def test_tensorboards_plugin_loads_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its loader finds the worker by the file's name, the steps with their lengths, and the operators."""
+    """The plugin finds the worker by the name of the file, the steps with their durations, and the operators."""
     pytest.importorskip("torch_tb_profiler", exc_type=ImportError)
     monkeypatch.setattr(settings, "summary", False)
     with instrument.profile(tmp_path, schedule=instrument.schedule("1-2")) as prof:
@@ -227,7 +227,7 @@ TENSORBOARD = """
 def test_tensorboards_run_loader_lists_the_ranks_as_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder of a window, as it is, is a run of TensorBoard's: a worker for each rank."""
+    """TensorBoard loads the folder of a window as a run with a worker for each rank."""
     pytest.importorskip("torch_tb_profiler", exc_type=ImportError)
     monkeypatch.setattr(settings, "summary", False)
     out = tmp_path / "out"
@@ -244,7 +244,7 @@ def test_tensorboards_run_loader_lists_the_ranks_as_workers(
 
 
 class FunctionCalls(TorchFunctionMode):
-    """Counts the functions of torch that are called."""
+    """Counts calls of torch functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class FunctionCalls(TorchFunctionMode):
 
 
 class OperatorCalls(TorchDispatchMode):
-    """Counts the operators that are called."""
+    """Counts calls of operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,13 +268,13 @@ class OperatorCalls(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("mode", [FunctionCalls, OperatorCalls])
-def test_modes_of_the_program_see_its_own_calls_alone(
+def test_modes_of_the_program_see_only_its_own_calls(
     tmp_path: Path, mode: type[FunctionCalls | OperatorCalls]
 ) -> None:
     """A `TorchFunctionMode` or `TorchDispatchMode` around a loop sees the same calls with a window as without."""
     counts = []
     for plan in ("100", "2-3"):
-        kept: list[Any] = []  # ranges that outlive their window
+        kept: list[Any] = []  # keeps ranges alive beyond their window
 
         def body(number: int, kept: list[Any] = kept) -> None:
             with torch.profiler.record_function(f"part {number}") as context:
@@ -287,8 +287,8 @@ def test_modes_of_the_program_see_its_own_calls_alone(
     assert recorded(tmp_path / "2-3") == [[2, 3]]
 
 
-def test_no_warning_of_cycles_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to torch 2.11 it warns that a fresh profiler clears events: turned into an error, that cost a window."""
+def test_torchs_warning_about_cycles_is_suppressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch up to 2.11 warns that a new profiler clears events; as an error, the warning would fail a window."""
     from torch.profiler import profiler
 
     prepare, shown = profiler.profile.prepare_trace, profiler._WARNINGS_SHOWN

@@ -1,4 +1,4 @@
-"""Windows that a vendor's tool records: what the tool is told, and when."""
+"""Windows recorded by vendors' tools: the calls that start and stop each tool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VARIABLES = {
 }  # fmt: skip
 
 
-OPENING = ("call", "push", "start")  # in a log of NVTX
+OPENING = ("call", "push", "start")  # operations in an NVTX log
 
 
 def manifest(folder: Path) -> list[tuple[Any, ...]]:
@@ -44,7 +44,7 @@ def manifest(folder: Path) -> list[tuple[Any, ...]]:
 @pytest.mark.native
 @pytest.mark.parametrize("how", ["preload", "ld_library_path"])
 def test_rocprofv3_is_resumed_for_each_window(tmp_path: Path, how: Any) -> None:
-    """The steps lie between roctxProfilerResume(0) and roctxProfilerPause(0) of the profiler's own library."""
+    """The steps of a window lie between roctxProfilerResume(0) and roctxProfilerPause(0)."""
     libraries = ["libroctx64.so.4"] if how == "preload" else ["librocprofiler-sdk-roctx.so.1", "libroctx64.so.4"]
     events = native.roctx_log(TRAIN, how=how, libraries=libraries, env=UNDER_ROCPROF, args=[str(tmp_path)])
     assert {"preload" if how == "preload" else libraries[0]} == {event["library"] for event in events}
@@ -60,7 +60,7 @@ def test_rocprofv3_is_resumed_for_each_window(tmp_path: Path, how: Any) -> None:
 
 @pytest.mark.native
 def test_an_exception_pauses_rocprofv3(tmp_path: Path) -> None:
-    """Nothing is left on."""
+    """After an exception rocprofv3 is paused and all ranges are closed."""
     events = native.roctx_log(TRAIN, env=UNDER_ROCPROF, args=[str(tmp_path), "raise"])
     assert ["resume", "pause"] * 2 == [event["op"] for event in events if "thread" in event]
     assert 5 + 3 == len(native.ranges(events))  # regions and steps, all closed
@@ -69,7 +69,7 @@ def test_an_exception_pauses_rocprofv3(tmp_path: Path) -> None:
 
 @pytest.mark.native
 def test_a_library_that_cannot_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The windows are skipped with the reason, and the regions go on."""
+    """The windows are skipped with the reason; regions are still shown."""
     library = native.build("roctxlog", 'LIBRARY_NAME="old"', "NO_PROFILER")
     env = {**UNDER_ROCPROF, "LD_PRELOAD": str(library)}
     events = native.roctx_log(TRAIN, libraries=[], env=env, args=[str(tmp_path)])
@@ -80,7 +80,7 @@ def test_a_library_that_cannot_pause(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.native
 def test_vtune_is_resumed_for_each_window(tmp_path: Path) -> None:
-    """Tasks of steps and regions lie between resume and pause."""
+    """Tasks of the steps and regions of a window lie between resume and pause."""
     pytest.importorskip("ittapi")
     events = native.itt_log(TRAIN, args=[str(tmp_path)])
     chosen = ("pause", "resume", "task_begin", "overlapped_begin", "overlapped_end")
@@ -94,8 +94,8 @@ def test_vtune_is_resumed_for_each_window(tmp_path: Path) -> None:
     assert [("vtune", "recorded", steps, None) for steps in ([1, 2], [4, 5])] == manifest(tmp_path)
 
 
-class Cuda:
-    """What is asked of `torch.cuda`."""
+class FakeCuda:
+    """Replaces `torch.cuda` and records the calls of its profiler functions."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -113,7 +113,7 @@ class Cuda:
 
 def test_ncu_measures_between_start_and_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window before the first use of CUDA is skipped with the reason: the call would choose a device."""
-    cuda = Cuda()
+    cuda = FakeCuda()
     monkeypatch.setattr(torch, "cuda", cuda)
     with instrument.profile(
         tmp_path, schedule=instrument.schedule(at=[0, 2, 4]), exporter="nsight_compute"
@@ -151,8 +151,8 @@ CUDA = """
     ("nsight_compute", ["cudaProfilerStart", "forward", "cudaProfilerStop"]),
     ("nsight_systems", ["capture", "cudaProfilerStart", "step", "forward", "cudaProfilerStop"]),
 ])  # fmt: skip
-def test_the_cuda_runtime_is_told_of_a_window(tmp_path: Path, name: str, window: list[str]) -> None:
-    """Torch hands cudaProfilerStart and Stop on to the runtime, around the step that is recorded and no other."""
+def test_the_calls_to_the_cuda_runtime_around_a_window(tmp_path: Path, name: str, window: list[str]) -> None:
+    """Torch calls cudaProfilerStart and cudaProfilerStop of the runtime exactly around the recorded step."""
     env = {"LD_PRELOAD": str(native.build("cudaprofilerlog"))}
     events = native.nvtx_log(CUDA, env=env, args=[str(tmp_path), name])
     shown = [event.get("function") or event["message"] for event in events if event["op"] in OPENING]
@@ -161,15 +161,15 @@ def test_the_cuda_runtime_is_told_of_a_window(tmp_path: Path, name: str, window:
 
 
 @pytest.fixture
-def under_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     others = ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")
     for variable in (*VARIABLES.values(), *others, "ROCPROF_OUTPUT_PATH"):
         monkeypatch.delenv(variable, raising=False)
 
 
-@pytest.mark.usefixtures("under_nothing")
-def test_the_exporter_is_that_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Auto goes by what the tool put into the environment; by name, each is to be had anywhere."""
+@pytest.mark.usefixtures("without_tools")
+def test_the_exporter_is_chosen_by_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` chooses by the environment variables of the tools; by name, each exporter is available anywhere."""
     monkeypatch.setitem(sys.modules, "ittapi", SimpleNamespace())
     monkeypatch.setattr("instrument.exporters.vendor_tools.RoctxEmitter", SimpleNamespace)
     monkeypatch.setattr("instrument.exporters.vendor_tools.load", lambda: None)
@@ -182,9 +182,9 @@ def test_the_exporter_is_that_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> No
             assert name == choose("auto", {}).name
 
 
-@pytest.mark.usefixtures("under_nothing")
-def test_what_a_tool_needs_is_missing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Asked for by name that is an error; otherwise torch.profiler records, which is said."""
+@pytest.mark.usefixtures("without_tools")
+def test_a_missing_package_of_a_tool(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A missing package is an error for an exporter by name; `auto` logs it and uses torch.profiler."""
     monkeypatch.setitem(sys.modules, "ittapi", None)
     with pytest.raises(ImportError, match="ittapi is missing: pip install ittapi"):
         choose("vtune", {})
@@ -193,8 +193,8 @@ def test_what_a_tool_needs_is_missing(monkeypatch: pytest.MonkeyPatch, caplog: p
     assert "windows are recorded by torch.profiler: ittapi is missing" in caplog.text
 
 
-def test_an_exporter_that_is_none() -> None:
-    """The error gives all that is accepted."""
+def test_unknown_exporters() -> None:
+    """The error lists the accepted values."""
     with pytest.raises(
         ValueError, match='"exporter" must be "auto", one of torch_profiler, nsight_systems, nsight'
     ):

@@ -1,10 +1,10 @@
-"""Runs trainings as they are, and once more for each fault, in processes forked from one that imported it all.
+"""Runs trainings without faults, and once more for each fault, in processes forked from one with all imports.
 
     python -m tests.faults.campaign FOLDER CASES SEED SCENARIO...
 
-CASES is the number of faults in each scenario, drawn by SEED, or "all" in an order drawn by it. What the scenario
-leads to without a fault goes to FOLDER/SCENARIO.json; what each fault leads to is a line of FOLDER/SCENARIO.jsonl.
-With INSTRUMENT_FUZZ_FUNCTION=NAME only functions fail that have NAME in their names.
+CASES is the number of faults in each scenario, drawn by SEED, or "all" in an order drawn by it. The results of a
+scenario without faults are written to FOLDER/SCENARIO.json, the result of each fault is a line of
+FOLDER/SCENARIO.jsonl. INSTRUMENT_FUZZ_FUNCTION=NAME limits faults to functions with NAME in their names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENVIRONMENT = {"INSTRUMENT_SUMMARY": "0", "ACCELERATE_USE_CPU": "true", "TQDM_DI
 
 
 class Case(NamedTuple):
-    """One fault."""
+    """One fault: an error in one call of a function."""
 
     function: str
     call: int
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a training."""
+    """The result of one training."""
 
     exit: int
     outcome: Any
@@ -56,12 +56,12 @@ class Result(NamedTuple):
     counts: dict[str, int]
     leftovers: list[str]
     modules: list[str]
-    windows: list[str]  # of the lines of manifests
-    text: str  # what it printed, and the manifest
+    windows: list[str]  # in the manifests
+    text: str  # output and manifests
 
 
 def cases(counts: dict[str, int]) -> list[Case]:
-    """Return every fault: each function, its first, middle and last call, each error."""
+    """Return every fault: each function, with its first, middle and last call, and each error."""
     return [
         Case(name, call, error)
         for name, count in counts.items()
@@ -71,7 +71,7 @@ def cases(counts: dict[str, int]) -> list[Case]:
 
 
 def verdict(case: Case, result: Result, recorded: Result) -> str:
-    """Say in a word or two what a fault led to, beside the run without one."""
+    """Return the verdict of a fault, by comparison with the run without a fault."""
     fault = f"injected into {case.function}"
     if result.exit == -signal.SIGKILL:
         return "hung"
@@ -88,14 +88,14 @@ def verdict(case: Case, result: Result, recorded: Result) -> str:
     if len(set(result.windows)) < len(result.windows):
         return "two manifest lines"
     if fault not in result.text:
-        return "unsaid"
-    if set(recorded.windows) <= set(result.windows) or result.in_setup:  # else no window was planned
+        return "not reported"
+    if set(recorded.windows) <= set(result.windows) or result.in_setup:  # no window was planned
         return "contained"
     return "no manifest line"
 
 
 class Runner:
-    """Runs one scenario over and over, each time in a forked process."""
+    """Runs one scenario repeatedly, each time in a forked process."""
 
     def __init__(self, scenario: str, folder: Path, faults: injector.Faults, tokens: tuple[int, int]) -> None:
         self._scenario = scenario
@@ -105,7 +105,7 @@ class Runner:
         self._runs = 0
 
     def run(self, *, plain: bool = False, case: Case | None = None) -> Result:
-        """Run it once, in a forked process."""
+        """Run the scenario once, in a forked process."""
         self._runs += 1
         folder = self._folder / f"{self._scenario}-{self._runs}"
         folder.mkdir()
@@ -114,7 +114,7 @@ class Runner:
             if process == 0:
                 code = 1
                 try:
-                    self._become(folder, plain, case)
+                    self._run_in_child(folder, plain, case)
                     code = 0
                 except BaseException:
                     traceback.print_exc()
@@ -140,14 +140,14 @@ class Runner:
         shutil.rmtree(folder, ignore_errors=True)  # a finishing process may still write into it
         return result
 
-    def _become(self, folder: Path, plain: bool, case: Case | None) -> None:
+    def _run_in_child(self, folder: Path, plain: bool, case: Case | None) -> None:
         from . import scenarios
 
         output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(folder)
-        faults, before = self._faults, scenarios.patchable()
+        faults, before = self._faults, scenarios.patched_attributes()
 
         def report() -> None:
             counts = {name: count for name, count in zip(faults.names, faults.counts, strict=True) if count}
@@ -157,7 +157,7 @@ class Runner:
             written = {**fired, "counts": counts, "modules": modules, **left}
             (folder / "report.json").write_text(json.dumps(written))
 
-        atexit.register(report)  # before the library's own, so that it runs after them
+        atexit.register(report)  # registered before the library's handlers, so that it runs after them
         if case is not None:
             faults.arm(case.function, case.call, injector.ERRORS[case.error])
         outcome = scenarios.SCENARIOS[self._scenario](plain)
@@ -165,7 +165,7 @@ class Runner:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait until fewer than `JOBS` others run."""
+        """Wait until fewer than `JOBS` processes run."""
         os.read(self._tokens[0], 1)
         try:
             yield
@@ -174,7 +174,7 @@ class Runner:
 
 
 def _exit(code: int) -> NoReturn:
-    """Do what the interpreter does at its end, but for freeing all memory: that takes a second of copied pages."""
+    """Exit as the interpreter does, without freeing all memory, which takes a second of copied pages."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -199,7 +199,7 @@ def _text(path: Path) -> str:
 
 
 def campaign(runner: Runner, scenario: str, number: int | None, seed: int, folder: Path) -> None:
-    """Run ``number`` faults of a scenario, or all, and write what they lead to."""
+    """Run ``number`` faults of a scenario, or all, and write their results."""
     from . import scenarios
 
     with runner.turn():
@@ -210,21 +210,21 @@ def campaign(runner: Runner, scenario: str, number: int | None, seed: int, folde
         for module in recorded.modules:  # once, instead of in each case
             with suppress(Exception):
                 importlib.import_module(module)
-    without = {"expected": expected._asdict(), "recorded": recorded._asdict()}
-    (folder / f"{scenario}.json").write_text(json.dumps(without))
-    gc.freeze()  # what is there by now need not be looked at, and copied, in each process
-    known = cases(recorded.counts)
-    wanted = os.environ.get("INSTRUMENT_FUZZ_FUNCTION")
-    if wanted:
-        known = [case for case in known if wanted in case.function]
-    count = len(known) if number is None else min(number, len(known))
+    without_fault = {"expected": expected._asdict(), "recorded": recorded._asdict()}
+    (folder / f"{scenario}.json").write_text(json.dumps(without_fault))
+    gc.freeze()  # saves copies of these objects' pages in each process
+    faults = cases(recorded.counts)
+    name = os.environ.get("INSTRUMENT_FUZZ_FUNCTION")
+    if name:
+        faults = [case for case in faults if name in case.function]
+    count = len(faults) if number is None else min(number, len(faults))
     with (folder / f"{scenario}.jsonl").open("w", buffering=1) as lines:
-        for case in random.Random(seed).sample(known, count):
-            begun = time.monotonic()
+        for case in random.Random(seed).sample(faults, count):
+            start = time.monotonic()
             result = runner.run(case=case)
             word = verdict(case, result, recorded)
             detail = "" if word in ("contained", "not reached") else result.text[-4000:]
-            took = round(time.monotonic() - begun, 2)
+            took = round(time.monotonic() - start, 2)
             lines.write(json.dumps({**case._asdict(), "verdict": word, "detail": detail, "took": took}) + "\n")
 
 

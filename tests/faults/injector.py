@@ -1,4 +1,4 @@
-"""Makes one call of one function of the library raise, in a process that has not imported the library yet."""
+"""Makes one call of one library function raise, in a process that has not imported the library yet."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ERRORS: dict[str, type[Exception]] = {
 
 
 class Faults:
-    """Counts the calls of each function, and raises in the one that it is armed for.
+    """Counts the calls of each function, and raises in the armed call.
 
     Attributes:
-        names: the functions, as "module:qualified name", at the index that their calls report.
-        counts: how often each of them was called.
+        names: the functions, as "module:qualified name"; calls refer to them by index.
+        counts: the number of calls of each function.
         fired: whether the error was raised.
         importing: how many modules of the library are being imported.
-        by_program: whether a statement of the program imports them.
-        in_import: whether the error was raised while one was imported by a statement of the program.
-        in_setup: whether it was raised before the first step of a window's plan was looked at.
+        by_program: whether a statement of the program started these imports.
+        in_import: whether the error was raised while a statement of the program imported a module.
+        in_setup: whether the error was raised before the plan of the windows began.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Faults:
         self._function, self._call, self._error = self.names.index(name), call, error
 
     def __call__(self, function: int) -> None:
-        """Take note of a call; every function of the library begins with one of these."""
+        """Count a call, and raise in the armed one; every function of the library begins with this call."""
         count = self.counts[function] = self.counts[function] + 1
         if function == self._function and count == self._call:
             self.fired, self.in_import = True, self.importing > 0 and self.by_program
@@ -58,9 +58,9 @@ class Faults:
 
 
 class Instrumenter(ast.NodeTransformer):
-    """Lets each function report its calls, inside a ``try`` for any ``Exception`` that its body begins with.
+    """Makes each function report its calls, within a ``try`` for ``Exception`` at the beginning of its body.
 
-    Assignments of constants and names, which cannot fail, may come before that.
+    Assignments of constants and names, which cannot fail, may precede the ``try``.
     """
 
     def __init__(self, module: str, faults: Faults) -> None:
@@ -88,7 +88,7 @@ class Instrumenter(ast.NodeTransformer):
         self._path.pop()
         body: list[ast.stmt] = node.body
         first = next((at for at, statement in enumerate(body) if not _cannot_fail(statement)), 0)
-        while first < len(body) and isinstance(body[first], ast.Try) and _for_any(body[first]):
+        while first < len(body) and isinstance(body[first], ast.Try) and _catches_all(body[first]):
             body, first = body[first].body, 0  # type: ignore[attr-defined]
         body.insert(first, ast.copy_location(ast.Expr(hit), node))
         return node
@@ -103,7 +103,7 @@ class Instrumenter(ast.NodeTransformer):
 
 
 def _cannot_fail(statement: ast.stmt) -> bool:
-    """Tell whether ``statement`` is a docstring, or the assignment of a constant or of what a name holds."""
+    """Return whether ``statement`` is a docstring, or assigns constants, names or attributes."""
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Constant)
     value = getattr(statement, "value", None)
@@ -113,13 +113,13 @@ def _cannot_fail(statement: ast.stmt) -> bool:
     )
 
 
-def _for_any(node: Any) -> bool:
+def _catches_all(node: Any) -> bool:
     kinds = [handler.type for handler in node.handlers]
     return any(isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException") for kind in kinds)
 
 
 class Loader(importlib.abc.InspectLoader):
-    """Executes a module's code as it was compiled before."""
+    """Executes the compiled code of a module."""
 
     def __init__(self, code: CodeType, path: Path, faults: Faults) -> None:
         self._code = code
@@ -146,9 +146,9 @@ class Loader(importlib.abc.InspectLoader):
 
 
 def _program_imports(frame: FrameType | None) -> bool:
-    """Tell whether the import that ``frame`` carries out is a statement of the program, or of the package itself.
+    """Return whether the import in ``frame`` is a statement of the program rather than of the package.
 
-    The package's ``__getattr__`` imports what the program asks for by name.
+    Imports by the package's ``__getattr__`` count as statements of the program.
     """
     while frame is not None and frame.f_code.co_filename.startswith(_IMPORTING):
         frame = frame.f_back
@@ -156,7 +156,7 @@ def _program_imports(frame: FrameType | None) -> bool:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the library's modules, all compiled when this is made."""
+    """Finds the library's modules, and compiles all of them at its creation."""
 
     def __init__(self, faults: Faults) -> None:
         self._loaders: dict[str, Loader] = {}
@@ -176,7 +176,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> Faults:
-    """Let the library be imported with functions that can be made to raise."""
+    """Install the finder, so that the library's functions can be made to raise; return its `Faults`."""
     assert "instrument" not in sys.modules
     faults = Faults()
     setattr(builtins, HIT, faults)

@@ -1,4 +1,4 @@
-"""Small trainings as people write them, and what each of them led to."""
+"""Small typical trainings, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MODULES = {
     "lightning": ("lightning.pytorch",),
     "lightning_profiler": ("lightning.pytorch",),
 }
-"""What is imported before the processes of a scenario are forked."""
+"""The modules to import before the processes of a scenario are forked."""
 
 
 def outcome(losses: list[float], model: nn.Module, calls: Counter[str]) -> Outcome:
-    """Every bit of what training led to, and how often functions of the user's were called."""
+    """Return the losses, a digest of the parameters, and the numbers of calls of the user's functions."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
@@ -46,7 +46,7 @@ def batches(count: int = BATCHES) -> Any:
 
 
 def steps(plain: bool) -> Outcome:
-    """A loop by hand, with all that the library itself can name."""
+    """Train in a hand-written loop with regions, modules, step parts and `steps`."""
     torch.manual_seed(0)
     model, calls = Net(), Counter[str]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -97,8 +97,8 @@ def steps(plain: bool) -> Outcome:
     return outcome(losses, model, calls)
 
 
-def by_hand(calls: Counter[str]) -> Outcome:
-    """A loop that knows nothing of the library."""
+def plain_loop(calls: Counter[str]) -> Outcome:
+    """Train in a loop without any call of the library."""
     torch.manual_seed(0)
     model, losses = Net(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -114,17 +114,17 @@ def by_hand(calls: Counter[str]) -> Outcome:
 
 
 def run(plain: bool) -> Outcome:
-    """A script that `instrument run` starts."""
+    """Train in a script as `instrument run` starts it."""
     if not plain:
-        asked = {"out": str(Path("out").absolute()), "names": "class", "modules": 4, **PLAN}
-        os.environ["INSTRUMENT_RUN"] = json.dumps(asked)
+        options = {"out": str(Path("out").absolute()), "names": "class", "modules": 4, **PLAN}
+        os.environ["INSTRUMENT_RUN"] = json.dumps(options)
         os.environ["INSTRUMENT_RUN_PROCESS"] = str(os.getpid())
         _site()
-    return by_hand(Counter())
+    return plain_loop(Counter())
 
 
 def _site() -> None:
-    """Do what Python does with a ``sitecustomize`` at its start: an error in it is printed, and no more."""
+    """Import ``sitecustomize`` as Python does at its start: errors in it are printed and ignored."""
     sys.modules["sitecustomize"] = types.ModuleType("sitecustomize")
     with contextlib.suppress(KeyboardInterrupt):
         try:
@@ -134,7 +134,7 @@ def _site() -> None:
 
 
 def transformers(plain: bool) -> Outcome:
-    """The Trainer, with gradients accumulated, evaluations and checkpoints."""
+    """Train with the Trainer: accumulated gradients, evaluations and checkpoints."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
     class Tokens(torch.utils.data.Dataset[Any]):
@@ -149,7 +149,7 @@ def transformers(plain: bool) -> Outcome:
     sizes = {"vocab_size": 32, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
     calls = Counter[str]()
 
-    class Counting(Trainer):
+    class CountingTrainer(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             calls["compute_loss"] += 1
             return super().compute_loss(*args, **kwargs)
@@ -165,7 +165,7 @@ def transformers(plain: bool) -> Outcome:
         from instrument.integrations.transformers import InstrumentCallback
 
         callbacks.append(InstrumentCallback("out", **PLAN))
-    trainer = Counting(model, args, train_dataset=Tokens(), eval_dataset=Tokens(), callbacks=callbacks)
+    trainer = CountingTrainer(model, args, train_dataset=Tokens(), eval_dataset=Tokens(), callbacks=callbacks)
     trainer.train()
     losses = [
         entry[name] for entry in trainer.state.log_history for name in ("loss", "eval_loss") if name in entry
@@ -174,7 +174,7 @@ def transformers(plain: bool) -> Outcome:
 
 
 def accelerate(plain: bool) -> Outcome:
-    """A loop with an Accelerator, gradients accumulated, and a checkpoint."""
+    """Train in a loop with an Accelerator: accumulated gradients and a checkpoint."""
     from accelerate import Accelerator
 
     torch.manual_seed(0)
@@ -202,7 +202,7 @@ def accelerate(plain: bool) -> Outcome:
 
 
 def lightning(plain: bool) -> Outcome:
-    """A Trainer with the callback."""
+    """Train with a Lightning Trainer and the callback."""
     if plain:
         return fit()
     from instrument.integrations.lightning import InstrumentCallback
@@ -211,7 +211,7 @@ def lightning(plain: bool) -> Outcome:
 
 
 def lightning_profiler(plain: bool) -> Outcome:
-    """A Trainer with the profiler."""
+    """Train with a Lightning Trainer and the profiler."""
     if plain:
         return fit()
     from instrument.integrations.lightning import InstrumentProfiler
@@ -219,8 +219,8 @@ def lightning_profiler(plain: bool) -> Outcome:
     return fit(profiler=InstrumentProfiler("out", **PLAN))
 
 
-def fit(**given: Any) -> Outcome:
-    """Train with Lightning, gradients accumulated, and validate."""
+def fit(**options: Any) -> Outcome:
+    """Train with Lightning and accumulated gradients, and validate."""
     import lightning.pytorch as pl
 
     calls, losses = Counter[str](), []
@@ -247,33 +247,33 @@ def fit(**given: Any) -> Outcome:
     module = Module()
     pl.Trainer(
         max_epochs=1, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, default_root_dir="lit", **given,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir="lit", **options,
     ).fit(module, batches(2 * BATCHES), batches(2))  # fmt: skip
     return outcome(losses, module, calls)
 
 
 def server(plain: bool) -> Outcome:
-    """A server whose windows are opened by a call and by a file."""
+    """Serve requests, with windows that a call, a file and a signal open."""
     torch.manual_seed(0)
     model, losses, calls = Net(), [], Counter[str]()
-    made: Any = None
+    adapter: Any = None
     signal.signal(signal.SIGUSR1, lambda *_: calls.update(signal=1))
     if not plain:
         from instrument.integrations.server import Server
 
         Path("trigger").touch()
-        made = Server("out", active=2, file="trigger", signal=signal.SIGUSR1)
-        made.attach(model)
-        made.start_profile()
+        adapter = Server("out", active=2, file="trigger", signal=signal.SIGUSR1)
+        adapter.attach(model)
+        adapter.start_profile()
     for number in range(BATCHES):
         losses.append(model(torch.full((2, 4), float(number))).mean().item())
         if number == 4:
             signal.raise_signal(signal.SIGUSR1)
-        if made is not None:
-            made.step()
-    if made is not None:
-        made.stop_profile()
-        made.detach()
+        if adapter is not None:
+            adapter.step()
+    if adapter is not None:
+        adapter.stop_profile()
+        adapter.detach()
     return outcome(losses, model, calls)
 
 
@@ -288,8 +288,8 @@ SCENARIOS: dict[str, Callable[[bool], Outcome]] = {
 }
 
 
-def patchable() -> dict[str, Any]:
-    """The attributes that the library replaces for a time."""
+def patched_attributes() -> dict[str, Any]:
+    """Return the attributes that the library patches temporarily, with their current values."""
     from torch.autograd.profiler import record_function
 
     places: list[tuple[Any, str]] = [
@@ -311,6 +311,6 @@ def patchable() -> dict[str, Any]:
 
 
 def leftovers(before: dict[str, Any]) -> list[str]:
-    """Those of ``before`` that are replaced now, and the profiler if it still records."""
+    """Return the attributes that differ from ``before``, and the profiler if it still records."""
     found = [place for place, (owner, name, value) in before.items() if vars(owner).get(name) is not value]
     return [*found, *(["a recording"] if torch.autograd._profiler_enabled() else [])]

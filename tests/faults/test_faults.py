@@ -1,6 +1,6 @@
-"""A function of the library that raises changes no training, and the log or the manifest says that it raised.
+"""An error in any function of the library changes no training, and the log or the manifest reports it.
 
-A sample of the faults runs with the other tests, every one of them with ``make fuzz``.
+A sample of the faults runs with the other tests, all of them with ``make fuzz``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SCENARIOS = ("steps", "run", "transformers", "accelerate", "lightning", "lightni
 SAMPLE = 10  # faults in each scenario, of some two thousand
 SEED = 11
 
-# Functions that have nothing around them, with the reason. An error in a module of the library that the program's
-# own statement imports passes as well: there is nothing yet that could step aside.
+# Functions whose errors reach the program, with the reason. Errors in modules of the library that a statement of
+# the program imports reach it too: no containment exists yet.
 OUTERMOST = {
     # The import statement of the program itself.
     "instrument:__getattr__",
-    # It returns itself, and no more.
+    # Only returns itself.
     "instrument.modules.service:Handle.__enter__",
-    # They stand for the program's own code or torch's, which they call; what else they call is contained.
+    # Wrappers of functions of the program or of torch, which they call; their other calls are contained.
     "instrument.compat.profilers:profiler_patches.starting.run_on_profiler_start",
     "instrument.compat.profilers:profiler_patches.stopping.run_on_profiler_stop",
     "instrument.compat.kineto:session_patches.leaving.leave_trace",
@@ -44,15 +44,15 @@ OUTERMOST = {
     "instrument.stepping.function_calls:FunctionCallSteps._following.call_async",
     "instrument.stepping.graphed_callables:GraphedCallables._following.make_graphed_callables",
     "instrument.windows.steps:Steps.__iter__",
-    # The containment: what it raises is what the function that it calls raised.
+    # The containment itself: it raises the errors of the functions that it calls.
     "instrument.guard:Contained.__enter__",
     "instrument.guard:Contained.__exit__",
     "instrument.guard:Contained.__init__",
     "instrument.guard:Guard.contained",
     "instrument.guard:_Once.__call__",
 }
-# These make the lines of the manifest, or plan a server's windows: where one fails, a line may be missing, and the
-# log says why.
+# Functions that write the lines of the manifest or plan a server's windows: after an error a line may be missing,
+# and the log has the error.
 MANIFEST = (
     "instrument.integrations.server:Server._on_signal",
     "instrument.integrations.server:OnDemandSchedule.",
@@ -66,9 +66,8 @@ MANIFEST = (
     "instrument.windows.manifest:",
     "instrument.windows.schedule:Schedule.window",
 )
-# Functions that say what failed, where the training goes on all the same; and what is done once more, so that
-# nothing is missing.
-SAYING = {
+# Functions that report errors themselves, and functions that are retried, so that no line is missing.
+REPORTING = {
     "instrument.patch:Patch._set",
     "instrument.patch:Patch.undo",
     "instrument.guard:Guard.failed",
@@ -81,23 +80,23 @@ pytestmark = pytest.mark.fuzz
 
 @pytest.fixture(scope="module")
 def campaigns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What became of each scenario, by its name."""
+    """The results of each scenario, by its name."""
     folder = tmp_path_factory.mktemp("faults")
     number = "all" if os.environ.get("INSTRUMENT_FUZZ") == "all" else str(SAMPLE)
     command = [sys.executable, "-m", "tests.faults.campaign", str(folder), number, str(SEED), *SCENARIOS]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True)
-    return {name: _found(folder, name) for name in SCENARIOS}
+    return {name: _read_results(folder, name) for name in SCENARIOS}
 
 
-def _found(folder: Path, scenario: str) -> dict[str, Any]:
+def _read_results(folder: Path, scenario: str) -> dict[str, Any]:
     lines = (folder / f"{scenario}.jsonl").read_text().splitlines()
-    without: dict[str, Any] = json.loads((folder / f"{scenario}.json").read_text())
-    return {**without, "cases": list(map(json.loads, lines))}
+    results: dict[str, Any] = json.loads((folder / f"{scenario}.json").read_text())
+    return {**results, "cases": list(map(json.loads, lines))}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_no_fault_changes_a_training(campaigns: dict[str, Any], scenario: str) -> None:
-    """Each fault is contained and said, but for those in `OUTERMOST` and in imports."""
+    """Each fault is contained and reported, except for those in `OUTERMOST` and in imports."""
     found = campaigns[scenario]
     plain, recorded = found["expected"], found["recorded"]
     assert (plain["exit"], recorded["exit"]) == (0, 0), recorded["text"]
@@ -106,7 +105,7 @@ def test_no_fault_changes_a_training(campaigns: dict[str, Any], scenario: str) -
     verdicts = defaultdict(list)
     for case in found["cases"]:
         function, verdict = case["function"], case["verdict"]
-        if function in OUTERMOST or (verdict == "unsaid" and function in SAYING):
+        if function in OUTERMOST or (verdict == "not reported" and function in REPORTING):
             verdict = "listed"
         elif verdict == "no manifest line" and function.startswith(MANIFEST):
             verdict = "contained"

@@ -75,7 +75,7 @@ class Stub:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """Return how the stub was called: its own options, and the program."""
+        """Return the calls of the stub, each with its own options and the program."""
         return [json.loads(text) for text in self.log.read_text().splitlines()]
 
 
@@ -88,26 +88,26 @@ def stub(
     report: Path | None = None,
     variables: dict[str, str] | None = None,
 ) -> Stub:
-    """Make an executable called ``tool``.
+    """Write an executable called ``tool``.
 
     Args:
-        tmp_path: where.
+        tmp_path: the folder for the executable and its log.
         tool: its file name.
-        version: what it says to ``--version``.
-        help: what it says to ``--help``.
-        report: the file that it leaves a copy of as its report; None leaves none.
-        variables: what it sets in the environment of the program.
+        version: the version that it prints for ``--version``.
+        help: the text that it prints for ``--help``.
+        report: the file that it copies as its report; None writes no report.
+        variables: the variables that it adds to the environment of the program.
     """
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
-    made = Stub(folder, tmp_path / f"{tool}.jsonl")
+    installed = Stub(folder, tmp_path / f"{tool}.jsonl")
     text = STUB.format(
-        python=sys.executable, version=version, help=help, variables=variables or {}, log=str(made.log),
+        python=sys.executable, version=version, help=help, variables=variables or {}, log=str(installed.log),
         report=report and str(report), suffix=SUFFIX[tool],
     )  # fmt: skip
     (folder / tool).write_text(text)
     (folder / tool).chmod(0o755)
-    return made
+    return installed
 
 
 def request(tmp_path: Path, *words: str, windows: int | None = 2, **others: Any) -> LaunchRequest:
@@ -138,12 +138,12 @@ def launching(profiler: str, folder: Path, command: Sequence[str | Path], **othe
 def launched(
     profiler: str, folder: Path, command: Sequence[str | Path], env: dict[str, str], **others: Any
 ) -> Any:
-    """Launch ``command`` in a process of its own."""
+    """Launch ``command`` in a separate process."""
     return run(launching(profiler, folder, command, **others), {**env, "COLUMNS": "100"}, check=False)
 
 
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is no rank of a job."""
+def without_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the variables that make this process a rank of a job."""
     for variable in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "PYTHON_EXEC"):
         monkeypatch.delenv(variable, raising=False)

@@ -15,10 +15,10 @@ from instrument.errors import LaunchError
 from instrument.launch import nsys, vendor
 from instrument.launch.installed import Tool
 
-from .stubs import bare, request, stub
+from .stubs import request, stub, without_rank
 
-pytestmark = pytest.mark.usefixtures("bare")
-__all__ = ["bare"]
+pytestmark = pytest.mark.usefixtures("without_rank")
+__all__ = ["without_rank"]
 
 TORCHRUN = str(Path(sys.executable).parent / "torchrun")
 PROGRAM = [sys.executable, "train.py"]
@@ -74,11 +74,13 @@ def test_nsys_records_windows_or_the_whole_run(tmp_path: Path, windows: int | No
 @pytest.mark.parametrize("close", ["", "3>&-"])
 def test_nsys_prints_on_standard_error(tmp_path: Path, close: str) -> None:
     """The progress of nsys is not on the program's standard output, also if nsys passes no descriptor on."""
-    made = tmp_path / "nsys"
-    made.write_text(f'#!/bin/sh\necho progress\nuntil [ "$1" = /bin/sh ]; do shift; done\nexec "$@" {close}\n')
-    made.chmod(0o755)
-    asked = request(tmp_path, "sh", "-c", "echo result; echo complaint >&2; exit 3")
-    line = vendor.command_line("nsys", asked, Tool("nsys", str(made), (2025, 1)))
+    installed = tmp_path / "nsys"
+    installed.write_text(
+        f'#!/bin/sh\necho progress\nuntil [ "$1" = /bin/sh ]; do shift; done\nexec "$@" {close}\n'
+    )
+    installed.chmod(0o755)
+    launch_request = request(tmp_path, "sh", "-c", "echo result; echo complaint >&2; exit 3")
+    line = vendor.command_line("nsys", launch_request, Tool("nsys", str(installed), (2025, 1)))
     done = subprocess.run(line, capture_output=True, text=True)
     shown = ("result\n", "progress\ncomplaint\n") if not close else ("", "progress\nresult\ncomplaint\n")
     assert (3, *shown) == (done.returncode, done.stdout, done.stderr)
@@ -86,10 +88,10 @@ def test_nsys_prints_on_standard_error(tmp_path: Path, close: str) -> None:
 
 def test_nsys_gets_no_option_twice(tmp_path: Path) -> None:
     """An option that the user gives replaces the default, as nsys rejects an option given twice."""
-    asked = request(tmp_path, windows=0, extra=["--sample=process-tree", "-t", "nvtx", "--kill=sigterm"])
-    line = own(command_line("nsys", asked, tool("nsys", 2022, 4)), *PROGRAM)
+    launch_request = request(tmp_path, windows=0, extra=["--sample=process-tree", "-t", "nvtx", "--kill=sigterm"])
+    line = own(command_line("nsys", launch_request, tool("nsys", 2022, 4)), *PROGRAM)
     start = ["/opt/nsys", "profile", "--cpuctxsw=none", "--wait=primary", "-o", f"{tmp_path}/out/nsys-TIME"]
-    assert [*start, *asked.extra] == line
+    assert [*start, *launch_request.extra] == line
 
 
 @pytest.mark.parametrize(("help", "traces"), [
@@ -97,17 +99,15 @@ def test_nsys_gets_no_option_twice(tmp_path: Path) -> None:
     (HELP_2025.replace("'nccl'", "'ucx'"), "cuda,nvtx"),
     ("help of another form", "cuda,nvtx"),
 ])  # fmt: skip
-def test_nsys_traces_what_costs_a_launch_little(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, help: str, traces: str
-) -> None:
+def test_nsys_traces_cheap_apis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, help: str, traces: str) -> None:
     """With a GPU, nsys traces CUDA and ranges, and collectives if the release can."""
-    made = stub(tmp_path, "nsys", help=help)
+    installed = stub(tmp_path, "nsys", help=help)
     monkeypatch.setattr(nsys, "_DEVICES", (str(tmp_path),))
-    line = command_line("nsys", request(tmp_path), Tool("nsys", str(made.folder / "nsys"), (2025, 1)))
+    line = command_line("nsys", request(tmp_path), Tool("nsys", str(installed.folder / "nsys"), (2025, 1)))
     assert f"--trace={traces}" == line[2]
 
 
-def test_nsys_traces_no_gpu_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsys_traces_only_ranges_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, nsys traces only ranges."""
     monkeypatch.setattr(nsys, "_DEVICES", ())
     monkeypatch.setenv("PATH", "")
@@ -129,28 +129,28 @@ def ncu(tmp_path: Path, help: str) -> Tool:
 
 def test_ncu_measures_kernels_in_a_window_and_a_region(tmp_path: Path) -> None:
     """Ranges of both kinds and of any thread are included, with ncu's special characters escaped."""
-    asked = request(tmp_path, regions=["a/b", "Range[i]*,+@", "plain"], launches=7)
-    made = ncu(tmp_path, HELP_NCU)
+    launch_request = request(tmp_path, regions=["a/b", "Range[i]*,+@", "plain"], launches=7)
+    installed = ncu(tmp_path, HELP_NCU)
     assert [
-        made.path, "--target-processes", "all", "--profile-from-start", "off", "--nvtx",
+        installed.path, "--target-processes", "all", "--profile-from-start", "off", "--nvtx",
         "--nvtx-push-pop-scope", "process",
         "--nvtx-include", r"instrument@a\/b/", "--nvtx-include", r"instrument@a\/b",
         "--nvtx-include", r"instrument@Range\[i\]\*\,\+\@/", "--nvtx-include", r"instrument@Range\[i\]\*\,\+\@",
         "--nvtx-include", "instrument@plain/", "--nvtx-include", "instrument@plain",
         "--launch-count", "7", "-o", f"{tmp_path}/out/ncu-TIME",
-    ] == own(command_line("ncu", asked, made), *PROGRAM)  # fmt: skip
-    whole = own(command_line("ncu", request(tmp_path, windows=0), made), *PROGRAM)
+    ] == own(command_line("ncu", launch_request, installed), *PROGRAM)  # fmt: skip
+    whole = own(command_line("ncu", request(tmp_path, windows=0), installed), *PROGRAM)
     assert ["--nvtx", "--launch-count", "100"] == whole[3:6]
 
 
-def test_regions_are_start_end_ranges_where_ncu_filters_others_by_thread(tmp_path: Path) -> None:
+def test_regions_are_start_end_ranges_without_the_scope_option(tmp_path: Path) -> None:
     """Start/end ranges belong to no thread, so that releases without the scope measure the backward pass too."""
-    made = ncu(tmp_path, HELP_NCU.replace("--nvtx-push-pop-scope", "--other"))
-    line = own(command_line("ncu", request(tmp_path, regions=["backward"]), made), *PROGRAM)
+    installed = ncu(tmp_path, HELP_NCU.replace("--nvtx-push-pop-scope", "--other"))
+    line = own(command_line("ncu", request(tmp_path, regions=["backward"]), installed), *PROGRAM)
     assert ["env", "INSTRUMENT_NVTX_START_END=1"] == line[-2:]
     assert "--nvtx-push-pop-scope" not in line
-    assert "env" not in command_line("ncu", request(tmp_path), made)
-    job = command_line("ncu", request(tmp_path, TORCHRUN, "train.py", regions=["backward"]), made)
+    assert "env" not in command_line("ncu", request(tmp_path), installed)
+    job = command_line("ncu", request(tmp_path, TORCHRUN, "train.py", regions=["backward"]), installed)
     assert ["env", "INSTRUMENT_NVTX_START_END=1", sys.executable, "-u", "train.py"] == job[-5:]
 
 
@@ -186,8 +186,8 @@ def reported(line: list[str]) -> str:
 @pytest.mark.parametrize("variable", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"])
 def test_a_rank_is_in_the_name_of_its_report(tmp_path: Path, variable: str) -> None:
     """The rank comes from the variables of torchrun, MPI or Slurm in the launching process."""
-    asked = request(tmp_path, environment={**os.environ, variable: "12"})
-    assert "nsys-TIME-rank12" == reported(command_line("nsys", asked, tool("nsys")))
+    launch_request = request(tmp_path, environment={**os.environ, variable: "12"})
+    assert "nsys-TIME-rank12" == reported(command_line("nsys", launch_request, tool("nsys")))
 
 
 def test_a_report_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +196,9 @@ def test_a_report_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.Monke
     out = tmp_path / "out"
     out.mkdir()
     names = []
-    for left in ("{}.1.nsys-rep", "{}.nsys-rep", "{}.2.sqlite"):
+    for existing in ("{}.1.nsys-rep", "{}.nsys-rep", "{}.2.sqlite"):
         names.append(Path(command_line("nsys", request(tmp_path), tool("nsys"))[-3]).name)
-        (out / left.format(names[-1])).touch()
+        (out / existing.format(names[-1])).touch()
     name = f"nsys-19700101T000000-{os.getpid()}"
     assert [name, f"{name}-2", f"{name}-3"] == names
     folder = command_line("vtune", request(tmp_path), tool("vtune"))
@@ -208,9 +208,9 @@ def test_a_report_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_percent_signs_in_the_folder_stay(tmp_path: Path) -> None:
     """Nsys and ncu would replace what follows a percent sign."""
-    asked = request(tmp_path / "100%q")
+    launch_request = request(tmp_path / "100%q")
     for name, shown in (("nsys", "100%%q"), ("ncu", "100%%q"), ("rocprof", "100%q")):
-        line = command_line(name, asked, tool(name))
+        line = command_line(name, launch_request, tool(name))
         assert f"{tmp_path}/{shown}/out" in (line[line.index("-d" if name == "rocprof" else "-o") + 1])
 
 
@@ -238,9 +238,9 @@ def test_each_rank_of_a_job_runs_under_its_own_tool(
     alone = command_line(name, request(tmp_path), tool(name))
     rank = {"nsys": "-rank%q{RANK}", "ncu": "-rank%q{RANK}", "rocprof": "-rank%env{RANK}%.%pid%"}[name]
     assert reported(alone).replace(".%pid%", "") + rank == reported(line)
-    beside = [word for word in line[len(start) : -len(program)] if word not in alone]
-    kept = ["--kernel-name", "regex:^(?!nccl)"] if name == "ncu" else []
-    assert kept == [word for word in beside if not word.startswith(("-o", str(tmp_path), "rocprof-"))]
+    added = [word for word in line[len(start) : -len(program)] if word not in alone]
+    expected = ["--kernel-name", "regex:^(?!nccl)"] if name == "ncu" else []
+    assert expected == [word for word in added if not word.startswith(("-o", str(tmp_path), "rocprof-"))]
 
 
 def test_dashes_before_the_script(tmp_path: Path) -> None:
@@ -291,14 +291,14 @@ def test_requests_that_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], error: type, message: str
 ) -> None:
     """One message says what is missing and how to get it."""
-    asked = vendor.LaunchRequest(
+    launch_request = vendor.LaunchRequest(
         command=arguments.get("command", PROGRAM), out=tmp_path, windows=2, environment=dict(os.environ)
     )
-    made = None if "profiler" in arguments else tool("nsys")
-    if made is None:
+    installed = None if "profiler" in arguments else tool("nsys")
+    if installed is None:
         monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(error, match=re.escape(message)):
-        command_line(arguments.get("profiler", "nsys"), asked, made)
+        command_line(arguments.get("profiler", "nsys"), launch_request, installed)
 
 
 EXTRA = ["--trace=cuda,nvtx,osrt,cudnn,cublas", "--cuda-graph-trace=node"]
@@ -306,14 +306,14 @@ EXTRA = ["--trace=cuda,nvtx,osrt,cudnn,cublas", "--cuda-graph-trace=node"]
 
 @pytest.mark.nsys
 @pytest.mark.parametrize(("windows", "extra"), [(0, ()), (1, ()), (2, ()), (None, ()), (0, EXTRA)])
-def test_the_real_nsys_takes_the_options(tmp_path: Path, windows: int | None, extra: list[str]) -> None:
-    """The installed nsys accepts all options, and those that reports and documentation name."""
+def test_the_real_nsys_accepts_the_options(tmp_path: Path, windows: int | None, extra: list[str]) -> None:
+    """The installed nsys accepts the options of every plan, and those that the documentation recommends."""
     from tests.support.nsys import alone, nsys
 
     nsys()
     program = [sys.executable, "-c", "raise SystemExit(7)"]
-    asked = request(tmp_path, *program, windows=windows, extra=extra)
+    launch_request = request(tmp_path, *program, windows=windows, extra=extra)
     (tmp_path / "out").mkdir()
     with alone():
-        done = subprocess.run(command_line("nsys", asked), capture_output=True, text=True)
+        done = subprocess.run(command_line("nsys", launch_request), capture_output=True, text=True)
     assert 7 == done.returncode, done.stderr

@@ -14,7 +14,7 @@ from tests.support.programs import environment, run
 
 pytestmark = pytest.mark.native
 
-# A mark is in place of a kernel's launch, and a thread of the program in place of autograd's.
+# Marks stand for kernel launches, and a thread of the program for autograd's thread.
 PROGRAM = """
 import threading
 import instrument
@@ -66,11 +66,11 @@ def test_launches_of_every_thread_are_in_the_region(tmp_path: Path, help: str) -
     process = "--nvtx-push-pop-scope" in json.loads((tmp_path / "words.json").read_text())
     events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     (backward,) = (each for each in native.ranges(events) if each.name == "backward")
-    held = [
+    in_region = [
         mark
         for mark in native.marks(events)
         if backward.start <= mark.start <= backward.end
         and (process or backward.kind == "start_end" or backward.thread == mark.thread)
     ]
-    assert 4 == len(held)
+    assert 4 == len(in_region)
     assert ("push_pop" if process else "start_end") == backward.kind

@@ -1,4 +1,4 @@
-"""Runs on a GPU under the installed tools of vendors: the kernels that they find."""
+"""Runs on a GPU under the installed tools of vendors, and the kernels in their reports."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def test_ncu_measures_the_whole_backward_pass(tmp_path: Path, scope: bool) -> No
         (path / "ncu").chmod(0o755)
     options = ("--region", "backward", "--launches", "300", "--option=--clock-control=none")
     done = launched("ncu", tmp_path, REGIONS, *options, path=path)
-    said = done.stdout + done.stderr
-    if any(word in said for word in COUNTERS):
-        pytest.skip(f"ncu may not or cannot read the counters here: {said[-500:]}")
-    assert 0 == done.returncode, said
+    output = done.stdout + done.stderr
+    if any(word in output for word in COUNTERS):
+        pytest.skip(f"ncu cannot read the counters on this machine: {output[-500:]}")
+    assert 0 == done.returncode, output
     (report,) = (tmp_path / "out").glob("*.ncu-rep")
     table = subprocess.run([real, "--import", report, "--csv", "--page", "raw"], capture_output=True, text=True)
     kernels = [row for row in csv.reader(table.stdout.splitlines()) if row and row[0].isdigit()]
@@ -97,9 +97,9 @@ def test_ncu_measures_the_whole_backward_pass(tmp_path: Path, scope: bool) -> No
 
 @pytest.mark.nsys
 def test_nsys_traces_graphs_as_a_whole_or_by_node(tmp_path: Path) -> None:
-    """Each replay is one event; the option that is named then shows its five kernels."""
+    """By default each replay is one event; with the suggested option its five kernels are shown."""
     nsys.nsys()
-    found = {}
+    counts = {}
     for name, options in {"graph": (), "node": ("--option=--cuda-graph-trace=node",)}.items():
         folder = tmp_path / name
         folder.mkdir()
@@ -110,5 +110,5 @@ def test_nsys_traces_graphs_as_a_whole_or_by_node(tmp_path: Path) -> None:
         (report,) = (folder / "out").glob("*.nsys-rep")
         trace = instrument.read_trace(report)
         assert isinstance(trace, Trace)
-        found[name] = len(trace.kernels)
-    assert found["node"] - found["graph"] == 3 * 5 - 3
+        counts[name] = len(trace.kernels)
+    assert counts["node"] - counts["graph"] == 3 * 5 - 3

@@ -56,8 +56,8 @@ if how == "wait":
 
 
 @pytest.fixture(autouse=True)
-def by_itself() -> Iterator[None]:
-    """Allow one recording at a time."""
+def exclusively() -> Iterator[None]:
+    """Run one recording at a time."""
     nsys()
     with alone():
         yield
@@ -96,7 +96,7 @@ BOTH = ["nsys-TIME.1.nsys-rep", "nsys-TIME.2.nsys-rep"]
 
 
 def test_the_run_ends_with_the_summary_of_its_reports(script: Path) -> None:
-    """There is one report for each window; the regions of both are added up; the program's output is complete."""
+    """Each window has one report; the summary adds up their regions; the program's output is complete."""
     done = launched(script, "exit", 255)
     assert 255 == done.returncode, done.stderr
     assert BOTH == reports(script)
@@ -108,7 +108,7 @@ def test_the_run_ends_with_the_summary_of_its_reports(script: Path) -> None:
 
 @pytest.mark.parametrize("windows", [1, None, 0])
 def test_how_many_windows(script: Path, windows: int | None) -> None:
-    """There are no more reports than requested; all for an endless plan; one for the whole run."""
+    """At most the requested reports are written; all of an endless plan; one of the whole run."""
     done = launched(script, windows=windows)
     assert 0 == done.returncode, done.stderr
     assert (BOTH if windows is None else ["nsys-TIME.nsys-rep"]) == reports(script)
@@ -118,7 +118,7 @@ def test_how_many_windows(script: Path, windows: int | None) -> None:
 
 
 def test_a_second_run_leaves_the_reports_of_the_first(script: Path) -> None:
-    """The reports of each run have names of their own."""
+    """The reports of each run have different names."""
     launched(script)
     launched(script)
     assert 4 == len(reports(script))
@@ -135,14 +135,14 @@ def test_how_the_program_ends(script: Path, how: str, value: int, code: int) -> 
 
 def test_only_the_program_is_awaited_and_ended(script: Path) -> None:
     """Processes that the program left behind continue, and are not waited for."""
-    begun = time.monotonic()
+    start = time.monotonic()
     code = "import subprocess; print('pid', subprocess.Popen(['sleep', '97'], stdin=-3, stdout=-3, stderr=-3).pid)"
     line = launching("nsys", script.parent / "out", [sys.executable, "-c", code], windows=0)
     done = run(line, environment())
     left = int(re.search(r"pid (\d+)", done.stdout)[1])  # type: ignore[index]
     assert b"sleep\x0097\x00" == Path(f"/proc/{left}/cmdline").read_bytes()
     subprocess.run(["kill", str(left)], check=True)
-    assert time.monotonic() - begun < 90
+    assert time.monotonic() - start < 90
 
 
 def signalled(script: Path, how: str, *signals: int) -> tuple[int, str]:
@@ -161,7 +161,7 @@ def signalled(script: Path, how: str, *signals: int) -> tuple[int, str]:
 
 
 def test_signals_that_the_program_handles(script: Path) -> None:
-    """Each signal reaches the program once, which continues to its own end, and nsys finishes its reports."""
+    """Each signal reaches the program once, the program ends by itself, and nsys finishes its reports."""
     sent = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
     code, output = signalled(script, "listen", *sent)
     assert f"got {' '.join(str(int(number)) for number in sent)}\n" in output

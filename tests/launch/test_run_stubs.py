@@ -42,7 +42,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def database(tmp_path: Path) -> Path:
-    """Write what rocprofv3 would write for one step with a region."""
+    """Write the report of rocprofv3 for one step with a region."""
     return rocm_files.write_rocpd(tmp_path / "made.db", [rocm_files.STEP])
 
 
@@ -82,8 +82,8 @@ def test_windows_pause_and_resume_rocprofv3(tmp_path: Path, script: Path) -> Non
     assert "opened, but was not recorded" in done.stderr
 
 
-def replayed(tmp_path: Path, *, nodes: bool) -> Path:
-    """Write what nsys would write for two replays of a CUDA graph, traced as a whole or by kernel."""
+def write_replays(tmp_path: Path, *, nodes: bool) -> Path:
+    """Write the report of nsys for two replays of a CUDA graph, traced as a whole or by kernel."""
     made, tid = nsys_report.Database(), nsys_report.thread(42, 43)
     where = {"globalPid": nsys_report.HOST + (42 << 24), "streamId": 7}
     for start in (100, 200):
@@ -97,9 +97,9 @@ def replayed(tmp_path: Path, *, nodes: bool) -> Path:
 
 
 @pytest.mark.parametrize("nodes", [False, True])
-def test_kernels_inside_graphs_are_offered(tmp_path: Path, nodes: bool) -> None:
+def test_the_option_that_shows_kernels_inside_graphs(tmp_path: Path, nodes: bool) -> None:
     """After tracing graphs as a whole, the run and `summarize` name the option that shows their kernels."""
-    report = replayed(tmp_path, nodes=nodes)
+    report = write_replays(tmp_path, nodes=nodes)
     made = stub(tmp_path, "nsys", report=report)
     done = launched("nsys", tmp_path / "out", ending(), made.environment())
     assert 0 == done.returncode, done.stderr
@@ -111,8 +111,8 @@ def test_kernels_inside_graphs_are_offered(tmp_path: Path, nodes: bool) -> None:
 
 
 @pytest.mark.parametrize("summary", ["0", "1"])
-def test_vtune_sums_up_its_result(tmp_path: Path, summary: str) -> None:
-    """VTune's own report is printed, unless no summary is wanted."""
+def test_the_summary_of_vtune(tmp_path: Path, summary: str) -> None:
+    """VTune's own report is printed, unless summaries are off."""
     made = stub(tmp_path, "vtune", report=tmp_path)
     env = made.environment({"INSTRUMENT_SUMMARY": summary})
     done = launched("vtune", tmp_path / "out", ending(4), env)
@@ -201,15 +201,17 @@ def test_a_program_without_steps(tmp_path: Path, code: int, reason: str) -> None
 
 def test_a_damaged_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken lines are ignored; the others give the reason."""
-    asked = request(tmp_path)
-    asked.out.mkdir()
-    path = asked.out / "manifest.jsonl"
+    launch_request = request(tmp_path)
+    launch_request.out.mkdir()
+    path = launch_request.out / "manifest.jsonl"
     path.write_bytes(b"\xff{")
-    outcome.print_outcome(VENDORS["nsys"], asked, asked.out / "nsys-x", 0, 0)
+    outcome.print_outcome(VENDORS["nsys"], launch_request, launch_request.out / "nsys-x", 0, 0)
     assert "no window opened" in capsys.readouterr().err
     skipped = '{"window": 1, "status": "skipped", "reason": "why not", "planned_steps": [1, 2]}'
     path.write_text(f'{{"window": 9}}\n{{"half\n{skipped}\n')
-    outcome.print_outcome(VENDORS["nsys"], asked, asked.out / "nsys-x", len(b'{"window": 9}\n'), 0)
+    outcome.print_outcome(
+        VENDORS["nsys"], launch_request, launch_request.out / "nsys-x", len(b'{"window": 9}\n'), 0
+    )
     assert "window 1 (steps 1-2) was skipped, why not" in " ".join(capsys.readouterr().err.split())
 
 
@@ -236,7 +238,7 @@ def interrupted(made: Stub, tmp_path: Path, source: str, *signals: int) -> tuple
         assert "ready\n" == process.stdout.readline()
         for number in signals:
             process.send_signal(number)
-            time.sleep(0.1)  # two of a kind that are both pending are one
+            time.sleep(0.1)  # two pending signals of one kind are delivered as one
         return process.wait(60), process.stdout.read()
 
 
@@ -244,7 +246,9 @@ def test_signals_reach_the_program_once_each(tmp_path: Path) -> None:
     """The program continues after signals that it handles, and its exit code is returned."""
     made = stub(tmp_path, "rocprofv3")
     sent = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGINT]
-    sent = [number for number in sent if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
+    sent = [
+        number for number in sent if signal.getsignal(number) is not signal.SIG_IGN
+    ]  # ignored signals, as under nohup
     code, output = interrupted(made, tmp_path, LISTENER, *sent, signal.SIGUSR2)
     assert (9, [*map(int, sent), int(signal.SIGUSR2)]) == (code, [int(word) for word in output.split()])
 

@@ -1,4 +1,4 @@
-"""No summary is printed after these windows, but where a test asks for it."""
+"""Fixtures of the window tests: summaries are off unless a test turns them on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from instrument.config import settings
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "summary", False)
     monkeypatch.delenv("RANK", raising=False)
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """The folder that windows land in; not made yet."""
+    """The folder that windows are saved in; it does not exist yet."""
     return tmp_path / "runs" / "test"

@@ -1,4 +1,4 @@
-"""The process that finishes windows does not get among the child processes of the program."""
+"""The process that finishes windows stays out of the program's child processes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..support import programs
 from ..support.finalizers import LOOKS_OFTEN, eventually, processes
 from .training import manifest, statuses
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a child")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process is a child on other systems")
 
 
 def run(code: str, folder: Path, **options: Any) -> str:
-    """Run a program, which has to end with exit code 0, and return what it prints."""
+    """Run a program, which must exit with code 0, and return its output."""
     env = programs.environment()
     script = programs.program(code, folder)
     done = subprocess.run(
@@ -35,7 +35,7 @@ def run(code: str, folder: Path, **options: Any) -> str:
     return done.stdout
 
 
-# Windows are finished by a process like this one; a program that trains takes longer to start.
+# Starts the process that finishes windows on its own; a program that trains takes longer to start.
 BEGIN = """
 import os, signal, sys, threading, time
 from instrument.windows.finalizer_process import FinalizerProcess
@@ -58,7 +58,7 @@ for _ in instrument.steps(range(4), "out", wait=1, warmup=1, active=1, repeat=3)
 
 
 def test_a_program_that_waits_for_all_its_children(tmp_path: Path) -> None:
-    """`os.wait` returns the program's own children and then raises, while windows are still to come."""
+    """`os.wait` returns the program's own children and then raises, before the last window is finished."""
     code = f"""{TRAIN}
 own = {{os.posix_spawn("/bin/true", ["true"], {{}}) for _ in range(3)}}
 found = set()
@@ -73,17 +73,17 @@ except ChildProcessError:
 
 
 @pytest.mark.parametrize("child", [False, True])
-def test_it_takes_no_cpu_from_training(monkeypatch: pytest.MonkeyPatch, child: bool) -> None:
-    """Its session gets the smallest share where the kernel has such shares; `nice` stays inside a session."""
-    if child:  # as of process 1
+def test_the_process_yields_the_cpu_to_training(monkeypatch: pytest.MonkeyPatch, child: bool) -> None:
+    """The session has the lowest priority where the kernel has autogroups, as `nice` acts within a session."""
+    if child:  # as where the program is process 1
         monkeypatch.setattr(background_process, "_libc", lambda: None)
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
+    ours, child_end = socket.socketpair()
+    with ours, child_end:
         command = ["/bin/sh", "-c", "cat /proc/self/autogroup; echo; echo done"]
-        process = BackgroundProcess(command, theirs, {})
-        theirs.close()
+        process = BackgroundProcess(command, child_end, {})
+        child_end.close()
         text = b""
-        while data := mine.recv(1000):
+        while data := ours.recv(1000):
             text += data
         process.exit_code = 0
         assert "ended with exit code 0" == process.wait()
@@ -91,15 +91,15 @@ def test_it_takes_no_cpu_from_training(monkeypatch: pytest.MonkeyPatch, child: b
     assert (b"nice 19" in text) == Path("/proc/self/autogroup").exists()
 
 
-HANDLED = f"""{BEGIN}
+WITH_HANDLER = f"""{BEGIN}
 calls = []
 signal.signal(signal.SIGCHLD, lambda *_: calls.append(1))
 """
 
 
 def test_a_handler_of_sigchld(tmp_path: Path) -> None:
-    """It is called for each child of the program, and not for the library's, however that ends."""
-    code = f"""{HANDLED}
+    """The handler is called for each child of the program, and never for the library's process."""
+    code = f"""{WITH_HANDLER}
 for _ in range(3):
     begin_and_end()
 process, ended = begin()
@@ -112,8 +112,8 @@ print(len(calls))
     assert ["0 ended with exit code 0 <lambda>", "3"] == run(code, tmp_path).splitlines()
 
 
-def test_a_child_that_dies_meanwhile(tmp_path: Path) -> None:
-    """Its SIGCHLD comes, wherever in the start of the other process it dies: once for each child."""
+def test_a_child_that_dies_while_the_process_starts(tmp_path: Path) -> None:
+    """The program gets one SIGCHLD for each child, at whatever point of the process's start the child dies."""
     code = f"""{BEGIN}
 pids, dead = set(), []
 
@@ -143,9 +143,9 @@ print(len(dead), len(pids), set(dead) == pids, all(ended.wait(30) for ended in s
 
 
 def test_a_signal_that_is_pending_or_blocked(tmp_path: Path) -> None:
-    """A program that blocks SIGCHLD, and takes it by `sigwait`, gets that of its own child and no other."""
-    code = f"""{HANDLED}
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # also in threads that are started later
+    """A program that blocks SIGCHLD and receives it by `sigwait` gets the signal of its own child only."""
+    code = f"""{WITH_HANDLER}
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # later threads inherit this
 for own in False, True:
     if own:
         child = os.posix_spawn("/bin/true", ["true"], {{}})
@@ -159,8 +159,8 @@ print(len(calls), signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert ["False", "True", "0", "0", "True"] == run(code, tmp_path).split()
 
 
-def test_a_handler_that_is_not_python(tmp_path: Path) -> None:
-    """As torch sets one for the workers of a DataLoader; it is there afterwards, flag by flag."""
+def test_a_handler_written_in_c(tmp_path: Path) -> None:
+    """A handler set in C, as torch sets one for DataLoader workers, is restored with all its flags."""
     code = f"""{BEGIN}
 import ctypes
 libc, before, after = ctypes.CDLL(None), ctypes.create_string_buffer(1024), ctypes.create_string_buffer(1024)
@@ -176,9 +176,9 @@ print(*[before.raw[part] == after.raw[part] != bytes(16) for part in (handler_an
     assert ["True", "True", "0"] == run(code, tmp_path).split()
 
 
-def test_a_fork_while_sigchld_is_held_back(tmp_path: Path) -> None:
-    """As by another thread of the program: the fork has the handler, and can start a process itself."""
-    code = f"""{HANDLED}
+def test_a_fork_while_sigchld_is_blocked(tmp_path: Path) -> None:
+    """A fork made at that moment, as by another thread, has the handler and can start a process itself."""
+    code = f"""{WITH_HANDLER}
 from instrument.sigaction import c_library
 from instrument.windows.sigchld import held_back
 with held_back(c_library()):
@@ -193,8 +193,8 @@ with held_back(c_library()):
 
 
 @pytest.mark.parametrize("how", ["SIG_IGN", "another thread"])
-def test_whoever_else_waits(tmp_path: Path, how: str) -> None:
-    """The kernel, where SIGCHLD is ignored, or a thread of the program takes the exit of what starts it."""
+def test_another_waiter_for_children(tmp_path: Path, how: str) -> None:
+    """The start succeeds although the kernel or a thread takes the exit status of the launching shell."""
     other = """
 def wait():
     while True:
@@ -215,7 +215,7 @@ for _ in range(3):
 
 
 def test_training_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    """What it recorded is finished, also while a fork outlives it."""
+    """The recorded window is finished, also while a fork outlives the killed process."""
     code = f"""{LOOKS_OFTEN}{TRAIN}
 fork = os.fork()
 if fork == 0:
@@ -235,8 +235,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))
 
 
-def test_a_process_that_adopts_orphans(tmp_path: Path) -> None:
-    """As process 1 of a container: it is a child there, and nothing is left of it."""
+def test_a_program_that_adopts_orphans(tmp_path: Path) -> None:
+    """In a program that adopts orphans, as process 1 of a container does, the process is a child and is reaped."""
     code = f"""{BEGIN}
 import ctypes
 PR_SET_CHILD_SUBREAPER = 36
@@ -257,7 +257,7 @@ except ChildProcessError:
     "missing", ["instrument.windows.background_process._SHELL = '/nowhere'", "sys.modules['ctypes'] = None"]
 )
 def test_a_system_without_a_shell_or_ctypes(tmp_path: Path, missing: str) -> None:
-    """It is a child there."""
+    """Without a shell or ctypes, the process is started as a child."""
     code = f"""{BEGIN}
 import instrument.windows.background_process
 {missing}
@@ -270,14 +270,14 @@ print(process.ended)
 
 
 def test_a_shell_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where no more processes may be started: it is known at once."""
+    """A failure to start, as at the limit of processes, is raised at once."""
     monkeypatch.setattr(background_process, "_SHELL", "/bin/false")
     with pytest.raises(OSError, match="/bin/false ended with exit code 1"):
         FinalizerProcess(lambda answer: None, lambda process: None)
 
 
-def test_what_is_no_python_and_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A program that embeds Python may name anything as its executable; what that prints is ignored."""
+def test_an_executable_that_is_not_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program that embeds Python may set any sys.executable; the output of that executable is ignored."""
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho 'usage: program'; echo 3; echo '{'; exit 2\n")
     program.chmod(0o755)
@@ -289,7 +289,7 @@ def test_what_is_no_python_and_prints(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_signal_that_training_ignores(tmp_path: Path) -> None:
-    """What the program blocks and ignores is not inherited, so that the process ends in time after training."""
+    """The process does not inherit blocked and ignored signals, so it ends soon after training."""
     code = f"""{BEGIN}
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGTERM])
@@ -307,8 +307,8 @@ print(process.ended)
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_what_it_cannot_read_ends_it(tmp_path: Path, gone: bool) -> None:
-    """After a malformed line, or where the training process is gone, it finishes the jobs it has and exits."""
+def test_the_process_ends_without_readable_input(tmp_path: Path, gone: bool) -> None:
+    """After a malformed line, or the end of the training process, the process finishes its jobs and exits."""
     entry = {"window": 1, "timing": None}
     window = {
         "kind": "window",
@@ -330,7 +330,7 @@ def test_what_it_cannot_read_ends_it(tmp_path: Path, gone: bool) -> None:
     with subprocess.Popen(command, env=programs.environment(), **options) as process:
         assert process.stdin is not None
         process.stdin.write(json.dumps({**window, "read": False}).encode() + (b"\n" if gone else b"\n{no job\n"))
-        process.stdin.flush()  # which stays open, as in a fork of training
+        process.stdin.flush()  # stdin stays open, as in a fork of training
         try:
             assert 0 == process.wait(60)
         finally:

@@ -1,4 +1,4 @@
-"""Windows and CUDA graphs: nothing starts or stops while a stream captures, and the next step makes up for it."""
+"""CUDA graph captures: no window opens or closes while a stream captures; the next step after it does that."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return emulate(monkeypatch)
 
 
-def beside(capture: Callable[[Callable[[], None]], None], during: Callable[[], object]) -> None:
-    """Call ``during`` here while another thread captures."""
-    begun, over = threading.Event(), threading.Event()
+def call_during_capture(capture: Callable[[Callable[[], None]], None], during: Callable[[], object]) -> None:
+    """Call ``during`` on this thread while another thread captures."""
+    begun, finished = threading.Event(), threading.Event()
 
     def inside() -> None:
         begun.set()
-        over.wait(60)
+        finished.wait(60)
 
     thread = threading.Thread(target=capture, args=(inside,))
     thread.start()
@@ -42,11 +42,11 @@ def beside(capture: Callable[[Callable[[], None]], None], during: Callable[[], o
     try:
         during()
     finally:
-        over.set()
+        finished.set()
         thread.join()
 
 
-def trained(training: Training, out: Path, schedule: Schedule) -> Profile:
+def train_three_steps(training: Training, out: Path, schedule: Schedule) -> Profile:
     """Start a profile and train three steps."""
     prof = instrument.profile(out, schedule=schedule)
     prof.start()
@@ -56,8 +56,8 @@ def trained(training: Training, out: Path, schedule: Schedule) -> Profile:
     return prof
 
 
-class Strict(Recorder):
-    """An exporter of another tool, which may not start or stop in a capture either."""
+class CaptureSensitiveRecorder(Recorder):
+    """An exporter that reports a violation when it starts or stops during a capture."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Strict(Recorder):
 @pytest.mark.parametrize("warmups", [3, 4])
 @pytest.mark.parametrize("at", ["3-5", "4-6", "50-52"])
 def test_a_loop_that_steps_by_hand(out: Path, device: Device, warmups: int, at: str) -> None:
-    """The capture is a part of the step that the first replay ends."""
+    """The capture belongs to the step that the first replay ends."""
     with instrument.profile(out, schedule=instrument.schedule(at=at, warmup=1)) as prof:
         Training(warmups).run(100, prof.step)
     first, last = map(int, at.split("-"))
@@ -86,17 +86,17 @@ def test_a_loop_that_steps_by_hand(out: Path, device: Device, warmups: int, at: 
     ("at", "status", "steps"),
     [
         ("1-3", "recorded", [1, 3]),  # ends in the capture
-        ("2-5", "recorded", [2, 5]),  # goes on in it
+        ("2-5", "recorded", [2, 5]),  # continues in it
         ("4-6", "partial", [5, 6]),  # begins in it
         ("4", "skipped", None),  # lies in it
         ("50-52", "recorded", [50, 52]),
     ],
 )
-def test_a_step_in_the_capture(
+def test_steps_during_the_capture(
     out: Path, device: Device, at: str, status: str, steps: list[int] | None, tool: str
 ) -> None:
-    """A window that is due there opens, or ends, at the next step."""
-    arguments: dict[str, Any] = {} if tool == "torch" else {"exporter": Strict(device)}
+    """A window that is due during a capture opens, or ends, at the next step after it."""
+    arguments: dict[str, Any] = {} if tool == "torch" else {"exporter": CaptureSensitiveRecorder(device)}
     with instrument.profile(out, schedule=instrument.schedule(at), **arguments) as prof:
         Training(3).run(100, prof.step, prof.step)
     assert prof.step_num == 104
@@ -110,7 +110,7 @@ def test_a_step_in_the_capture(
 
 
 def test_several_windows_in_a_capture(out: Path, device: Device) -> None:
-    """Each is accounted for."""
+    """Each window that is due during a capture has a line in the manifest."""
     with instrument.profile(out, schedule=instrument.schedule("4,6,8-10,12")) as prof:
         Training(3, updates=6).run(10, prof.step, prof.step)
     assert statuses(manifest(out)) == [(1, "skipped"), (2, "skipped"), (3, "partial"), (4, "recorded")]
@@ -119,7 +119,7 @@ def test_several_windows_in_a_capture(out: Path, device: Device) -> None:
 
 
 def test_another_thread_captures(out: Path, device: Device) -> None:
-    """A window waits for the first step after the capture, to open and to close."""
+    """A window opens and closes at the first step after the other thread's capture."""
     training, other = Training(), Training()
 
     def step() -> None:
@@ -127,10 +127,10 @@ def test_another_thread_captures(out: Path, device: Device) -> None:
         prof.step()
 
     with instrument.profile(out, schedule=instrument.schedule("1-3,6-7")) as prof:
-        beside(other.capture, step)
+        call_during_capture(other.capture, step)
         step()
         step()
-        beside(other.capture, step)
+        call_during_capture(other.capture, step)
         for _ in range(6):
             step()
     assert recorded(out) == [[2, 3], [6, 7]]
@@ -139,24 +139,24 @@ def test_another_thread_captures(out: Path, device: Device) -> None:
 
 
 def test_a_loop_that_ends_in_a_capture(out: Path, device: Device) -> None:
-    """The window is saved when the capture is over."""
+    """The window is saved when the capture ends."""
     training = Training()
-    prof = trained(training, out, instrument.schedule("1-5"))
+    prof = train_three_steps(training, out, instrument.schedule("1-5"))
     training.capture(prof.stop)
     assert [(entry["status"], entry["steps"]) for entry in manifest(out)] == [("partial", [1, 2])]
     assert device.violations == []
 
 
 def test_a_loop_that_ends_while_another_thread_captures(out: Path, device: Device) -> None:
-    """It waits for the capture."""
+    """`stop` waits for the end of the other thread's capture."""
     training, waiting = Training(), threading.Event()
 
-    class Waits(threading.Event):
+    class ObservedEvent(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             waiting.set()
             return super().wait(timeout)
 
-    prof = trained(training, out, instrument.schedule("1-5"))
+    prof = train_three_steps(training, out, instrument.schedule("1-5"))
     begun = threading.Event()
 
     def inside() -> None:
@@ -165,7 +165,7 @@ def test_a_loop_that_ends_while_another_thread_captures(out: Path, device: Devic
 
     thread = threading.Thread(target=Training().capture, args=(inside,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("instrument.cuda_graphs.Event", Waits)
+        patch.setattr("instrument.cuda_graphs.Event", ObservedEvent)
         thread.start()
         begun.wait(60)
         prof.stop()
@@ -175,8 +175,8 @@ def test_a_loop_that_ends_while_another_thread_captures(out: Path, device: Devic
     assert device.violations == []
 
 
-def test_a_capture_that_is_given_up(out: Path, device: Device) -> None:
-    """One that never ends, and whose graph is gone, does not keep windows from opening."""
+def test_an_abandoned_capture_whose_graph_is_deleted(out: Path, device: Device) -> None:
+    """A capture that never ends, and whose graph is deleted, does not keep windows from opening."""
     training = Training()
     with instrument.profile(out, schedule=instrument.schedule("1-2")) as prof:
         training.graph.capture_begin()
@@ -189,9 +189,9 @@ def test_a_capture_that_is_given_up(out: Path, device: Device) -> None:
 
 
 def test_another_current_stream_in_a_capture(out: Path, device: Device) -> None:
-    """A capture goes on while its thread has another stream as the current one: nothing stops or starts then."""
+    """A capture continues while its thread has another current stream, and no window opens or closes."""
     training = Training()
-    prof = trained(training, out, instrument.schedule("1-50"))
+    prof = train_three_steps(training, out, instrument.schedule("1-50"))
     with torch.cuda.graph(training.graph):
         prof.stop()
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -203,10 +203,10 @@ def test_another_current_stream_in_a_capture(out: Path, device: Device) -> None:
     assert device.violations == []
 
 
-def test_a_stream_that_cannot_be_asked(out: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its capture counts as one that goes on: the window ends after it, and nothing is raised."""
+def test_a_stream_whose_state_cannot_be_read(out: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture of unknown state counts as active: the window ends after it, and no error is raised."""
     training = Training()
-    prof = trained(training, out, instrument.schedule("1-50"))
+    prof = train_three_steps(training, out, instrument.schedule("1-50"))
     with torch.cuda.graph(training.graph), monkeypatch.context() as without:
         without.delattr(torch.cuda, "stream")
         prof.stop()
@@ -218,15 +218,15 @@ def test_a_stream_that_cannot_be_asked(out: Path, device: Device, monkeypatch: p
 
 @pytest.mark.parametrize("after", ["step", "stop", "exit"])
 @pytest.mark.parametrize("phase", ["warm-up", "recorded"])
-def test_a_loop_that_ends_in_a_capture_that_is_given_up(
+def test_a_loop_that_ends_in_an_abandoned_capture(
     out: Path, device: Device, monkeypatch: pytest.MonkeyPatch, phase: str, after: str
 ) -> None:
-    """Its graph is kept, but nothing is captured any more: whatever the loop does next ends the window."""
+    """The graph is kept, but its capture has ended: the next call of the profile ends the window."""
     at_exit: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", lambda call: at_exit.append(call))
     training = Training()
     at, active, warmup = (50, 1, 50) if phase == "warm-up" else (1, 50, 1)
-    prof = trained(training, out, instrument.schedule(at=at, active=active, warmup=warmup))
+    prof = train_three_steps(training, out, instrument.schedule(at=at, active=active, warmup=warmup))
     training.graph.capture_begin()
     prof.stop()
     assert not out.exists()
@@ -241,8 +241,8 @@ def test_a_loop_that_ends_in_a_capture_that_is_given_up(
     assert len(manifest(out)) == 1
 
 
-def test_a_capture_that_is_given_up_keeps_no_window_from_opening(out: Path, device: Device) -> None:
-    """The graph is kept, and nothing is captured any more."""
+def test_an_abandoned_capture_whose_graph_is_kept(out: Path, device: Device) -> None:
+    """A capture that never ends, and whose graph is kept, does not keep windows from opening."""
     training = Training()
     with instrument.profile(out, schedule=instrument.schedule("1-2")) as prof:
         training.graph.capture_begin()
@@ -257,15 +257,15 @@ def test_a_capture_that_is_given_up_keeps_no_window_from_opening(out: Path, devi
 def test_a_loop_that_ends_beside_a_very_long_capture(
     out: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is waited for a while; the window then ends without a synchronization, which would end the capture."""
+    """After a limited wait, the window ends without a synchronization, which would break the capture."""
     monkeypatch.setattr(cuda_graphs, "_CAPTURE_WAIT_S", 0)
     training = Training()
-    prof = trained(training, out, instrument.schedule("1-5"))
+    prof = train_three_steps(training, out, instrument.schedule("1-5"))
     assert prof._recording is not None
     capture = prof._recording.capture
     assert isinstance(capture, TorchProfilerCapture)
     capture.profiler.profiler.use_device = "cuda"
-    beside(Training().capture, prof.stop)
+    call_during_capture(Training().capture, prof.stop)
     assert [(entry["status"], entry["steps"]) for entry in manifest(out)] == [("partial", [1, 2])]
     assert "a CUDA graph was captured where the window ended" in manifest(out)[0]["reason"]
     assert device.violations == ["stop_trace"]
@@ -273,8 +273,8 @@ def test_a_loop_that_ends_beside_a_very_long_capture(
 
 
 @pytest.mark.parametrize("at", ["3-5", "4-6"])
-def test_items(out: Path, device: Device, at: str) -> None:
-    """An item that captures and replays is one step."""
+def test_a_loop_over_items(out: Path, device: Device, at: str) -> None:
+    """An item that captures and replays counts as one step."""
     training = Training()
     for number in instrument.steps(range(60), out, at=at):
         if number < 3:
@@ -288,8 +288,8 @@ def test_items(out: Path, device: Device, at: str) -> None:
     assert device.violations == []
 
 
-def test_nothing_stays_patched(out: Path, device: Device) -> None:
-    """`torch.cuda.CUDAGraph` is as it was once no window is open or to come."""
+def test_patches_are_undone(out: Path, device: Device) -> None:
+    """`torch.cuda.CUDAGraph` is restored once no window is open or planned."""
     before = {name: vars(torch.cuda.CUDAGraph)[name] for name in ("capture_begin", "capture_end", "replay")}
     with instrument.profile(out, schedule=instrument.schedule("1")) as prof:
         Training().run(5, prof.step)

@@ -1,4 +1,4 @@
-"""`ChangeQueue`: one change at a time, also after an interrupt in the middle of one."""
+"""Tests of `ChangeQueue`: it makes one change at a time, also after an interrupt in the middle of one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from instrument.windows.change_queue import ChangeQueue
 
 
-def interrupted(call: Callable[[], None], at: int) -> bool:
-    """Call it with a KeyboardInterrupt before its ``at``-th line in `ChangeQueue`; return whether that came."""
+def call_interrupted(call: Callable[[], None], at: int) -> bool:
+    """Call with a KeyboardInterrupt before the ``at``-th line in `ChangeQueue`; return whether it was raised."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -40,9 +40,9 @@ def interrupted(call: Callable[[], None], at: int) -> bool:
 
 
 def test_a_change_after_an_interrupt() -> None:
-    """It is made at once, after what the interrupted one kept waiting; each is made once at most."""
-    lost, came, at = list[int](), True, 0
-    while came:
+    """The next change is made at once, after those queued by the interrupted one; each is made at most once."""
+    lost, raised, at = list[int](), True, 0
+    while raised:
         changes, made = ChangeQueue(), list[str]()
 
         def first(changes: ChangeQueue = changes, made: list[str] = made) -> None:
@@ -50,18 +50,18 @@ def test_a_change_after_an_interrupt() -> None:
             changes.make(lambda: made.append("waiting"))
 
         at += 1
-        came = interrupted(functools.partial(changes.make, first), at)
+        raised = call_interrupted(functools.partial(changes.make, first), at)
         changes.make(functools.partial(made.append, "next"))
         assert made in (["first", "waiting", "next"], ["first", "next"], ["next"]), at
         if made == ["first", "next"]:
             lost.append(at)
     assert made == ["first", "waiting", "next"]
     assert at > 20
-    assert len(lost) < at / 2  # while the first one had not asked for it, and as it was about to begin
+    assert len(lost) < at / 2  # interrupted before the first change queued it, or as it was about to begin
 
 
 def test_a_change_within_another() -> None:
-    """It is made after that one, be it over by an error."""
+    """A change that is queued by another one is made after it, also where that one raises."""
     changes, made = ChangeQueue(), list[str]()
 
     def fail() -> None:

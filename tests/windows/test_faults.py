@@ -1,4 +1,4 @@
-"""Failures of exporters, torch, schedules and callbacks: training goes on, and the manifest has the reason."""
+"""Failures of exporters, torch, schedules and callbacks: training continues, and the manifest has the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from instrument.windows.api import uncounted_profile
 
 from ..support import programs
 from .training import (
-    COUNT,
+    STEPS,
     TWICE,
     Recorder,
     Trained,
@@ -41,32 +41,32 @@ pytestmark = pytest.mark.usefixtures("lenient")
 
 @pytest.mark.parametrize("place", ["capture", "start", "step", "stop", "save"])
 def test_an_exporter_that_fails(out: Path, place: str) -> None:
-    """Each window is given up with what the exporter raised, and the next is tried all the same."""
+    """Each window fails with the exporter's error as its reason, and the next one is still tried."""
     recorder = Recorder(place)
     run(out, exporter=recorder)
     expected = ("failed", f"OSError: {place} failed on purpose")
     assert [expected, expected] == reasons(manifest(out))
-    assert 2 == recorder.count(place) or place == "stop"  # which is tried once more
+    assert 2 == recorder.count(place) or place == "stop"  # a failed stop is retried once
     if place in ("start", "step"):
         assert recorder.count({"start": "discard", "step": "stop"}[place]) == 2
     assert guard.failures["exporter recorder"] >= 2
 
 
 def test_an_exporter_that_fails_in_prepare(out: Path) -> None:
-    """Preparing is for speed only: the windows are recorded all the same."""
+    """A failing `prepare` does no harm, as it only saves time: the windows are recorded."""
     run(out, exporter=Recorder("prepare"))
     assert [("recorded", None)] * 2 == reasons(manifest(out))
 
 
 def test_an_exporter_that_fails_when_discarding(out: Path) -> None:
-    """A warm-up that leads to nothing may even fail to end."""
+    """An error while a warm-up is discarded does not change the window's reason."""
     run(out, exporter=Recorder("discard"), schedule=instrument.schedule(at=12, warmup=5))
     assert [("skipped", "the loop ended before step 10, in warm-up")] == reasons(manifest(out))
 
 
 @pytest.mark.parametrize("place", ["prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"])
 def test_a_torch_profiler_that_fails(out: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    """Torch's own failure is contained, nothing is left on, and the next window is recorded."""
+    """Torch's error is contained, no profiler stays active, and the next window is recorded."""
     original = getattr(torch.profiler.profile, place)
     failed = []
 
@@ -86,7 +86,7 @@ def test_a_torch_profiler_that_fails(out: Path, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("place", ["stop_trace", "_disable_profiler"])
 def test_a_stop_that_keeps_failing(out: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    """Each window gives torch's own error, none blames another profiler, and nothing stays on."""
+    """Each window has torch's error as its reason, none names another profiler, and no profiler stays active."""
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("cannot stop on purpose")
@@ -102,8 +102,8 @@ def test_a_stop_that_keeps_failing(out: Path, monkeypatch: pytest.MonkeyPatch, p
     assert [[2, 3], [6, 7]] == recorded(out / "again")
 
 
-def test_a_recording_that_cannot_be_taken_off(tmp_path: Path) -> None:
-    """Where torch has no way to end it, later windows give that as the reason, until it can be ended."""
+def test_a_recording_that_cannot_be_stopped(tmp_path: Path) -> None:
+    """While torch cannot stop an earlier recording, later windows have that as their reason."""
     code = """
 import torch, instrument
 from instrument.compat import kineto
@@ -137,7 +137,7 @@ print([window["reason"] for window in prof.windows])
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_step_in_the_backward_pass(out: Path, inside: bool) -> None:
-    """What torch starts or stops there is undone at the pass's end: windows wait for a step outside of it."""
+    """A window waits for a step outside the backward pass, whose end undoes any start or stop within it."""
     x = torch.ones(3, requires_grad=True)
     with instrument.profile(out, schedule=instrument.schedule("1-2,5-6")) as prof:
         for number in range(8):
@@ -155,14 +155,14 @@ def test_a_step_in_the_backward_pass(out: Path, inside: bool) -> None:
 
 
 def test_a_failing_window_of_torchs_schedule_does_not_end_the_others(out: Path) -> None:
-    """A function of the step does not tell where its windows end: the next one is recorded all the same."""
+    """After a window of a schedule function fails, the next one is recorded."""
 
-    class Once(Recorder):
+    class FailsOnce(Recorder):
         def note(self, *call: Any) -> None:
             super().note(*call)
             self.failing = ()
 
-    recorder = Once("prepare", "capture")
+    recorder = FailsOnce("prepare", "capture")
     recorder.failing = ("capture",)
     recorder.note = Recorder.note.__get__(recorder)  # type: ignore[method-assign]
     schedule = torch.profiler.schedule(**TWICE)
@@ -176,7 +176,7 @@ def test_a_failing_window_of_torchs_schedule_does_not_end_the_others(out: Path) 
 
 
 def test_a_schedule_that_raises(out: Path) -> None:
-    """A function that fails for one step is asked again for the next."""
+    """A schedule function that raises for one step is called again for the next."""
 
     def schedule(step: int) -> int:
         if step == 3:
@@ -188,7 +188,7 @@ def test_a_schedule_that_raises(out: Path) -> None:
 
 
 def test_an_on_trace_ready_that_raises(out: Path) -> None:
-    """The traces are there; the manifest tells of the failure."""
+    """The traces are saved; the manifest has the failure."""
 
     def ready(prof: Any) -> None:
         raise ValueError("upload failed")
@@ -210,7 +210,7 @@ def test_an_on_trace_ready_that_raises(out: Path) -> None:
 def test_a_loop_that_ends_too_early(
     out: Path, count: int, schedule: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    """In warm-up, in a window, before any: each is told, and only an open window leaves a trace."""
+    """The manifest has the reason, and only a window that was open leaves a trace."""
     run(out, count=count, schedule=instrument.schedule(**schedule))
     assert [expected] == reasons(manifest(out))
     assert (expected[0] == "partial") == bool(traces(out))
@@ -218,7 +218,7 @@ def test_a_loop_that_ends_too_early(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError("mine"), SystemExit(3)])
 def test_an_exception_in_the_loop(out: Path, error: BaseException) -> None:
-    """It passes through as it is, and the open window is saved."""
+    """The same exception object reaches the caller, and the open window is saved."""
 
     def body(number: int) -> None:
         if number == 3:
@@ -235,7 +235,7 @@ def test_an_exception_in_the_loop(out: Path, error: BaseException) -> None:
 def test_a_keyboard_interrupt_while_torch_starts_or_stops(
     out: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing stays on: the next run records, and annotations are idle in between."""
+    """No profiler stays active: the next run records, and annotations are idle in between."""
     from torch.autograd import profiler
 
     real = getattr(profiler, place)
@@ -262,7 +262,7 @@ def test_stepping_in_on_trace_ready(out: Path) -> None:
 
 
 def test_a_logging_handler_that_raises(out: Path, lenient: None) -> None:
-    """What the application's own handlers raise does not reach the loop."""
+    """An error in the application's own logging handler does not reach the loop."""
     handler = logging.Handler()
     handler.emit = lambda record: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     logging.getLogger("instrument").addHandler(handler)
@@ -274,7 +274,7 @@ def test_a_logging_handler_that_raises(out: Path, lenient: None) -> None:
 
 
 def test_a_keyboard_interrupt_in_on_trace_ready(out: Path) -> None:
-    """It stops the program, as it should; the trace is there."""
+    """The interrupt reaches the program, and the trace is saved."""
 
     def ready(prof: Any) -> None:
         raise KeyboardInterrupt
@@ -286,7 +286,7 @@ def test_a_keyboard_interrupt_in_on_trace_ready(out: Path) -> None:
 
 
 def test_internal_errors_are_raised_under_strict_settings(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that tests see them, those of the process that finishes windows as well."""
+    """Strict settings raise internal errors, also those of the process that finishes windows."""
     monkeypatch.setattr(settings, "strict", True)
     with pytest.raises(OSError, match="save failed on purpose"):
         run(out, exporter=Recorder("save"))
@@ -294,20 +294,20 @@ def test_internal_errors_are_raised_under_strict_settings(out: Path, monkeypatch
         run(out, on_trace_ready=obstruct)
 
 
-def test_windows_leave_training_as_it_is(out: Path) -> None:
-    """With every option on, losses and parameters are the same to the last bit."""
+def test_windows_do_not_change_training(out: Path) -> None:
+    """With all options enabled, losses and parameters are the same to the last bit."""
     trained: Trained
     options = {"record_shapes": True, "with_stack": True, "profile_memory": True, "with_flops": True}
     with instrument.profile(out, schedule=instrument.schedule(active=2), **options) as prof:
-        trained = train(COUNT, prof.step)
-    assert expected(COUNT) == trained
+        trained = train(STEPS, prof.step)
+    assert expected(STEPS) == trained
 
 
-def test_the_capture_is_torchs_alone() -> None:
-    """The exporter makes a fresh profiler for each window: one that is started again loses traces."""
+def test_each_capture_has_its_own_profiler() -> None:
+    """The exporter creates a new profiler for each window, since a restarted one loses traces."""
     exporter = TorchProfilerExporter({})
     first = exporter.capture()
-    first.start()  # on a machine with a GPU that is yet to be used, it is made only then
+    first.start()  # with an unused GPU, the profiler is created only at the start
     first.discard()
     second = exporter.capture()
     second.start()
@@ -316,8 +316,8 @@ def test_the_capture_is_torchs_alone() -> None:
     assert first.profiler is not second.profiler
 
 
-def test_a_profile_that_could_not_be_made_takes_every_call() -> None:
-    """What stands for it has the same attributes, and does nothing."""
+def test_the_stand_in_for_a_profile_accepts_every_call() -> None:
+    """The stand-in for a profile that could not be created has the same attributes, and does nothing."""
     prof = uncounted_profile()
     with prof:
         prof.add_metadata("key", "value")

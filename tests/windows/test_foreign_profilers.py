@@ -1,7 +1,7 @@
-"""Beside another torch profiler, wherever it begins and ends, training goes on and that one keeps what is its own.
+"""Windows beside another torch profiler, which keeps its events while training continues.
 
-The programs run with a library preloaded that makes freed memory unreadable: torch writes there when a range is
-closed whose recording another one replaced, and that is a crash in every run.
+The programs run with a preloaded library that makes freed memory unreadable. Torch writes to such memory when it
+closes a range whose recording another one replaced, so that error crashes every run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALLOWED = {
 
 
 def run(name: str, out: Path) -> dict[str, Any]:
-    """What the program printed."""
+    """Run the program and return the results that it prints."""
     extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
     extra["PYTHONPATH"] = f"{programs.ROOT / 'src'}:{programs.ROOT}"
     # Lightning's profiler writes into the current folder.
@@ -41,49 +41,49 @@ def outcomes(result: dict[str, Any]) -> list[tuple[str, str | None]]:
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """By combination, what came of a run in a process of its own."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The result of each combination, each run in its own process."""
     return run("foreign.py", tmp_path_factory.mktemp("foreign"))
 
 
-def test_training_goes_on(beside: dict[str, dict[str, Any]]) -> None:
+def test_training_continues(results: dict[str, dict[str, Any]]) -> None:
     """No combination ends the process or changes a bit of the losses, and none leaves a profiler on."""
-    plain = beside["plain"]["losses"]
-    wrong = {name: result["code"] for name, result in beside.items() if result.get("losses") != plain}
+    plain = results["plain"]["losses"]
+    wrong = {name: result["code"] for name, result in results.items() if result.get("losses") != plain}
     assert {} == wrong
-    assert 30 < len(beside)
-    assert [] == [name for name, result in beside.items() if result["code"] or result.get("left on")]
+    assert 30 < len(results)
+    assert [] == [name for name, result in results.items() if result["code"] or result.get("left on")]
 
 
-def test_the_other_profiler_keeps_its_operators(beside: dict[str, dict[str, Any]]) -> None:
-    """It records what it records without us."""
-    assert [] == [name for name, result in beside.items() if result.get("seen") != result.get("alone")]
+def test_the_other_profiler_keeps_its_operators(results: dict[str, dict[str, Any]]) -> None:
+    """The other profiler records the same operators as without this library."""
+    assert [] == [name for name, result in results.items() if result.get("seen") != result.get("alone")]
 
 
-def test_every_window_has_its_reason(beside: dict[str, dict[str, Any]]) -> None:
-    """A window ends where the other profiler begins, with what was recorded; the next one is whole."""
-    results = {name: result for name, result in beside.items() if name != "plain"}
-    assert [] == [name for name, result in results.items() if set(outcomes(result)) - ALLOWED]
-    assert {2} == {len(result["windows"]) for result in results.values()}
-    late = [name for name, result in results.items() if result["windows"][1] != ["recorded", None, [7, 8]]]
-    assert ["scheduled, 2 waits, optimizer", "scheduled, 2 waits, after"] == late  # those prepare in step 6
+def test_the_status_and_reason_of_each_window(results: dict[str, dict[str, Any]]) -> None:
+    """A window keeps the steps before the other profiler's start; the next window is complete."""
+    combined = {name: result for name, result in results.items() if name != "plain"}
+    assert [] == [name for name, result in combined.items() if set(outcomes(result)) - ALLOWED]
+    assert {2} == {len(result["windows"]) for result in combined.values()}
+    late = [name for name, result in combined.items() if result["windows"][1] != ["recorded", None, [7, 8]]]
+    assert ["scheduled, 2 waits, optimizer", "scheduled, 2 waits, after"] == late  # these prepare in step 6
     partial = [f"{kind} in region" for kind in ("profile", "itt", "legacy", "raw")]
     for name in (*partial, "profile in optimizer", "raw in optimizer"):
-        status, _, steps = results[name]["windows"][0]
+        status, _, steps = combined[name]["windows"][0]
         assert ("partial", [1, 1]) == (status, steps)  # step 2 was cut short
-        assert [True, True] == results[name]["files"]
+        assert [True, True] == combined[name]["files"]
 
 
 def test_in_every_framework(tmp_path: Path) -> None:
-    """Lightning's PyTorchProfiler, a Trainer's callback and Accelerate's ProfileKwargs train as without us."""
+    """Losses do not change beside Lightning's PyTorchProfiler, a Trainer callback, Accelerate's ProfileKwargs."""
     for package in ("lightning", "transformers", "accelerate"):
         pytest.importorskip(package)
     results = run("foreign_adapters.py", tmp_path)
     assert {"lightning dev", "lightning", "transformers", "transformers scheduled", "accelerate"} == set(results)
-    for name, (plain, ours) in results.items():
-        assert (0, 0, plain["losses"]) == (plain["code"], ours["code"], ours["losses"]), name
-        assert ours["windows"]
-        assert all((window["status"], window["reason"]) in ALLOWED for window in ours["windows"]), name
+    for name, (plain, with_library) in results.items():
+        assert (0, 0, plain["losses"]) == (plain["code"], with_library["code"], with_library["losses"]), name
+        assert with_library["windows"]
+        assert all((window["status"], window["reason"]) in ALLOWED for window in with_library["windows"]), name
 
 
 SCRIPT = """
@@ -109,7 +109,7 @@ SCRIPT = """
 
 
 def test_under_instrument_run(tmp_path: Path) -> None:
-    """A script with a profiler of its own runs as without us, and gets its trace."""
+    """A script that uses torch's profiler prints the same as without `instrument run`, and gets its trace."""
     script, out = programs.program(SCRIPT, tmp_path), tmp_path / "out"
     extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
     plain = programs.run(programs.python(script), programs.environment(extra))
@@ -120,7 +120,7 @@ def test_under_instrument_run(tmp_path: Path) -> None:
     assert ("partial", 1) == (entry["status"], len(entry["files"]))
 
 
-STARTED_OVER = """
+RESTARTED_PLAN = """
 import torch
 from torch import nn
 
@@ -137,9 +137,9 @@ print("done")
 """
 
 
-def test_a_window_that_is_given_up_leaves_no_range(tmp_path: Path) -> None:
-    """Where a plan starts over, the range of the last step is closed, not freed in the next recording."""
-    script = programs.program(STARTED_OVER, tmp_path)
+def test_an_abandoned_window_closes_its_step_range(tmp_path: Path) -> None:
+    """When a plan starts over, the range of the last step is closed rather than freed in the next recording."""
+    script = programs.program(RESTARTED_PLAN, tmp_path)
     extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
     options = ["-m", "instrument", "run", "--steps", "0-2", "--out", str(tmp_path / "out"), "--", str(script)]
     done = programs.run([sys.executable, *options], programs.environment(extra))

@@ -1,4 +1,4 @@
-"""Nothing asks for a GPU before the program uses one, in whatever process and by whatever way it is recorded."""
+"""No part of the library touches the GPU before the program does, in any process and any way to record."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ if __name__ == "__main__":
 """
 
 
-def counted(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """Where calls are noted, and the environment for that."""
+def count_gpu_calls(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """Install the counting of GPU calls; return the folder of its notes and the environment for it."""
     site = counted_gpu.install(tmp_path)
     env = environment()
     env["PYTHONPATH"] = os.pathsep.join([str(site), env["PYTHONPATH"]])
@@ -86,9 +86,9 @@ def counted(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     return site, env
 
 
-def test_the_pretended_gpu_notes_what_is_asked(tmp_path: Path) -> None:
-    """A call below the library is noted."""
-    site, env = counted(tmp_path)
+def test_calls_below_the_library_are_noted(tmp_path: Path) -> None:
+    """A call made from a frame of the library is noted."""
+    site, env = count_gpu_calls(tmp_path)
     script = program("import torch\nfrom instrument import guard\nguard.torch = torch\n"
                      "exec(compile('torch.cuda.is_available()', guard.__file__, 'exec'))", tmp_path)  # fmt: skip
     run(python(script), env)
@@ -96,8 +96,8 @@ def test_the_pretended_gpu_notes_what_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_program_under_run_keeps_its_choice_of_gpu(tmp_path: Path) -> None:
-    """The GPU is not touched at the import of torch, by windows, workers of both kinds or a forked child."""
-    site, env = counted(tmp_path)
+    """The import of torch, windows, workers of both kinds and a forked child leave the GPU untouched."""
+    site, env = count_gpu_calls(tmp_path)
     script = program(TRAIN + RUN, tmp_path)
     out = tmp_path / "out"
     command = [sys.executable, "-m", "instrument", "run", "--steps", "1-2", "--out", str(out), "--"]
@@ -106,9 +106,9 @@ def test_a_program_under_run_keeps_its_choice_of_gpu(tmp_path: Path) -> None:
     assert "recorded" in {entry["status"] for entry in manifest(out)}
 
 
-def test_each_way_to_record_leaves_the_gpu_alone(tmp_path: Path) -> None:
-    """So do `profile`, `steps`, `Loop` and `Server`, from their making to the summary."""
-    site, env = counted(tmp_path)
+def test_each_way_to_record_leaves_the_gpu_untouched(tmp_path: Path) -> None:
+    """`profile`, `steps`, `Loop` and `Server` leave the GPU untouched, from their creation to the summary."""
+    site, env = count_gpu_calls(tmp_path)
     out = tmp_path / "out"
     run(python(program(TRAIN + API, tmp_path), [str(out), str(names_activities())]), env)
     assert [] == counted_gpu.noted(site)
@@ -116,7 +116,7 @@ def test_each_way_to_record_leaves_the_gpu_alone(tmp_path: Path) -> None:
         assert [(1, "recorded")] == statuses(manifest(folder)), folder
 
 
-# On a GPU. Each in a process of its own, which has not used it before.
+# Tests on a GPU, each in its own process that has not used the GPU before.
 
 CHOSEN = """
 import os
@@ -176,7 +176,7 @@ print(json.dumps([(entry["status"], entry["reason"], kernels(entry)) for entry i
 
 @pytest.mark.gpu
 def test_the_environment_chooses_the_gpu_after_torch_is_imported(tmp_path: Path) -> None:
-    """Under ``instrument run`` as without: where none is visible, none is used."""
+    """With no visible GPU none is used, under ``instrument run`` as without it."""
     script = program(CHOSEN, tmp_path)
     command = [sys.executable, "-m", "instrument", "run", "--steps", "1-2", "--out", str(tmp_path / "out"), "--"]
     plain = run(python(script), environment())
@@ -185,15 +185,15 @@ def test_the_environment_chooses_the_gpu_after_torch_is_imported(tmp_path: Path)
 
 @pytest.mark.gpu
 def test_a_child_forked_under_a_profile_can_use_the_gpu(tmp_path: Path) -> None:
-    """`profile` is made and entered, and no window was open: the driver is as it was."""
+    """A profile that is entered but has opened no window leaves the driver uninitialized, so a fork can use it."""
     done = run(python(program(FORKED, tmp_path), [str(tmp_path / "out")]), environment())
     assert done.stdout == "3.0\n0\n"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("activities", ["default", "named"])
-def test_a_window_of_a_loop_on_the_cpu_makes_no_context(tmp_path: Path, activities: str) -> None:
-    """Torch's CUDA stays uninitialized and no memory is taken, also where the GPU's activities are asked for."""
+def test_a_window_of_a_loop_on_the_cpu_creates_no_context(tmp_path: Path, activities: str) -> None:
+    """CUDA stays uninitialized and no GPU memory is taken, also where GPU activities are requested."""
     out = tmp_path / "out"
     done = run(python(program(UNUSED, tmp_path), [str(out), activities]), environment())
     assert done.stdout == "False\n0\n"
@@ -201,8 +201,8 @@ def test_a_window_of_a_loop_on_the_cpu_makes_no_context(tmp_path: Path, activiti
 
 
 @pytest.mark.gpu
-def test_a_window_that_comes_before_the_gpu_is_used_says_what_it_lacks(tmp_path: Path) -> None:
-    """A window without the GPU's work gives the reason; one that has no reason has its kernels."""
+def test_a_window_before_the_first_use_of_the_gpu_has_a_reason(tmp_path: Path) -> None:
+    """A window without GPU work has a reason; a window without a reason has its kernels."""
     done = run(python(program(LATE, tmp_path), [str(tmp_path / "out")]), environment())
     windows = json.loads(done.stdout.splitlines()[-1])
     assert "first used inside the window" in windows[0][1]

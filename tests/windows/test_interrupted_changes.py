@@ -1,4 +1,4 @@
-"""A signal handler of the program stops a profile, raises or does both, at any moment of its windows."""
+"""The program's signal handler stops a profile, raises or does both, at any moment of a window."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from ..support import programs
 from .training import manifest, statuses
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signals")
-# Of some 700: a signal is handled where a function begins, and after each call of one in C.
+# Out of some 700: Python handles a signal where a function begins and after each call of a C function.
 MOMENTS = 700 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 8
-SEED = os.environ.get("INSTRUMENT_FUZZ_SEED") or str(random.randrange(1 << 32))  # of the moments that are drawn
+SEED = os.environ.get("INSTRUMENT_FUZZ_SEED") or str(random.randrange(1 << 32))  # draws the moments
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_stop_while_torch_stops(tmp_path: Path, device: str) -> None:
-    """The signal comes while torch reads what it recorded: the process lives, and the window is saved once."""
-    script = programs.program(CLOSING, tmp_path)
+    """A signal while torch collects its events leaves the process alive, and the window is saved once."""
+    script = programs.program(STOP_WHILE_STOPPING, tmp_path)
     done = programs.run(programs.python(script, [str(tmp_path / "out"), device]), programs.environment())
     inside, running, later = json.loads(done.stdout.splitlines()[-1])
     assert [True, False] == [inside, running]
@@ -41,7 +41,7 @@ def test_a_stop_while_torch_stops(tmp_path: Path, device: str) -> None:
     assert [(1, "recorded")] == statuses(later)
 
 
-CLOSING = """
+STOP_WHILE_STOPPING = """
     import json, os, signal, sys, threading
     import torch, instrument
     from torch.autograd import profiler
@@ -77,12 +77,13 @@ CLOSING = """
 
 @pytest.mark.parametrize("what", ["stops", "stops and exits", "raises"])
 def test_a_handler_at_any_moment(tmp_path: Path, what: str) -> None:
-    """From the profile's start to its end, whatever function is entered or left, of torch's as of the library.
+    """The handler runs at each drawn function entry or C return, of torch or the library, from start to end.
 
-    Nothing stays on or patched, each window has one line, whose files exist, and a later profile records.
+    Afterwards no profiler is active and nothing is patched, each window has one line whose files exist, and a
+    later profile records.
     """
     print(f"INSTRUMENT_FUZZ_SEED={SEED} draws the same moments again")
-    script = programs.program(SWEPT, tmp_path)
+    script = programs.program(HANDLE_ANYWHERE, tmp_path)
     arguments = [str(tmp_path / "out"), what, str(MOMENTS), SEED]
     environment = programs.environment({"INSTRUMENT_SUMMARY": "0"})
     done = programs.run(programs.python(script, arguments), environment, timeout=300 + 5 * MOMENTS)
@@ -92,7 +93,7 @@ def test_a_handler_at_any_moment(tmp_path: Path, what: str) -> None:
     assert [(1, "recorded"), (2, "recorded")] == statuses(later)
 
 
-SWEPT = """
+HANDLE_ANYWHERE = """
     import json, random, signal, sys
     from collections import Counter
     from pathlib import Path
@@ -123,21 +124,21 @@ SWEPT = """
             if what != "stops":
                 raise SystemExit if what == "stops and exits" else Limit
 
-        def look(frame, event, function):
+        def fire_at_moment(frame, event, function):
             if event not in ("call", "c_return"):
                 return
             name = function.__qualname__ if event == "c_return" else ""
-            here = frame.f_code.co_filename, frame.f_code.co_name, name
+            place = frame.f_code.co_filename, frame.f_code.co_name, name
             if seen is not None and frame.f_code is not run.__code__:
-                seen.setdefault(here)
-            if here == moment and not fired:
+                seen.setdefault(place)
+            if place == moment and not fired:
                 sys.setprofile(None)
                 signal.raise_signal(signal.SIGUSR1)
 
         signal.signal(signal.SIGUSR1, handle)
         prof = instrument.profile(folder, schedule="1,3")
         try:
-            sys.setprofile(look)
+            sys.setprofile(fire_at_moment)
             with prof:
                 for _ in range(5):
                     torch.ones(3) + 1
@@ -150,12 +151,12 @@ SWEPT = """
             prof.stop()  # as the process's end does
         return prof, bool(fired)
 
-    def state(prof):
+    def check_state(prof):
         try:
             lines = [json.loads(line) for line in (prof.out / "manifest.jsonl").read_text().splitlines()]
         except OSError:
             lines = []
-        if lines or prof._process:  # else it was interrupted before it started
+        if lines or prof._process:  # otherwise the interrupt came before the start
             assert {1: 1, 2: 1} == Counter(line["window"] for line in lines), lines
         assert sorted(prof.windows, key=str) == sorted(lines, key=str)
         missing = [file for line in lines for file in line["files"] if not (prof.out / file["path"]).exists()]
@@ -166,7 +167,7 @@ SWEPT = """
         assert not cuda_graphs._followers and not cuda_graphs._patches
 
     before, seen = patched(), {}
-    run(out / "first")  # imports what is needed
+    run(out / "first")  # imports the modules that a profile needs
     run(out / "second", seen=seen)
     moments = draw.sample(list(seen), min(count, len(seen)))
     swept, wrong = 0, []
@@ -174,30 +175,30 @@ SWEPT = """
         prof, fired = run(out / str(number), moment)
         swept += fired
         try:
-            state(prof)
+            check_state(prof)
         except AssertionError as error:
             wrong.append([moment, repr(error)])
     print(json.dumps([swept, wrong, run(out / "later")[0].windows]))
 """
 
 
-def by_hand(prof: Profile) -> None:
-    """Train with windows of steps that the program announces."""
+def drive_by_step(prof: Profile) -> None:
+    """Record windows of steps that the program announces with `step`."""
     with prof:
         for _ in range(5):
             torch.ones(3) + 1
             prof.step()
 
 
-def by_items(prof: Profile) -> None:
-    """Train with windows of the items that `instrument.steps` hands out."""
+def drive_by_items(prof: Profile) -> None:
+    """Record windows of the items that `instrument.steps` yields."""
     count = Count(prof, None, 0, {})
     for _ in Steps(range(5), count, lambda: count):
         torch.ones(3) + 1
 
 
-def abandoned(prof: Profile) -> None:
-    """Train with windows of steps that the program announces, and abandon the profile in the end."""
+def drive_and_abandon(prof: Profile) -> None:
+    """Record windows of steps that the program announces with `step`, then abandon the profile."""
     prof.start()
     try:
         for _ in range(5):
@@ -207,25 +208,25 @@ def abandoned(prof: Profile) -> None:
         prof.abandon("another one begins")
 
 
-Way = Callable[[Profile], None]  # how a profile is driven
+Drive = Callable[[Profile], None]  # runs a loop under a profile
 Place = tuple[str, str]  # a file and a function in it
 
 
-@pytest.mark.parametrize("way", [by_hand, by_items, abandoned])
-def test_an_interrupt_while_a_window_is_given_up(
-    tmp_path: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, way: Way
+@pytest.mark.parametrize("drive", [drive_by_step, drive_by_items, drive_and_abandon])
+def test_an_interrupt_while_a_failed_window_is_cleaned_up(
+    tmp_path: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, drive: Drive
 ) -> None:
-    """Its stop failed; then Ctrl-C comes where any function begins that takes the window off."""
-    for name in ("first", "second"):  # the first one imports what is needed
+    """After the window's stop fails, Ctrl-C comes at the start of any function that cleans up after it."""
+    for name in ("first", "second"):  # the first run imports the modules that a profile needs
         prof = instrument.profile(tmp_path / name, schedule="1,3")
-        places = list(give_up_a_window(prof, monkeypatch, way))
+        places = list(fail_a_stop(prof, monkeypatch, drive))
         prof.stop()
     assert len(places) > 20
     print(f"INSTRUMENT_FUZZ_SEED={SEED} draws the same moments again")
     for number, place in enumerate(random.Random(int(SEED)).sample(places, min(len(places), MOMENTS))):
         prof = instrument.profile(tmp_path / str(number), schedule="1,3")
         with pytest.raises(KeyboardInterrupt):
-            give_up_a_window(prof, monkeypatch, way, place)
+            fail_a_stop(prof, monkeypatch, drive, place)
         assert not torch.autograd._profiler_enabled(), place
         prof.stop()  # as the end of the process does
         assert (sessions.owner, list(Profile._running)) == (None, []), place
@@ -237,13 +238,13 @@ def test_an_interrupt_while_a_window_is_given_up(
         assert statuses(later.windows) == [(1, "recorded")], place
 
 
-def give_up_a_window(
-    prof: Profile, monkeypatch: pytest.MonkeyPatch, way: Way, place: Place | None = None
+def fail_a_stop(
+    prof: Profile, monkeypatch: pytest.MonkeyPatch, drive: Drive, place: Place | None = None
 ) -> dict[Place, None]:
-    """The window's stop fails, and Ctrl-C comes at the start of each function that cleans up after it.
+    """Make a window's stop fail; with ``place``, interrupt the clean-up where that function starts.
 
     Returns:
-        All such places; with ``place``, Ctrl-C comes at that one alone.
+        The functions that run in the clean-up.
     """
     stop, give_up = TorchProfilerCapture.stop, Profile._give_up
     failed, pressed, places = list[bool](), list[bool](), dict[Place, None]()
@@ -254,18 +255,18 @@ def give_up_a_window(
             raise ValueError("cannot stop")
         stop(capture)
 
-    def look(frame: FrameType, event: str, _: Any) -> None:
+    def interrupt_at_place(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
-            here = frame.f_code.co_filename, frame.f_code.co_name
-            if any(folder in here[0] for folder in ("instrument", "torch")):
-                places.setdefault(here)
-            if here == place and not pressed:
+            current = frame.f_code.co_filename, frame.f_code.co_name
+            if any(folder in current[0] for folder in ("instrument", "torch")):
+                places.setdefault(current)
+            if current == place and not pressed:
                 pressed.append(True)
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
     def watched(prof: Profile, *arguments: Any) -> None:
-        sys.setprofile(look)
+        sys.setprofile(interrupt_at_place)
         try:
             give_up(prof, *arguments)
         finally:
@@ -274,5 +275,5 @@ def give_up_a_window(
     with monkeypatch.context() as patch:
         patch.setattr(TorchProfilerCapture, "stop", fail_once)
         patch.setattr(Profile, "_give_up", watched)
-        way(prof)
+        drive(prof)
     return places

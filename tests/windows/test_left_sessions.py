@@ -1,6 +1,6 @@
-"""A recording that was left without its stop does not make a later one fail, a window or the program's own.
+"""A torch session that is never stopped does not make later recordings fail, of windows or of the program.
 
-Torch 2.11 and before refuse every later profiler of the process then; newer versions are made to do so here.
+Torch 2.11 and older then refuse every later profiler of the process; the tests make newer versions do so too.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("lenient")
 REFUSAL = "Can't disable Kineto profiler when it's not running"
 
 
-class Kineto:
-    """Refuses to prepare while a session is on that was left, as torch 2.11 does; counts what ends one."""
+class RefusingKineto:
+    """Refuses to prepare while an unstopped session is active, as torch 2.11 does; counts its refusals."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = False
@@ -40,17 +40,17 @@ class Kineto:
         monkeypatch.setattr(functions, "_enable_profiler", self._enabling)
 
     def leave(self) -> None:
-        """Prepare a session for nobody."""
-        made = profiler.profile(use_cpu=True)
-        self._prepare(made.config(), made.kineto_activities)
+        """Prepare a session that no profiler stops."""
+        unused = profiler.profile(use_cpu=True)
+        self._prepare(unused.config(), unused.kineto_activities)
         self.left = True
 
     def end(self) -> None:
-        """Leave nothing to the next test."""
+        """End the session, so that the next test starts without one."""
         if self.left:
             self.refusal = REFUSAL
-            sessions.left()  # torch's profilers whose errors pytest keeps are there still
-            recorded()
+            sessions.left()  # pytest keeps errors that hold torch's profilers alive
+            record_ops()
 
     def _preparing(self, *arguments: Any, **options: Any) -> None:
         if self.left:
@@ -65,52 +65,52 @@ class Kineto:
 
 
 @pytest.fixture
-def kineto(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kineto]:
-    """Each test begins where torch's profilers are followed and recorded once."""
+def kineto(monkeypatch: pytest.MonkeyPatch) -> Iterator[RefusingKineto]:
+    """Torch's profiler with the refusal of torch 2.11, once the library tracks it and it has recorded once."""
     TorchProfilerExporter({}).prepare()
-    assert "aten::prod" in recorded()
+    assert "aten::prod" in record_ops()
     with monkeypatch.context() as patch:
-        made = Kineto(patch)
-        yield made
-        made.end()
+        refusing = RefusingKineto(patch)
+        yield refusing
+        refusing.end()
 
 
-def recorded() -> set[str]:
-    """Record with a profiler of the program's own; return the names of what it saw."""
+def record_ops() -> set[str]:
+    """Record with the program's own profiler; return the names of its events."""
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as prof:
         torch.ones(3).prod()
     return {event.name for event in prof.events()}
 
 
-def test_the_programs_profiler_after_a_session_that_was_left(kineto: Kineto) -> None:
-    """It records as if nothing had been, and is on nowhere afterwards."""
+def test_the_programs_profiler_after_an_unstopped_session(kineto: RefusingKineto) -> None:
+    """The program's profiler records as usual, and is inactive afterwards."""
     kineto.leave()
-    assert "aten::prod" in recorded()
+    assert "aten::prod" in record_ops()
     assert (1, 1) == (kineto.refused, kineto.ended)
     assert not torch.autograd._profiler_enabled()
 
 
-def test_nothing_is_enabled_where_recordings_end_well(kineto: Kineto) -> None:
-    """Torch alone prepares, enables and disables."""
+def test_complete_recordings_need_no_extra_calls(kineto: RefusingKineto) -> None:
+    """After recordings that were stopped, the library makes no enabling call of its own."""
     for _ in range(3):
         capture = TorchProfilerExporter({}).capture()
         capture.start()
         capture.stop()
-        recorded()
+        record_ops()
     assert (0, 0) == (kineto.refused, kineto.ended)
 
 
-def test_another_error_of_torchs_passes(kineto: Kineto) -> None:
-    """Only that one says that a session is on: to enable a profiler without any crashes torch."""
+def test_any_other_error_of_torch_passes(kineto: RefusingKineto) -> None:
+    """Only the known refusal means that a session is active; to enable a profiler without one crashes torch."""
     kineto.leave()
     kineto.refusal = "no such activity"
     with pytest.raises(RuntimeError, match="no such activity"):
-        recorded()
+        record_ops()
     assert 0 == kineto.ended
 
 
-def test_a_session_of_another_profiler_is_not_ended(kineto: Kineto) -> None:
-    """One that prepared on another thread goes on; torch's refusal reaches the one that comes second."""
+def test_a_session_of_another_profiler_is_not_ended(kineto: RefusingKineto) -> None:
+    """A profiler that prepared on another thread continues; the second one gets torch's refusal."""
     first: list[profiler.profile] = []
 
     def begin() -> None:
@@ -122,15 +122,17 @@ def test_a_session_of_another_profiler_is_not_ended(kineto: Kineto) -> None:
     thread.start()
     thread.join()
     with pytest.raises(RuntimeError, match=REFUSAL):
-        recorded()
+        record_ops()
     assert 0 == kineto.ended
     first[0]._start_trace()
     first[0].__exit__(None, None, None)
     kineto.left = False
 
 
-def test_an_error_in_ending_it_leaves_torchs_own(kineto: Kineto, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reaches the program is what it would see without this library."""
+def test_an_error_in_ending_a_session_leaves_torchs_error(
+    kineto: RefusingKineto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program gets the same error as without this library."""
     kineto.leave()
     failures = guard.failures.copy()
 
@@ -139,12 +141,12 @@ def test_an_error_in_ending_it_leaves_torchs_own(kineto: Kineto, monkeypatch: py
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=REFUSAL):
         patch.setattr(torch._C._autograd, "_enable_profiler", fail)
-        recorded()
+        record_ops()
     assert guard.failures == failures
 
 
 def test_a_start_that_fails_beside_another_threads_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The profiler of the program that began on another thread in between is still known to be on."""
+    """A profiler that the program started on another thread in between is still known to be active."""
     done = threading.Event()
     capture = TorchProfilerExporter({}).capture()
 
@@ -172,7 +174,7 @@ def test_a_start_that_fails_beside_another_threads_profiler(monkeypatch: pytest.
     assert not profiler._is_profiler_enabled
 
 
-LEFT = """
+UNSTOPPED = """
 import json, sys
 import torch, instrument
 from torch.autograd import profiler
@@ -218,12 +220,12 @@ PLACES = [(place, kind) for place in ("_prepare_profiler", "_enable_profiler", "
 
 
 @pytest.mark.parametrize(("place", "kind"), PLACES)
-def test_recordings_after_a_window_that_was_left(tmp_path: Path, place: str, kind: str) -> None:
-    """Wherever torch failed or was interrupted, no GPU is asked for, and the program and a window can record."""
+def test_recordings_after_an_unstopped_window(tmp_path: Path, place: str, kind: str) -> None:
+    """Wherever torch failed or was interrupted, the GPU is untouched, and the program and a window can record."""
     site = counted_gpu.install(tmp_path)
     paths = os.pathsep.join([str(site), str(programs.ROOT / "src")])
     env = programs.environment({"PYTHONPATH": paths, "INSTRUMENT_SUMMARY": "0"})
-    script = programs.program(LEFT.format(**CPU), tmp_path)
+    script = programs.program(UNSTOPPED.format(**CPU), tmp_path)
     done = programs.run(programs.python(script, [str(tmp_path / "out"), place, kind]), env)
     assert [["failed", "recorded"], False, True, 0] == json.loads(done.stdout.splitlines()[-1])
     assert [] == counted_gpu.noted(site)
@@ -231,9 +233,9 @@ def test_recordings_after_a_window_that_was_left(tmp_path: Path, place: str, kin
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("place", "kind"), PLACES)
-def test_recordings_of_a_gpu_after_a_window_that_was_left(tmp_path: Path, place: str, kind: str) -> None:
-    """The program's own profiler records its kernels, and the next window is there."""
-    script = programs.program(LEFT.format(**GPU), tmp_path)
+def test_recordings_of_a_gpu_after_an_unstopped_window(tmp_path: Path, place: str, kind: str) -> None:
+    """The program's own profiler records its kernels, and so does the next window."""
+    script = programs.program(UNSTOPPED.format(**GPU), tmp_path)
     command = programs.python(script, [str(tmp_path / "out"), place, kind])
     done = programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
     statuses, noted, seen, kernels = json.loads(done.stdout.splitlines()[-1])

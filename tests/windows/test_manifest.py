@@ -1,4 +1,4 @@
-"""The manifest has a line for every window, which says what came of it and where it is."""
+"""The manifest has a line for every window, with its outcome and its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(out: Path, count: int, **arguments: Any) -> list[dict[str, Any]]:
 
 
 def test_a_recorded_window(out: Path) -> None:
-    """Steps, times and sizes are those of the window and its files."""
+    """The line has the steps and times of the window and the sizes of its files."""
     before = time.time_ns()
     (entry,) = run(out, 5, schedule=instrument.schedule("1-2"))
     after = time.time_ns()
@@ -85,26 +85,26 @@ def test_a_recorded_window(out: Path) -> None:
 def test_every_planned_window_has_a_line(
     out: Path, count: int, schedule: dict[str, Any], expected: list[Any]
 ) -> None:
-    """Windows that the loop cut short or never came to are there, with the reason in words."""
+    """Windows that the loop cut short or never reached have a line with the reason."""
     entries = run(out, count, schedule=instrument.schedule(**schedule), exporter=Recorder())
     assert expected == [(entry["status"], entry["steps"], entry["reason"]) for entry in entries]
     assert list(range(1, len(expected) + 1)) == [entry["window"] for entry in entries]
 
 
-def _left(end: str, made: Any) -> Any:
-    """Two steps of what `profile` or `Loop` made, and its end."""
+def _end_after_two_steps(end: str, loop: Any) -> Any:
+    """Run two steps of a `profile` or `Loop`, end it the given way, and return its windows."""
     if end in ("stop", "interrupted", "complete"):
-        made.start()
-        made.step()
-        made.step()
-        made.stop(**({end: True} if end != "stop" else {}))
+        loop.start()
+        loop.step()
+        loop.step()
+        loop.stop(**({end: True} if end != "stop" else {}))
     else:
-        with contextlib.suppress(ZeroDivisionError), made:
-            made.step()
-            made.step()
+        with contextlib.suppress(ZeroDivisionError), loop:
+            loop.step()
+            loop.step()
             if end == "error":
                 1 / 0  # noqa: B018
-    return made.windows
+    return loop.windows
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def _left(end: str, made: Any) -> Any:
 def test_a_step_that_was_only_announced(
     out: Path, caplog: pytest.LogCaptureFixture, make: Any, end: str, counts: bool, schedule: Any
 ) -> None:
-    """The last `step()` of a loop announces a step that never runs: it does not count, also as the only one."""
-    (entry,) = _left(end, make(out, schedule=schedule, exporter=Recorder()))
+    """The step that the last `step()` announces never runs and does not count, even as the only one."""
+    (entry,) = _end_after_two_steps(end, make(out, schedule=schedule, exporter=Recorder()))
     assert ([2, 2] if counts else None) == entry["steps"]
     assert entry["files"]
     if not counts:
@@ -135,8 +135,8 @@ def test_a_step_that_was_only_announced(
 
 
 @pytest.mark.parametrize("announced", [0, 1, 3])
-def test_without_a_schedule_the_steps_are_those_of_the_trace(out: Path, announced: int) -> None:
-    """No step is marked before `step()` announces one; the last that it announces never runs."""
+def test_without_a_schedule_the_entry_and_the_trace_agree(out: Path, announced: int) -> None:
+    """Steps are marked from the first `step()` on; the last announced step never runs."""
     entries = run(out, announced)
     trace = instrument.read_trace(next(out.glob("window-*/*")))
     expected = list(range(1, announced))
@@ -147,20 +147,20 @@ def test_without_a_schedule_the_steps_are_those_of_the_trace(out: Path, announce
 
 
 def test_a_window_whose_end_is_not_known(out: Path) -> None:
-    """The planned end of a window is null where nobody knows it."""
+    """The planned end of a window is null where it is unknown."""
     (entry,) = run(out, 3, exporter=Recorder())
     assert [0, None] == entry["planned_steps"]
 
 
-def test_an_exporter_of_ones_own_is_named(out: Path) -> None:
-    """The manifest says who recorded."""
+def test_a_user_defined_exporter_is_named(out: Path) -> None:
+    """The manifest has the name of the exporter."""
     (entry,) = run(out, 3, schedule=instrument.schedule(at=1), exporter=Recorder())
     assert "recorder" == entry["exporter"]
     assert [".txt"] == [Path(file["path"]).suffix for file in entry["files"]]
 
 
 def test_regions_hidden_in_compiled_code_are_listed(out: Path) -> None:
-    """What torch.compile traced through is said, not silently lost."""
+    """Regions that torch.compile traced through are listed in the entry."""
     dispatch.hide("attention")
     (entry,) = run(out, 3, schedule=instrument.schedule(at=1), exporter=Recorder())
     dispatch.compiled_away.clear()
@@ -179,7 +179,7 @@ def test_ranks_that_share_a_folder_do_not_cut_each_others_lines(out: Path) -> No
 
 
 def test_a_folder_that_cannot_be_written_leaves_the_line_in_the_object(tmp_path: Path, lenient: None) -> None:
-    """`entries` has it all the same."""
+    """`entries` has the line even though the file cannot be written."""
     (tmp_path / "file").write_text("")
     record = Manifest(tmp_path / "file" / "runs")
     record.add(record.entry(rank=0, window=1, status="recorded", planned_steps=(1, None), exporter="e"))
@@ -193,19 +193,19 @@ def windows(out: Path) -> list[int]:
     return [entry["window"] for entry in entries_of(out)]
 
 
-def test_a_disk_that_is_full_takes_no_line_of_another_rank(
+def test_a_full_disk_destroys_no_line_of_another_rank(
     out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another rank appends while a write fails stays; what failed is written once there is room."""
+    """Another rank's line stays when a write fails; the failed line is written once there is room."""
 
-    class Full(io.FileIO):
+    class FullDiskFile(io.FileIO):
         left = 20
 
         def write(self, data: Any) -> int:
-            if len(data) <= Full.left:
+            if len(data) <= FullDiskFile.left:
                 return super().write(data)
-            if Full.left:
-                part, Full.left = data[: Full.left], 0
+            if FullDiskFile.left:
+                part, FullDiskFile.left = data[: FullDiskFile.left], 0
                 return super().write(part)
             monkeypatch.undo()
             append(out, [b'{"window": 2}\n'])
@@ -213,7 +213,7 @@ def test_a_disk_that_is_full_takes_no_line_of_another_rank(
 
     append(out, [b'{"window": 1}\n'])
     record = Manifest(out)
-    monkeypatch.setattr(Path, "open", lambda path, mode, **_: Full(path, mode.replace("b", "")))
+    monkeypatch.setattr(Path, "open", lambda path, mode, **_: FullDiskFile(path, mode.replace("b", "")))
     record.add(record.entry(window=3, **LINE))
     assert [1, 2] == windows(out)
     record.flush()
@@ -221,14 +221,14 @@ def test_a_disk_that_is_full_takes_no_line_of_another_rank(
 
 
 def test_a_disk_that_has_room_again_in_the_middle_of_a_line(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line is written once more, as a whole, since another rank may have written after its first part."""
+    """The complete line is written again, since another rank may have written after its first part."""
 
-    class Short(io.FileIO):
+    class ShortWriteFile(io.FileIO):
         wrote = 0
 
         def write(self, data: Any) -> int:
-            Short.wrote += 1
-            if Short.wrote > 1:
+            ShortWriteFile.wrote += 1
+            if ShortWriteFile.wrote > 1:
                 return super().write(data)
             written = super().write(data[:20])
             with contextlib.closing(io.FileIO(self.name, "a")) as other:
@@ -237,7 +237,7 @@ def test_a_disk_that_has_room_again_in_the_middle_of_a_line(out: Path, monkeypat
 
     record = Manifest(out)
     out.mkdir(parents=True)
-    monkeypatch.setattr(Path, "open", lambda path, mode, **_: Short(path, mode.replace("b", "")))
+    monkeypatch.setattr(Path, "open", lambda path, mode, **_: ShortWriteFile(path, mode.replace("b", "")))
     record.add(record.entry(window=1, **LINE))
     monkeypatch.undo()
     assert [2, 1] == windows(out)
@@ -247,7 +247,7 @@ def test_a_disk_that_has_room_again_in_the_middle_of_a_line(out: Path, monkeypat
     "left", [b'{"window": 1}\n{"win', b'{"window": 1}\n' + b"[" * 100_000, b'{"window": 1}\n\xff\n']
 )
 def test_a_line_that_is_broken(out: Path, left: bytes) -> None:
-    """As of a process that was killed: it is passed over, and the next line does not join it."""
+    """A broken line, as a killed process leaves one, is skipped, and the next line does not join it."""
     out.mkdir(parents=True)
     (out / "manifest.jsonl").write_bytes(left)
     record = Manifest(out)
@@ -265,13 +265,13 @@ def test_a_line_that_is_broken(out: Path, left: bytes) -> None:
     ],
 )
 def test_files_that_a_line_names(files: Any, expected: list[str]) -> None:
-    """Only paths inside of the folder are files of a window, whatever somebody wrote there."""
+    """Only paths inside the folder are accepted as files of a window."""
     assert expected == files_of({"files": files})
     assert [] == files_of({})
 
 
-def test_a_line_that_another_thread_adds_meanwhile(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for nobody: whoever writes at that time writes it as well."""
+def test_a_line_that_another_thread_adds_during_a_write(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other thread does not wait: the thread that is writing also writes its line."""
     record = Manifest(out)
     threads = [threading.Thread(target=record.add, args=(record.entry(window=2, **LINE),))]
 

@@ -1,4 +1,4 @@
-"""Another torch profiler of the program around a window: it keeps its recording, and the reason is recorded."""
+"""Another torch profiler of the program around a window: it keeps its recording, and the window has a reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from instrument import gpu
 
 from ..support import programs
 from .training import (
-    COUNT,
+    STEPS,
     TWICE,
     expected,
     manifest,
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("lenient")
 
 @pytest.mark.parametrize("opened", [0, 1])
 def test_another_torch_profiler_keeps_its_events(out: Path, opened: int) -> None:
-    """A profiler of the user's, there before the warm-up or come in during it, is left alone."""
+    """A user's profiler that starts before or during the warm-up keeps its events; the window is skipped."""
     other = torch.profiler.profile(activities=[ProfilerActivity.CPU])
 
     def body(number: int) -> None:
@@ -65,10 +65,10 @@ def test_another_torch_profiler_keeps_its_events(out: Path, opened: int) -> None
 def test_another_torch_profiler_around_a_window(
     out: Path, tmp_path: Path, begin: int, end: int, expected: list[str]
 ) -> None:
-    """Wherever a profiler of the user's begins and ends, it keeps its events, and the process lives on.
+    """A user's profiler keeps its events wherever it starts and stops, and the process survives.
 
-    torch 2.13 ends with a segmentation fault where a profiler is stopped whose recording another one took over.
-    With a GPU that is yet to be used, the window has no warm-up for another profiler to end.
+    torch 2.13 crashes when a profiler is stopped whose recording another one took over.
+    With an unused GPU, the window has no warm-up that another profiler could end.
     """
     other = torch.profiler.profile(activities=[ProfilerActivity.CPU])
 
@@ -86,8 +86,8 @@ def test_another_torch_profiler_around_a_window(
 
 
 @pytest.mark.parametrize("waits", [0, 1, 2, 3])
-def test_a_torch_profiler_with_a_warm_up_of_its_own(out: Path, tmp_path: Path, waits: int) -> None:
-    """Its warm-up, too, is left alone: it gets its trace, and every window of ours is accounted for."""
+def test_a_torch_profiler_with_its_own_warm_up(out: Path, tmp_path: Path, waits: int) -> None:
+    """A profiler with a warm-up gets its trace, and every window is recorded or has a reason."""
     copies = []
 
     def ready(prof: Any) -> None:
@@ -98,8 +98,8 @@ def test_a_torch_profiler_with_a_warm_up_of_its_own(out: Path, tmp_path: Path, w
     other = torch.profiler.profile(activities=[ProfilerActivity.CPU], schedule=schedule, on_trace_ready=ready)
     prof = instrument.profile(out, schedule=instrument.schedule(**TWICE))
     with other, prof:
-        trained = train(COUNT, lambda: (prof.step(), other.step()))
-    assert expected(COUNT) == trained
+        trained = train(STEPS, lambda: (prof.step(), other.step()))
+    assert expected(STEPS) == trained
     assert [[waits + 1]] == [steps(path) for path in copies]
     outcomes = [entry["reason"] or entry["status"] for entry in manifest(out)]
     assert all(outcome == "recorded" or outcome.startswith("another torch profiler") for outcome in outcomes)
@@ -130,7 +130,7 @@ OTHER_THREAD = """
 
 
 def test_a_torch_profiler_on_another_thread(tmp_path: Path) -> None:
-    """Its recording, too, ends ours; nothing of it is touched, and the next window is recorded."""
+    """A profiler on another thread keeps its events and ends the window; the next window is recorded."""
     done = programs.run(
         programs.python(programs.program(OTHER_THREAD, tmp_path), [str(tmp_path / "out")]), programs.environment()
     )
@@ -140,19 +140,19 @@ def test_a_torch_profiler_on_another_thread(tmp_path: Path) -> None:
     assert [("skipped", reason), ("recorded", None)] == reasons(entries)
 
 
-def test_a_torch_profiler_that_warms_up_already(tmp_path: Path) -> None:
-    """One that prepared before there was a window of ours keeps its recording; ours is skipped."""
+def test_a_torch_profiler_that_prepared_earlier(tmp_path: Path) -> None:
+    """A profiler that prepared before the window keeps its recording; the window is skipped."""
     code = """
 import torch, instrument
 from torch.profiler import ProfilerActivity, profile
-theirs = profile(activities=[ProfilerActivity.CPU])
-theirs.prepare_trace()
+other = profile(activities=[ProfilerActivity.CPU])
+other.prepare_trace()
 with instrument.profile("out", schedule="0-1") as prof:
     prof.step()
-    theirs.start_trace()
+    other.start_trace()
     torch.ones(3) + 1
-    theirs.stop_trace()
-assert {"aten::add"} <= {event.name for event in theirs.events()}
+    other.stop_trace()
+assert {"aten::add"} <= {event.name for event in other.events()}
 assert [entry["reason"] for entry in prof.windows] == ["another torch profiler is active"], prof.windows
 """
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=programs.environment(), check=True)

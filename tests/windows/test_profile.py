@@ -1,4 +1,4 @@
-"""A loop with windows leaves the traces that its schedule asked for, and pays nothing off-window."""
+"""A profile saves the traces that its schedule plans, and makes no calls outside windows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 import instrument
-from instrument.config import settings as ours
+from instrument.config import settings as instrument_settings
 from instrument.errors import CaptureError
 from instrument.windows.options import TorchProfilerOptions
 from instrument.windows.schedule import Phase, Schedule
@@ -28,9 +28,9 @@ from ..support.torch_versions import names_activities
 from .training import (
     Recorder,
     content,
+    do_nothing,
     manifest,
     names,
-    nothing,
     planned,
     recorded,
     statuses,
@@ -51,15 +51,15 @@ def plan(**arguments: Any) -> Schedule:
     return instrument.schedule(**arguments)
 
 
-def run(out: Path, count: int, body: Callable[[int], object] = nothing, **arguments: Any) -> Any:
-    """Train for ``count`` steps under a profile, and return it."""
+def run(out: Path, count: int, body: Callable[[int], object] = do_nothing, **arguments: Any) -> Any:
+    """Train for ``count`` steps under a profile; return the profile."""
     with instrument.profile(out, **arguments) as prof:
         train(count, prof.step, body)
     return prof
 
 
 def test_each_window_is_one_trace_of_the_planned_steps(out: Path) -> None:
-    """A cycle twice makes two gzipped traces, each with its own two steps and the regions within."""
+    """Two cycles give two gzipped traces, each with its own two steps and their regions."""
     run(out, 10, schedule=plan(wait=1, warmup=1, active=2, repeat=2))
     first, second = traces(out)
     assert ["window-0001", "window-0002"] == [first.parent.name, second.parent.name]
@@ -73,8 +73,8 @@ def test_each_window_is_one_trace_of_the_planned_steps(out: Path) -> None:
     assert {"manifest.jsonl", "window-0001", "window-0002"} == {path.name for path in out.iterdir()}
 
 
-def test_a_trace_is_what_chrome_and_perfetto_read(out: Path) -> None:
-    """The JSON has complete events with name, start and length, and regions are user annotations in their step."""
+def test_traces_have_the_format_of_chrome_and_perfetto(out: Path) -> None:
+    """Complete events have name, start and duration; regions are user annotations within their step."""
     run(out, 3, schedule=plan(at=1))
     trace = content(traces(out)[0])
     events = trace["traceEvents"]
@@ -96,32 +96,32 @@ def test_adjacent_windows_lose_no_step(out: Path) -> None:
 
 
 def test_warm_up_is_discarded(out: Path) -> None:
-    """What ran in warm-up steps is not in the trace."""
+    """The trace has no events of warm-up steps."""
     run(out, 6, schedule=plan(warmup=3, active=2, repeat=1))
     assert ["batch 3", "batch 4"] == [name for name in names(traces(out)[0]) if name.startswith("batch")]
 
 
 def test_no_schedule_is_one_window_of_everything(out: Path) -> None:
-    """Without a schedule all that the block does is recorded, as with a bare torch.profiler.profile."""
+    """Without a schedule the whole block is recorded, as with a bare torch.profiler.profile."""
     prof = run(out, 3)
     (path,) = traces(out)
     assert ["batch 0", "batch 1", "batch 2"] == [name for name in names(path) if name.startswith("batch")]
-    assert [1, 2, 3] == steps(path)  # those that `step` announced
+    assert [1, 2, 3] == steps(path)  # the steps that `step` announced
     assert [(1, "recorded")] == statuses(prof.windows)
     assert [0, None] == prof.windows[0]["planned_steps"]
 
 
-def test_no_schedule_and_no_step_marks_none(out: Path) -> None:
-    """A block around some code holds what torch's own profiler shows for it."""
+def test_without_schedule_and_steps_no_step_is_marked(out: Path) -> None:
+    """A block without steps records the same operators as torch's own profiler."""
     options: dict[str, Any] = {"activities": [ProfilerActivity.CPU]}
-    with torch.profiler.profile(**options) as theirs:
+    with torch.profiler.profile(**options) as torch_prof:
         torch.ones(3) + 1
-    with instrument.profile(out, **options) as ours:
+    with instrument.profile(out, **options) as prof:
         torch.ones(3) + 1
-    assert [row.key for row in theirs.key_averages()] == [row.key for row in ours.key_averages()]
+    assert [row.key for row in torch_prof.key_averages()] == [row.key for row in prof.key_averages()]
 
 
-TWICE = [
+CYCLES = [
     {"wait": 0, "warmup": 0, "active": 2}, {"wait": 0, "warmup": 1, "active": 1},
     {"wait": 1, "warmup": 1, "active": 1}, {"wait": 2, "warmup": 0, "active": 1},
     {"wait": 0, "warmup": 0, "active": 2, "repeat": 2},
@@ -129,13 +129,13 @@ TWICE = [
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about no warm-up
-@pytest.mark.parametrize("cycle", TWICE)
+@pytest.mark.parametrize("cycle", CYCLES)
 @pytest.mark.parametrize(("rounds", "each"), [(3, 2), (2, 3), (3, 1)])
 @pytest.mark.parametrize("as_function", [False, True])
 def test_a_profile_entered_again_calls_the_handler_when_torch_does(
     out: Path, cycle: dict[str, int], rounds: int, each: int, as_function: bool
 ) -> None:
-    """A window in which a block was left goes on in the next block."""
+    """A window that is open when the block is left continues in the next block."""
 
     def calls(make: Callable[..., Any]) -> list[int]:
         called: list[int] = []
@@ -146,14 +146,14 @@ def test_a_profile_entered_again_calls_the_handler_when_torch_does(
                     prof.step()
         return called
 
-    theirs = torch.profiler.schedule(**cycle)
-    schedule = theirs if as_function else plan(**cycle)
-    expected = calls(lambda **options: torch.profiler.profile(schedule=theirs, **options))
+    torch_schedule = torch.profiler.schedule(**cycle)
+    schedule = torch_schedule if as_function else plan(**cycle)
+    expected = calls(lambda **options: torch.profiler.profile(schedule=torch_schedule, **options))
     assert expected == calls(lambda **options: instrument.profile(out, schedule=schedule, **options))
 
 
-def test_events_accumulate_where_asked(out: Path) -> None:
-    """With acc_events, the events of a window include those of the windows before, as torch has it."""
+def test_acc_events_accumulates_events(out: Path) -> None:
+    """With acc_events, a window's events include those of earlier windows, as in torch."""
 
     def counts(make: Callable[..., Any], schedule: Any) -> list[int]:
         found: list[int] = []
@@ -168,14 +168,14 @@ def test_events_accumulate_where_asked(out: Path) -> None:
                 prof.step()
         return found
 
-    theirs = torch.profiler.schedule(wait=0, warmup=1, active=1)
-    expected = counts(torch.profiler.profile, theirs)
-    assert [1, 2, 3] == expected == counts(lambda **given: instrument.profile(out, **given), theirs)
+    torch_schedule = torch.profiler.schedule(wait=0, warmup=1, active=1)
+    expected = counts(torch.profiler.profile, torch_schedule)
+    assert [1, 2, 3] == expected == counts(lambda **given: instrument.profile(out, **given), torch_schedule)
 
 
 @pytest.mark.parametrize("daemon", ["1", ""])
 def test_kineto_counts_the_steps_for_its_daemon(out: Path, monkeypatch: pytest.MonkeyPatch, daemon: str) -> None:
-    """Under KINETO_USE_DAEMON `step` counts where torch's does."""
+    """Under KINETO_USE_DAEMON, `step` advances Kineto's step count where torch's `step` does."""
     monkeypatch.setenv("KINETO_USE_DAEMON", daemon)
     tracker = torch.autograd.profiler.KinetoStepTracker
 
@@ -206,7 +206,7 @@ def test_kineto_counts_the_steps_for_its_daemon(out: Path, monkeypatch: pytest.M
     ],
 )
 def test_every_kind_of_schedule_is_followed(out: Path, schedule: Any, expected: list[list[int]]) -> None:
-    """Named steps, periods, torch's own schedules and any function of the step lead to their windows."""
+    """Named steps, periods, torch's schedules and any function of the step give their windows."""
     run(out, 12, schedule=schedule)
     assert expected == recorded(out)
 
@@ -222,19 +222,19 @@ def test_every_kind_of_schedule_is_followed(out: Path, schedule: Any, expected: 
     ],
 )
 def test_a_resumed_run_counts_from_its_first_step(out: Path, schedule: Any, expected: list[list[int]]) -> None:
-    """Cycles begin at first_step, named steps and periods keep their numbers; traces show the run's own."""
+    """Cycles begin at first_step, named steps and periods keep their numbers; traces have the run's numbers."""
     prof = run(out, 10, schedule=schedule, first_step=100)
     assert expected == recorded(out)
     assert 110 == prof.step_num
 
 
-def test_a_profile_stopped_and_started_again_goes_on(out: Path) -> None:
-    """The second start counts on: the first window is not recorded twice, the second one is."""
+def test_a_restarted_profile_continues(out: Path) -> None:
+    """A second start continues the count of steps: the first window is not recorded again, the second one is."""
     prof = instrument.profile(out, schedule=plan(at=[1, 5]))
     prof.start()
     train(3, prof.step)
     prof.stop()
-    train(1, nothing)
+    train(1, do_nothing)
     prof.start()
     train(5, prof.step)
     prof.stop()
@@ -245,7 +245,7 @@ def test_a_profile_stopped_and_started_again_goes_on(out: Path) -> None:
 
 
 def test_a_second_run_into_the_same_folder_overwrites_nothing(out: Path) -> None:
-    """Both traces stay and the manifest has both lines."""
+    """Both traces stay, and the manifest has both lines."""
     run(out, 3, schedule=plan(at=1))
     before = {path: path.read_bytes() for path in traces(out)}
     run(out, 3, schedule=plan(at=1))
@@ -256,7 +256,7 @@ def test_a_second_run_into_the_same_folder_overwrites_nothing(out: Path) -> None
 
 @pytest.mark.parametrize(("ranks", "files"), [(None, 1), ([3], 1), ([0, 3], 1), ({0, 1}, 0)])
 def test_only_the_chosen_ranks_record(out: Path, monkeypatch: pytest.MonkeyPatch, ranks: Any, files: int) -> None:
-    """The rank of the launcher's RANK variable decides, and names the file; others write nothing at all."""
+    """The launcher's RANK variable decides and names the file; other ranks write nothing at all."""
     monkeypatch.setenv("RANK", "3")
     prof = run(out, 3, schedule=plan(at=1), ranks=ranks)
     assert files == len(traces(out))
@@ -267,27 +267,27 @@ def test_only_the_chosen_ranks_record(out: Path, monkeypatch: pytest.MonkeyPatch
     assert 3 == prof.step_num
 
 
-def test_a_rank_that_is_no_number_is_rank_0(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A RANK that some other tool set to a text does not stop the loop."""
+def test_a_rank_that_is_not_a_number_counts_as_0(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A RANK variable that holds text does not stop the loop."""
     monkeypatch.setenv("RANK", "first")
     run(out, 3, schedule=plan(at=1))
     assert traces(out)[0].name.startswith("rank0.")
 
 
-def test_switched_off_it_writes_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With INSTRUMENT=0 the loop counts its steps and that is all."""
-    monkeypatch.setattr(ours, "enabled", False)
+def test_a_disabled_profile_writes_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With INSTRUMENT=0 the profile only counts its steps."""
+    monkeypatch.setattr(instrument_settings, "enabled", False)
     prof = run(out, 3, schedule=plan(at=1))
     assert [] == prof.windows
     assert not out.exists()
     assert 3 == prof.step_num
 
 
-# What on_trace_ready may ask of a profile, as it would of torch's own.
+# Methods of torch's profiler that an on_trace_ready handler calls.
 
 
 def test_the_tensorboard_handler_of_torch_works(out: Path, tmp_path: Path) -> None:
-    """torch.profiler.tensorboard_trace_handler writes its own copies, beside ours."""
+    """torch.profiler.tensorboard_trace_handler writes its own copies besides the traces of the profile."""
     folder = tmp_path / "tensorboard"
     handler = torch.profiler.tensorboard_trace_handler(str(folder), worker_name="w")
     run(out, 6, schedule=plan(active=1, wait=1, repeat=2), on_trace_ready=handler)
@@ -299,7 +299,7 @@ def test_the_tensorboard_handler_of_torch_works(out: Path, tmp_path: Path) -> No
 
 
 def test_the_idioms_of_on_trace_ready_work(out: Path, tmp_path: Path) -> None:
-    """A trace under the user's own name, tables, events, stacks and the step's number."""
+    """A handler can export traces and stacks, and read tables, events and the step's number."""
     seen: list[Any] = []
 
     def ready(prof: Any) -> None:
@@ -319,8 +319,8 @@ def test_the_idioms_of_on_trace_ready_work(out: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["export_chrome_trace", "export_stacks", "key_averages", "events"])
-def test_asking_for_a_trace_before_there_is_one(out: Path, name: str) -> None:
-    """Before the first window there is no trace, which the error says."""
+def test_results_before_the_first_window(out: Path, name: str) -> None:
+    """Before the first window, methods that need a trace raise an error that says so."""
     prof = instrument.profile(out)
     arguments = ["x.json"] if name.startswith("export") else []
     with pytest.raises(CaptureError, match=f"{name}: no window was recorded by torch.profiler so far"):
@@ -328,14 +328,14 @@ def test_asking_for_a_trace_before_there_is_one(out: Path, name: str) -> None:
 
 
 def test_on_trace_ready_may_stop_the_profile(out: Path) -> None:
-    """One window is enough: what was recorded stays, the rest is accounted for."""
+    """A handler that stops the profile keeps the window; the manifest has the windows not reached."""
     prof = run(out, 6, schedule=plan(at=[1, 3]), on_trace_ready=lambda prof: prof.stop())
     assert [[1]] == recorded(out)
     assert {1: "recorded", 2: "not reached"} == dict(statuses(prof.windows))
 
 
 def test_metadata_is_in_the_trace(out: Path) -> None:
-    """Texts added before or during a window are in it; those a trace cannot hold do not break it."""
+    """Metadata added before or during a window is in its trace; unsupported characters are replaced."""
     prof = instrument.profile(out, schedule=plan(at="1-2"))
     prof.add_metadata("model", "tiny")
     prof.add_metadata('a "key"', 'C:\\new "dir"\nü')
@@ -347,8 +347,8 @@ def test_metadata_is_in_the_trace(out: Path) -> None:
     assert "2" == trace["last"]
 
 
-def test_options_of_torch_arrive(out: Path) -> None:
-    """Shapes, stacks and memory are in the trace when asked for."""
+def test_options_reach_torchs_profiler(out: Path) -> None:
+    """Shapes, stacks and memory are in the trace when requested."""
     options = {"record_shapes": True, "with_stack": True, "profile_memory": True}
     run(out, 3, schedule=plan(at=1), activities=[ProfilerActivity.CPU], **options)
     trace = content(traces(out)[0])
@@ -359,8 +359,8 @@ def test_options_of_torch_arrive(out: Path) -> None:
     assert any(event["name"] == "[memory]" for event in trace["traceEvents"])
 
 
-def test_declared_options_are_those_of_torch() -> None:
-    """Editors complete every option that torch's profiler takes; `use_cuda` is deprecated there."""
+def test_declared_options_include_all_of_torchs() -> None:
+    """`TorchProfilerOptions` declares every option of torch's profiler, except the deprecated `use_cuda`."""
     accepted = set(inspect.signature(torch.profiler.profile).parameters)
     declared = set(TorchProfilerOptions.__annotations__)
     assert accepted - {"schedule", "on_trace_ready", "use_cuda"} <= declared
@@ -420,13 +420,13 @@ def test_declared_options_are_those_of_torch() -> None:
 def test_wrong_arguments_fail_at_the_call(
     out: Path, error: type[Exception], arguments: dict[str, Any], message: str
 ) -> None:
-    """The error names the argument, its value and what is accepted, and nothing was written."""
+    """The error names the argument, its value and what is accepted, and no folder is created."""
     with pytest.raises(error, match=re.escape(message)):
         instrument.profile(**{"out": out, **arguments})
     assert not out.exists()
 
 
-# The way through any schedule, with an exporter that only records what is asked of it.
+# Any schedule, with an exporter that only records the calls on it.
 
 small = st.integers(0, 4)
 plans = st.one_of(
@@ -456,11 +456,11 @@ plans = st.one_of(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=plans, length=st.integers(0, 30), first=st.integers(0, 12), as_function=st.booleans())
 def test_any_schedule_is_followed_exactly(plan: Schedule, length: int, first: int, as_function: bool) -> None:
-    """Active steps are captured and no other, captures balance, off-window nothing is called."""
+    """Exactly the active steps are captured, captures balance, and outside windows no call is made."""
     shifted = plan.starting(first)
     recorder = Recorder()
     given: Any = plan
-    if as_function:  # the same plan, as torch would put it
+    if as_function:  # the same plan as a function, in torch's actions
 
         def given(step: int) -> int:
             phase, window = shifted.at(step + first)
@@ -482,7 +482,7 @@ def test_any_schedule_is_followed_exactly(plan: Schedule, length: int, first: in
 
     active = [first + offset for offset, phase in enumerate(phases) if phase is Phase.ACTIVE]
     assert active == recorder.captured()
-    announced = first + length  # by the last step(), and never run
+    announced = first + length  # announced by the last step(), and never run
     if length and announced in active:
         active.remove(announced)
     assert recorder.count("start") == recorder.count("stop")
@@ -490,8 +490,8 @@ def test_any_schedule_is_followed_exactly(plan: Schedule, length: int, first: in
     assert recorder.count("stop") == recorder.count("save")
     assert recorder.count("prepare") <= 1
 
-    held = [entry["steps"] for entry in entries if entry["steps"]]
-    assert active == sorted(step for first, last in held for step in range(first, last + 1))
+    recorded_steps = [entry["steps"] for entry in entries if entry["steps"]]
+    assert active == sorted(step for first, last in recorded_steps for step in range(first, last + 1))
     assert {"recorded", "partial"} >= {entry["status"] for entry in entries if entry["steps"]}
     assert len(entries) == len({entry["window"] for entry in entries})
     if not as_function and plan.finite:
@@ -502,12 +502,12 @@ def test_any_schedule_is_followed_exactly(plan: Schedule, length: int, first: in
         ]
 
 
-def listed(folder: str) -> list[str]:
+def list_names(folder: str) -> list[str]:
     return [path.name for path in Path(folder).iterdir()]
 
 
 def test_many_windows_leak_nothing(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After 200 windows there is no thread, open file or temporary file of ours, and memory is about flat."""
+    """After 200 windows no thread, open file or temporary file is left, and memory is about flat."""
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -519,19 +519,19 @@ def test_many_windows_leak_nothing(out: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setenv("TMPDIR", str(temporary))
     run(out, 20, schedule=plan(active=1))
-    threads, files = threading.active_count(), listed("/proc/self/fd")
+    threads, files = threading.active_count(), list_names("/proc/self/fd")
     bytes_before = resident()
     run(out, 200, schedule=plan(active=1, repeat=200))
     assert threads == threading.active_count()
-    assert len(files) == len(listed("/proc/self/fd"))
-    assert [] == listed(str(temporary))
+    assert len(files) == len(list_names("/proc/self/fd"))
+    assert [] == list_names(str(temporary))
     assert resident() - bytes_before < 60e6
     assert {".gz"} == {path.suffix for path in traces(out)}
     assert 20 + 1 + 200 == len(traces(out))
 
 
-def test_what_a_script_asks_after_the_loop(out: Path) -> None:
-    """As with torch.profiler, the last window's table and trace are there when the block is left."""
+def test_results_after_the_block(out: Path) -> None:
+    """As with torch.profiler, the last window's table and trace are available after the block."""
     with instrument.profile(out, activities=[ProfilerActivity.CPU], record_shapes=True) as prof:
         torch.ones(3) + 1
     assert "aten::add" in prof.key_averages().table()

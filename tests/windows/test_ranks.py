@@ -33,7 +33,7 @@ dist.destroy_process_group()
 """
 
 
-def job(folder: Path, ranks: str) -> tuple[list[dict[str, object]], str]:
+def run_job(folder: Path, ranks: str) -> tuple[list[dict[str, object]], str]:
     script = folder / "job.py"
     script.write_text(JOB)
     out = folder / "out"
@@ -46,8 +46,8 @@ def job(folder: Path, ranks: str) -> tuple[list[dict[str, object]], str]:
 
 
 def test_all_ranks(tmp_path: Path) -> None:
-    """Each rank writes its own file into the window's folder and its own whole lines; rank 0 alone sums up."""
-    lines, stderr = job(tmp_path, "None")
+    """Each rank writes its own file and its own complete lines; rank 0 alone prints the summary."""
+    lines, stderr = run_job(tmp_path, "None")
     assert [(entry["window"], entry["rank"], entry["status"]) for entry in lines] == [
         (1, 0, "recorded"),
         (1, 1, "recorded"),
@@ -60,14 +60,14 @@ def test_all_ranks(tmp_path: Path) -> None:
 
 
 def test_chosen_ranks(tmp_path: Path) -> None:
-    """Only the ranks that were chosen record; the others neither write nor wait."""
-    lines, stderr = job(tmp_path, "[1]")
+    """Only the chosen ranks record; the others neither write nor wait."""
+    lines, stderr = run_job(tmp_path, "[1]")
     assert [(entry["window"], entry["rank"]) for entry in lines] == [(1, 1), (2, 1)]
     assert stderr.count("Where the step went") == 1
 
 
-def test_a_rank_that_is_left_out_passes_its_steps_on(tmp_path: Path) -> None:
-    """It records nothing, also when its loop is entered again; detectors see its steps."""
+def test_a_rank_that_is_not_chosen_counts_steps(tmp_path: Path) -> None:
+    """A rank that is not chosen records nothing, also in a second loop; listeners receive its steps."""
     ended: list[int] = []
     batches = instrument.steps(range(3), tmp_path, at="1,4", ranks=[1], exporter=Recorder())
 
@@ -100,8 +100,8 @@ HOGWILD = """
 """
 
 
-def test_processes_that_share_a_rank_are_told_apart(tmp_path: Path) -> None:
-    """Files of children without a process group have the process in their names; the reader tells it."""
+def test_processes_that_share_a_rank_are_distinguished(tmp_path: Path) -> None:
+    """Files of children without a process group are named by process; the reader shows the process."""
     out = tmp_path / "out"
     command = programs.python(programs.program(HOGWILD, tmp_path), [str(out)])
     programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
@@ -114,10 +114,8 @@ def test_processes_that_share_a_rank_are_told_apart(tmp_path: Path) -> None:
     assert f"rank 0, process {path.name.split('.')[0].removeprefix('rank0-pid')}, steps 1-1, another run" == label
 
 
-def test_a_rank_that_the_environment_tells_is_in_the_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There, other tools look for it; torch writes it only where there is a process group."""
+def test_the_rank_in_the_environment_is_in_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trace has the rank for other tools; torch writes it only where there is a process group."""
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", "2")

@@ -1,4 +1,4 @@
-"""The schedule agrees with torch's over torch's own arguments, with brute force over the others."""
+"""Schedules agree with torch's for torch's arguments, and with brute force for the others."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def active_steps(plan: Schedule) -> list[int]:
 
 
 @given(cyclic)
-def test_cycles_are_those_of_torch(arguments: dict[str, int]) -> None:
-    """Every phase is the one torch.profiler.schedule answers, and torch saves exactly at stop - 1."""
+def test_cycles_agree_with_torch(arguments: dict[str, int]) -> None:
+    """Each phase is the one of torch.profiler.schedule, and torch saves exactly at stop - 1."""
     plan, oracle = schedule(**arguments), torch_schedule(arguments)
     for step in range(HORIZON):
         phase, window = plan.at(step)
@@ -85,7 +85,7 @@ def test_cycles_are_those_of_torch(arguments: dict[str, int]) -> None:
 
 @given(plans)
 def test_windows_are_numbered_and_never_overlap(plan: Schedule) -> None:
-    """Each window has its index, an order of its own parts, and starts after the one before."""
+    """Windows have consecutive indices, ordered bounds, and start after the previous window."""
     windows = list(islice(plan.windows(), 10))
     assert list(range(1, len(windows) + 1)) == [window.index for window in windows]
     assert all(0 <= window.warmup <= window.active < window.stop for window in windows)
@@ -95,7 +95,7 @@ def test_windows_are_numbered_and_never_overlap(plan: Schedule) -> None:
 
 @given(plans)
 def test_count_is_the_number_of_windows(plan: Schedule) -> None:
-    """A finite plan yields count windows and None beyond; an endless one has no count."""
+    """A finite plan has ``count`` windows and None beyond; an endless one has no count."""
     assert plan.finite == (plan.count is not None)
     if plan.count is not None:
         assert plan.count == len(list(plan.windows()))
@@ -107,7 +107,7 @@ def test_count_is_the_number_of_windows(plan: Schedule) -> None:
 
 @given(plans)
 def test_at_and_next_window_agree_with_the_windows(plan: Schedule) -> None:
-    """Both answer what a walk over all windows answers."""
+    """`at` and `next_window` agree with a search through all windows."""
     windows = list(islice(plan.windows(), HORIZON + 1))
     for step in range(HORIZON):
         following = next((window for window in windows if window.stop > step), None)
@@ -120,7 +120,7 @@ def test_at_and_next_window_agree_with_the_windows(plan: Schedule) -> None:
 
 @given(explicit, st.randoms())
 def test_named_steps(arguments: dict[str, Any], random: Any) -> None:
-    """Named steps are recorded, in any order given, with the warm-up that fits."""
+    """Named steps are recorded, in any order given, with as much warm-up as fits."""
     starts, active = arguments["at"], arguments["active"]
     plan = schedule(**arguments)
     assert sorted(start + i for start in starts for i in range(active)) == active_steps(plan)
@@ -136,7 +136,7 @@ def test_named_steps(arguments: dict[str, Any], random: Any) -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=12))
 def test_ranges(lengths: list[int]) -> None:
-    """An inclusive range is one window; gaps and lengths alternate here."""
+    """Each inclusive range is one window; ``lengths`` alternates gaps and lengths."""
     text, step, expected = [], 0, []
     for gap, length in zip(lengths[::2], lengths[1::2], strict=False):
         first, last = step + gap, step + gap + length - 1
@@ -160,15 +160,15 @@ def test_period(arguments: dict[str, int]) -> None:
 
 @given(plans)
 def test_a_schedule_is_a_value(plan: Schedule) -> None:
-    """It survives pickle, hashes as it compares, and cannot be changed."""
-    twin = pickle.loads(pickle.dumps(plan))
-    assert (plan, hash(plan), repr(plan)) == (twin, hash(twin), repr(twin))
+    """A schedule can be pickled, is equal and hashes by its arguments, and cannot be changed."""
+    copy = pickle.loads(pickle.dumps(plan))
+    assert (plan, hash(plan), repr(plan)) == (copy, hash(copy), repr(copy))
     with pytest.raises(AttributeError):
         plan.count = 3  # type: ignore[misc]
 
 
-def test_far_steps_cost_nothing() -> None:
-    """A plan of 10**12 windows answers by arithmetic."""
+def test_far_steps_are_computed_by_arithmetic() -> None:
+    """The last of 10**12 windows is found without a search."""
     plan = schedule(every=1000, repeat=10**12)
     assert (Phase.ACTIVE, Window(10**12, 10**15, 10**15, 10**15 + 1)) == plan.at(10**15)
     assert plan.next_window(10**15 + 1) is None
@@ -188,7 +188,7 @@ def test_far_steps_cost_nothing() -> None:
         (schedule("7-7"), "Schedule('7', warmup=0)"),
     ],
 )
-def test_repr_says_which_steps(plan: Schedule, text: str) -> None:
+def test_repr_shows_the_steps(plan: Schedule, text: str) -> None:
     assert text == repr(plan)
 
 
@@ -256,7 +256,7 @@ cycles = st.fixed_dictionaries(
 
 
 @given(cycles)
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about no warm-up
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of a missing warm-up
 def test_a_call_returns_the_action_of_torchs_schedule(arguments: dict[str, Any]) -> None:
     """A schedule returns the actions of torch's own with the same arguments."""
     plan, expected = schedule(**arguments), torch.profiler.schedule(**arguments)
@@ -264,7 +264,7 @@ def test_a_call_returns_the_action_of_torchs_schedule(arguments: dict[str, Any])
 
 
 @pytest.mark.parametrize("arguments", [{"at": "3-4,7"}, {"every": 4, "warmup": 1}])
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about no warm-up and several cycles
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of a missing warm-up and of several cycles
 def test_torchs_profiler_follows_any_schedule(arguments: dict[str, Any]) -> None:
     """torch.profiler also follows a schedule that torch itself cannot express."""
     ready: list[int] = []
@@ -278,7 +278,7 @@ def test_torchs_profiler_follows_any_schedule(arguments: dict[str, Any]) -> None
 
 
 def test_numbers_out_of_range() -> None:
-    """Steps count from 0, windows from 1."""
+    """Step numbers below 0 and window indices below 1 raise an error."""
     plan = schedule(active=1)
     for method in (plan.at, plan.next_window):
         with pytest.raises(ValueError, match='"step" must be an integer >= 0: -1'):

@@ -1,4 +1,4 @@
-"""A signal handler of the program may use the library while it interrupts the library on its thread."""
+"""The program's signal handler may use the library although it interrupts the library on the same thread."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from instrument.windows import manifest as manifests
 
 from .training import Recorder, manifest, statuses, train
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "alarm"), reason="no such signals")
+pytestmark = pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no such signals")
 SIGNALS = (signal.SIGUSR1, signal.SIGALRM)
 
 
 @pytest.fixture(autouse=True)
-def bounded() -> Iterator[None]:
-    """Put the handlers back; a thread that waits for itself is interrupted."""
+def limit_time() -> Iterator[None]:
+    """Restore the handlers; fail a test whose thread waits for itself."""
     before = [signal.getsignal(number) for number in SIGNALS]
-    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for itself"))
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the thread waits for itself"))
     signal.alarm(30)
     yield
     signal.alarm(0)
@@ -39,13 +39,13 @@ def bounded() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-    """Raise SIGUSR1 where this thread calls ``owner.name`` the next time."""
-    original, left = getattr(owner, name), [signal.SIGUSR1]
+def raise_signal_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Raise SIGUSR1 at the main thread's next call of ``owner.name``."""
+    original, pending = getattr(owner, name), [signal.SIGUSR1]
 
     def call(*arguments: Any, **options: Any) -> Any:
-        if left and threading.current_thread() is threading.main_thread():
-            signal.raise_signal(left.pop())
+        if pending and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(pending.pop())
         return original(*arguments, **options)
 
     monkeypatch.setattr(owner, name, call)
@@ -66,7 +66,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
 def test_a_handler_that_stops_the_profile(
     out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, exits: bool
 ) -> None:
-    """Each window has one line, with the files that are there, whether the handler ends the program or not."""
+    """Each window has one line, whose files exist, whether the handler ends the program or not."""
 
     def handle(*_: Any) -> None:
         prof.stop()
@@ -80,7 +80,7 @@ def test_a_handler_that_stops_the_profile(
     exporter = {"exporter": recorder} if name == "append" else {}
     plan = instrument.schedule(active=1, repeat=3)
     prof = instrument.profile(out, schedule=plan, on_summary=lambda text: None, **exporter)
-    interrupt(monkeypatch, owner, name)
+    raise_signal_in(monkeypatch, owner, name)
     with pytest.raises(SystemExit) if exits else contextlib.nullcontext(), prof:
         train(5, prof.step)
     entries = manifest(out)
@@ -91,19 +91,19 @@ def test_a_handler_that_stops_the_profile(
     assert not any("too long" in (entry["reason"] or "") for entry in entries)
 
 
-def test_a_handler_that_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that saves a checkpoint: its wait is counted beside the one that it interrupted."""
+def test_a_handler_that_synchronizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A synchronization in a handler, as one that saves a checkpoint, is counted besides the interrupted one."""
     recorder, event = SyncRecorder(), SyncEvent("item", "a copy")
     signal.signal(signal.SIGUSR1, lambda *_: recorder.add(event))
     for _ in range(2):
-        interrupt(monkeypatch, Tally, "add")
+        raise_signal_in(monkeypatch, Tally, "add")
         recorder.add(event)
         monkeypatch.undo()
     assert [4] == [finding.count for finding in recorder.findings]
 
 
 def test_a_handler_that_stops_and_exits_in_on_trace_ready(out: Path) -> None:
-    """The window that ends there has its line and its files."""
+    """The window whose on_trace_ready is interrupted has its line and its files."""
 
     def ready(prof: Any) -> None:
         signal.raise_signal(signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""`steps`: a loop's own iterable, wrapped once, records its windows and changes nothing else."""
+"""Tests of `steps`: wrapping a loop's iterable records windows and changes nothing else."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .training import Recorder, manifest, names, recorded, statuses, traces, tra
 
 
 def test_the_loop_is_recorded_by_items(out: Path) -> None:
-    """Each item is a step; the items, their order and the training are those of the loop without us."""
+    """Each item is a step; the items, their order and the training do not change."""
     expected = train(8)
     assert expected == train(instrument.steps(range(8), out, wait=1, warmup=1, active=2, repeat=2))
     assert [[2, 3], [6, 7]] == recorded(out)
 
 
-def test_with_no_schedule_three_steps_after_one_of_warm_up_are_recorded(out: Path) -> None:
+def test_the_default_schedule(out: Path) -> None:
     """The default is one window of steps 2 to 4."""
     train(instrument.steps(range(7), out))
     assert [[2, 3, 4]] == recorded(out)
@@ -47,16 +47,16 @@ def test_with_no_schedule_three_steps_after_one_of_warm_up_are_recorded(out: Pat
         {"schedule": lambda step: 3 if step in (3, 6) else 2 * (step == 2)},
     ],
 )
-def test_a_schedule_is_given_in_its_own_words_or_ready_made(out: Path, arguments: dict[str, Any]) -> None:
-    """The arguments of `schedule`, a schedule, or a function of the step."""
+def test_ways_to_give_a_schedule(out: Path, arguments: dict[str, Any]) -> None:
+    """`steps` accepts the arguments of `schedule`, a schedule, or a function of the step."""
     batches = instrument.steps(range(9), out, **arguments)
     train(batches)
     batches.profile.stop()
     assert [[2, 3], [6]] == recorded(out)
 
 
-def test_the_length_is_that_of_the_iterable(out: Path) -> None:
-    """A DataLoader keeps its len(); what has none still has none."""
+def test_the_length_equals_the_length_of_the_iterable(out: Path) -> None:
+    """A DataLoader keeps its len(); an iterable without len() still has none."""
     loader = torch.utils.data.DataLoader(list(range(7)), batch_size=2)
     assert 4 == len(instrument.steps(loader, out))
     with pytest.raises(TypeError, match="has no len"):
@@ -65,7 +65,7 @@ def test_the_length_is_that_of_the_iterable(out: Path) -> None:
 
 
 def test_an_early_break_ends_the_open_window(out: Path) -> None:
-    """The window that was open is saved as partial as soon as the loop is left."""
+    """The open window is saved as partial as soon as the loop is left."""
     for number in instrument.steps(range(9), out, at="2-5", exporter=Recorder()):
         if number == 3:
             break
@@ -75,7 +75,7 @@ def test_an_early_break_ends_the_open_window(out: Path) -> None:
 
 
 def test_an_exception_in_the_body_passes_through(out: Path) -> None:
-    """It reaches the caller as it was raised, and the open window is saved."""
+    """The same exception object reaches the caller, and the open window is saved."""
     error: list[Exception] = [ZeroDivisionError("mine")]
 
     def loop() -> None:
@@ -92,7 +92,7 @@ def test_an_exception_in_the_body_passes_through(out: Path) -> None:
 
 
 def test_an_exception_of_the_iterable_passes_through(out: Path) -> None:
-    """A loader that fails fails as it does without us."""
+    """The loop gets the loader's error unchanged."""
 
     def loader() -> Iterator[int]:
         yield 0
@@ -103,8 +103,8 @@ def test_an_exception_of_the_iterable_passes_through(out: Path) -> None:
     assert 1 == len(recorded(out))
 
 
-def test_a_second_epoch_counts_on(out: Path) -> None:
-    """Steps are numbered through epochs; a window lies where the schedule says, whichever epoch that is."""
+def test_a_second_epoch_continues_the_count(out: Path) -> None:
+    """Steps are numbered across epochs, and so are the steps of the schedule."""
     batches = instrument.steps(range(4), out, at="1,6")
     assert [0, 1, 2, 3] == list(batches)
     assert [0, 1, 2, 3] == list(batches)
@@ -114,8 +114,8 @@ def test_a_second_epoch_counts_on(out: Path) -> None:
     assert {1: "recorded", 2: "recorded"} == last
 
 
-def test_epochs_of_one_place(out: Path) -> None:
-    """Called inside of the epoch loop, the steps count on all the same."""
+def test_calls_inside_the_epoch_loop(out: Path) -> None:
+    """Calls of `steps` at the same place continue the count of steps."""
     for _ in range(3):
         for _ in instrument.steps(range(10), out, wait=13, active=2, exporter=Recorder()):
             pass
@@ -125,7 +125,7 @@ def test_epochs_of_one_place(out: Path) -> None:
 
 
 def test_epochs_that_are_left_early(out: Path) -> None:
-    """A break, or an error that is caught, ends no count."""
+    """The count of steps continues after an error that the epoch loop catches."""
     for _ in range(4):
         with contextlib.suppress(ZeroDivisionError):
             for number in instrument.steps(
@@ -137,25 +137,25 @@ def test_epochs_that_are_left_early(out: Path) -> None:
     assert [[7, 7]] == [entry["steps"] for entry in manifest(out)]
 
 
-def test_a_place_that_is_known_makes_no_other_profile(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments that are others are checked all the same."""
-    made: list[Any] = []
+def test_a_known_place_reuses_its_profile(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls at the same place share one profile; different arguments are still checked."""
+    created: list[Any] = []
 
-    def counted(*arguments: Any, **named: Any) -> Any:
-        made.append(named)
+    def count_profiles(*arguments: Any, **named: Any) -> Any:
+        created.append(named)
         return new_profile(*arguments, **named)
 
-    monkeypatch.setattr(instrument.windows.steps, "new_profile", counted)
+    monkeypatch.setattr(instrument.windows.steps, "new_profile", count_profiles)
     for options in ({}, {}, {}, {"recrod_shapes": True}):
         with contextlib.nullcontext() if not options else pytest.raises(TypeError, match="recrod_shapes"):
             batches = instrument.steps(range(2), out, at=9, **options)
             list(batches)
     assert 6 == batches.profile.step_num
-    assert 2 == len(made)
+    assert 2 == len(created)
 
 
-def test_another_training_at_the_same_place_is_warned_of(out: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Once; further epochs of the training that was recorded, with an optimizer of their own or not, are not."""
+def test_another_training_at_the_same_place_logs_a_warning(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another training logs one warning; further epochs of the recorded training log none."""
 
     def run(weight: torch.Tensor, epochs: int) -> None:
         for _ in range(epochs):
@@ -179,7 +179,7 @@ def test_another_training_at_the_same_place_is_warned_of(out: Path, caplog: pyte
 
 
 def test_equal_code_of_two_files_has_two_counts(out: Path) -> None:
-    """As the cells of a notebook."""
+    """Equal code in two files, such as two cells of a notebook, has one count of steps each."""
     text = "batches = steps(range(3), out, at=1, exporter=exporter)\nlist(batches)"
     numbers = []
     codes = [compile(text, f"cell-{number}", "exec") for number in (1, 2, 1)]
@@ -190,14 +190,14 @@ def test_equal_code_of_two_files_has_two_counts(out: Path) -> None:
     assert [3, 3, 6] == numbers
 
 
-def test_places_that_count_for_themselves(out: Path) -> None:
-    """Another folder, another plan, another place, a loop inside a loop, and a count that the program keeps."""
+def test_calls_with_separate_counts(out: Path) -> None:
+    """Another folder, plan or place, a nested loop, and a changed `first_step` start a new count."""
 
     def loop(folder: str, at: int, first_step: int = 0) -> instrument.windows.steps.Steps[int]:
         return instrument.steps(range(4), out / folder, at=at, first_step=first_step, exporter=Recorder())
 
     for _ in loop("a", 1):
-        assert [0, 1, 2, 3] == list(loop("a", 1))  # at the same place, and running
+        assert [0, 1, 2, 3] == list(loop("a", 1))  # nested, at the same place
     for batches, steps in [(loop("b", 1), 4), (loop("a", 2), 4), (loop("a", 2), 8), (loop("c", 9), 4)]:
         list(batches)
         assert steps == batches.profile.step_num
@@ -209,7 +209,7 @@ def test_places_that_count_for_themselves(out: Path) -> None:
 
 
 def test_a_step_ends_with_its_update(out: Path) -> None:
-    """What follows the optimizer's step, such as validation, is a part of the next step; so is loading an item."""
+    """A step ends with the optimizer's step: validation and loading belong to the next one."""
     parameters = [torch.ones(2, requires_grad=True)]
     optimizer = torch.optim.SGD(parameters, 0.1)
 
@@ -228,13 +228,13 @@ def test_a_step_ends_with_its_update(out: Path) -> None:
     assert [["validate 1", "train 2"], ["validate 3", "train 4"]] == found
 
 
-def _updates(out: Path, at: int, updates: Callable[[int], int], optimizers: int) -> list[str]:
-    """The regions in the trace of step ``at``: one after each update, of an optimizer in turn."""
-    made = [torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1) for _ in range(optimizers)]
+def _regions_of_step(out: Path, at: int, updates: Callable[[int], int], optimizers: int) -> list[str]:
+    """Train with ``updates(number)`` updates per item, optimizers in turn; return the regions of step ``at``."""
+    created = [torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1) for _ in range(optimizers)]
     for number in instrument.steps(range(at + 2), out, at=at):
         for update in range(updates(number)):
             with instrument.annotate(f"update {update} of {number}"):
-                made[update % optimizers].step()
+                created[update % optimizers].step()
         with instrument.annotate(f"log {number}"):
             pass
     (trace,) = traces(out)
@@ -248,21 +248,21 @@ def _updates(out: Path, at: int, updates: Callable[[int], int], optimizers: int)
 @pytest.mark.parametrize("optimizers", [1, 2, 3])
 @pytest.mark.parametrize("at", [0, 1, 4, 40])
 def test_several_updates_for_an_item(out: Path, at: int, optimizers: int) -> None:
-    """The last update ends the step, whichever optimizer makes it; no item is split."""
-    before = [f"log {at - 1}"] if at > 1 else []  # how many updates the first item has is not known in it
+    """The last update of an item ends the step, with any number of optimizers; no item is split."""
+    before = [f"log {at - 1}"] if at > 1 else []  # the first item's number of updates is known only afterwards
     expected = [*before, *(f"update {update} of {at}" for update in range(3))]
-    assert expected == _updates(out, at, lambda number: 3, optimizers)
+    assert expected == _regions_of_step(out, at, lambda number: 3, optimizers)
 
 
 def test_items_with_more_updates_than_others(out: Path) -> None:
-    """As in a GAN whose generator is trained with every third item: no item is split."""
+    """No item is split where every third one has an additional update, as for the generator of a GAN."""
     for at, log in ((7, []), (8, []), (9, ["log 8"])):
         expected = [*log, *(f"update {update} of {at}" for update in range(1 + (at % 3 == 2)))]
-        assert expected == _updates(out / str(at), at, lambda number: 1 + (number % 3 == 2), 2)
+        assert expected == _regions_of_step(out / str(at), at, lambda number: 1 + (number % 3 == 2), 2)
 
 
 def test_a_training_on_another_thread(out: Path) -> None:
-    """Its updates end no step of the loop."""
+    """Updates on another thread do not end steps of the loop."""
 
     def other() -> None:
         thread = threading.Thread(target=train, args=(3,))
@@ -282,54 +282,56 @@ def test_a_training_on_another_thread(out: Path) -> None:
     assert [(1, "recorded")] == statuses(manifest(out))
 
 
-def _steps(out: Path, epochs: int, items: int, **arguments: Any) -> None:
+def _run_items(out: Path, epochs: int, items: int, **arguments: Any) -> None:
     for _ in range(epochs):
         batches = instrument.steps(range(items), out, exporter=Recorder(), **arguments)
         list(batches)
     batches.profile.stop()
 
 
-def _profile(out: Path, plan: Any, steps: int) -> None:
+def _run_profiles(out: Path, plan: Any, steps: int) -> None:
     for _ in range(2):
         with instrument.profile(out, schedule=plan, exporter=Recorder()) as prof:
             for _ in range(steps):
                 prof.step()
 
 
-def _loop(loop: Any) -> None:
-    start, stop = (loop.attach, loop.detach) if isinstance(loop, Server) else (loop.start, loop.stop)
+def _run_adapter(adapter: Any) -> None:
+    start, stop = (
+        (adapter.attach, adapter.detach) if isinstance(adapter, Server) else (adapter.start, adapter.stop)
+    )
     start()
-    loop.step()
+    adapter.step()
     stop()
 
 
 @pytest.mark.parametrize(
-    ("run", "said"),
+    ("run", "message"),
     [
-        (lambda out: _steps(out, 1, 40, at="100-102"), 'such as at="2-4"'),
-        (lambda out: _steps(out, 9, 4, at="99"), "before step 36"),
-        (lambda out: _steps(out, 1, 0), "there were no steps"),
-        (lambda out: _steps(out, 1, 4, at="3", first_step=10), "before the first step, 10"),
-        (lambda out: _profile(out, "9", 1), "create the profile once, outside the epoch loop"),
-        (lambda out: _profile(out, "9", 0), "call step() after each step"),
-        (lambda out: _profile(out, lambda step: 0, 1), "the schedule plans none"),
-        (lambda out: _loop(Loop(out, at=9, exporter=Recorder())), 'such as at="0"'),
-        (lambda out: _loop(Server(out, file="x/now", exporter=Recorder())), "touch x/now"),
+        (lambda out: _run_items(out, 1, 40, at="100-102"), 'such as at="2-4"'),
+        (lambda out: _run_items(out, 9, 4, at="99"), "before step 36"),
+        (lambda out: _run_items(out, 1, 0), "there were no steps"),
+        (lambda out: _run_items(out, 1, 4, at="3", first_step=10), "before the first step, 10"),
+        (lambda out: _run_profiles(out, "9", 1), "create the profile once, outside the epoch loop"),
+        (lambda out: _run_profiles(out, "9", 0), "call step() after each step"),
+        (lambda out: _run_profiles(out, lambda step: 0, 1), "the schedule plans none"),
+        (lambda out: _run_adapter(Loop(out, at=9, exporter=Recorder())), 'such as at="0"'),
+        (lambda out: _run_adapter(Server(out, file="x/now", exporter=Recorder())), "touch x/now"),
     ],
 )
-def test_nothing_recorded_is_said_once(
-    out: Path, caplog: pytest.LogCaptureFixture, run: Callable[[Path], None], said: str
+def test_a_loop_without_windows_logs_one_warning(
+    out: Path, caplog: pytest.LogCaptureFixture, run: Callable[[Path], None], message: str
 ) -> None:
-    """One sentence at warning level, on every way to record, with what to write instead."""
+    """Each way to record logs one warning, which contains the fix."""
     run(out)
     (record,) = caplog.records
     assert (record.levelname, record.name) == ("WARNING", "instrument")
     assert "no window was recorded" in record.message
-    assert said in record.message
+    assert message in record.message
 
 
-def test_nothing_recorded_is_said_at_exit(tmp_path: Path) -> None:
-    """Where logging is not configured it is a line on standard error, when no further epoch can follow."""
+def test_a_program_without_windows_prints_one_line_at_exit(tmp_path: Path) -> None:
+    """Without configured logging, the line goes to standard error at exit, after any further epochs."""
     code = 'import instrument\nfor _ in range(3):\n  for _ in instrument.steps(range(9), "x", at="99"): pass'
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), check=True, capture_output=True, text=True
@@ -339,7 +341,7 @@ def test_nothing_recorded_is_said_at_exit(tmp_path: Path) -> None:
 
 
 def test_a_progress_bar_around_or_inside_works(out: Path) -> None:
-    """A bar such as tqdm is a generator around ours, or ours one around it; a break ends the window."""
+    """A bar such as tqdm wraps `steps` or is wrapped by it; a break ends the window."""
 
     class Bar:
         def __init__(self, iterable: Any) -> None:
@@ -363,7 +365,7 @@ def test_a_progress_bar_around_or_inside_works(out: Path) -> None:
 
 
 def test_an_empty_iterable_is_an_empty_loop(out: Path) -> None:
-    """No step, no trace; the manifest says that the window was not reached."""
+    """A loop without steps has no trace; the manifest says that the window was not reached."""
     batches = instrument.steps([], out)
     assert [] == list(batches)
     batches.profile.stop()
@@ -388,14 +390,14 @@ def test_an_empty_iterable_is_an_empty_loop(out: Path) -> None:
 def test_wrong_arguments_fail_at_the_call(
     out: Path, error: type[Exception], arguments: dict[str, Any], message: str
 ) -> None:
-    """Not in the first iteration, hours later."""
+    """Wrong arguments raise at the call rather than in the first iteration, which may be hours later."""
     with pytest.raises(error, match=re.escape(message)):
         instrument.steps(**{"iterable": [], "out": out, **arguments})
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 2])
 def test_a_window_that_begins_between_epochs(out: Path, warmup: int) -> None:
-    """One that begins, or warms up, as the last item ends is left for the next epoch."""
+    """A window that would begin or warm up at the end of an epoch waits for the next epoch."""
     batches = instrument.steps(range(4), out, at="4-7", warmup=warmup, exporter=Recorder())
     list(batches)
     assert not out.exists()
@@ -409,24 +411,24 @@ def test_a_window_that_begins_between_epochs(out: Path, warmup: int) -> None:
     [{"at": "3-6,9"}, {"wait": 2, "warmup": 1, "active": 4}, {"schedule": lambda step: 2 * (2 < step < 7)}],
 )
 @pytest.mark.parametrize("items", [1, 2, 5, 6])
-def test_a_window_goes_on_in_the_next_epoch(out: Path, plan: dict[str, Any], items: int) -> None:
-    """The end of an epoch saves what was recorded; the next epoch records the rest, into a trace of its own."""
+def test_a_window_continues_in_the_next_epoch(out: Path, plan: dict[str, Any], items: int) -> None:
+    """The end of an epoch saves the steps so far; the next epoch records the rest into another trace."""
     for _ in range(12 // items):
         batches = instrument.steps(range(items), out, exporter=Recorder(), **plan)
         list(batches)
         assert len([entry for entry in batches.profile.windows if entry["files"]]) == len(traces(out))
     entries = [entry for entry in batches.profile.windows if entry["window"] == 1]
-    held = [range(entry["steps"][0], entry["steps"][1] + 1) for entry in entries]
-    assert [3, 4, 5, 6] == [step for steps in held for step in steps]
+    parts = [range(entry["steps"][0], entry["steps"][1] + 1) for entry in entries]
+    assert [3, 4, 5, 6] == [step for steps in parts for step in steps]
     assert "recorded" == entries[-1]["status"]
     if "schedule" not in plan:
-        reasons = [f"the loop ended before step {steps[-1] + 1}" for steps in held[:-1]]
+        reasons = [f"the loop ended before step {steps[-1] + 1}" for steps in parts[:-1]]
         assert reasons == [entry["reason"] for entry in entries[:-1]]
     assert ("at" in plan) == any(entry["window"] == 2 for entry in batches.profile.windows)
 
 
-def test_a_window_goes_on_after_a_break(out: Path) -> None:
-    """The item in which the loop was left is a step, which is recorded once; outside of the loop nothing is."""
+def test_a_window_continues_after_a_break(out: Path) -> None:
+    """The item with the break is one step and is recorded once; code after the loop is not recorded."""
     for _ in range(3):
         for number in instrument.steps(range(4), out, at="1-4"):
             with instrument.annotate(f"item {number}"):
@@ -447,32 +449,32 @@ def test_a_window_goes_on_after_a_break(out: Path) -> None:
 
 
 def test_a_window_that_no_epoch_completes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The summary at the end of the loop says what is missing; so does the window's one line in the manifest."""
+    """The summary at the end of the loop has the missing steps; the window has one line, as partial."""
     monkeypatch.setattr(settings, "summary", True)
-    said: list[str] = []
-    batches = instrument.steps(range(4), out, at="3-5", on_summary=said.append)
+    summaries: list[str] = []
+    batches = instrument.steps(range(4), out, at="3-5", on_summary=summaries.append)
     train(batches)
     assert ["Recorded so far: 1 of the 3 steps 3-5, because the loop ended before step 4."] == [
-        line for line in said[0].splitlines() if "so far:" in line
+        line for line in summaries[0].splitlines() if "so far:" in line
     ]
     batches.profile.stop()
     assert [(1, "partial")] == statuses(manifest(out))
 
 
 def test_a_window_that_fails_in_its_second_part(out: Path) -> None:
-    """It is given up; a later epoch does not try again."""
+    """A window whose second part fails is not tried again in a later epoch."""
     exporter = Recorder()
     for epoch in range(4):
         exporter.failing = ("start",) if epoch == 1 else ()
-        with contextlib.suppress(OSError):  # raised in tests
+        with contextlib.suppress(OSError):  # strict settings raise it
             list(instrument.steps(range(2), out, at="1-6", exporter=exporter))
     assert [("partial", [1, 1]), ("failed", None)] == [
         (entry["status"], entry["steps"]) for entry in manifest(out)
     ]
 
 
-def test_cycles_are_recorded_once_unless_told_otherwise(out: Path) -> None:
-    """A loop of days is not recorded for ever because nobody gave a number of windows."""
+def test_cycles_are_recorded_once_by_default(out: Path) -> None:
+    """Without `repeat` one window is recorded; `repeat=0` records without end."""
     list(instrument.steps(range(20), out, wait=1, active=1, exporter=Recorder()))
     assert [(1, "recorded")] == statuses(manifest(out))
     batches = instrument.steps(range(4), out / "ever", wait=1, active=1, repeat=0, exporter=Recorder())
@@ -483,7 +485,7 @@ def test_cycles_are_recorded_once_unless_told_otherwise(out: Path) -> None:
 
 @pytest.mark.parametrize("leave", ["next(loop)", "prof.start(); prof.step()"])
 def test_a_window_that_is_open_at_exit(tmp_path: Path, leave: str) -> None:
-    """A program that ends without a word to us leaves its window and a line all the same."""
+    """A program that ends without `stop` still saves its open window and its line."""
     code = f"""
 import torch, instrument
 loop = iter(instrument.steps(range(9), "out", at="0-5"))

@@ -1,4 +1,4 @@
-"""Steps and ends on other threads, and forks inside a window."""
+"""Tests of `step` and `stop` on other threads, and of forks inside a window."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import instrument
 
 from ..support import programs
 from .training import (
-    COUNT,
+    STEPS,
     Recorder,
     expected,
     manifest,
@@ -28,18 +28,18 @@ from .training import (
 pytestmark = pytest.mark.usefixtures("lenient")
 
 
-def in_a_thread(call: Callable[[], object]) -> None:
+def call_in_thread(call: Callable[[], object]) -> None:
     thread = threading.Thread(target=call)
     thread.start()
     thread.join()
 
 
 def test_a_step_on_another_thread(out: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is counted; the window stays open until the thread that opened it steps again."""
+    """A step on another thread counts; the window stays open until the thread that opened it steps again."""
     with instrument.profile(out, schedule=instrument.schedule("2-3")) as prof:
-        trained = train(COUNT, lambda: in_a_thread(prof.step) if prof.step_num in (2, 3) else prof.step())
-    assert expected(COUNT) == trained
-    assert COUNT == prof.step_num
+        trained = train(STEPS, lambda: call_in_thread(prof.step) if prof.step_num in (2, 3) else prof.step())
+    assert expected(STEPS) == trained
+    assert STEPS == prof.step_num
     (entry,) = manifest(out)
     assert "partial" == entry["status"]
     assert "steps ended on another thread than the one that opened the window" == entry["reason"]
@@ -47,7 +47,7 @@ def test_a_step_on_another_thread(out: Path, caplog: pytest.LogCaptureFixture) -
     assert 1 == caplog.text.count("on another thread than the one that opened the window")
 
 
-STOPPED_ELSEWHERE = """
+STOP_ON_ANOTHER_THREAD = """
     import json, sys, threading
     import torch, instrument
 
@@ -69,15 +69,15 @@ STOPPED_ELSEWHERE = """
 
 
 def test_a_stop_on_another_thread(tmp_path: Path) -> None:
-    """Torch cannot be stopped from there, so the loop's next step does that; the manifest has the reason."""
-    script = programs.program(STOPPED_ELSEWHERE, tmp_path)
+    """Torch cannot stop on another thread, so the next step ends the window; the manifest has the reason."""
+    script = programs.program(STOP_ON_ANOTHER_THREAD, tmp_path)
     done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment())
     entries = json.loads(done.stdout.splitlines()[-1])
     assert [(1, "skipped"), (2, "not reached"), (1, "recorded")] == statuses(entries)
     assert "the loop ended on another thread than the one that opened the window" == entries[0]["reason"]
 
 
-FORKED = """
+FORKING = """
     import json, os, sys, warnings
     import torch, instrument
 
@@ -105,7 +105,7 @@ FORKED = """
                     torch.ones(3).sum()
                     prof.step()
                 prof.stop()
-                os._exit(5)  # as multiprocessing does; after sys.exit, torch's profiler hangs by itself
+                os._exit(5)  # as multiprocessing does; after sys.exit torch's profiler hangs
             statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             for number in range(4):
                 prof.step()
@@ -118,8 +118,8 @@ FORKED = """
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_in_a_window(tmp_path: Path) -> None:
-    """Workers and children end as they do without us and write no line; the parent's windows are recorded."""
-    script = programs.program(FORKED, tmp_path)
+    """Workers and children end normally and write no line; the parent's windows are recorded."""
+    script = programs.program(FORKING, tmp_path)
     done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment(), timeout=120)
     total, codes, entries = json.loads(done.stdout.splitlines()[-1])
     assert 56.0 == total
@@ -129,8 +129,8 @@ def test_a_fork_in_a_window(tmp_path: Path) -> None:
     assert [[2, 3], [6, 7]] == recorded(tmp_path / "out")
 
 
-def test_a_fork_that_abandons_a_profile_leaves_its_parents_windows(out: Path) -> None:
-    """The windows are the parent's: it alone writes their lines."""
+def test_a_fork_that_abandons_a_profile_keeps_the_parents_windows(out: Path) -> None:
+    """Only the parent writes the lines of its windows."""
     with instrument.profile(out, schedule=instrument.schedule("1-2"), exporter=Recorder()) as prof:
         for _ in range(4):
             prof.step()

@@ -1,4 +1,4 @@
-"""Steps around windows are timed, and only those."""
+"""Tests of the timing of steps: the library times the steps around windows, and only these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .training import Recorder, content, manifest, traces, train
 
 
 class Clock:
-    """A clock that the steps of a loop set forward."""
+    """A clock that the steps of a loop advance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0
@@ -36,7 +36,7 @@ def run(out: Path, clock: Clock, steps: int, took: Any, **arguments: Any) -> Any
 
 
 def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The manifest has the median of the recorded steps and of those around them, and how far the run had come."""
+    """The manifest has the medians of the recorded and the surrounding steps, and the run's length so far."""
     clock = Clock(monkeypatch)
     schedule = instrument.schedule("50-52", warmup=2)
 
@@ -57,33 +57,33 @@ def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_only_steps_around_windows_are_timed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far from a window a step is a compare: the loop comes back no more often than that."""
-    came: list[int] = []
+    """Far from a window, `step` only compares numbers and does not enter the slow path."""
+    slow_steps: list[int] = []
     follow = profile.Profile._follow_plan
 
     def noted(prof: Any) -> None:
-        came.append(prof.step_num)
+        slow_steps.append(prof.step_num)
         follow(prof)
 
     monkeypatch.setattr(profile.Profile, "_follow_plan", noted)
     run(out, Clock(monkeypatch), 500, lambda _: 1, schedule=instrument.schedule("100,300"))
-    assert came == [0, *range(100 - AROUND, 102 + AROUND), *range(300 - AROUND, 302 + AROUND)]
+    assert slow_steps == [0, *range(100 - AROUND, 102 + AROUND), *range(300 - AROUND, 302 + AROUND)]
 
 
-def test_few_of_long_steps_are_enough(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window of a slow loop is written down after three more steps."""
+def test_three_long_steps_are_enough(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a slow loop, the window's line is written after three more steps."""
     prof = run(out, Clock(monkeypatch), 30, lambda _: 2 * 10**9, schedule=instrument.schedule("1"))
     assert prof.windows[0]["timing"]["around_steps"] == [[2, 4]]
     assert prof.windows[0]["timing"]["run_steps"] == 2 + 3
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_plans_that_do_not_know_the_next_window(out: Path, monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
-    """Functions, and windows on demand: the steps after a window are timed as well, and only so many are kept."""
-    plan: Any = OnDemandSchedule(0, 1) if asked else lambda step: 3 * (step == 30)
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_plans_without_a_known_next_window(out: Path, monkeypatch: pytest.MonkeyPatch, on_demand: bool) -> None:
+    """With functions and windows on demand, a limited number of steps after a window is timed too."""
+    plan: Any = OnDemandSchedule(0, 1) if on_demand else lambda step: 3 * (step == 30)
 
     def took(number: int) -> int:
-        if asked and number == 29:
+        if on_demand and number == 29:
             plan.request("start")
         return 100 + number
 
@@ -94,8 +94,8 @@ def test_plans_that_do_not_know_the_next_window(out: Path, monkeypatch: pytest.M
     assert AROUND == len(prof._times._after)
 
 
-def test_the_first_step_is_not_like_the_others(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is part of the run, with its set-up, but not of the steps around a window; nor where a run is resumed."""
+def test_the_first_step_is_not_compared(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step, also of a resumed run, counts for the run but not for the steps around a window."""
     for first in (0, 70):
         prof = run(
             out, Clock(monkeypatch), 8, lambda number: 10 if number else 900, first_step=first,
@@ -108,10 +108,10 @@ def test_the_first_step_is_not_like_the_others(out: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("first", "untimed"), [(0, [0, 0]), (1, [0, 0]), (101, [0, 100])])
-def test_a_run_that_is_noticed_late(
+def test_a_run_that_is_detected_late(
     out: Path, monkeypatch: pytest.MonkeyPatch, first: int, untimed: list[int]
 ) -> None:
-    """Steps that were over by then, or ended at once, are steps of the run, but their time is not known."""
+    """Steps that ended before the profile started count for the run, but their time is unknown."""
     clock = Clock(monkeypatch)
     prof = instrument.profile(out, schedule=f"{first + 3}", exporter=Recorder(), first_step=first)
     prof.start(late=True)
@@ -129,7 +129,7 @@ def test_a_run_that_is_noticed_late(
 
 @pytest.mark.parametrize("failing", [3, 4, 5])
 def test_a_step_that_an_error_cuts_short(out: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
-    """It is not among the recorded steps unless it is the only one, and not in their median or the run."""
+    """The step counts as recorded only if it is the only one, and is excluded from the median and the run."""
     clock = Clock(monkeypatch)
 
     def took(number: int) -> int:
@@ -141,29 +141,29 @@ def test_a_step_that_an_error_cuts_short(out: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ZeroDivisionError):
         run(out, clock, 9, took, schedule=instrument.schedule("3-5"))
     (entry,) = manifest(out)
-    whole = failing > 3
+    has_whole_steps = failing > 3
     assert ("partial", f"the loop ended in step {failing}") == (entry["status"], entry["reason"])
-    assert ([3, failing - whole], failing) == (entry["steps"], entry["cut_step"])
+    assert ([3, failing - has_whole_steps], failing) == (entry["steps"], entry["cut_step"])
     timing = entry["timing"]
-    assert (10 if whole else None, failing) == (timing["recorded_ns"], timing["run_steps"])
+    assert (10 if has_whole_steps else None, failing) == (timing["recorded_ns"], timing["run_steps"])
 
 
-def test_the_trace_is_without_the_step_that_was_cut_short(
+def test_the_trace_excludes_a_step_that_was_cut_short(
     out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """So are the means; the summary names it."""
+    """The trace's steps and the means exclude the step; the summary names it."""
     monkeypatch.setattr(settings, "summary", True)
     with pytest.raises(ZeroDivisionError), instrument.profile(out, schedule="3-5", first_step=2) as prof:
         train(4, prof.step, lambda number: 1 / (3 - number))
     (path,) = traces(out)
     assert [3, 4] == instrument.read_trace(path).steps.number.tolist()
-    said = capfd.readouterr().err
-    assert "(mean of steps 3-4; step 5 was cut short)" in said
-    assert "Recorded so far: 2 of the 3 steps 3-5, because the loop ended in step 5." in said
+    summary = capfd.readouterr().err
+    assert "(mean of steps 3-4; step 5 was cut short)" in summary
+    assert "Recorded so far: 2 of the 3 steps 3-5, because the loop ended in step 5." in summary
 
 
 def test_a_step_that_another_profiler_cuts_short(out: Path) -> None:
-    """The rest of the step is not in the trace, whose metadata says so."""
+    """The metadata of the trace names the step, whose rest is not recorded."""
 
     def interfere(number: int) -> None:
         if number == 4:
@@ -179,8 +179,8 @@ def test_a_step_that_another_profiler_cuts_short(out: Path) -> None:
 
 
 @pytest.mark.parametrize("updates", [False, True])
-def test_an_item_that_the_loop_was_left_in(out: Path, updates: bool) -> None:
-    """Its step was cut short if an update is missing; without any updates it counts."""
+def test_an_item_in_which_the_loop_ends(out: Path, updates: bool) -> None:
+    """The step was cut short if its update is missing; in a loop without updates it counts."""
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
 
@@ -199,8 +199,8 @@ def test_an_item_that_the_loop_was_left_in(out: Path, updates: bool) -> None:
     assert (([3, 4], 5) if updates else ([3, 5], None)) == (entry["steps"], entry["cut_step"])
 
 
-def test_the_next_window_does_not_wait(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one is over as the second is about to begin; no recorded step is in the surroundings of either."""
+def test_the_next_window_ends_the_timing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timing after the first window ends as the second begins; neither surroundings contain a recorded step."""
     prof = run(
         out, Clock(monkeypatch), 9, lambda number: 10 + number, schedule=instrument.schedule(at=[2, 6], active=2)
     )
@@ -213,8 +213,8 @@ def test_the_next_window_does_not_wait(out: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_the_trace_says_which_steps_were_run(out: Path) -> None:
-    """A window that the loop's end cut short holds the steps before the one that was only announced."""
+def test_the_trace_has_the_steps_that_ran(out: Path) -> None:
+    """A window that the loop's end cut short has the steps before the one that was only announced."""
     with instrument.profile(out, schedule=instrument.schedule("2-9", warmup=1)) as prof:
         train(4, prof.step)
     trace = content(traces(out)[0])
@@ -222,8 +222,8 @@ def test_the_trace_says_which_steps_were_run(out: Path) -> None:
     assert instrument.read_trace(traces(out)[0]).steps.number.tolist() == [2, 3]
 
 
-def test_the_line_of_a_trace(out: Path) -> None:
-    """The manifest is found from the trace; damaged lines and other folders have none."""
+def test_the_manifest_entry_of_a_trace(out: Path) -> None:
+    """`entry_of` finds the entry from the path of the trace; damaged lines and other folders give None."""
     with instrument.profile(out, schedule=instrument.schedule("1")) as prof:
         train(3, prof.step)
     (path,) = traces(out)
@@ -235,8 +235,8 @@ def test_the_line_of_a_trace(out: Path) -> None:
     assert entry_of(Path("x.json")) is None
 
 
-def test_a_loop_that_stops_hands_everything_over(out: Path) -> None:
-    """Whatever was still to be timed, the line is there once the loop is over, or the next window began."""
+def test_the_end_of_the_loop_writes_all_lines(out: Path) -> None:
+    """Each window has its line when the loop ends, even if later steps were still to be timed."""
     with instrument.profile(out, schedule=instrument.schedule("1,3")) as prof:
         train(5, prof.step)
     assert [entry["status"] for entry in manifest(out)] == ["recorded", "recorded"]

@@ -1,4 +1,4 @@
-"""Folders, files and streams that cannot be written: training goes on, and the manifest has the reason."""
+"""Folders, files and streams that cannot be written: training continues, and the manifest has the reason."""
 
 from __future__ import annotations
 
@@ -29,57 +29,57 @@ from .training import (
 pytestmark = pytest.mark.usefixtures("lenient")
 
 
-def unwritable(kind: str, folder: Path) -> Path:
-    """A folder that cannot be written, for the reason in question."""
+def unwritable_folder(kind: str, folder: Path) -> Path:
+    """Return a folder that cannot be written, for the reason in ``kind``."""
     if kind == "in no folder":
-        return Path("/proc/x") if Path("/proc").is_dir() else pytest.skip("there is no /proc")
+        return Path("/proc/x") if Path("/proc").is_dir() else pytest.skip("this system has no /proc")
     if kind == "read-only":
         folder.mkdir(mode=0o500)
-        return pytest.skip("root may write everywhere") if os.access(folder, os.W_OK) else folder / "runs"
+        return pytest.skip("root can write everywhere") if os.access(folder, os.W_OK) else folder / "runs"
     folder.write_text("")
     return folder if kind == "a file" else folder / "runs"
 
 
 @pytest.mark.parametrize("kind", ["a file", "in a file", "in no folder", "read-only"])
 def test_a_folder_that_cannot_be_written(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """One warning comes at the start, and a line for each window; the profile object has the reason."""
-    out = unwritable(kind, tmp_path / "taken")
-    begun: list[str] = []
-    prof = run(out, lambda _: begun or begun.extend(caplog.messages))
+    """One warning is logged at the start and one for each window; the profile has the reasons."""
+    out = unwritable_folder(kind, tmp_path / "taken")
+    logged_at_start: list[str] = []
+    prof = run(out, lambda _: logged_at_start or logged_at_start.extend(caplog.messages))
     assert [(1, "failed"), (2, "failed")] == statuses(prof.windows)
     assert all("Error: [Errno" in entry["reason"] for entry in prof.windows)
-    assert begun == caplog.messages[:1]
-    assert f"cannot write to {out}: " in begun[0]
+    assert logged_at_start == caplog.messages[:1]
+    assert f"cannot write to {out}: " in logged_at_start[0]
     assert ["window not recorded" in message for message in caplog.messages] == [False, True, True]
     assert not any(record.exc_info for record in caplog.records)
 
 
-def test_a_folder_that_is_lost(out: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file takes the place of the folder in mid-run: a warning, and a line for each window from then on."""
+def test_a_folder_that_becomes_a_file(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When a file replaces the folder during the run, one warning is logged, and one for each later window."""
 
-    def lose(step: int) -> None:
+    def replace_folder(step: int) -> None:
         if step == 1:
             out.parent.mkdir()
             out.write_text("")
 
-    prof = run(out, lose)
+    prof = run(out, replace_folder)
     assert [(1, "failed"), (2, "failed")] == statuses(prof.windows)
-    said = sorted(message.partition(" (")[0] for message in caplog.messages)
+    logged = sorted(message.partition(" (")[0] for message in caplog.messages)
     assert [
         f"instrument: cannot write to {out}: Not a directory",
         *["instrument: window not recorded"] * 2,
-    ] == said
+    ] == logged
     assert not any(record.exc_info for record in caplog.records)
 
 
 def test_a_folder_that_is_removed(out: Path) -> None:
-    """It is made again for the next window."""
+    """The folder is created again for the next window."""
     run(out, lambda step: shutil.rmtree(out) if step == 5 else None)
     assert (2, "recorded") == statuses(manifest(out))[-1]
 
 
-def test_looking_leaves_nothing(tmp_path: Path) -> None:
-    """The folder is made for the first window, not at the start."""
+def test_a_profile_without_windows_creates_no_folder(tmp_path: Path) -> None:
+    """The folder is created for the first window, not at the start."""
     with instrument.profile(tmp_path / "runs" / "x", schedule=instrument.schedule("5")):
         assert [] == list(tmp_path.iterdir())
 
@@ -106,7 +106,7 @@ LIMITED = """
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    """Torch writes no trace then and says nothing; the manifest does, and no half a file is left."""
+    """Torch then silently writes no trace; the manifest has the reason, and no partial file is left."""
     pytest.importorskip("resource")
     script = programs.program(LIMITED, tmp_path)
     done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment())
@@ -119,7 +119,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_cannot_be_compressed(out: Path) -> None:
-    """It is kept as it is, which the manifest says."""
+    """The trace is kept uncompressed, and the manifest has the reason."""
     run(out, on_trace_ready=obstruct)
     for entry in manifest(out):
         assert "recorded" == entry["status"]
@@ -133,7 +133,7 @@ def test_a_trace_that_cannot_be_compressed(out: Path) -> None:
 
 
 def test_a_trace_that_torch_cut_off(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file without an end, as torch leaves it on a full disk, is no trace and does not stay."""
+    """A truncated trace, as torch leaves one on a full disk, is removed."""
 
     def cut(self: object, path: str, **_: object) -> None:
         Path(path).write_bytes(b'{"traceEvents": [')
@@ -145,7 +145,7 @@ def test_a_trace_that_torch_cut_off(out: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_broken_pipe_for_the_summary(tmp_path: Path) -> None:
-    """With nobody reading stderr any more, the program ends as without us."""
+    """When the reader of stderr is gone, the program still ends normally."""
     code = """
 import os, instrument, torch
 for _ in instrument.steps(range(3), "out", at=1):
@@ -174,7 +174,7 @@ def test_a_summary_that_fails(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The windows are recorded without it."""
+    """The windows are recorded although the summary fails."""
     monkeypatch.setattr(settings, "summary", True)
     run(out, on_trace_ready=lambda prof: prof._last.raw.write_text("unreadable"))
     assert [("recorded", None)] * 2 == reasons(manifest(out))
@@ -185,7 +185,7 @@ def test_a_summary_that_fails(
 def test_a_summary_goes_to_stderr_once(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It names the regions and the files, and leaves stdout to the program."""
+    """The summary has the regions and the files; stdout stays empty."""
     monkeypatch.setattr(settings, "summary", True)
     run(out)
     printed = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""What follows a window is done by a process of its own, for which training does not wait."""
+"""A separate process finishes windows: training does not wait for it."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ from ..support import programs
 from ..support.finalizers import LOOKS_OFTEN, eventually, finalizer, processes
 from .training import manifest, recorded, statuses, traces, train
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 KILLED = "not compressed: the process that finishes windows was ended by SIGKILL"
 
 
-def window(prof: Any) -> None:
+def record_window(prof: Any) -> None:
     """Record a window of one step."""
     torch.ones(3).sum()
     prof.step()
 
 
-def every_step(out: Path, count: int, **arguments: Any) -> Any:
+def profile_every_step(out: Path, count: int, **arguments: Any) -> Any:
     return instrument.profile(out, schedule=instrument.schedule(active=1, repeat=count), **arguments)
 
 
-def sockets() -> int:
-    """How many sockets are open."""
+def count_sockets() -> int:
+    """Return the number of open sockets."""
     links = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
     return sum("socket:" in link for link in links)
 
 
 def run(code: str, folder: Path, **arguments: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program in ``folder``, which records into ``folder / "out"``."""
+    """Run a program in ``folder`` that records into ``folder / "out"``."""
     arguments.setdefault("env", programs.environment())
     options = {"capture_output": True, "text": True, "check": True, "timeout": 100}
     script = programs.program(code, folder)
     return subprocess.run([sys.executable, str(script)], cwd=folder, **{**options, **arguments})
 
 
-def test_the_training_process_imports_nothing_of_it(tmp_path: Path) -> None:
-    """Windows with a summary import neither the reader, the report and rich, nor structlog."""
+def test_the_training_process_imports_no_reader_or_report(tmp_path: Path) -> None:
+    """Windows with a summary import neither the reader, the report, rich, msgspec nor structlog."""
     code = """
         import random, sys, torch, instrument
         before = random.getstate()
@@ -77,8 +77,8 @@ def test_the_training_process_imports_nothing_of_it(tmp_path: Path) -> None:
     assert "forward" in done.stderr
 
 
-def test_nothing_of_the_program_reaches_it(tmp_path: Path) -> None:
-    """It imports no module of the current folder or of PYTHONPATH, and sees no GPU and no setting of ours."""
+def test_the_process_is_isolated_from_the_program(tmp_path: Path) -> None:
+    """The process imports nothing from the current folder or PYTHONPATH, and gets no GPU and no settings."""
     traps = {"json.py", "torch.py", "rich.py", "numpy.py", "msgspec.py", "sitecustomize.py", "usercustomize.py"}
     for name in traps:
         (tmp_path / name).write_text(f"import os; open({str(tmp_path / 'sprung')!r}, 'a').write('{name} ')")
@@ -87,7 +87,7 @@ def test_nothing_of_the_program_reaches_it(tmp_path: Path) -> None:
     code = """
         import os, sys
         sys.path[:] = [folder for folder in sys.path if folder != os.environ["TRAPS"]]
-        os.remove(os.environ["TRAPS"] + "/sprung")  # by the sitecustomize, in this process
+        os.remove(os.environ["TRAPS"] + "/sprung")  # written by the sitecustomize of this process
         import torch, instrument
         sys.path.append("/nowhere"), sys.path.append(os.environ["TRAPS"])
         os.chdir(os.environ["TRAPS"])
@@ -109,8 +109,8 @@ def test_nothing_of_the_program_reaches_it(tmp_path: Path) -> None:
     assert ("recorded", None) == (manifest(tmp_path / "out")[0]["status"], manifest(tmp_path / "out")[0]["reason"])
 
 
-def test_it_is_there_while_it_is_needed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process serves all windows; after the last one, or `stop`, there is none, and no thread or socket."""
+def test_the_process_lives_while_it_is_needed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process serves all windows; after the last one, or `stop`, no process, thread or socket is left."""
     started = []
 
     def start(*arguments: Any) -> FinalizerProcess:
@@ -119,42 +119,42 @@ def test_it_is_there_while_it_is_needed(out: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(settings, "summary", True)
     monkeypatch.setattr(module, "FinalizerProcess", start)
-    threads, files = threading.active_count(), sockets()
-    with every_step(out, 3) as prof:
+    threads, files = threading.active_count(), count_sockets()
+    with profile_every_step(out, 3) as prof:
         assert not processes(os.getpid())
-        window(prof)
+        record_window(prof)
         first = finalizer()
-        window(prof)
+        record_window(prof)
         assert first == finalizer()
-        window(prof)
-        for _ in range(20):  # which are timed, to be compared with the windows
+        record_window(prof)
+        for _ in range(20):  # timed for comparison with the windows
             prof.step()
         eventually(lambda: 3 == len(prof.windows) and not processes(os.getpid()))
         assert [(1, "recorded"), (2, "recorded"), (3, "recorded")] == statuses(prof.windows)
     assert 1 == len(started)
-    assert (threads, files) == (threading.active_count(), sockets())
+    assert (threads, files) == (threading.active_count(), count_sockets())
     with instrument.profile(out) as prof:
-        window(prof)
+        record_window(prof)
     assert not processes(os.getpid())
-    assert (threads, files) == (threading.active_count(), sockets())
+    assert (threads, files) == (threading.active_count(), count_sockets())
 
 
 def test_a_process_that_is_killed(out: Path, lenient: None, caplog: pytest.LogCaptureFixture) -> None:
-    """The trace it was at stays as torch wrote it, the manifest says why, and the next window has another one."""
-    with every_step(out, 4) as prof:
-        window(prof)
+    """The current trace stays as torch wrote it, with a reason, and the next window starts another process."""
+    with profile_every_step(out, 4) as prof:
+        record_window(prof)
         eventually(lambda: 1 == len(prof.windows))
         first = finalizer()
         os.kill(first, signal.SIGSTOP)
-        window(prof)
+        record_window(prof)
         os.kill(first, signal.SIGKILL)
         eventually(lambda: 2 == len(prof.windows))
-        window(prof)
+        record_window(prof)
         assert first != finalizer()
         eventually(lambda: 3 == len(prof.windows))
-        os.kill(finalizer(), signal.SIGKILL)  # with nothing to do
+        os.kill(finalizer(), signal.SIGKILL)  # idle
         eventually(lambda: prof._finalizer._process.ended)
-        window(prof)
+        record_window(prof)
     assert [None, KILLED, None, None] == [entry["reason"] for entry in prof.windows]
     assert prof.windows == manifest(out)
     assert ["recorded"] * 4 == [entry["status"] for entry in prof.windows]
@@ -166,12 +166,12 @@ def test_a_process_that_is_killed(out: Path, lenient: None, caplog: pytest.LogCa
 def test_a_process_that_cannot_be_started(
     out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Traces stay as torch wrote them, and the manifest says why."""
+    """Traces stay as torch wrote them, and the manifest has the reason."""
     monkeypatch.setattr(settings, "summary", True)
-    with monkeypatch.context() as patch, every_step(out, 2) as prof:
+    with monkeypatch.context() as patch, profile_every_step(out, 2) as prof:
         patch.setattr(sys, "executable", "/nowhere/python")
-        window(prof)
-        window(prof)
+        record_window(prof)
+        record_window(prof)
     reason = (
         "not compressed: the process that finishes windows could not be started: "
         "[Errno 2] No such file or directory: '/nowhere/python'"
@@ -182,32 +182,34 @@ def test_a_process_that_cannot_be_started(
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_no_thread_can_be_started(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
-    """As at exit from Python 3.12 on: the end waits for the process, and has its summary."""
+def test_a_thread_that_cannot_be_started(
+    out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """Without a thread, as at exit since Python 3.12, the end waits for the process and gets its summary."""
 
-    def refused(thread: threading.Thread) -> None:
+    def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    told: list[str] = []
+    summaries: list[str] = []
     monkeypatch.setattr(settings, "summary", True)
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(module, "_WAIT_S", 0.1 if hangs else 60)
-    with every_step(out, 2, on_summary=told.append) as prof:
-        window(prof)
+    with profile_every_step(out, 2, on_summary=summaries.append) as prof:
+        record_window(prof)
         if hangs:
             os.kill(finalizer(), signal.SIGSTOP)
-        window(prof)
+        record_window(prof)
     entries = manifest(out)
     assert ["recorded"] * 2 == [entry["status"] for entry in entries]
-    killed = "the process that finishes windows was killed as it took too long"  # before it compressed, or after
+    killed = "the process that finishes windows was killed as it took too long"  # before or after the compression
     assert [hangs] * 2 == [(entry["reason"] or "").endswith(killed) for entry in entries]
     assert [[0], [1]] == recorded(out)
-    assert (0 if hangs else 1) == len(told)
+    assert (0 if hangs else 1) == len(summaries)
     assert not processes(os.getpid())
 
 
 def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
-    """While windows are to come; `windows` waits, and the next epoch goes on after that."""
+    """The end of an epoch does not wait while windows are planned; `windows` does; the next epoch continues."""
     batches = instrument.steps(range(3), out, at="1,4")
     for number in batches:
         torch.ones(3).sum()
@@ -223,14 +225,16 @@ def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
     assert [[1], [4]] == recorded(out)
 
 
-def test_a_large_job_blocks_nobody() -> None:
-    """A job larger than the connection is passed on by the thread, also to a process that reads nothing so far."""
+def test_a_large_job_does_not_block() -> None:
+    """A thread sends a job that exceeds the socket's buffer, even while the process does not read."""
     answers: list[int] = []
     process = FinalizerProcess(lambda answer: answers.append(len(answer["errors"])), lambda process: None)
     try:
         os.kill(finalizer(), signal.SIGSTOP)
         for _ in range(3):
-            process.send({"kind": "wake", "job": 0, "filling": "x" * 2_000_000})  # it would never return
+            process.send(
+                {"kind": "wake", "job": 0, "filling": "x" * 2_000_000}
+            )  # a blocking send would never return
     finally:
         os.kill(finalizer(), signal.SIGCONT)
     process.end(60)
@@ -239,19 +243,19 @@ def test_a_large_job_blocks_nobody() -> None:
     assert not any(answers)
 
 
-def test_a_window_that_cannot_be_handed_over(
+def test_a_window_that_cannot_be_submitted(
     out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The training process writes its line, in front of those of later windows."""
+    """The training process writes the window's line, before the lines of later windows."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError("for the job")
 
-    with every_step(out, 2) as prof:
+    with profile_every_step(out, 2) as prof:
         with monkeypatch.context() as patch:
             patch.setattr(module.WindowFinalizer, "_register", fail)
-            window(prof)
-        window(prof)
+            record_window(prof)
+        record_window(prof)
     reasons = [(entry["status"], entry["reason"]) for entry in manifest(out)]
     assert [("recorded", "not compressed: MemoryError: for the job"), ("recorded", None)] == reasons
     assert [[0], [1]] == recorded(out)
@@ -263,7 +267,7 @@ def test_a_window_that_cannot_be_handed_over(
 def test_a_connection_that_fails(
     out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
 ) -> None:
-    """The process is given up without being waited for, each window has one line, and the next one has another."""
+    """The process is abandoned, each window has one line, and the next window starts another process."""
     original = getattr(socket.socket, method)
     failures, before = [error], guard.failures[FEATURE]
 
@@ -273,10 +277,10 @@ def test_a_connection_that_fails(
         return original(*arguments)
 
     monkeypatch.setattr(OwnSocket, method, failing, raising=False)
-    with every_step(out, 2) as prof:
-        window(prof)
+    with profile_every_step(out, 2) as prof:
+        record_window(prof)
         eventually(lambda: 1 == len(prof.windows))
-        window(prof)
+        record_window(prof)
     assert [(1, "recorded"), (2, "recorded")] == statuses(manifest(out))
     given_up = f"not compressed: the process that finishes windows was given up: {error!r}"
     assert {given_up, None} >= {entry["reason"] for entry in manifest(out)}
@@ -286,69 +290,69 @@ def test_a_connection_that_fails(
 
 
 def test_a_connection_that_the_program_closes(out: Path, lenient: None) -> None:
-    """As daemons do; each window has one line, which says why it is not compressed."""
-    with every_step(out, 2) as prof:
-        window(prof)
+    """After the program closes the socket, as daemons do, each window has one line with the reason."""
+    with profile_every_step(out, 2) as prof:
+        record_window(prof)
         eventually(lambda: 1 == len(prof.windows))
         os.close(prof._finalizer._process._socket.fileno())
-        window(prof)
+        record_window(prof)
     assert [(1, "recorded"), (2, "recorded")] == statuses(manifest(out))
     assert "closed the connection" in manifest(out)[1]["reason"]
     assert [[0], [1]] == recorded(out)
     assert not processes(os.getpid())
 
 
-def test_a_process_that_is_no_python(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that embeds Python may name anything as its executable; the window is kept."""
-    with monkeypatch.context() as patch, every_step(out, 1) as prof:
+def test_an_executable_that_is_not_python(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that embeds Python may set any sys.executable; the window is kept."""
+    with monkeypatch.context() as patch, profile_every_step(out, 1) as prof:
         patch.setattr(sys, "executable", "/bin/false")
-        window(prof)
+        record_window(prof)
     (entry,) = manifest(out)
     assert "not compressed: the process that finishes windows ended with exit code 1" == entry["reason"]
     assert [".json"] == [path.suffix for path in traces(out)]
 
 
 def test_a_job_that_comes_as_the_process_ends(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection closes after the process, and that is not taken for the program's doing."""
-    made = threading.Event()
+    """A connection that closes after the process's end is not blamed on the program."""
+    created = threading.Event()
     close = OwnSocket.close
 
     def closing(own: OwnSocket) -> None:
-        made.wait(10)
+        created.wait(10)
         close(own)
         process.send({"kind": "line", "job": 1})
 
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.setattr(OwnSocket, "close", closing)
     process = FinalizerProcess(lambda answer: None, lambda process: None)
-    made.set()
+    created.set()
     process.end(10)
     assert "ended with exit code 1" == process.ended
 
 
 def test_a_process_that_hangs(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop waits for it at no time, however many windows there are, and the end does not for ever."""
+    """The loop never waits for a process that hangs, and the end waits for a limited time."""
     count = 300
-    with every_step(out, count) as prof:
-        window(prof)
+    with profile_every_step(out, count) as prof:
+        record_window(prof)
         os.kill(finalizer(), signal.SIGSTOP)
         for _ in range(count - 1):
-            window(prof)
+            record_window(prof)
         assert len(prof.windows) <= 1
         os.kill(finalizer(), signal.SIGCONT)
     assert [(number, "recorded") for number in range(1, count + 1)] == statuses(manifest(out))
     assert all(path.suffix == ".gz" for path in traces(out))
     monkeypatch.setattr(module, "_WAIT_S", 0.1)
-    with every_step(out / "again", 2) as prof:
-        window(prof)
+    with profile_every_step(out / "again", 2) as prof:
+        record_window(prof)
         os.kill(finalizer(), signal.SIGSTOP)
-        window(prof)
+        record_window(prof)
     reason = "not compressed: the process that finishes windows was killed as it took too long"
     assert reason == manifest(out / "again")[-1]["reason"]
     assert not processes(os.getpid())
 
 
-ENDED = """
+END_SUDDENLY = """
     import os, sys, torch, instrument
     torch.ones(3).sum()
     with instrument.profile(sys.argv[1], schedule=instrument.schedule(active=1, repeat=5)) as prof:
@@ -360,9 +364,9 @@ ENDED = """
 """
 
 
-def test_an_end_of_training_that_no_code_sees(tmp_path: Path) -> None:
-    """It finishes the windows that it has, and ends; Ctrl-C at the terminal does not reach it."""
-    script = programs.program(ENDED, tmp_path)
+def test_a_sudden_end_of_training(tmp_path: Path) -> None:
+    """The process finishes its windows and ends; Ctrl-C at the terminal does not reach it."""
+    script = programs.program(END_SUDDENLY, tmp_path)
     ends = ["os._exit(0)", "os.kill(os.getpid(), 9)", "os.killpg(0, 2)"]
     options: Any = {"cwd": tmp_path, "env": programs.environment(), "stdout": subprocess.PIPE, "text": True}
     started = [subprocess.Popen([sys.executable, script, end], start_new_session=True, **options) for end in ends]
@@ -374,8 +378,8 @@ def test_an_end_of_training_that_no_code_sees(tmp_path: Path) -> None:
         assert all(path.suffix == ".gz" for path in traces(out)[:3])
 
 
-def test_a_fork_lets_go_of_it(tmp_path: Path) -> None:
-    """A fork has no connection to it, waits for nothing, and does not keep it alive when training is gone."""
+def test_a_fork_releases_the_process(tmp_path: Path) -> None:
+    """A fork closes the connection, waits for nothing, and does not keep the process alive after training."""
     code = """
         import os, sys, time, torch, instrument
         prof = instrument.profile("out", schedule=instrument.schedule(active=1, repeat=5))
@@ -407,8 +411,8 @@ def test_a_fork_lets_go_of_it(tmp_path: Path) -> None:
     assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))
 
 
-def test_nobody_reads_the_summary(tmp_path: Path) -> None:
-    """With a standard error that is full the program ends all the same, and as it should."""
+def test_a_summary_that_is_never_read(tmp_path: Path) -> None:
+    """The program ends normally although its standard error is a full pipe."""
     code = """
         import os, sys, torch, instrument
         from instrument.windows import window_finalizer
@@ -432,15 +436,15 @@ def test_nobody_reads_the_summary(tmp_path: Path) -> None:
 
 
 def test_the_text_of_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`on_summary` gets it once for all windows, also those of an earlier start, as wide as the terminal is."""
-    told: list[tuple[str, str]] = []
+    """`on_summary` gets one text for all windows, also of an earlier start, as wide as the terminal."""
+    summaries: list[tuple[str, str]] = []
     monkeypatch.setattr(settings, "summary", True)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.chdir(out.parent.parent)
     prof = instrument.profile(
         out,
         schedule=instrument.schedule(at=[0, 5, 50]),
-        on_summary=lambda text: told.append((text, threading.current_thread().name)),
+        on_summary=lambda text: summaries.append((text, threading.current_thread().name)),
     )
     for _ in range(2):
         with prof:
@@ -448,11 +452,11 @@ def test_the_text_of_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 with instrument.annotate("a region with a long name, which does not fit"):
                     torch.ones(3).sum()
                 prof.step()
-    first, second = (text for text, _ in told)
-    assert {"instrument"} == {thread for _, thread in told}
+    first, second = (text for text, _ in summaries)
+    assert {"instrument"} == {thread for _, thread in summaries}
     assert "(step 0)" in first
     assert "(mean of steps 0, 5)" in second
-    assert {1} == {text.count("Where the step went") for text, _ in told}
+    assert {1} == {text.count("Where the step went") for text, _ in summaries}
     lines = [line for line in second.splitlines() if ".json.gz" not in line]
     assert max(map(len, lines)) <= 60
     assert f"  {traces(out)[0].relative_to(out.parent.parent)}" in second.splitlines()
@@ -460,14 +464,14 @@ def test_the_text_of_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_memory_of_many_windows(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window leaves nothing but its line: no object in training, and no memory in the other process."""
+    """After a window only its line stays: no object in training, and no memory in the process."""
     monkeypatch.setattr(settings, "summary", True)
     counts, sizes = [], []
     plan = instrument.schedule(active=1, repeat=0)
     with instrument.profile(out, schedule=plan, on_summary=lambda text: None) as prof:
         for number in range(1, 301):
             with instrument.annotate("forward"):
-                window(prof)
+                record_window(prof)
             if number in (100, 300):
                 eventually(lambda number=number: number == len(prof.windows))  # type: ignore[misc]
                 gc.collect()
@@ -478,7 +482,7 @@ def test_memory_of_many_windows(out: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert sizes[1] - sizes[0] < 4e6
 
 
-EXHAUSTED = """
+EXHAUST_FILES = """
     import json, os, resource, sys
     import torch, instrument
 
@@ -508,10 +512,10 @@ EXHAUSTED = """
 """
 
 
-def test_no_file_can_be_opened(tmp_path: Path) -> None:
-    """The window is lost, not its line, which is written when that is possible and says what the system said."""
-    for number, output in enumerate(run(EXHAUSTED, tmp_path).stdout.splitlines()):
-        at_once, entries = json.loads(output)
+def test_a_limit_of_open_files(tmp_path: Path) -> None:
+    """The window is lost, but its line with the system's error is written once that is possible."""
+    for number, output in enumerate(run(EXHAUST_FILES, tmp_path).stdout.splitlines()):
+        written_at_once, entries = json.loads(output)
         written = manifest(tmp_path / f"out{2 * number + 1}")
         assert sorted(entries, key=str) == sorted(written, key=str)
         assert ["recorded" if other != number else "failed" for other in range(3)] == [
@@ -520,24 +524,24 @@ def test_no_file_can_be_opened(tmp_path: Path) -> None:
         (reason,) = [entry["reason"] for entry in entries if entry["status"] == "failed"]
         assert "[Errno 24] " in reason
         assert "Too many open files" in reason
-        assert not at_once
+        assert not written_at_once
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_the_summary_is_on_standard_error_as_the_loop_found_it(
+def test_the_stream_of_the_summary(
     out: Path, closed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the loop captures stays its own; where the stream is closed, the current one is written to."""
+    """The summary goes to the standard error of the loop's start, or to the current one if that is closed."""
     monkeypatch.setattr(settings, "summary", True)
-    found = io.StringIO()
-    with contextlib.redirect_stderr(found):
+    initial = io.StringIO()
+    with contextlib.redirect_stderr(initial):
         prof = instrument.profile(out, schedule="1-2")
         prof.start()
     if closed:
-        found.close()
+        initial.close()
     captured = io.StringIO()
     with contextlib.nullcontext() if closed else contextlib.redirect_stderr(captured):
         train(5, prof.step)
         prof.stop()
     assert "" == captured.getvalue()
-    assert "Where the step went" in (capsys.readouterr().err if closed else found.getvalue())
+    assert "Where the step went" in (capsys.readouterr().err if closed else initial.getvalue())

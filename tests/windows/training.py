@@ -1,4 +1,4 @@
-"""A tiny model, really trained, and what its windows left behind."""
+"""Trains a tiny model under a profile, and reads the manifest and the traces of its windows."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from instrument.windows.schedule import Window
 
 from ..conftest import annotations
 
-COUNT = 10  # steps of `run`
+STEPS = 10  # steps of `run`
 TWICE = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}
 
 
 class Trained(NamedTuple):
-    """Every bit of what training led to."""
+    """The losses and parameters of a training, exact to the bit."""
 
     losses: list[str]
     parameters: list[bytes]
 
 
-def nothing(number: int = 0) -> None:
+def do_nothing(number: int = 0) -> None:
     pass
 
 
 def train(
-    numbers: int | Iterable[Any], step: Callable[[], object] = nothing, body: Callable[[int], object] = nothing
+    numbers: int | Iterable[Any],
+    step: Callable[[], object] = do_nothing,
+    body: Callable[[int], object] = do_nothing,
 ) -> Trained:
-    """Train on one batch for each of ``numbers``; ``body(number)`` runs within each step, ``step()`` after it."""
+    """Train on a batch for each of ``numbers``; call ``body(number)`` within each step and ``step()`` after it."""
     generator = torch.Generator().manual_seed(7)
     model = torch.nn.Linear(4, 3)
     with torch.no_grad():
@@ -56,43 +58,43 @@ def train(
 
 
 def manifest(out: Path) -> list[dict[str, Any]]:
-    """The lines of the manifest."""
+    """Return the lines of the manifest."""
     return [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
 
 
 def traces(out: Path) -> list[Path]:
-    """Every trace, in order of window and time."""
+    """Return the path of each trace, in order of window and time."""
     return sorted(out.glob("window-*/*"))
 
 
 def content(path: Path) -> dict[str, Any]:
-    """A trace as JSON."""
+    """Return the parsed JSON of a trace."""
     return json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
 
 
 def names(path: Path) -> list[str]:
-    """The names of the user annotations in a trace, in order of their start."""
+    """Return the names of the user annotations in a trace, in order of their start."""
     return [event["name"] for event in annotations(path)]
 
 
 def steps(path: Path) -> list[int]:
-    """The numbers of the steps in a trace."""
+    """Return the numbers of the steps in a trace."""
     prefix = "ProfilerStep#"
     return [int(name.removeprefix(prefix)) for name in names(path) if name.startswith(prefix)]
 
 
 def recorded(out: Path) -> list[list[int]]:
-    """The steps of each trace in the folder."""
+    """Return the steps of each trace in the folder."""
     return [steps(path) for path in traces(out)]
 
 
 def statuses(entries: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
-    """Number and status of each window."""
+    """Return the number and the status of each window."""
     return [(entry["window"], entry["status"]) for entry in entries]
 
 
 class Recorder:
-    """An exporter that records the calls made on it; those in ``failing`` raise, once noted."""
+    """An exporter that records the calls made on it, and then raises from those in ``failing``."""
 
     name = "recorder"
     hint = ""
@@ -109,19 +111,19 @@ class Recorder:
     def prepare(self) -> None:
         self.note("prepare")
 
-    def capture(self) -> Captured:
+    def capture(self) -> RecorderCapture:
         self.note("capture")
-        return Captured(self)
+        return RecorderCapture(self)
 
     def captured(self) -> list[int]:
-        """The steps recorded, in order."""
+        """Return the steps that were recorded, in order."""
         return [call[1] for call in self.calls if call[0] == "step" and call[1] is not None]
 
     def count(self, name: str) -> int:
         return sum(call[0] == name for call in self.calls)
 
 
-class Captured:
+class RecorderCapture:
     """The capture of one window by a `Recorder`."""
 
     raw: Path | None = None
@@ -159,12 +161,12 @@ def planned(windows: Iterable[Window]) -> list[tuple[int, int]]:
 
 @functools.cache
 def expected(count: int) -> Trained:
-    """Train for ``count`` steps without a profile, and return the result."""
+    """Train for ``count`` steps without a profile; return the result."""
     return train(count)
 
 
-def run(out: Path, body: Callable[[int], object] = nothing, count: int = COUNT, **arguments: Any) -> Any:
-    """Train with windows, check that the result is bit-identical to training without, and return the profile."""
+def run(out: Path, body: Callable[[int], object] = do_nothing, count: int = STEPS, **arguments: Any) -> Any:
+    """Train with windows, check that they change no bit of the result, and return the profile."""
     arguments.setdefault("schedule", instrument.schedule(**TWICE))
     with instrument.profile(out, **arguments) as prof:
         trained = train(count, prof.step, body)
@@ -178,5 +180,5 @@ def reasons(entries: Iterable[dict[str, Any]]) -> list[tuple[str, str | None]]:
 
 
 def obstruct(prof: Any) -> None:
-    """Make the compression of the last window's trace fail, with a folder in its place."""
+    """Make the compression of the last window's trace fail: put a folder where its output goes."""
     part(prof._last.raw).mkdir()

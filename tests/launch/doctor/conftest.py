@@ -27,9 +27,9 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def machine(tmp_path: Path) -> Machine:
     """Return a machine with an empty system, no packages, and a torch for the CPU."""
     (tmp_path / "root").mkdir()
-    made = Machine(root=tmp_path / "root", temp=tmp_path, out=tmp_path / "runs", packages=[], limit_s=30)
-    made.torch = CPU
-    return made
+    empty = Machine(root=tmp_path / "root", temp=tmp_path, out=tmp_path / "runs", packages=[], limit_s=30)
+    empty.torch = CPU
+    return empty
 
 
 @pytest.fixture

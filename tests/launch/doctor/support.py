@@ -1,4 +1,4 @@
-"""What the tests of the doctor share."""
+"""Helpers for the tests of the doctor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def capabilities(machine: Machine, *bits: int, seccomp: int = 0) -> None:
     put(machine, "proc/self/status", f"Name:\tx\nCapEff:\t{effective:016x}\nSeccomp:\t{seccomp}\n")
 
 
-def brief(check: Check | None) -> tuple[str, str, str]:
+def summary(check: Check | None) -> tuple[str, str, str]:
     assert check is not None
     return check.status, check.sentence, check.cure
 

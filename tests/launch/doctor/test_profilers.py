@@ -11,7 +11,7 @@ from instrument.launch.doctor import profilers
 from instrument.launch.doctor.machine import Machine
 from instrument.launch.doctor.trials import NsysTrial, TorchTrial
 from instrument.regions.emitters import roctx
-from tests.launch.doctor.support import CPU, CUDA, ROCM, brief, install, put
+from tests.launch.doctor.support import CPU, CUDA, ROCM, install, put, summary
 from tests.support import native
 
 
@@ -36,7 +36,7 @@ from tests.support import native
 def test_torch_profiler(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, trial: TorchTrial, holder: str, expected: tuple[str, str]
 ) -> None:
-    """What is lost is reported, and so is another tool that holds the GPU."""
+    """Lost regions and GPU work are reported, and so is another tool that uses the GPU's tracing interface."""
     machine.torch = trial
     if holder:
         monkeypatch.setenv("CUDA_INJECTION64_PATH", holder)
@@ -62,7 +62,7 @@ def test_torch_profiler(
 def test_pairs_of_nsys_and_nvtx(
     machine: Machine, tools: Callable[..., Path], version: str, nvtx: str, trial: NsysTrial, expected: str
 ) -> None:
-    """The trial decides or, without one, the versions."""
+    """The trial decides; without a trial, the versions decide."""
     tools("nsys", version=version)
     machine.nsys = trial
     if nvtx:
@@ -75,7 +75,9 @@ def test_pairs_of_nsys_and_nvtx(
 def test_ncu(machine: Machine, tools: Callable[..., Path]) -> None:
     """Without an NVIDIA GPU, Nsight Compute records nothing."""
     tools("ncu", version="Version 2025.1.0.0 (build 35237751)")
-    assert ("note", "2025.1.0.0: records nothing, as there is no NVIDIA GPU", "") == brief(profilers.ncu(machine))
+    assert ("note", "2025.1.0.0: records nothing, as there is no NVIDIA GPU", "") == summary(
+        profilers.ncu(machine)
+    )
     put(machine, "dev/nvidiactl")
     assert "ok" == profilers.ncu(machine).status
 
@@ -98,7 +100,7 @@ def test_rocprof(
     machine.torch = CPU
     assert "1.0.0: the rocTX library loads; no GPU work" in profilers.rocprof(machine).sentence
     machine.torch = ROCM
-    assert ("ok", "1.0.0: the rocTX library loads; HIP calls and kernels; ranges are not proved", "") == brief(
+    assert ("ok", "1.0.0: the rocTX library loads; HIP calls and kernels; ranges are not proved", "") == summary(
         profilers.rocprof(machine)
     )
     monkeypatch.setattr(roctx, "LIBRARIES", ("libroctx-of-nobody.so",))
@@ -110,13 +112,13 @@ def test_rocprof(
 
 def test_vtune(machine: Machine, tools: Callable[..., Path]) -> None:
     """VTune without ittapi loses regions."""
-    assert ("absent", "not installed; ittapi is missing", "") == brief(profilers.vtune(machine))
+    assert ("absent", "not installed; ittapi is missing", "") == summary(profilers.vtune(machine))
     tools("vtune", version="Intel(R) VTune(TM) Profiler 2025.0.1 (build 629235)")
     machine = Machine(root=machine.root, temp=machine.temp, packages=[])
-    assert ("problem", "2025.0.1: regions are lost, as ittapi is missing", "pip install ittapi") == brief(
+    assert ("problem", "2025.0.1: regions are lost, as ittapi is missing", "pip install ittapi") == summary(
         profilers.vtune(machine)
     )
     install(machine, "ittapi", "1.2.2")
-    assert ("ok", "2025.0.1: regions as ITT tasks, ittapi 1.2.2 is installed; not proved", "") == brief(
+    assert ("ok", "2025.0.1: regions as ITT tasks, ittapi 1.2.2 is installed; not proved", "") == summary(
         profilers.vtune(machine)
     )

@@ -1,4 +1,4 @@
-"""The page, the JSON and the command."""
+"""The printed page, the JSON and the command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GUIDE = (ROOT / "docs" / "doctor.md").read_text()
 
 @pytest.mark.nsys
 def test_the_command(tmp_path: Path) -> None:
-    """Everything installed here records: the exit code is 0, and the JSON has each check."""
+    """Everything that is installed records: the exit code is 0, and the JSON has each check."""
     nsys.nsys()
     with nsys.alone():
         done = command("--json", "--out", str(tmp_path / "runs"))
@@ -58,10 +58,10 @@ def test_files_of_the_current_folder_do_not_run(tmp_path: Path, tools: Callable[
             done = subprocess.run([*program, *arguments], cwd=hostile, capture_output=True, text=True, timeout=300)
             assert not (tmp_path / "ran").exists(), (arguments, (tmp_path / "ran").read_text())
             assert done.returncode in (0, 1), done.stderr
-        shutil.rmtree(hostile / "instrument", ignore_errors=True)  # of which "python -m" makes its own choice
+        shutil.rmtree(hostile / "instrument", ignore_errors=True)  # "python -m" would import it
 
 
-def test_a_machine_where_all_is_broken(tmp_path: Path, tools: Callable[..., Path]) -> None:
+def test_a_machine_where_everything_is_broken(tmp_path: Path, tools: Callable[..., Path]) -> None:
     """The page is complete, and plain text in a pipe; the exit code is 1, and 2 for a wrong option."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     tools("nsys", "echo No license; exit 3")

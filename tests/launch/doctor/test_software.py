@@ -1,4 +1,4 @@
-"""Checks of what is installed, and of viewers."""
+"""Checks of installed software and of viewers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from instrument.launch.doctor import software
 from instrument.launch.doctor.machine import Machine, Status
 from instrument.launch.doctor.report import examine
 from instrument.launch.doctor.trials import TorchTrial
-from tests.launch.doctor.support import CPU, CUDA, FULL, ROCM, brief, install, put
+from tests.launch.doctor.support import CPU, CUDA, FULL, ROCM, install, put, summary
 
 
 def test_nothing_installed(machine: Machine, tools: Callable[..., Path]) -> None:
@@ -102,7 +102,7 @@ def test_frameworks(machine: Machine) -> None:
     assert "5.23.0" == check.facts["transformers"]
 
 
-class Answering(http.server.BaseHTTPRequestHandler):
+class NotFoundHandler(http.server.BaseHTTPRequestHandler):
     """Answers every request with 404."""
 
     def do_HEAD(self) -> None:
@@ -115,18 +115,18 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    with http.server.HTTPServer(("127.0.0.1", 0), Answering) as made:
-        thread = threading.Thread(target=made.serve_forever)
+    with http.server.HTTPServer(("127.0.0.1", 0), NotFoundHandler) as http_server:
+        thread = threading.Thread(target=http_server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{made.server_port}"
-        made.shutdown()
+        yield f"http://127.0.0.1:{http_server.server_port}"
+        http_server.shutdown()
         thread.join()
 
 
 def test_perfetto(machine: Machine, server: str) -> None:
-    """Any answer is enough; no answer is a note."""
+    """Any response is enough; no response is a note."""
     machine.viewer = server
-    assert ("ok", f"{server} can be reached", "") == brief(software.perfetto(machine))
+    assert ("ok", f"{server} can be reached", "") == summary(software.perfetto(machine))
     for silent in ("http://127.0.0.1:1", "nonsense", "http://nowhere.invalid"):
         machine.viewer = silent
         assert ("note", False) == (
@@ -136,7 +136,7 @@ def test_perfetto(machine: Machine, server: str) -> None:
 
 
 def test_a_network_that_is_silent(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that accepts the connection and never answers is given up after the limit."""
+    """A server that accepts the connection and never answers is abandoned after the limit."""
     monkeypatch.setattr(software, "_VIEWER_LIMIT_S", 0.2)
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         machine.viewer = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -144,7 +144,7 @@ def test_a_network_that_is_silent(machine: Machine, monkeypatch: pytest.MonkeyPa
 
 
 def test_slow_name_lookup(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name lookup, which has no time limit of its own, is given up after the limit too."""
+    """A name lookup, which has no time limit of its own, is abandoned after the limit too."""
     monkeypatch.setattr(software, "_VIEWER_LIMIT_S", 0.2)
     given_up, answers = threading.Event(), []
 

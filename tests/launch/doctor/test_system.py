@@ -1,4 +1,4 @@
-"""Checks of permissions, room and the environment."""
+"""Checks of permissions, disk space and the environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from instrument.launch.doctor import system
 from instrument.launch.doctor.machine import ADMIN, PTRACE, Machine
-from tests.launch.doctor.support import brief, capabilities, install, put
+from tests.launch.doctor.support import capabilities, install, put, summary
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_ptrace(
 
 
 @pytest.mark.parametrize("free, expected", [(20 << 30, "ok"), (1 << 30, "note"), (50 << 20, "problem")])
-def test_room(machine: Machine, monkeypatch: pytest.MonkeyPatch, free: int, expected: str) -> None:
+def test_free_space(machine: Machine, monkeypatch: pytest.MonkeyPatch, free: int, expected: str) -> None:
     """Little free space is reported before it runs out."""
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 40, 0, free))
     for check in (system.temp_folder(machine), system.out_folder(machine)):
@@ -112,7 +112,7 @@ def test_shared_memory(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
     (machine.root / "dev/shm").mkdir(parents=True)
     put(machine, ".dockerenv")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 40, 0, 64 << 20))
-    status, sentence, cure = brief(system.shared_memory(machine))
+    status, sentence, cure = summary(system.shared_memory(machine))
     assert ("note", "docker run --shm-size=8g") == (status, cure)
     assert "64 MiB free: little for the workers of a DataLoader" in sentence
 
@@ -138,25 +138,25 @@ def test_injected_libraries(machine: Machine, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "./.")
     assert system.injected_libraries(machine) is None
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(tmp_path / "gone.so"))
-    status, sentence, cure = brief(system.injected_libraries(machine))
+    status, sentence, cure = summary(system.injected_libraries(machine))
     assert ("problem", "unset NVTX_INJECTION64_PATH") == (status, cure)
     assert str(tmp_path / "gone.so") in sentence
     monkeypatch.delenv("NVTX_INJECTION64_PATH")
     monkeypatch.setenv("INTEL_LIBITTNOTIFY64", "libittnotify_collector.so")
-    assert "pip install ittapi" == brief(system.injected_libraries(machine))[2]
+    assert "pip install ittapi" == summary(system.injected_libraries(machine))[2]
     install(machine, "ittapi", "1.2.2")
-    assert "ok" == brief(system.injected_libraries(machine))[0]
+    assert "ok" == summary(system.injected_libraries(machine))[0]
 
 
-def test_what_interferes(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interfering_settings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other profilers in the environment are named, with how to remove them."""
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
     assert system.interfering_settings(machine) is None
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2:/opt/rocm/lib/librocprofiler-sdk-tool.so")
     monkeypatch.setenv("KINETO_USE_DAEMON", "1")
-    status, sentence, cure = brief(system.interfering_settings(machine))
+    status, sentence, cure = summary(system.interfering_settings(machine))
     assert ("note", "unset KINETO_USE_DAEMON LD_PRELOAD") == (status, cure)
     assert "loads librocprofiler-sdk-tool.so into every program" in sentence
     assert "jemalloc" not in sentence
     monkeypatch.setenv("ROCP_TOOL_LIBRARIES", "librocprofiler-sdk-tool.so")
-    assert "unset KINETO_USE_DAEMON" == brief(system.interfering_settings(machine))[2]
+    assert "unset KINETO_USE_DAEMON" == summary(system.interfering_settings(machine))[2]

@@ -17,32 +17,36 @@ from instrument.launch.doctor import profilers, software, system, trials
 from instrument.launch.doctor.machine import Machine
 from instrument.launch.doctor.trials import TorchTrial
 from instrument.traces.read import read_file
-from tests.launch.doctor.support import BUSY, brief, install
+from tests.launch.doctor.support import BUSY, install, summary
 from tests.support import nsys
 from tests.support.programs import ROOT
 
 
 @pytest.fixture(scope="module")
-def proved() -> TorchTrial:
-    """Try the real torch once."""
+def torch_trial() -> TorchTrial:
+    """Run the trial of the real torch once."""
     return Machine().torch
 
 
-def test_torch_profiler_is_proved(proved: TorchTrial, machine: Machine) -> None:
+def test_torch_profiler_is_proved(torch_trial: TorchTrial, machine: Machine) -> None:
     """A child records a region with torch.profiler, and the trace contains it."""
-    assert ("", True) == (proved.failure, proved.region)
-    assert (torch.__version__, torch.version.cuda, torch.version.hip) == (proved.version, proved.cuda, proved.rocm)
-    assert torch.cuda.is_available() == bool(proved.gpus) == proved.kernel
-    machine.torch = proved
+    assert ("", True) == (torch_trial.failure, torch_trial.region)
+    assert (torch.__version__, torch.version.cuda, torch.version.hip) == (
+        torch_trial.version,
+        torch_trial.cuda,
+        torch_trial.rocm,
+    )
+    assert torch.cuda.is_available() == bool(torch_trial.gpus) == torch_trial.kernel
+    machine.torch = torch_trial
     assert "ok" == profilers.torch_profiler(machine).status
     assert "ok" == software.torch(machine).status
 
 
 @pytest.mark.gpu
-def test_the_kernel_of_a_region_is_proved(proved: TorchTrial, machine: Machine) -> None:
+def test_the_kernel_of_a_region_is_proved(torch_trial: TorchTrial, machine: Machine) -> None:
     """On a GPU the trace contains the kernel, inside the region."""
-    machine.torch = proved
-    assert ("ok", "regions arrive, and the GPU work in them (proved)", "") == brief(
+    machine.torch = torch_trial
+    assert ("ok", "regions arrive, and the GPU work in them (proved)", "") == summary(
         profilers.torch_profiler(machine)
     )
     assert "ok" == software.gpus(machine).status
@@ -58,7 +62,7 @@ def test_the_region_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.nsys
 def test_nsys_is_proved(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report of the real nsys contains the region, whatever is set here; no file is left."""
+    """The report of the real nsys contains the region, whatever the settings are; no file is left."""
     nsys.nsys()
     monkeypatch.setenv("INSTRUMENT", "0")
     machine.packages = sys.path
@@ -132,7 +136,7 @@ def test_nsys_that_hangs(
     tools("nsys", f"echo Collecting; {script.format(f'echo $! $$ > {pids};')}")
     machine.limit_s = 2
     check = profilers.nsys(machine)
-    assert ("problem", "2023.4.1.97: nsys profile did not end in time: Collecting") == brief(check)[:2]
+    assert ("problem", "2023.4.1.97: nsys profile did not end in time: Collecting") == summary(check)[:2]
     assert "nsys shutdown" in check.cure
     for pid in map(int, pids.read_text().split()):
         tries = 100
@@ -156,18 +160,18 @@ def test_nsys_that_cannot_be_started(machine: Machine, tools: Callable[..., Path
     assert check.sentence.startswith("of unknown version: ")
 
 
-def test_no_nsys_inside_of_nsys(
+def test_no_trial_of_nsys_under_nsys(
     machine: Machine, tools: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a profiler, that one is named, and no other is started."""
+    """Under a profiler, the check names that profiler and does not start nsys."""
     started = machine.temp / "started"
     tools("nsys", f"touch {started}")
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
     check = profilers.nsys(machine)
-    assert ("note", "2023.4.1.97; not proved, as Nsight Systems records this process", "") == brief(check)
+    assert ("note", "2023.4.1.97; not proved, as Nsight Systems records this process", "") == summary(check)
     install(machine, "nvtx", "0.2.12")
     assert "plain nvtx.annotate loses its ranges" in profilers.nvtx(machine).sentence
-    assert ("note", "Nsight Systems records this process", "") == brief(profilers.active_profiler(machine))
+    assert ("note", "Nsight Systems records this process", "") == summary(profilers.active_profiler(machine))
     assert not started.exists()
 
 
@@ -193,14 +197,14 @@ def test_torch_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sourc
     assert [] == list(tmp_path.glob("instrument-*"))
 
 
-def test_no_room_for_a_trial(machine: Machine, tools: Callable[..., Path]) -> None:
+def test_a_trial_that_cannot_write_files(machine: Machine, tools: Callable[..., Path]) -> None:
     """If no file can be written, that is the reported failure."""
     tools("nsys")
     (machine.root / "file").touch()
     unwritable = Machine(temp=machine.root / "file", packages=[])
     assert "Not a directory" in profilers.nsys(unwritable).sentence
     assert "problem" == software.torch(unwritable).status
-    assert brief(system.temp_folder(unwritable))[:2] == (
+    assert summary(system.temp_folder(unwritable))[:2] == (
         "problem",
         f"{machine.root / 'file'} cannot be written to: Not a directory",
     )
@@ -237,29 +241,29 @@ def test_a_gpu_that_cannot_be_used_now(
     monkeypatch.setattr(torch, "ones", ones)
     trials.record_torch(tmp_path)
     facts = json.loads((tmp_path / trials.FACTS).read_text())
-    said = str(error).partition("\n")[0]
-    assert (["H100", "H100"], said, True) == (facts["gpus"], facts["why_no_gpu"], facts.pop("recorded"))
+    first_line = str(error).partition("\n")[0]
+    assert (["H100", "H100"], first_line, True) == (facts["gpus"], facts["why_no_gpu"], facts.pop("recorded"))
     assert trials.REGION in read_file(tmp_path / trials.TRACE).regions.text("name")
     machine.torch = TorchTrial(**facts, region=True)
     for check in (software.gpus(machine), profilers.torch_profiler(machine)):
         assert "note" == check.status
-        assert said in check.sentence
+        assert first_line in check.sentence
         assert "CUDA_VISIBLE_DEVICES=1" in check.cure
 
 
 @pytest.mark.gpu
 def test_a_full_gpu() -> None:
-    """With almost no GPU memory left for the child, torch.profiler is not blamed."""
+    """Too little free GPU memory for the child is not reported as a problem of torch.profiler."""
     torch.ones(1, device="cuda")
-    held = []
+    tensors = []
     for size in (1 << 30, 1 << 24, 1 << 21):
         with suppress(torch.OutOfMemoryError):
             while True:
-                held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+                tensors.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
     try:
         trial = Machine().torch
     finally:
-        held.clear()
+        tensors.clear()
         torch.cuda.empty_cache()
     assert "" == trial.failure
     assert trial.region

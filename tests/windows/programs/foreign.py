@@ -1,4 +1,4 @@
-"""Trains beside another torch profiler, in a process for each combination, and prints the outcomes."""
+"""Trains beside another torch profiler, in one process for each combination, and prints the outcomes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import instrument
 
 warnings.simplefilter("ignore")
 CPU = [ProfilerActivity.CPU]
-COUNT = 9
+STEPS = 9
 PLACES = ("before", "region", "function", "backward", "optimizer", "after")
-Act = Callable[[int, str], None]
+Action = Callable[[int, str], None]
 
 
 class Double(torch.autograd.Function):
-    """An operator written in Python: torch's range of it is open while `act` runs."""
+    """An autograd function written in Python; torch's range of it is open while `act` runs."""
 
     act: Callable[[], None]
 
@@ -40,8 +40,8 @@ class Double(torch.autograd.Function):
         return grad * 2
 
 
-def train(act: Act, step: Callable[[], None] = lambda: None) -> list[str]:
-    """Train; ``act(step, place)`` is called wherever another profiler may begin or end."""
+def train(act: Action, step: Callable[[], None] = lambda: None) -> list[str]:
+    """Train, and call ``act(step, place)`` at each place where another profiler may start or stop."""
     generator = torch.Generator().manual_seed(3)
     model = torch.nn.Linear(4, 4)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def train(act: Act, step: Callable[[], None] = lambda: None) -> list[str]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     across = record_function("across")
-    for number in range(COUNT):
+    for number in range(STEPS):
         if number == 2:
             across.__enter__()
         act(number, "before")
@@ -76,8 +76,8 @@ def train(act: Act, step: Callable[[], None] = lambda: None) -> list[str]:
     return losses
 
 
-class Theirs:
-    """Another profiler, which begins and ends at chosen places."""
+class OtherProfiler:
+    """Another profiler, which starts and stops at chosen places."""
 
     def __init__(self, begin: tuple[int, str], end: tuple[int, str], kind: str) -> None:
         self.begin, self.end, self.kind = begin, end, kind
@@ -85,13 +85,13 @@ class Theirs:
 
     def act(self, number: int, place: str) -> None:
         if (number, place) == self.begin:
-            self.profiler = self.made()
+            self.profiler = self.make_profiler()
             self.profiler.__enter__()
             torch.ones(3).cos()
         if (number, place) == self.end:
             self.profiler.__exit__(None, None, None)
 
-    def made(self) -> Any:
+    def make_profiler(self) -> Any:
         if self.kind == "autograd":
             return torch.autograd.profiler.profile(use_kineto=True)
         if self.kind == "legacy":
@@ -101,25 +101,25 @@ class Theirs:
         return profile(activities=CPU)
 
     def seen(self) -> list[str]:
-        """The operators that it recorded; emit_itt records nothing itself."""
+        """Return the operators that the profiler recorded; emit_itt records none itself."""
         if self.kind == "itt":
             return []
         events = self.profiler.function_events if self.kind in ("autograd", "legacy") else self.profiler.events()
         return [event.name for event in events if event.name.startswith("aten::")]
 
 
-class Scheduled(Theirs):
-    """One with a schedule, which prepares in mid-loop, stepped inside the optimizer's step as Lightning's is."""
+class ScheduledProfiler(OtherProfiler):
+    """A profiler with a schedule that prepares in the loop, stepped in the optimizer's step as Lightning's is."""
 
     def __init__(self, waits: int, place: str) -> None:
-        super().__init__((0, "before"), (COUNT - 1, "after"), "scheduled")
+        super().__init__((0, "before"), (STEPS - 1, "after"), "scheduled")
         self.waits, self.place, self.ready = waits, place, 0
 
-    def made(self) -> Any:
+    def make_profiler(self) -> Any:
         schedule = torch.profiler.schedule(wait=self.waits, warmup=1, active=1, repeat=2)
-        return profile(activities=CPU, schedule=schedule, on_trace_ready=self.traced)
+        return profile(activities=CPU, schedule=schedule, on_trace_ready=self.count_trace)
 
-    def traced(self, _: Any) -> None:
+    def count_trace(self, _: Any) -> None:
         self.ready += 1
 
     def act(self, number: int, place: str) -> None:
@@ -131,8 +131,8 @@ class Scheduled(Theirs):
         return [f"{self.ready} traces"]
 
 
-class Elsewhere(Theirs):
-    """One on another thread, which ends when told to."""
+class OtherThreadProfiler(OtherProfiler):
+    """A profiler on another thread, which stops on request."""
 
     def act(self, number: int, place: str) -> None:
         if (number, place) == self.begin:
@@ -145,15 +145,15 @@ class Elsewhere(Theirs):
             self.thread.join(30)
 
     def run(self, begun: threading.Event) -> None:
-        self.profiler = self.made()
+        self.profiler = self.make_profiler()
         with self.profiler:
             begun.set()
             torch.ones(3).square()
             self.go.wait(30)
 
 
-class Raw(Theirs):
-    """Somebody disables whatever is on, as Lightning's profiler does before it begins."""
+class DisablingProfiler(OtherProfiler):
+    """A profiler that first disables any active one, as Lightning's does."""
 
     def act(self, number: int, place: str) -> None:
         if (number, place) == self.begin and torch.autograd._profiler_enabled():
@@ -161,42 +161,42 @@ class Raw(Theirs):
         super().act(number, place)
 
 
-def combinations() -> Iterator[tuple[str, Theirs]]:
-    """What another profiler may do; the windows are of the steps 1-3 (warm-up 0) and 7-8 (warm-up 6)."""
+def combinations() -> Iterator[tuple[str, OtherProfiler]]:
+    """Yield each way another profiler may run beside the windows: steps 1-3 (warm-up 0) and 7-8 (warm-up 6)."""
     for place in PLACES:
-        yield f"profile in {place}", Theirs((2, place), (2, place), "profile")
+        yield f"profile in {place}", OtherProfiler((2, place), (2, place), "profile")
     for place, kind in itertools.product(("region", "function", "backward"), ("autograd", "legacy", "itt")):
-        yield f"{kind} in {place}", Theirs((2, place), (2, place), kind)
+        yield f"{kind} in {place}", OtherProfiler((2, place), (2, place), kind)
     for place in ("region", "function", "optimizer"):
-        yield f"from {place} to the next step", Theirs((2, place), (3, place), "profile")
-        yield f"from {place} on", Theirs((2, place), (5, "after"), "profile")
+        yield f"from {place} to the next step", OtherProfiler((2, place), (3, place), "profile")
+        yield f"from {place} on", OtherProfiler((2, place), (5, "after"), "profile")
     for place in ("region", "optimizer"):
-        yield f"raw in {place}", Raw((2, place), (2, place), "profile")
+        yield f"raw in {place}", DisablingProfiler((2, place), (2, place), "profile")
     for place in ("region", "backward"):
-        yield f"elsewhere in {place}", Elsewhere((2, place), (2, place), "profile")
-        yield f"elsewhere from {place} on", Elsewhere((2, place), (5, "before"), "profile")
-    yield "in warm-up", Theirs((0, "region"), (4, "after"), "profile")
-    yield "elsewhere in warm-up", Elsewhere((0, "region"), (4, "after"), "profile")
-    yield "before", Theirs((0, "before"), (1, "optimizer"), "profile")
+        yield f"elsewhere in {place}", OtherThreadProfiler((2, place), (2, place), "profile")
+        yield f"elsewhere from {place} on", OtherThreadProfiler((2, place), (5, "before"), "profile")
+    yield "in warm-up", OtherProfiler((0, "region"), (4, "after"), "profile")
+    yield "elsewhere in warm-up", OtherThreadProfiler((0, "region"), (4, "after"), "profile")
+    yield "before", OtherProfiler((0, "before"), (1, "optimizer"), "profile")
     for waits, place in itertools.product((1, 2), ("optimizer", "after")):
-        yield f"scheduled, {waits} waits, {place}", Scheduled(waits, place)
+        yield f"scheduled, {waits} waits, {place}", ScheduledProfiler(waits, place)
 
 
-def one(theirs: Theirs, out: Path) -> dict[str, Any]:
-    """What comes of training beside ``theirs``."""
+def run_beside(other: OtherProfiler, out: Path) -> dict[str, Any]:
+    """Train beside ``other`` and return the outcome."""
     with instrument.profile(out, schedule=instrument.schedule("1-3,7-8", warmup=1)) as prof:
-        losses = train(theirs.act, prof.step)
+        losses = train(other.act, prof.step)
     return {
         "losses": losses,
-        "seen": theirs.seen(),
+        "seen": other.seen(),
         "windows": [[window["status"], window["reason"], window["steps"]] for window in prof.windows],
         "files": [path.stat().st_size > 1000 for path in sorted(out.glob("window-*/*.gz"))],
         "left on": torch.autograd._profiler_enabled(),
     }
 
 
-def forked(call: Callable[[], Any]) -> dict[str, Any]:
-    """What ``call`` returns in a process of its own, with how that ended."""
+def run_in_fork(call: Callable[[], Any]) -> dict[str, Any]:
+    """Run ``call`` in a fork; return its result together with the exit code."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -218,12 +218,12 @@ def forked(call: Callable[[], Any]) -> dict[str, Any]:
 def main(out: Path) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
-    with profile(activities=CPU):  # what torch imports for its first profiler is imported once
+    with profile(activities=CPU):  # imports once what torch's first profiler needs
         torch.ones(1)
-    results = {"plain": forked(lambda: {"losses": train(lambda number, place: None)})}
-    for number, (name, theirs) in enumerate(combinations()):
-        results[name] = forked(lambda theirs=theirs, number=number: one(theirs, out / str(number)))
-        alone = forked(lambda theirs=theirs: {"seen": train(theirs.act) and theirs.seen()})
+    results = {"plain": run_in_fork(lambda: {"losses": train(lambda number, place: None)})}
+    for number, (name, other) in enumerate(combinations()):
+        results[name] = run_in_fork(lambda other=other, number=number: run_beside(other, out / str(number)))
+        alone = run_in_fork(lambda other=other: {"seen": train(other.act) and other.seen()})
         results[name]["alone"] = alone["seen"]
     print(json.dumps(results))
 

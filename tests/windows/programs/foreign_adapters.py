@@ -1,4 +1,4 @@
-"""Trains in each framework beside its own torch profiler, with and without this library, and prints both."""
+"""Trains in each framework beside its own torch profiler, with and without this library; prints both outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning.pytorch.profilers import PyTorchProfiler
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))
-from foreign import forked
+from foreign import run_in_fork
 
 import instrument.integrations.accelerate
 import instrument.integrations.lightning
@@ -51,21 +51,21 @@ class Module(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), 0.01)
 
 
-def numbers(count: int) -> torch.Tensor:
+def random_rows(count: int) -> torch.Tensor:
     return torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
 
 
-def lightning(out: Path | None, profiler: Any, plan: dict[str, Any], **arguments: Any) -> Result:
-    found = [instrument.integrations.lightning.InstrumentCallback(out, on_summary=print, **plan)] if out else []
-    data = torch.utils.data.DataLoader(numbers(24), batch_size=4)
+def run_lightning(out: Path | None, profiler: Any, plan: dict[str, Any], **arguments: Any) -> Result:
+    adapters = [instrument.integrations.lightning.InstrumentCallback(out, on_summary=print, **plan)] if out else []
+    data = torch.utils.data.DataLoader(random_rows(24), batch_size=4)
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     module = Module()
-    made = pl.Trainer(profiler=profiler(), callbacks=found, enable_checkpointing=False, **quiet, **arguments)
-    made.fit(module, data, data)
-    return {"losses": module.losses, "windows": found[0].loop.windows if found else []}
+    trainer = pl.Trainer(profiler=profiler(), callbacks=adapters, enable_checkpointing=False, **quiet, **arguments)
+    trainer.fit(module, data, data)
+    return {"losses": module.losses, "windows": adapters[0].loop.windows if adapters else []}
 
 
-class Pairs(torch.nn.Module):
+class LossModule(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -75,8 +75,8 @@ class Pairs(torch.nn.Module):
         return {"loss": self.net(x).square().mean()}
 
 
-class Profiling(transformers.TrainerCallback):
-    """What people write to profile a Trainer with torch's profiler, ended before the training is."""
+class ProfilerCallback(transformers.TrainerCallback):
+    """A user's callback that profiles a Trainer with torch's profiler and stops it before training ends."""
 
     def __init__(self, begin: int, end: int, **options: Any) -> None:
         self.begin, self.end, self.step = begin, end, 0
@@ -91,21 +91,23 @@ class Profiling(transformers.TrainerCallback):
             self.profiler.step()
 
 
-def huggingface(out: Path | None, plan: dict[str, Any], **options: Any) -> Result:
-    found = [instrument.integrations.transformers.InstrumentCallback(out, on_summary=print, **plan)] if out else []
+def run_transformers(out: Path | None, plan: dict[str, Any], **options: Any) -> Result:
+    adapters = (
+        [instrument.integrations.transformers.InstrumentCallback(out, on_summary=print, **plan)] if out else []
+    )
     arguments = transformers.TrainingArguments(
         "unused", max_steps=8, per_device_train_batch_size=2, report_to=[], save_strategy="no", logging_steps=1,
         use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
-    data = [{"x": row} for row in numbers(16)]
-    callbacks = [*found, Profiling(2, 5, **options)]
-    trainer = transformers.Trainer(Pairs(), arguments, train_dataset=data, callbacks=callbacks)
+    data = [{"x": row} for row in random_rows(16)]
+    callbacks = [*adapters, ProfilerCallback(2, 5, **options)]
+    trainer = transformers.Trainer(LossModule(), arguments, train_dataset=data, callbacks=callbacks)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {"losses": losses, "windows": found[0].loop.windows if found else []}
+    return {"losses": losses, "windows": adapters[0].loop.windows if adapters else []}
 
 
-def accelerated(out: Path | None, plan: dict[str, Any]) -> Result:
+def run_accelerate(out: Path | None, plan: dict[str, Any]) -> Result:
     handler = accelerate.ProfileKwargs(activities=["cpu"], schedule_option={"wait": 1, "warmup": 1, "active": 1})
     accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[handler])
     adapter = instrument.integrations.accelerate.attach(out, accelerator=accelerator, **plan) if out else None
@@ -113,14 +115,14 @@ def accelerated(out: Path | None, plan: dict[str, Any]) -> Result:
     model = torch.nn.Linear(4, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     losses = []
-    with accelerator.profile() as theirs:
-        for row in numbers(8):
+    with accelerator.profile() as profiler:
+        for row in random_rows(8):
             loss = model(row).square().mean()
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item().hex())
-            theirs.step()
+            profiler.step()
     if adapter is not None:
         adapter.detach()
     lines = (out / "manifest.jsonl").read_text().splitlines() if out else []
@@ -130,11 +132,13 @@ def accelerated(out: Path | None, plan: dict[str, Any]) -> Result:
 def cases() -> dict[str, Callable[[Path | None], Result]]:
     own = {"schedule": torch.profiler.schedule(wait=1, warmup=1, active=1)}
     return {
-        "lightning dev": lambda out: lightning(out, lambda: "pytorch", EARLY, fast_dev_run=2, accelerator="cpu"),
-        "lightning": lambda out: lightning(out, PyTorchProfiler, MID, max_epochs=2, accelerator="cpu"),
-        "transformers": lambda out: huggingface(out, MID),
-        "transformers scheduled": lambda out: huggingface(out, MID, **own),
-        "accelerate": lambda out: accelerated(out, MID),
+        "lightning dev": lambda out: run_lightning(
+            out, lambda: "pytorch", EARLY, fast_dev_run=2, accelerator="cpu"
+        ),
+        "lightning": lambda out: run_lightning(out, PyTorchProfiler, MID, max_epochs=2, accelerator="cpu"),
+        "transformers": lambda out: run_transformers(out, MID),
+        "transformers scheduled": lambda out: run_transformers(out, MID, **own),
+        "accelerate": lambda out: run_accelerate(out, MID),
     }
 
 
@@ -147,5 +151,8 @@ if __name__ == "__main__":
     results = {}
     for name, case in cases().items():
         out = Path(sys.argv[1]) / name
-        results[name] = [forked(lambda case=case: case(None)), forked(lambda case=case, out=out: case(out))]
+        results[name] = [
+            run_in_fork(lambda case=case: case(None)),
+            run_in_fork(lambda case=case, out=out: case(out)),
+        ]
     print(json.dumps(results))
