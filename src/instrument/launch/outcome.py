@@ -74,10 +74,8 @@ def missing_report_reason(request: LaunchRequest, windows: Sequence[dict[str, An
     if windows:
         first = windows[0]
         span = "-".join(str(step) for step in dict.fromkeys(first.get("planned_steps", ())) if step is not None)
-        cure = "; choose earlier steps" if first.get("status") == "not reached" else ""
-        return (
-            f"window {first.get('window')} (steps {span}) was {first.get('status')}, {first.get('reason')}{cure}"
-        )
+        fix = "; choose earlier steps" if first.get("status") == "not reached" else ""
+        return f"window {first.get('window')} (steps {span}) was {first.get('status')}, {first.get('reason')}{fix}"
     if code:
         return f"{ended} before a window opened, or the profiler could not start it; see its messages above"
     return (

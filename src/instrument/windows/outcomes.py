@@ -168,14 +168,14 @@ class Outcomes:
         if steps > 0:
             low = first + 2 if steps > 4 else first
             reachable = self._steps_hint.format(span(low, low + min(steps, 3)))
-            cure = f"choose steps the run reaches, such as {reachable}"
+            fix = f"choose steps the run reaches, such as {reachable}"
         else:
-            cure = "no step was counted: call step() after each step" if by_hand else "there were no steps"
+            fix = "no step was counted: call step() after each step" if by_hand else "there were no steps"
         if steps > 0 and by_hand:
-            cure += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
+            fix += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
         files = [file["path"] for window in windows for file in window["files"]]
         rest = f" ({files[0]} has what followed the last step that ended)" if files else ""
-        text = f"no {'step' if files else 'window'} was recorded in {self._out}{rest}: {reason}; {cure}"
+        text = f"no {'step' if files else 'window'} was recorded in {self._out}{rest}: {reason}; {fix}"
         if text not in _warned:
             _warned.add(text)
             log.warning(text)

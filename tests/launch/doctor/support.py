@@ -40,7 +40,7 @@ def capabilities(machine: Machine, *bits: int, seccomp: int = 0) -> None:
 
 def summary(check: Check | None) -> tuple[str, str, str]:
     assert check is not None
-    return check.status, check.sentence, check.cure
+    return check.status, check.sentence, check.fix
 
 
 def command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

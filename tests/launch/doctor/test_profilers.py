@@ -69,7 +69,7 @@ def test_pairs_of_nsys_and_nvtx(
         install(machine, "nvtx", nvtx)
     check = profilers.nvtx(machine)
     assert expected == check.status
-    assert bool(check.cure) == (expected != "ok")
+    assert bool(check.fix) == (expected != "ok")
 
 
 def test_ncu(machine: Machine, tools: Callable[..., Path]) -> None:
@@ -107,7 +107,7 @@ def test_rocprof(
     check = profilers.rocprof(machine)
     assert "problem" == check.status
     assert "regions are lost, as there is no rocTX library" in check.sentence
-    assert "rocprofiler-sdk-roctx" in check.cure
+    assert "rocprofiler-sdk-roctx" in check.fix
 
 
 def test_vtune(machine: Machine, tools: Callable[..., Path]) -> None:

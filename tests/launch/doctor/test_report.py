@@ -38,7 +38,7 @@ def test_the_command(tmp_path: Path) -> None:
     checks = {check["name"]: check for check in printed["checks"]}
     assert checks["torch.profiler"]["facts"]["proved"]
     assert checks["nsys"]["facts"]["proved"]
-    assert {"section", "name", "status", "sentence", "cure", "facts"} == set(checks["nsys"])
+    assert {"section", "name", "status", "sentence", "fix", "facts"} == set(checks["nsys"])
 
 
 def test_files_of_the_current_folder_do_not_run(tmp_path: Path, tools: Callable[..., Path]) -> None:
@@ -129,7 +129,7 @@ def test_conclusion(statuses: list[Status], conclusion: str) -> None:
     found = [Examined("section", status, Check(status, "x", "do it")) for status in statuses]
     text = page(found, 80)
     assert conclusion == text.splitlines()[-1]
-    assert len(statuses) == text.count("cure: do it")
+    assert len(statuses) == text.count("fix: do it")
     assert statuses.count("problem") == to_json(found)["problems"]
 
 

@@ -26,7 +26,7 @@ def test_nothing_installed(machine: Machine, tools: Callable[..., Path]) -> None
     assert ["torch"] == [name for name, status in statuses.items() if status == "problem"]
     absent = {name for name, status in statuses.items() if status == "absent"}
     assert {"GPU", "frameworks", "nsys", "nvtx", "ncu", "rocprof", "vtune", "TensorBoard"} == absent
-    assert "pip install torch" in software.torch(machine).cure
+    assert "pip install torch" in software.torch(machine).fix
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_gpus(
     check = software.gpus(machine)
     assert expected[0] == check.status
     assert expected[1] in check.sentence
-    assert ("problem" != check.status) or check.cure
+    assert ("problem" != check.status) or check.fix
 
 
 def test_many_gpus(machine: Machine) -> None:
@@ -162,6 +162,6 @@ def test_slow_name_lookup(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> 
 def test_tensorboard(machine: Machine) -> None:
     """The plugin without TensorBoard is a problem."""
     install(machine, "torch-tb-profiler", "0.4.3")
-    assert "pip install tensorboard" == software.tensorboard(machine).cure
+    assert "pip install tensorboard" == software.tensorboard(machine).fix
     install(machine, "tensorboard", "2.21.0")
     assert "ok" == software.tensorboard(machine).status

@@ -43,7 +43,7 @@ def test_cpu_sampling(
     check = system.cpu_sampling(Machine(root=machine.root))
     assert check is not None
     assert expected == check.status
-    assert bool(check.cure) == (expected == "note")
+    assert bool(check.fix) == (expected == "note")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_gpu_counters(
     check = system.gpu_counters(machine)
     assert check is not None
     assert expected == check.status
-    assert ("NVreg_RestrictProfilingToAdminUsers=0" in check.cure) == (expected != "ok")
+    assert ("NVreg_RestrictProfilingToAdminUsers=0" in check.fix) == (expected != "ok")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_free_space(machine: Machine, monkeypatch: pytest.MonkeyPatch, free: int
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 40, 0, free))
     for check in (system.temp_folder(machine), system.out_folder(machine)):
         assert (expected, free) == (check.status, check.facts["free_bytes"])
-        assert bool(check.cure) == (expected != "ok")
+        assert bool(check.fix) == (expected != "ok")
 
 
 def test_the_folder_for_traces(machine: Machine, tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_shared_memory(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
     (machine.root / "dev/shm").mkdir(parents=True)
     put(machine, ".dockerenv")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 40, 0, 64 << 20))
-    status, sentence, cure = summary(system.shared_memory(machine))
-    assert ("note", "docker run --shm-size=8g") == (status, cure)
+    status, sentence, fix = summary(system.shared_memory(machine))
+    assert ("note", "docker run --shm-size=8g") == (status, fix)
     assert "64 MiB free: little for the workers of a DataLoader" in sentence
 
 
@@ -129,7 +129,7 @@ def test_settings(machine: Machine, monkeypatch: pytest.MonkeyPatch, value: dict
         monkeypatch.setenv(name, text)
     check = system.settings(machine)
     assert expected == check.status
-    assert ("unset" in check.cure) == (expected != "ok")
+    assert ("unset" in check.fix) == (expected != "ok")
 
 
 def test_injected_libraries(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +138,8 @@ def test_injected_libraries(machine: Machine, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "./.")
     assert system.injected_libraries(machine) is None
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(tmp_path / "gone.so"))
-    status, sentence, cure = summary(system.injected_libraries(machine))
-    assert ("problem", "unset NVTX_INJECTION64_PATH") == (status, cure)
+    status, sentence, fix = summary(system.injected_libraries(machine))
+    assert ("problem", "unset NVTX_INJECTION64_PATH") == (status, fix)
     assert str(tmp_path / "gone.so") in sentence
     monkeypatch.delenv("NVTX_INJECTION64_PATH")
     monkeypatch.setenv("INTEL_LIBITTNOTIFY64", "libittnotify_collector.so")
@@ -154,8 +154,8 @@ def test_interfering_settings(machine: Machine, monkeypatch: pytest.MonkeyPatch)
     assert system.interfering_settings(machine) is None
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2:/opt/rocm/lib/librocprofiler-sdk-tool.so")
     monkeypatch.setenv("KINETO_USE_DAEMON", "1")
-    status, sentence, cure = summary(system.interfering_settings(machine))
-    assert ("note", "unset KINETO_USE_DAEMON LD_PRELOAD") == (status, cure)
+    status, sentence, fix = summary(system.interfering_settings(machine))
+    assert ("note", "unset KINETO_USE_DAEMON LD_PRELOAD") == (status, fix)
     assert "loads librocprofiler-sdk-tool.so into every program" in sentence
     assert "jemalloc" not in sentence
     monkeypatch.setenv("ROCP_TOOL_LIBRARIES", "librocprofiler-sdk-tool.so")

@@ -90,11 +90,11 @@ def test_lost_ranges_are_found(machine: Machine, tmp_path: Path, monkeypatch: py
         check = profilers.nsys(machine)
     assert "problem" == check.status
     assert "ranges are lost with nvtx missing" in check.sentence
-    assert "nsys 2024.3" in check.cure
+    assert "nsys 2024.3" in check.fix
 
 
 @pytest.mark.parametrize(
-    "script, sentence, cure",
+    "script, sentence, fix",
     [
         (
             "echo Illegal instruction; exit 132",
@@ -110,7 +110,7 @@ def test_lost_ranges_are_found(machine: Machine, tmp_path: Path, monkeypatch: py
     ],
 )
 def test_nsys_that_fails(
-    machine: Machine, tools: Callable[..., Path], script: str, sentence: str, cure: str
+    machine: Machine, tools: Callable[..., Path], script: str, sentence: str, fix: str
 ) -> None:
     """Any failure of nsys is a problem, with its last line of output."""
     tools("nsys", script)
@@ -118,7 +118,7 @@ def test_nsys_that_fails(
     assert "problem" == check.status
     assert check.sentence.startswith("2023.4.1.97: ")
     assert sentence in check.sentence
-    assert cure in check.cure
+    assert fix in check.fix
     assert [] == list(machine.temp.glob("instrument-*"))
 
 
@@ -137,7 +137,7 @@ def test_nsys_that_hangs(
     machine.limit_s = 2
     check = profilers.nsys(machine)
     assert ("problem", "2023.4.1.97: nsys profile did not end in time: Collecting") == summary(check)[:2]
-    assert "nsys shutdown" in check.cure
+    assert "nsys shutdown" in check.fix
     for pid in map(int, pids.read_text().split()):
         tries = 100
         while running(pid) and tries:  # killing them takes the system a moment
@@ -192,7 +192,7 @@ def test_torch_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sourc
     check = software.torch(machine)
     assert "problem" == check.status
     assert failure in check.sentence
-    assert "import torch" in check.cure
+    assert "import torch" in check.fix
     assert "note" == profilers.torch_profiler(machine).status
     assert [] == list(tmp_path.glob("instrument-*"))
 
@@ -248,7 +248,7 @@ def test_a_gpu_that_cannot_be_used_now(
     for check in (software.gpus(machine), profilers.torch_profiler(machine)):
         assert "note" == check.status
         assert first_line in check.sentence
-        assert "CUDA_VISIBLE_DEVICES=1" in check.cure
+        assert "CUDA_VISIBLE_DEVICES=1" in check.fix
 
 
 @pytest.mark.gpu

@@ -32,13 +32,13 @@ class Check:
     Attributes:
         status: the status.
         sentence: what was found.
-        cure: a command or a setting that fixes it, if there is one.
+        fix: a command or a setting that fixes it, if there is one.
         facts: the same as data: versions, and ``proved`` where a trial was made.
     """
 
     status: Status
     sentence: str
-    cure: str = ""
+    fix: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)
 
 

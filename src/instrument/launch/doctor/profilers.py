@@ -22,8 +22,8 @@ def torch_profiler(machine: Machine) -> Check:
     if trial.failure:
         return Check("problem", trial.failure, "instrument run --profiler nsys, where nsys is installed", facts)
     if not trial.region:
-        cure = f"pip install --upgrade torch ({trial.version} lacks the interface for regions)"
-        return Check("problem", "regions are lost: the trace lacks one that was opened", cure, facts)
+        fix = f"pip install --upgrade torch ({trial.version} lacks the interface for regions)"
+        return Check("problem", "regions are lost: the trace lacks one that was opened", fix, facts)
     if not trial.gpus:
         return Check("ok", "regions arrive (proved); CPU only, as there is no GPU", facts=facts)
     if trial.kernel:
@@ -34,9 +34,9 @@ def torch_profiler(machine: Machine) -> Check:
     tracer = tools.gpu_tracer()
     if tracer:
         return Check("note", f"regions arrive (proved); CPU only, as {tracer} traces the GPU", facts=facts)
-    cure = "end other programs that trace this GPU; in a container, mount the driver's libcupti "
-    cure += "or install nvidia-cuda-cupti"
-    return Check("problem", "regions arrive, but the kernel that one launched does not", cure, facts)
+    fix = "end other programs that trace this GPU; in a container, mount the driver's libcupti "
+    fix += "or install nvidia-cuda-cupti"
+    return Check("problem", "regions arrive, but the kernel that one launched does not", fix, facts)
 
 
 def nsys(machine: Machine) -> Check:
@@ -109,8 +109,8 @@ def rocprof(machine: Machine) -> Check:
         built = "; torch is built for ROCm" if machine.torch.rocm else ""
         return Check("absent", f"rocprofv3 is not installed; {loads}{built}", facts=facts)
     if not library:
-        cure = "install rocprofiler-sdk-roctx of the same ROCm, and add its folder to LD_LIBRARY_PATH"
-        return Check("problem", f"{_version(tool)}: regions are lost, as {loads}", cure, facts)
+        fix = "install rocprofiler-sdk-roctx of the same ROCm, and add its folder to LD_LIBRARY_PATH"
+        return Check("problem", f"{_version(tool)}: regions are lost, as {loads}", fix, facts)
     gpu = "HIP calls and kernels" if machine.amd else "no GPU work, as there is no AMD GPU"
     sentence = f"{_version(tool)}: {loads}; {gpu}; ranges are not proved"
     return Check("ok" if machine.amd else "note", sentence, facts=facts)

@@ -118,8 +118,8 @@ def _print(item: Examined, console: Console) -> None:
     console.print(Text.assemble(label, item.name.ljust(_NAME_WIDTH), text[0]), soft_wrap=True)
     for rest in text[1:]:
         print_line(console, " " * column + rest)
-    if item.check.cure:  # on one line, to be copied
-        print_line(console, f"{' ' * _STATUS_WIDTH}cure: {item.check.cure}")
+    if item.check.fix:  # on one line, to be copied
+        print_line(console, f"{' ' * _STATUS_WIDTH}fix: {item.check.fix}")
 
 
 def _conclusion(shown: Sequence[Examined]) -> str:
@@ -141,7 +141,7 @@ def to_json(found: Sequence[Examined]) -> dict[str, Any]:
                 "name": name,
                 "status": check.status,
                 "sentence": check.sentence,
-                "cure": check.cure,
+                "fix": check.fix,
                 "facts": dict(check.facts),
             }
             for section, name, check in found

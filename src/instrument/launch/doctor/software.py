@@ -46,15 +46,15 @@ def torch(machine: Machine) -> Check:
     if not found.version:
         if not machine.package("torch"):
             return Check("problem", "not installed", f"{sys.executable} -m pip install torch")
-        cure = f"{sys.executable} -c 'import torch' shows the error"
-        return Check("problem", f"{machine.package('torch')} cannot be used: {found.failure}", cure)
+        fix = f"{sys.executable} -c 'import torch' shows the error"
+        return Check("problem", f"{machine.package('torch')} cannot be used: {found.failure}", fix)
     built = f"CUDA {found.cuda}" if found.cuda else f"ROCm {found.rocm}" if found.rocm else "the CPU"
     sentence = f"{found.version}, built for {built}"
     facts = {"version": found.version, "cuda": found.cuda, "rocm": found.rocm}
     if tuple(int(part) for part in re.findall(r"\d+", found.version)[:2]) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        cure = f"pip install 'torch>={oldest}'"
-        return Check("problem", f"{sentence}: older than {oldest}, which this library needs", cure, facts)
+        fix = f"pip install 'torch>={oldest}'"
+        return Check("problem", f"{sentence}: older than {oldest}, which this library needs", fix, facts)
     if found.rocm:
         sentence += "; its torch.cuda.profiler.start() does nothing"
         return Check("note", sentence, "instrument run --profiler rocprof", facts)
@@ -91,16 +91,16 @@ def _unused_gpu(machine: Machine, gpu: str, facts: Mapping[str, object]) -> Chec
     if not torch.version:
         return Check("note", f"{gpu}; not checked, as torch cannot be used", facts=facts)
     if machine.nvidia and not torch.cuda:
-        cure = "pip install --force-reinstall torch"
-        return Check("problem", f"{gpu}; torch is built without CUDA and does not use it", cure, facts)
+        fix = "pip install --force-reinstall torch"
+        return Check("problem", f"{gpu}; torch is built without CUDA and does not use it", fix, facts)
     if not machine.nvidia and not torch.rocm:  # a note: many processors contain a small AMD GPU
-        cure = "torch for ROCm: https://pytorch.org/get-started/locally"
-        return Check("note", f"{gpu}; torch is built without ROCm and does not use it", cure, facts)
+        fix = "torch for ROCm: https://pytorch.org/get-started/locally"
+        return Check("note", f"{gpu}; torch is built without ROCm and does not use it", fix, facts)
     why = torch.why_no_gpu or torch.failure or "it gives no reason"
-    cure = "a driver as new as the CUDA of torch, or a torch for this driver"
+    fix = "a driver as new as the CUDA of torch, or a torch for this driver"
     if not machine.nvidia:
-        cure = "sudo usermod -a -G render,video $USER, then log in again"
-    return Check("problem", f"{gpu}; torch cannot use it: {why}", cure, facts)
+        fix = "sudo usermod -a -G render,video $USER, then log in again"
+    return Check("problem", f"{gpu}; torch cannot use it: {why}", fix, facts)
 
 
 def _driver(machine: Machine) -> str:

@@ -46,9 +46,9 @@ def cpu_sampling(machine: Machine) -> Check | None:
     if machine.has_capability(ADMIN, PERFMON):
         return Check("ok", f"allowed to this user (perf_event_paranoid is {level})", facts=facts)
     if level > PER_PROCESS:
-        cure = f"sudo sysctl -w kernel.perf_event_paranoid={PER_PROCESS}"
+        fix = f"sudo sysctl -w kernel.perf_event_paranoid={PER_PROCESS}"
         sentence = f"not allowed: perf_event_paranoid is {level}; ranges and GPU work are recorded anyway"
-        return Check("note", sentence, cure, facts)
+        return Check("note", sentence, fix, facts)
     if machine.container and machine.status("Seccomp") == "2":
         sentence = "this container filters system calls, and most filters forbid it"
         return Check("note", sentence, "docker run --cap-add=PERFMON (SYS_ADMIN before Linux 5.8)", facts)
@@ -64,12 +64,12 @@ def gpu_counters(machine: Machine) -> Check | None:
     if found[1] == "0" or machine.has_capability(ADMIN):
         return Check("ok", "this user may read them", facts=facts)
     sentence = "only administrators may read them (ERR_NVGPUCTRPERM in ncu)"
-    cure = (
+    fix = (
         "docker run --cap-add=SYS_ADMIN"
         if machine.container
         else "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d/nvidia.conf, then reboot"
     )
-    return Check("problem" if machine.tool("ncu") else "note", sentence, cure, facts)
+    return Check("problem" if machine.tool("ncu") else "note", sentence, fix, facts)
 
 
 def ptrace(machine: Machine) -> Check | None:
@@ -81,14 +81,14 @@ def ptrace(machine: Machine) -> Check | None:
     if scope == 0 or (scope < 3 and machine.has_capability(PTRACE)):
         return Check("ok", f"allowed (ptrace_scope is {scope})", facts=facts)
     sentence = f"ptrace_scope is {scope}: VTune's user-mode sampling does not start"
-    cure = "sudo sysctl -w kernel.yama.ptrace_scope=0" + " (after a restart: 3 stays)" * (scope == 3)
-    return Check("problem", sentence, cure, facts)
+    fix = "sudo sysctl -w kernel.yama.ptrace_scope=0" + " (after a restart: 3 stays)" * (scope == 3)
+    return Check("problem", sentence, fix, facts)
 
 
 def temp_folder(machine: Machine) -> Check:
     """Check that profilers have room for temporary files."""
-    cure = "export TMPDIR=FOLDER, a writable folder with room"
-    return _check_room(machine.temp, machine.temp, "a recording", cure)
+    fix = "export TMPDIR=FOLDER, a writable folder with room"
+    return _check_room(machine.temp, machine.temp, "a recording", fix)
 
 
 def shared_memory(machine: Machine) -> Check | None:
@@ -96,9 +96,9 @@ def shared_memory(machine: Machine) -> Check | None:
     folder = machine.root / "dev/shm"
     if not folder.is_dir():
         return None
-    cure = "docker run --shm-size=8g" if machine.container else f"sudo mount -o remount,rw,size=8g {folder}"
+    fix = "docker run --shm-size=8g" if machine.container else f"sudo mount -o remount,rw,size=8g {folder}"
     return _check_room(
-        folder, folder, "the workers of a DataLoader, NCCL and nsys", cure, too_little=_MIB, little=256 * _MIB
+        folder, folder, "the workers of a DataLoader, NCCL and nsys", fix, too_little=_MIB, little=256 * _MIB
     )
 
 
@@ -107,26 +107,26 @@ def out_folder(machine: Machine) -> Check:
     folder = machine.out.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    cure = "another folder; check it with instrument doctor --out FOLDER"
-    return _check_room(folder, machine.out, "traces", cure)
+    fix = "another folder; check it with instrument doctor --out FOLDER"
+    return _check_room(folder, machine.out, "traces", fix)
 
 
 def _check_room(
-    folder: Path, named: Path, what: str, cure: str, too_little: int = _TOO_LITTLE, little: int = _LITTLE
+    folder: Path, named: Path, what: str, fix: str, too_little: int = _TOO_LITTLE, little: int = _LITTLE
 ) -> Check:
     """Check that ``folder`` is writable and has room for ``what``."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"0" * 4096)
     except OSError as error:
-        return Check("problem", f"{named} cannot be written to: {error.strerror}", cure, {"writable": False})
+        return Check("problem", f"{named} cannot be written to: {error.strerror}", fix, {"writable": False})
     free = shutil.disk_usage(folder).free
     facts = {"writable": True, "free_bytes": free}
     sentence = f"{named}, {_format_size(free)} free"
     if free < too_little:
-        return Check("problem", f"{sentence}: too little for {what}", cure, facts)
+        return Check("problem", f"{sentence}: too little for {what}", fix, facts)
     if free < little:
-        return Check("note", f"{sentence}: little for {what}", cure, facts)
+        return Check("note", f"{sentence}: little for {what}", fix, facts)
     return Check("ok", sentence, facts=facts)
 
 
