@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from instrument import annotate
+from instrument.regions import emitters
 from instrument.regions.emitters import redundant
 from instrument.regions.emitters.torch_profiler import TorchProfilerEmitter
 from tests.conftest import annotations
@@ -190,3 +192,21 @@ def test_other_emitters_continue(tmp_path: Path) -> None:
     assert outline(found) == "work\nacross\n  work\n  work\nwork\nacross"
     assert [event["name"] for event in annotations(torch_broken)] == ["work", "across"]
     assert [event["name"] for event in annotations(nvtx_broken)] == ["work", "across", "work", "work"]
+
+
+def test_an_emitter_that_cannot_be_made_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later calls skip it, as each try may cost an import; the other emitters are attached."""
+    tried: list[str] = []
+
+    def fail() -> Any:
+        tried.append("itt")
+        raise ImportError("no ittapi on purpose")
+
+    monkeypatch.setattr(emitters, "_FACTORIES", {"itt": fail, "jax": lambda: SimpleNamespace(name="jax")})
+    monkeypatch.setattr(emitters, "wanted", lambda: ["itt", "jax"])
+    failed: set[str] = set()
+    first = emitters.attached([], failed)
+    again = emitters.attached(first, failed)
+    assert [["jax"], ["jax"]] == [[emitter.name for emitter in found] for found in (first, again)]
+    assert first == again
+    assert (["itt"], {"itt"}) == (tried, failed)
