@@ -44,7 +44,7 @@ def test_an_error_is_logged_once_and_counted(guard: Guard, caplog: Log) -> None:
         raise RuntimeError("gone")
     assert guard.failures == {"looking": 2}
     assert [record.getMessage() for record in caplog.records] == [
-        "instrument: looking failed and was skipped; training goes on (error=RuntimeError('gone'))"
+        "instrument: looking failed and was skipped; training continues (error=RuntimeError('gone'))"
     ]
 
 
@@ -146,7 +146,7 @@ def test_a_log_that_fails(guard: Guard, capsys: pytest.CaptureFixture[str]) -> N
         guard.failed("saving", OSError("full"))
     finally:
         logging.getLogger("instrument").removeHandler(handler)
-    assert "saving failed and was skipped; training goes on" in capsys.readouterr().err
+    assert "saving failed and was skipped; training continues" in capsys.readouterr().err
 
 
 class Unprintable(Exception):
@@ -276,5 +276,6 @@ def test_a_profile_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monke
     assert (prof.step_num, prof.windows) == (1, [])
     assert list(instrument.steps(range(3), tmp_path)) == [0, 1, 2]
     assert (
-        "recording windows failed and was skipped; training goes on (error=OSError('no host name'))" in caplog.text
+        "recording windows failed and was skipped; training continues (error=OSError('no host name'))"
+        in caplog.text
     )

@@ -60,7 +60,7 @@ class Guard:
             else:
                 self.note(feature, error)
         except Exception as another:
-            log.last_resort(f"{feature} failed and was skipped; training goes on", error, another)
+            log.last_resort(f"{feature} failed and was skipped; training continues", error, another)
         if strict:
             raise error
 
@@ -71,9 +71,9 @@ class Guard:
             kind = (feature, repr(error))
             if kind not in self._logged:
                 self._logged.add(kind)
-                log.warning(f"{feature} failed and was skipped; training goes on", error=kind[1], exc_info=error)
+                log.warning(f"{feature} failed and was skipped; training continues", error=kind[1], exc_info=error)
         except Exception as another:
-            log.last_resort(f"{feature} failed and was skipped; training goes on", error, another)
+            log.last_resort(f"{feature} failed and was skipped; training continues", error, another)
 
     def contained(self, feature: str) -> Contained:
         """Return a context manager, also a decorator, that contains the errors of its body.

@@ -174,7 +174,7 @@ def test_another_training_at_the_same_place_logs_a_warning(out: Path, caplog: py
     (record,) = caplog.records
     assert (
         "steps 1-2 were recorded in an earlier loop at this place, so nothing is recorded here; "
-        "give this training a folder of its own"
+        "use another folder for this training"
     ) in record.message
 
 

@@ -179,7 +179,7 @@ def test_a_summary_that_fails(
     run(out, on_trace_ready=lambda prof: prof._last.raw.write_text("unreadable"))
     assert [("recorded", None)] * 2 == reasons(manifest(out))
     assert "" == capsys.readouterr().err
-    assert "the summary failed and was skipped; training goes on" in caplog.text
+    assert "the summary failed and was skipped; training continues" in caplog.text
 
 
 def test_a_summary_goes_to_stderr_once(

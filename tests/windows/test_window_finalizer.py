@@ -201,7 +201,9 @@ def test_a_thread_that_cannot_be_started(
         record_window(prof)
     entries = manifest(out)
     assert ["recorded"] * 2 == [entry["status"] for entry in entries]
-    killed = "the process that finishes windows was killed as it took too long"  # before or after the compression
+    killed = (
+        "the process that finishes windows was killed because it took too long"  # before or after the compression
+    )
     assert [hangs] * 2 == [(entry["reason"] or "").endswith(killed) for entry in entries]
     assert [[0], [1]] == recorded(out)
     assert (0 if hangs else 1) == len(summaries)
@@ -282,7 +284,7 @@ def test_a_connection_that_fails(
         eventually(lambda: 1 == len(prof.windows))
         record_window(prof)
     assert [(1, "recorded"), (2, "recorded")] == statuses(manifest(out))
-    given_up = f"not compressed: the process that finishes windows was given up: {error!r}"
+    given_up = f"not compressed: the process that finishes windows was abandoned: {error!r}"
     assert {given_up, None} >= {entry["reason"] for entry in manifest(out)}
     assert guard.failures[FEATURE] > before
     assert [[0], [1]] == recorded(out)
@@ -347,7 +349,7 @@ def test_a_process_that_hangs(out: Path, lenient: None, monkeypatch: pytest.Monk
         record_window(prof)
         os.kill(finalizer(), signal.SIGSTOP)
         record_window(prof)
-    reason = "not compressed: the process that finishes windows was killed as it took too long"
+    reason = "not compressed: the process that finishes windows was killed because it took too long"
     assert reason == manifest(out / "again")[-1]["reason"]
     assert not processes(os.getpid())
 

@@ -38,7 +38,7 @@ main({parent})
 _PACKAGE = Path(__file__).resolve().parents[1]
 _ROOM = 1 << 15  # bytes that the connection buffers
 _KILL_S = 5  # time limit for the exit of the killed process
-_TOO_LONG = "was killed as it took too long"
+_TOO_LONG = "was killed because it took too long"
 _FLUSH_S = 0.1  # how often `end` tries to send waiting jobs
 _WAKE = b'{"kind": "wake", "job": 0}\n'
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a dead process must not end this one with SIGPIPE
@@ -110,7 +110,7 @@ class FinalizerProcess:
         """Send a job without blocking; it waits in a queue while the connection is full.
 
         Raises:
-            Exception: sending failed, and the process was given up.
+            Exception: sending failed, and the process is abandoned.
         """
         try:
             self._unsent.append(json.dumps(job).encode() + b"\n")
@@ -145,7 +145,7 @@ class FinalizerProcess:
     def give_up(self, error: Exception) -> None:
         """Send no more jobs because of ``error``; the process exits after those that it has."""
         self.closed = True
-        self._failed = self._failed or f"was given up: {error!r}"
+        self._failed = self._failed or f"was abandoned: {error!r}"
         with Suppressed(OSError):  # the process is gone
             if self._connected():
                 self._socket.shutdown(socket.SHUT_WR)

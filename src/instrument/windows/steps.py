@@ -118,7 +118,7 @@ class Count:
         spans = ",".join(span(first, last + 1) for first, last in recorded[:10])
         log.warning(
             f"{'step' if one else 'steps'} {spans} {'was' if one else 'were'} recorded in an earlier loop at this"
-            " place, so nothing is recorded here; give this training a folder of its own"
+            " place, so nothing is recorded here; use another folder for this training"
         )
 
     def _updated(self) -> None:
