@@ -160,6 +160,21 @@ def test_gaps_at_the_limit() -> None:
     assert (stream["kernel_wait"], stream["other"]) == (29_999, 30_000)
 
 
+@pytest.mark.parametrize(("launched", "cause"), [(9, "launch_latency"), (10, "host_wait"), (11, "host_wait")])
+def test_gaps_by_the_time_of_the_launch(launched: int, cause: str) -> None:
+    """A gap is the CPU's if the work after it was launched when the GPU was idle already."""
+    numbers = metrics(
+        trace_of(
+            runtime=[
+                on_cpu("cudaLaunchKernel", start, start + 1, correlation=i + 1)
+                for i, start in enumerate([-9, launched])
+            ],
+            gpu=[kernel("k", start, start + 10, correlation=i + 1) for i, start in enumerate([0, 15])],
+        )
+    )
+    assert numbers["gaps_device_ns"] == {cause: 5}
+
+
 @pytest.mark.parametrize(
     "tables",
     [

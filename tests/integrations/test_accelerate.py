@@ -234,6 +234,19 @@ def test_two_optimizers(tmp_path: Path) -> None:
     assert [[0, 1]] == windows(tmp_path / "out")
 
 
+def test_another_accelerator(tmp_path: Path) -> None:
+    """Models and steps of an accelerator without an adapter stay uninstrumented, whichever prepares first."""
+    first, second = Accelerator(), Accelerator()
+    with attach(tmp_path, accelerator=first, schedule="0-99") as adapter:
+        Training(second).run(2)
+        assert adapter.windows == []
+        training = Training(first)
+        training.run(3)
+        Training(second).run(2)
+    (entry,) = adapter.windows
+    assert entry["steps"] == [0, 2]
+
+
 def test_scheduler_that_wraps_the_step(tmp_path: Path) -> None:
     """A scheduler that replaces the optimizer's method keeps working, while attached and after."""
     expected = Training(accelerator(), scheduled=True)

@@ -148,7 +148,8 @@ def test_failing_emitter_is_dropped(
         assert recorded(lambda: results.extend([work(), work()])) == []
     assert results == [42, 42]
     assert caplog.messages == [
-        "instrument: emitter torch failed and was skipped; training continues (error=OSError('no room for ranges'))"
+        "instrument: emitter torch failed and was skipped; training continues"
+        " (error=OSError('no room for ranges'))"
     ]
     assert [event["name"] for event in recorded(work)] == ["work", "block"]
 

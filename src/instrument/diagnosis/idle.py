@@ -64,8 +64,9 @@ def _known(number: int) -> int | None:
 def gaps(gpu: Table, launched_ns: Array, order: Array) -> dict[str, Any]:
     """Return the gaps during which no stream of any device was busy, by the cause of the delay of the next work.
 
-    ``host_wait`` if that work was launched after the gap began, else ``launch_latency`` if the gap is shorter than
-    `SHORT_NS`, else ``other``; ``unknown`` if its launch is not in the trace. Work of zero duration ends a gap.
+    ``host_wait`` if that work was launched when the gap began or later, else ``launch_latency`` if the gap is
+    shorter than `SHORT_NS`, else ``other``; ``unknown`` if its launch is not in the trace. Work of zero duration
+    ends a gap.
     """
     start, reach = gpu.start_ns[order], np.maximum.accumulate(gpu.end_ns[order])
     after = np.flatnonzero(start[1:] > reach[:-1]) + 1
