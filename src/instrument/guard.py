@@ -247,7 +247,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def exiting() -> Iterator[None]:
-    """Keep the exit code of a program that Ctrl-C ended, which is that of the signal, while the body runs at exit.
+    """Run the body at exit without changing the exit code of a program that Ctrl-C ended.
 
     CPython takes that exit code if the last code that ran from a string raised KeyboardInterrupt. The body may run
     other strings, as the import of a dataclass does, so one more raises it again; nothing else sets that flag.

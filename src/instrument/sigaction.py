@@ -55,7 +55,7 @@ def c_handler(number: int) -> int | None:
 
 
 def is_default(number: int) -> bool:
-    """Return whether no code handles or ignores signal ``number``, in Python or, as far as that is known, in C."""
+    """Return whether no code handles or ignores signal ``number``, in Python or, where known, in C."""
     if signal.getsignal(number) is not signal.SIG_DFL:
         return False
     address = c_handler(number)

@@ -74,7 +74,7 @@ def test_a_library_that_cannot_pause(tmp_path: Path, monkeypatch: pytest.MonkeyP
     env = {**UNDER_ROCPROF, "LD_PRELOAD": str(library)}
     events = native.roctx_log(TRAIN, libraries=[], env=env, args=[str(tmp_path)])
     assert {"push", "pop"} == {event["op"] for event in events}
-    reason = "this rocTX library has no roctxProfilerResume: windows need that of rocprofiler-sdk"
+    reason = "this rocTX library lacks roctxProfilerResume: windows need the library of rocprofiler-sdk"
     assert [("rocprof", "skipped", None, reason)] * 2 == manifest(tmp_path)
 
 

@@ -13,14 +13,14 @@ from .operators import without_modes
 
 
 def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable[[Any], None]] | None:
-    """Return functions for the number of the next autograd node, for that of the backward pass, and for its end.
+    """Return functions for the number of the next autograd node, the number of the backward pass, and its end.
 
     The third registers a callback for the end of the backward pass. Each thread numbers nodes in the order in
     which its forward makes them; backward runs those that are ready in the reverse order. Outside of a backward
     pass, the number of the pass is -1.
 
     Returns:
-        The functions, or None if this version of torch lacks one of them: there are no backward regions then.
+        The functions, or None if this version of torch lacks one of them; backward regions are then missing.
     """
     import torch
 

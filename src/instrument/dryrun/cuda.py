@@ -106,7 +106,7 @@ class PretendedCuda:
         yield torch.cuda.graphs, "make_graphed_callables", _constant(graphed)
 
     def _classes(self) -> Iterator[_Change]:
-        """Make classes of `torch.cuda` return pretended objects; others stand in for those of ``torch``."""
+        """Make classes of `torch.cuda` return pretended objects, which also replace those in ``torch``."""
         cuda, streams = torch.cuda, self._streams
         yield cuda.Stream, "__new__", _static(streams.new)
         yield cuda.Event, "__new__", _static(streams.event)

@@ -51,7 +51,7 @@ class Properties:
 
 
 class Devices:
-    """The devices, of which each thread has a current one.
+    """The devices; each thread has a current one.
 
     Args:
         count: the number of devices.

@@ -94,7 +94,7 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
 
 def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool, tags: Tags) -> Any:
-    """Do what `Module._apply` does, which exchanges tensors; that fails for those of FakeTensorMode."""
+    """Do what `Module._apply` does by exchanging tensors, which fails for tensors of FakeTensorMode."""
     if recurse:
         for child in module.children():
             _apply(child, fn, recurse, tags)

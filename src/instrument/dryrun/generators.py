@@ -28,7 +28,7 @@ class Generator(torch._C.Generator):
         return torch.device("cuda", self._index)
 
     def set_state(self, new_state: Any) -> Any:
-        """Take a state of `get_state`; of that of a real GPU, the seed."""
+        """Take a state of `get_state`; from the state of a real GPU only the seed."""
         if new_state.numel() == _PHILOX:
             return self.manual_seed(int.from_bytes(bytes(new_state.numpy()[:8]), "little"))
         super().set_state(new_state)

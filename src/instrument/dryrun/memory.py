@@ -30,7 +30,7 @@ def _pools(current: int, peak: int) -> dict[str, dict[str, int]]:
 
 
 def stats() -> dict[str, Any]:
-    """Return what the caching allocator counts, nested as torch does."""
+    """Return the counters of the caching allocator, nested as in torch."""
     figures: dict[str, Any] = {name: _pools(256, 512) for name in _COUNTS}
     figures.update({name: _pools(ALLOCATED, PEAK) for name in _BYTES})
     figures["reserved_bytes"] = _pools(RESERVED, RESERVED)

@@ -13,7 +13,7 @@ from .state import State
 
 @contextmanager
 def modes(state: State) -> Iterator[None]:
-    """Watch what the calling thread does."""
+    """Observe the operators of the calling thread."""
     with ExitStack() as stack:
         if state.fake is not None:
             stack.enter_context(state.fake.mode)

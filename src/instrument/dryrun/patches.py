@@ -20,7 +20,7 @@ _ASKED = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 
 @contextmanager
 def patched(state: State) -> Iterator[None]:
-    """Replace what must know of pretended devices; put everything back at the end, whatever happened."""
+    """Replace functions that must know of pretended devices; restore all at the end, also after an error."""
     with ExitStack() as stack:
         for owner, name, make in _changes(state):
             if hasattr(owner, name):

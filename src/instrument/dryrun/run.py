@@ -92,7 +92,7 @@ def dry_run_file(
     ends from inside, as by `sys.exit`: ``finally`` blocks run.
 
     Raises:
-        ValueError: there is no such file, or no such function in it.
+        ValueError: the file does not exist, or lacks the function.
         TypeError: the function needs arguments.
     """
     if not path.is_file():

@@ -34,7 +34,7 @@ def shadow_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Do with the data what the operator ``func`` did without; call it after that, with all modes off.
+    """Run the operator ``func`` on the data, after it ran without data; call this with all modes off.
 
     Args:
         func: the operator.
@@ -79,7 +79,7 @@ def _computed(
         if any(shadow is None or shadow.numel() > LIMIT for shadow in shadows.values()):
             return None
         real = list(tensors(func(*_replaced(args, shadows), **_replaced(kwargs, shadows))))
-    except Exception:  # whatever an operator refuses: its numbers are then not known
+    except Exception:  # an operator may refuse in any way: its numbers are then unknown
         return None
     alike = [each.shape for each in real] == [each.shape for each in made]
     return real if alike and all(each.device.type == "cpu" for each in real) else None

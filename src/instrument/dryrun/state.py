@@ -33,7 +33,7 @@ class SyncLog(Protocol):
     """Where the pretended GPU reports synchronizations, and calls that it cannot carry out."""
 
     def record_sync(self, op: str, cause: str = "") -> None:
-        """Record a synchronization of the caller; ``cause`` is that of `operation` where it is empty."""
+        """Record a synchronization of the caller; an empty ``cause`` means the cause of ``operation``."""
 
     def record_not_covered(self, why: str) -> None:
         """Record a call that a dry run cannot carry out."""
@@ -46,10 +46,10 @@ class ThreadState:
         call: the name of the outermost torch function that runs; empty outside of any.
         waited: whether that call synchronized already; it counts once.
         inputs: the arguments of the innermost torch function; what it creates goes where they are.
-        last: the device of the operator before, as far as it takes tensors; None is the CPU.
+        last: the device of the previous operator that takes tensors; None is the CPU.
         quiet: greater than 0 where a read is of the CPU's memory.
         functions: the thread's function mode.
-        foreign: greater than 0 where a FakeTensorMode of the program's looks at tensors.
+        foreign: greater than 0 while a FakeTensorMode of the program handles tensors.
         depth: greater than 0 inside of torch, where devices are the real ones.
     """
 
@@ -108,7 +108,7 @@ class State:
 
         Args:
             op: the operation, or the ATen operator.
-            cause: why it synchronizes; that of the table of operations where it is empty.
+            cause: why it synchronizes; if empty, the cause in the table of operations.
             direction: the direction of its copy.
             size: the size of its copy in bytes.
         """

@@ -55,7 +55,7 @@ class StepLimit(Recorder):
         self._stopper.stop(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, as --steps asked")
 
     def merge_into(self, recorder: Recorder) -> None:
-        """Add what was recorded to that of the steps before, as often as their steps have it."""
+        """Add the recorded synchronizations to those of the earlier steps, as often as the steps have them."""
         for event in self._events:
             seen = recorder.steps_of(event)
             inner = [count for step, count in seen.items() if step is not None and 0 < step < self._limit]

@@ -24,7 +24,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 class Tags:
-    """The tags of one run; those of an earlier run mean nothing to it.
+    """The tags of one run; tags of an earlier run are ignored.
 
     Attributes:
         used: something was on a pretended device.

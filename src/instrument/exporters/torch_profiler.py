@@ -117,7 +117,7 @@ class TorchProfilerExporter:
         return capture
 
     def _accumulate(self, capture: TorchProfilerCapture) -> None:
-        """With ``acc_events``, include the events of the previous capture in those of ``capture``."""
+        """With ``acc_events``, include the events of the previous capture in ``capture``."""
         if self._options.get("acc_events"):
             if self._last is not None:
                 profilers.accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)

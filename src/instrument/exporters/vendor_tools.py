@@ -91,7 +91,7 @@ class RocprofExporter:
             resume, pause = self._library.roctxProfilerResume, self._library.roctxProfilerPause
         except AttributeError:
             raise CaptureError(
-                "this rocTX library has no roctxProfilerResume: windows need that of rocprofiler-sdk"
+                "this rocTX library lacks roctxProfilerResume: windows need the library of rocprofiler-sdk"
             ) from None
         resume.argtypes = pause.argtypes = [ctypes.c_uint64]
         return RocprofCapture(self._roctx, resume, pause)

@@ -60,7 +60,7 @@ class TrainerAdapter(Adapter):
         self._thread = get_ident()
 
     def install_hooks(self) -> None:
-        """Hook the methods of this one object: those of its subclass, and of no other Trainer."""
+        """Hook the methods of this object, also those of a subclass; other Trainers are not affected."""
         trainer = self._trainer() if self._trainer is not None else None
         if trainer is None:
             return

@@ -30,7 +30,7 @@ def print_outcome(vendor: Vendor, request: LaunchRequest, report: Path, manifest
     Args:
         vendor: the profiler.
         request: the program that ran.
-        report: the path of the reports without what the tool adds to it.
+        report: the path of the reports without the suffix that the tool adds.
         manifest: the `manifest_size` before the run.
         code: the program's exit code.
     """

@@ -66,7 +66,7 @@ def launch(profiler: str, request: LaunchRequest) -> int:
 @dataclass(frozen=True)
 class _PreparedLaunch:
     command: list[str]
-    report: Path  # without what the tool adds to the name
+    report: Path  # without the suffix that the tool adds
 
 
 def _prepare(profiler: str, request: LaunchRequest, tool: Tool | None) -> _PreparedLaunch:

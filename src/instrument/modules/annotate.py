@@ -25,10 +25,11 @@ def annotate_modules(
 ) -> Handle:
     """Annotate each module of ``model``, forward and backward, in every active profiler.
 
-    A region has the module's qualified name (``encoder.layers.3.self_attn``), that of its backward the same name
-    with ``(backward)``. The model itself is named after its class and, if several models have the same class, by
-    the variable that holds it: ``Sequential[actor]``. The modules have hooks only while a profiler records or a
-    tool is attached; the model is inspected anew each time. Arguments, outputs and gradients do not change.
+    A region has the module's qualified name (``encoder.layers.3.self_attn``); the region of its backward has the
+    same name with ``(backward)``. The model itself is named after its class and, if several models have the same
+    class, by the variable that holds it: ``Sequential[actor]``. The modules have hooks only while a profiler
+    records or a tool is attached; the model is inspected anew each time. Arguments, outputs and gradients do not
+    change.
 
     A compiled or scripted module is one region without regions inside.
 

@@ -22,7 +22,7 @@ class Instances:
     """The instances of a class that the program holds in variables, with a label for each.
 
     Args:
-        base: the class; those of its subclasses are known too.
+        base: the class; instances of its subclasses are included.
         attribute: what an instance has once it is made.
         labels: how they are labelled.
     """
@@ -113,7 +113,7 @@ class Loaders(Instances):
         return f"[{label}]" if label else ""
 
     def _apart(self) -> Iterable[Any]:
-        """Return one loader for each sampler: frameworks put loaders of their own around those of the program."""
+        """Return one loader for each sampler: frameworks wrap the loaders of the program."""
         return {id(training.index_sampler(loader)): loader for loader in reversed([*self._known])}.values()
 
     def _loader(self, iterator: Any) -> Any:

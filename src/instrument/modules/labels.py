@@ -28,7 +28,7 @@ class Labels:
         frameworks: whether the names that a framework has for its own count.
 
     Attributes:
-        budget: how many values all further searches together may look at, about 1 us each.
+        budget: how many values all further searches together may inspect, about 1 us each.
     """
 
     def __init__(self, depth: int = _DEPTH, *, frameworks: bool = True) -> None:

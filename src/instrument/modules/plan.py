@@ -48,7 +48,7 @@ class Namer:
         return Layer(name, forward, evaluation, backward, parent)
 
     def _region(self, name: str, kind: str) -> Region:
-        # The color is that of the class, so that equal layers look alike.
+        # By class, so that equal layers have one color.
         known = self._regions.get((name, kind))
         if known is None:
             known = self._regions[name, kind] = Region(name, region.by_name(kind), DOMAIN)

@@ -18,7 +18,7 @@ class StandIn:
     """Replaces a module's call, or ``compiled``; copies and pickles of the module leave it out.
 
     It is not bound to the module, as a replica of that shares it: the one that is called is found in the frames of
-    the callers, of which others that stand for the call may be the first ones.
+    the callers. The first frames may belong to other wrappers of the call.
     """
 
     __slots__ = ("compiled",)

@@ -47,7 +47,7 @@ def annotate_step(*parts: str) -> Handle:
     """Annotate the parts of a training step outside the model, in every active profiler.
 
     torch is patched only while a profiler records or a tool is attached. Results do not change, nor does compiled
-    code, inside of which there are no regions.
+    code; regions inside it do not appear.
 
     Args:
         *parts: which parts; all of them if none is given:

@@ -93,14 +93,14 @@ class Annotation:
             if self._name is None:
                 return  # `__enter__` raises
             named = self._region = region.make(self._name, *self._attributes)
-        # Latched here: what is opened now is closed by `_finish`, whoever listens by then.
+        # Latched here: `_finish` closes these ranges even if other emitters listen by then.
         token = (
             (dispatch.enter if place[0] else dispatch.start)(named) if dispatch.recording else dispatch.NO_TOKEN
         )
         self._open.setdefault(place, []).append(token)
 
     def _finish(self, place: Place) -> None:
-        # The same frame opens and closes a with block, whatever other threads and tasks do in between. What was
+        # The same frame opens and closes a with block, also if other threads and tasks run in between. What was
         # opened by hand in another frame of this thread is closed last one first.
         tokens = self._open.get(place)
         if tokens is None:
@@ -169,7 +169,7 @@ class Annotation:
 
 
 def _place(frame: FrameType) -> Place:
-    """Return who enters or leaves an annotation in ``frame``, looking through an ExitStack."""
+    """Return the frame that enters or leaves an annotation in ``frame``, also through an ExitStack."""
     code = frame.f_code
     while code.co_filename == _CONTEXTLIB and frame.f_back is not None:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Which regions are open on a thread, by name: for those who note where something happened."""
+"""Names of the regions that are open on a thread, to record where something happened."""
 
 from __future__ import annotations
 

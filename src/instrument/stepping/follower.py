@@ -44,11 +44,11 @@ class StepFollower:
     In order of preference, a step ends where the program itself marks it (`instrument.steps`, ``prof.step()``);
     after the step of the first optimizer; if no optimizer was created, after each backward pass; and before the
     first backward pass, after each call of the outermost model that no backward pass can follow. Backward passes
-    and calls count on one thread: that of the first of them, until it has ended. A replay of a CUDA graph counts
-    as what was captured, unless it happens inside a call or pass of the same kind, which counts itself. So a call
-    of a callable from `make_graphed_callables` is one step, and its warm-up calls do not count. A graph captured
-    before this object was created may contain steps: if there is no other sign, its replays are steps once there
-    were 100 of them.
+    and calls count on one thread, the thread of the first of them, until that thread has ended. A replay of a CUDA
+    graph counts as what was captured, unless it happens inside a call or pass of the same kind, which counts
+    itself. So a call of a callable from `make_graphed_callables` is one step, and its warm-up calls do not count.
+    A graph captured before this object was created may contain steps: if there is no other sign, its replays are
+    steps once there were 100 of them.
 
     Args:
         stepped: called at the end of each step.

@@ -162,7 +162,7 @@ class OptimizerSteps:
                     raise
 
     def _replayed(self, reference: weakref.ref[Any]) -> None:
-        """Count the replay of an update; that of a deleted optimizer if it was the first one."""
+        """Count the replay of an update; of a deleted optimizer only if it was the first one."""
         optimizer = reference()
         if optimizer is not None:
             self._after(optimizer)

@@ -8,7 +8,7 @@ from ..config import settings
 OFF = "INSTRUMENT=0 turns everything off: synchronizations are not detected"
 DRY = "a dry run is in progress, and lists the synchronizations itself"
 NO_GPU = (
-    "there is no GPU that torch can use, so synchronizations are not detected: "
+    "torch can use no GPU, so synchronizations are not detected: "
     "instrument.dry_run and `instrument syncs` find them without one"
 )
 UNUSED = (

@@ -26,13 +26,13 @@ class Operation:
     """An operation that synchronizes, always or with certain arguments.
 
     Attributes:
-        name: its name in reports: that of the public function or method, or what the line does ("bool").
+        name: its name in reports: the name of the public function or method, or what the line does ("bool").
         cause: why it synchronizes.
         fix: what to do instead.
         direction: direction of the copy, if it is known from the name.
         spellings: further Python functions that reports show under this name.
         operators: special methods and ATen operators that reports show under this name.
-        kernels: ATen operators whose CUDA kernel synchronizes whatever its arguments are.
+        kernels: ATen operators whose CUDA kernel always synchronizes.
         traced_as: the operation that a trace shows in its place; empty if it shows the same.
         typical: whether, of several calls on a line, the call of this name most likely is what synchronizes.
     """
@@ -349,12 +349,12 @@ _BY_NAME = {row.name: row for row in OPERATIONS} | {name: row for row in OPERATI
 _BY_OPERATOR = {name: row.name for row in OPERATIONS for name in row.operators}
 _BY_SPELLING = {name: row.name for row in OPERATIONS for name in row.spellings}
 KERNELS = {name: row.cause for row in OPERATIONS for name in row.kernels}
-"""Why ATen operators synchronize whatever their arguments are, by their names without namespace and overload."""
+"""Why some ATen operators always synchronize, by their names without namespace and overload."""
 TYPICAL_CALLS = frozenset(
     {name for row in OPERATIONS if row.typical for name in (row.name, *row.spellings)}
     | {"backward", "multinomial"}
 )
-"""Functions and methods of which a call is most likely what synchronizes on a line with several calls."""
+"""Functions and methods that most likely synchronize on a line with several calls."""
 _MODULES = re.compile(r"^(?:linalg|fft|special)_(?=[a-z])")
 
 
@@ -381,7 +381,7 @@ def public_name(operator: str) -> str:
 
 
 def name_in_trace(op: str) -> str:
-    """Return the operation that a trace shows for ``op``, which live detection reports by what the line does."""
+    """Return the operation that a trace shows for ``op``, which live detection names after the line."""
     row = _BY_NAME.get(op)
     return (row.traced_as if row else "") or op
 

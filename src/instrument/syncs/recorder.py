@@ -1,4 +1,4 @@
-"""Records synchronization events as findings, and the base class of those who receive events as they happen."""
+"""Records synchronization events as findings; the base class of listeners, which receive events as they happen."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def parse_to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Transfer:
 
     positional, named = list(args), dict(kwargs)
     copy = named.pop("copy", False)
-    # torch's parser is that of `Module.to`, which refuses `copy`: the last parameter of each of three signatures
+    # torch's parser belongs to `Module.to`, which refuses `copy`: the last parameter of each of three signatures
     most = 2 if positional and isinstance(positional[0], (torch.dtype, torch.Tensor, type)) else 3
     if len(positional) > most:
         copy = positional.pop(most)

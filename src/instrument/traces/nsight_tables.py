@@ -1,4 +1,4 @@
-"""Reads the tables of an Nsight Systems report as numpy columns, whatever tables and values it has."""
+"""Reads the tables of an Nsight Systems report as numpy columns; tables and values may be missing."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which steps are recorded? The schedule, the loop that follows it, and the record of what came of it."""
+"""The schedule of windows, the profile that follows it, and the manifest of the outcomes."""

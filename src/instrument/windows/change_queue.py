@@ -1,4 +1,4 @@
-"""`ChangeQueue`: makes one change of a profile at a time; those of signal handlers wait for the current one."""
+"""`ChangeQueue`: makes one change of a profile at a time; changes by signal handlers wait for the current one."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _ENOUGH_NS, _LEAST = 1_000_000_000, 3  # timing after a window ends after this t
 
 
 class StepTimes:
-    """Times steps: those of windows, and those around windows. The loop reports the end of each."""
+    """Measures the durations of the steps in and around windows. The profile reports the end of each."""
 
     def __init__(self) -> None:
         self._off: deque[tuple[int, int]] = deque(maxlen=AROUND)  # the last steps outside windows

@@ -106,7 +106,7 @@ def test_rocprof(
     monkeypatch.setattr(roctx, "LIBRARIES", ("libroctx-of-nobody.so",))
     check = profilers.rocprof(machine)
     assert "problem" == check.status
-    assert "regions are lost, as there is no rocTX library" in check.sentence
+    assert "regions are lost, as no rocTX library is found" in check.sentence
     assert "rocprofiler-sdk-roctx" in check.fix
 
 

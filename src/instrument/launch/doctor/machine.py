@@ -51,7 +51,7 @@ def _temp_folder() -> Path:
 
 @dataclass
 class Machine:
-    """This machine, except what is given; environment variables are always those of this process.
+    """This machine, except for the given parts; environment variables are always those of this process.
 
     Attributes:
         root: the folder of /proc and /dev.

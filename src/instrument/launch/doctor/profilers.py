@@ -78,7 +78,7 @@ def nvtx(machine: Machine) -> Check:
         return Check("absent", "not installed", facts=facts)
     if nsys is None or not _plain_ranges_lost(machine, nsys):
         return Check("ok", version, facts=facts)
-    sentence = f"{version}: plain nvtx.annotate loses its ranges under {nsys}; those of this library arrive"
+    sentence = f"{version}: plain nvtx.annotate loses its ranges under {nsys}; regions of this library arrive"
     return Check("note", sentence, "nsys 2024.3 or later, or instrument.annotate instead", facts)
 
 
@@ -104,7 +104,7 @@ def rocprof(machine: Machine) -> Check:
     """Check that rocprofv3 finds a rocTX library, and return what it would record."""
     tool, library = machine.tool("rocprof"), _has_roctx()
     facts = {**_facts(tool), "roctx": library}
-    loads = "the rocTX library loads" if library else "there is no rocTX library"
+    loads = "the rocTX library loads" if library else "no rocTX library is found"
     if tool is None:
         built = "; torch is built for ROCm" if machine.torch.rocm else ""
         return Check("absent", f"rocprofv3 is not installed; {loads}{built}", facts=facts)
