@@ -18,7 +18,7 @@ test: $(VENV)/.installed-test
 # The tests to run while working: all but frameworks, vendors' tools and corpora, whose files tests/conftest.py lists.
 test-fast: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --quiet \
-		-m "not (framework or vendor or corpus or nsys or native or fuzz or gpu)"
+		-m "not (framework or vendor or corpus or process or nsys or native or fuzz or gpu)"
 
 fuzz: export INSTRUMENT_FUZZ := all
 fuzz: export INSTRUMENT_FUZZ_SECONDS ?= 1800

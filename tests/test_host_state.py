@@ -17,7 +17,7 @@ import pytest
 from .support import programs
 from .support.host_state import differences
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 HEAD = f"""
 import sys

@@ -24,7 +24,10 @@ training = Training({warmups})
 training.run(100)
 print(device.violations, device.replays)
 """
-pytestmark = pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build has real CUDA graphs")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build has real CUDA graphs"),
+]
 ROOT = str(Path(__file__).parents[2])
 
 

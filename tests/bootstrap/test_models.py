@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -13,6 +14,8 @@ from instrument.traces.read import read_trace
 from instrument.traces.summary import summarize
 from tests.bootstrap.programs import RUN, write
 from tests.bootstrap.programs import run_warm as run
+
+pytestmark = pytest.mark.process
 
 GAN = """
 import torch

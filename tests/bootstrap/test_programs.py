@@ -16,6 +16,8 @@ from instrument.traces.read import read_trace
 from tests.support import nsys, programs
 from tests.support.programs import environment
 
+pytestmark = pytest.mark.process
+
 PROGRAMS = Path(__file__).parent / "programs"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 COMMANDS = {

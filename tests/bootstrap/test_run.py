@@ -17,6 +17,8 @@ from instrument.bootstrap.program import excluding_options
 from tests.bootstrap.programs import RUN, SHOW, SOURCE, TRAIN, entries_in, run, write
 from tests.support.programs import environment
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(
     ("program", "plain"),

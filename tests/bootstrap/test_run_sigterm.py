@@ -13,6 +13,8 @@ from tests.bootstrap.programs import RUN, TRAIN, entries_in, write
 from tests.bootstrap.programs import run_warm as run
 from tests.support.programs import environment
 
+pytestmark = pytest.mark.process
+
 SIGTERM = (
     TRAIN.replace("range(5)", "range(10**9)")
     + """

@@ -13,6 +13,8 @@ from instrument.traces.read import read_trace
 from tests.bootstrap.programs import RUN, TRAIN, entries_in, write
 from tests.bootstrap.programs import run_warm as run
 
+pytestmark = pytest.mark.process
+
 FORWARD = """
 import torch
 model = torch.nn.Linear(2, 2)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from .programs import RUN, entries_in, run, write
+
+pytestmark = pytest.mark.process
 
 WARN = """
 import logging, pathlib, warnings

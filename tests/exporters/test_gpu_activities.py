@@ -20,6 +20,8 @@ from ..support import programs
 from ..support.torch_versions import names_activities
 from ..windows.training import manifest, train
 
+pytestmark = pytest.mark.process
+
 CPU, CUDA = ProfilerActivity.CPU, ProfilerActivity.CUDA
 NAMED = pytest.mark.skipif(not names_activities(), reason="this torch does not accept names of single activities")
 

@@ -11,6 +11,8 @@ import pytest
 from instrument import annotate
 from tests.support.programs import environment, program, python, run
 
+pytestmark = pytest.mark.process
+
 STAND_IN = """
 class TraceAnnotation:
     def __init__(self, name):

@@ -17,6 +17,8 @@ from tests.support import native
 from tests.support.programs import environment, program, python, run
 from tests.support.ranges import outline
 
+pytestmark = pytest.mark.process
+
 
 def test_regions_are_user_annotations(
     recorded: Callable[..., list[dict[str, Any]]],

@@ -20,6 +20,8 @@ from instrument.syncs.report import SyncReport
 
 from .reports import script
 
+pytestmark = pytest.mark.process
+
 TRAIN = """\
 import atexit
 import sys

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "syncs.md").read_text()
 PLUGIN = "instrument.pytest_plugin"
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")]
 
 
 @pytest.fixture

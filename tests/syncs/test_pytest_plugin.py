@@ -12,6 +12,8 @@ import pytest
 
 import instrument
 
+pytestmark = pytest.mark.process
+
 SOURCE = str(Path(instrument.__file__).parent.parent)
 
 MARKED = """

@@ -15,6 +15,8 @@ from tests.support.torch_versions import names_activities
 
 from .training import manifest, statuses
 
+pytestmark = pytest.mark.process
+
 TRAIN = """
 import os
 import torch

@@ -24,7 +24,7 @@ from instrument.windows.steps import Count, Steps
 from ..support import programs
 from .training import manifest, statuses
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signals")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signals")]
 # Out of some 700: Python handles a signal where a function begins and after each call of a C function.
 MOMENTS = 700 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 8
 SEED = os.environ.get("INSTRUMENT_FUZZ_SEED") or str(random.randrange(1 << 32))  # draws the moments

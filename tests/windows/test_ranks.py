@@ -17,6 +17,8 @@ from instrument.traces.read import read_trace
 from ..support import programs
 from .training import Recorder, content, train
 
+pytestmark = pytest.mark.process
+
 JOB = """
 import sys, torch, torch.distributed as dist, instrument
 dist.init_process_group("gloo")

@@ -25,7 +25,7 @@ from .training import (
     train,
 )
 
-pytestmark = pytest.mark.usefixtures("lenient")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lenient")]
 
 
 def call_in_thread(call: Callable[[], object]) -> None:

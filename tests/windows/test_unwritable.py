@@ -26,7 +26,7 @@ from .training import (
     traces,
 )
 
-pytestmark = pytest.mark.usefixtures("lenient")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lenient")]
 
 
 def unwritable_folder(kind: str, folder: Path) -> Path:
