@@ -243,3 +243,15 @@ def words_of(text: str) -> str:
     """Return the text in one line, without numbers, units and the lines of tables."""
     text = re.sub(r"\b\d[\d.,-]*(?: (?:ns|us|ms|s|steps)\b)?|─+", "", text)
     return " ".join(re.sub(r"[(),]", " ", text).split())
+
+
+def test_lines_of_the_frameworks() -> None:
+    """The table of frameworks names functions and classes of the adapters."""
+    table = (ROOT / "docs" / "frameworks.md").read_text()
+    rows = [row.split("|")[2] for row in table.splitlines() if "](../integrations/" in row]
+    named = [pair for row in rows for pair in re.findall(r"\b([a-z]+)\.(\w+)\(", row)]
+    assert len(rows) == 8 <= len(named)
+    for module, name in named:
+        source = ROOT / "src" / "instrument" / "integrations"
+        files = [*source.glob(f"{module}.py"), *source.glob(f"{module}/__init__.py")]
+        assert any(re.search(rf"\b{name}\b", file.read_text()) for file in files), (module, name)

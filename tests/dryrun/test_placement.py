@@ -163,7 +163,7 @@ def test_a_copy_that_existed_before() -> None:
 
     reason = str(finished(step, on_gpu=[model]).over(9))
     assert reason.startswith("would not run on a GPU: _foreach_lerp_ takes tensors of the CPU and of the GPU")
-    assert "is on the CPU unless on_gpu names it: on_gpu=[model, optimizer, copy]" in reason
+    assert "are on the CPU unless on_gpu names them: on_gpu=[model, batch, optimizer]" in reason
     finished(step, on_gpu=[model, average]).assert_max(0)
 
 

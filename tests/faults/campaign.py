@@ -52,7 +52,7 @@ class Result(NamedTuple):
     outcome: Any
     fired: bool
     in_import: bool  # while a statement of the program imported the library
-    in_setup: bool  # before the plan of the windows began
+    in_setup: bool  # before the schedule of the windows began
     counts: dict[str, int]
     leftovers: list[str]
     modules: list[str]

@@ -32,7 +32,7 @@ class Faults:
         importing: how many modules of the library are being imported.
         by_program: whether a statement of the program started these imports.
         in_import: whether the error was raised while a statement of the program imported a module.
-        in_setup: whether the error was raised before the plan of the windows began.
+        in_setup: whether the error was raised before the schedule of the windows began.
     """
 
     def __init__(self) -> None:

@@ -446,3 +446,10 @@ def test_program_modules_named_like_libraries(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").touch()
     shadowed = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (plain.stdout, "") == (shadowed.stdout, shadowed.stderr)
+
+
+def test_names_for_users() -> None:
+    """`dir` lists what a user reads and calls, not what the report is made with."""
+    names = set(dir(SyncReport("live")))
+    assert {"findings", "syncs", "allowed", "not_covered", "steps", "coverage", "assert_max", "to_json"} <= names
+    assert not {name for name in names if name.startswith("_")} | ({"sort", "typical", "each_step"} & names)

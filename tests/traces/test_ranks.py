@@ -522,15 +522,24 @@ def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_folders_of_several_runs(tmp_path: Path) -> None:
-    """The last folder is read, and the others are listed."""
-    for run in ("lr-2", "lr-10", "lr-1"):
-        folder = tmp_path / run / "window-0001"
-        folder.mkdir(parents=True)
-        (folder / "rank0.json").write_text(json.dumps({"traceEvents": [], "schemaVersion": 1}))
+    """The last window of the run that was written last is read, and the other folders are listed."""
+    windows = [
+        "lr-2/window-0001",
+        "lr-10/window-0002",
+        "lr-10/window-0010",
+        "lr-30/window-0001",
+        "lr-1/window-0001",
+    ]
+    written = [3, 9, 8, 5, 4]
+    for window, seconds in zip(windows, written, strict=True):
+        path = tmp_path / window / "rank0.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"traceEvents": [], "schemaVersion": 1}))
+        os.utime(path, (seconds, seconds))
     traces = read_ranks(tmp_path, read_kineto)
-    assert traces[0].path == tmp_path / "lr-10" / "window-0001" / "rank0.json"
+    assert traces[0].path == tmp_path / "lr-10" / "window-0010" / "rank0.json"
     reason = "only the last of these folders is read"
-    assert traces.left_out == {tmp_path / run / "window-0001": reason for run in ("lr-1", "lr-2")}
+    assert traces.left_out == {tmp_path / window: reason for window in windows if window != "lr-10/window-0010"}
     out = StringIO()
     print_rank_table(traces, "auto", console=Console(file=out, width=200))
     assert f"Left out: {tmp_path / 'lr-1' / 'window-0001'} ({reason})\n" in out.getvalue()

@@ -138,10 +138,10 @@ print("done")
 
 
 def test_an_abandoned_window_closes_its_step_range(tmp_path: Path) -> None:
-    """When a plan starts over, the range of the last step is closed rather than freed in the next recording."""
+    """When a schedule starts over, the last step's range is closed rather than freed in the next recording."""
     script = programs.program(RESTARTED_PLAN, tmp_path)
     extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
     options = ["-m", "instrument", "run", "--steps", "0-2", "--out", str(tmp_path / "out"), "--", str(script)]
     done = programs.run([sys.executable, *options], programs.environment(extra))
     assert "done" == done.stdout.splitlines()[-1]
-    assert "the plan started over" in done.stderr
+    assert "the schedule started over" in done.stderr

@@ -538,3 +538,10 @@ def test_results_after_the_block(out: Path) -> None:
     assert "aten::add" in {event.name for event in prof.events()}
     prof.export_chrome_trace(str(out / "again.json"))
     assert content(out / "again.json") == content(traces(out)[0])
+
+
+def test_repr(tmp_path: Path) -> None:
+    """A profile says where it records to and which step is the current one."""
+    with instrument.profile(tmp_path, schedule="9") as prof:
+        prof.step()
+        assert repr(prof) == f"<instrument.profile of {str(tmp_path)!r}, at step 1>"

@@ -121,7 +121,7 @@ class Session:
 
     @guard.contained(FEATURE)
     def _steps_missed(self, count: int) -> None:
-        """Start the plan over at step ``count``, as the steps before it were missed."""
+        """Start the schedule over at step ``count``, as the steps before it were missed."""
         if self._prepared():
             self._missed = False
             reason = f"steps up to {count - 1} passed before it was known what a step is"
@@ -190,12 +190,12 @@ class Session:
                 self._name_trained(self._steps.model)  # else it is annotated since it was found
 
     def _restarted(self) -> None:
-        """Start the plan over: the steps so far were parts of step 0."""
+        """Start the schedule over: the steps so far were parts of step 0."""
         if self._begun and not self._left and self._steps is not None and self._steps.by != "program":
             self._explained = False
             self._prepare()
             self._missed = self._loop.records(0)
-            reason = f"the plan started over: steps are now counted by the {self._steps.by}"
+            reason = f"the schedule started over: steps are now counted by the {self._steps.by}"
             self._loop.restart(int(self._missed), reason)
 
     def _drives(self) -> bool:

@@ -72,7 +72,7 @@ def ignored_options(options: Mapping[str, Any]) -> str | None:
 
 
 def plan(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the plan, as `instrument.steps` takes them.
+    """Return the arguments of the schedule, as `instrument.steps` takes them.
 
     Without ``--steps`` and ``--every``, options that are not given have the defaults of `CYCLE`.
 

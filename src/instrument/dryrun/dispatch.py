@@ -20,8 +20,8 @@ _OWN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 _RULES: dict[Any, Rule] = {}
 _KNOWN = ("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims")
 _BEFORE = (
-    ". What existed before the dry run, such as an optimizer or a copy of the model, is on the CPU unless on_gpu "
-    "names it: on_gpu=[model, optimizer, copy]"
+    ". Tensors made before the dry run, as in a batch, an optimizer or a copy of the model, are on the CPU unless "
+    "on_gpu names them: on_gpu=[model, batch, optimizer]"
 )
 
 

@@ -399,7 +399,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 def _hint(name: str, accepted: list[str]) -> str:
     if name in _PLAN:
-        return f'a plan goes into "schedule": schedule=instrument.schedule({name}=...)'
+        return f"give a schedule: schedule=instrument.schedule({name}=...)"
     close = difflib.get_close_matches(name, [*accepted, *_PLAN, *_PROFILE], 1)
     return f'did you mean "{close[0]}"?' if close else f"torch.profiler takes {', '.join(accepted)}"
 

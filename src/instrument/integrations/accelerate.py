@@ -161,10 +161,10 @@ def attach(
     Args:
         out: the folder for the recorded windows; by default the one of ``profile``, or "runs/instrument".
         accelerator: any `accelerate.Accelerator`. An adapter that is attached to it is detached.
-        profile: a plan and options in Accelerate's own terms, by default those in the accelerator's
+        profile: a schedule and options in Accelerate's own terms, by default those in the accelerator's
             ``kwargs_handlers``. Other arguments take precedence. ``with accelerator.profile()`` is not needed.
         first_step: the number of the next step, in a resumed run.
-        options: the arguments of `instrument.integrations.loop.Loop`: the plan (``wait``, ``active``, ...),
+        options: the arguments of `instrument.integrations.loop.Loop`: the schedule (``wait``, ``active``, ...),
             ``modules``, ``syncs``, ``budget``, ``record_shapes``, ...
 
     Returns:

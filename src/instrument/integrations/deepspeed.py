@@ -161,7 +161,7 @@ def attach(
     Args:
         out: the folder for the recorded windows.
         engine: the engine whose steps count; by default the first that runs forward in training.
-        options: the arguments of `instrument.integrations.loop.Loop`: the plan (``wait``, ``active``, ...),
+        options: the arguments of `instrument.integrations.loop.Loop`: the schedule (``wait``, ``active``, ...),
             ``syncs``, ``budget``, ``modules``, ``names``, ...
 
     Returns:

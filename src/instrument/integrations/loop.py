@@ -37,7 +37,8 @@ class Loop:
         budget: how many synchronizations a step may make, as in `instrument.detect_syncs`; on its own it turns
             ``syncs`` on.
         record: whether to open windows; without them there are regions, for other profilers, and synchronizations.
-        recording: the plan (``wait``, ``warmup``, ``active``, ``repeat``, ``at``, ``every``, ``schedule``, ...)
+        recording: the schedule (``wait``, ``warmup``, ``active``, ``repeat``, ``at``, ``every``, ``schedule``,
+            ...)
             and the arguments of `instrument.profile` (``on_summary``, ``exporter``, ...), as for
             `instrument.steps`.
 
@@ -128,10 +129,10 @@ class Loop:
         return isinstance(schedule, Schedule) and schedule.at(step)[0] is not Phase.WAIT
 
     def suggest(self, schedule: Any, **options: Any) -> bool:
-        """Take the plan that the framework was given, unless this loop has its own or has begun.
+        """Take the schedule that the framework was given, unless this loop has its own or has begun.
 
         Args:
-            schedule: the plan, as for `instrument.profile`.
+            schedule: the steps to record, as for `instrument.profile`.
             options: further arguments of `instrument.profile`; those of this loop win.
 
         Raises:
@@ -155,7 +156,7 @@ class Loop:
         Args:
             models: what `name` takes.
             first_step: the number of the next step; more than 0 when a run is resumed. None is 0, or after `stop`
-                the step that comes next. The plan starts over if this is not the step that comes next.
+                the step that comes next. The schedule starts over if this is not the step that comes next.
             steps: whether steps will follow; an evaluation on its own has only regions.
             late: the first step began earlier, at a time that is not known.
         """
@@ -176,7 +177,7 @@ class Loop:
         self.name(*models)
         if not steps:
             return
-        if first_step not in (None, self._profile.step_num):  # another run, with the same plan
+        if first_step not in (None, self._profile.step_num):  # another run, with the same schedule
             self._before += self._profile.windows
             self._profile = self._new_profile(first_step=first_step)
         self.begun = True
@@ -186,7 +187,7 @@ class Loop:
 
     @guard.contained(FEATURE)
     def restart(self, first_step: int, reason: str) -> None:
-        """Give up an open window for ``reason`` and start the plan over at ``first_step``, late.
+        """Give up an open window for ``reason`` and start the schedule over at ``first_step``, late.
 
         Planned windows before that step are not reached, for the same ``reason``.
         """

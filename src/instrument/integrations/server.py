@@ -102,7 +102,8 @@ class Server(Adapter):
         file: a path; whenever it is written or touched, a window opens, or the open one ends.
         signal: a signal that does the same, such as ``signal.SIGUSR2``; handled from `attach` on, which must then
             be called on the main thread.
-        options: the arguments of `instrument.integrations.loop.Loop` except the plan: ``modules``, ``syncs``, ...
+        options: the arguments of `instrument.integrations.loop.Loop` except the schedule:
+            ``modules``, ``syncs``, ...
 
     Raises:
         TypeError, ValueError: wrong arguments.

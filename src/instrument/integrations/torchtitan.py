@@ -116,7 +116,7 @@ def attach(
         trainer: an instance, or a class whose instances made from now on are followed; by default torchtitan's
             Trainer.
         method: the name of the method that makes a step.
-        options: the arguments of `instrument.integrations.loop.Loop`: the plan (``wait``, ``active``, ...),
+        options: the arguments of `instrument.integrations.loop.Loop`: the schedule (``wait``, ``active``, ...),
             ``syncs``, ``budget``, ``modules``, ``names``, ...
 
     Returns:

@@ -171,8 +171,8 @@ class InstrumentCallback(LoopCallback):
     Args:
         out: the folder for the recorded windows.
         on_summary: called with the text of the summary; the Trainer's logger by default, at a level that shows.
-        arguments: those of `instrument.integrations.loop.Loop`: the plan (``wait``, ``active``, ...), ``modules``,
-            ``syncs``, ``budget``, ``record_shapes``, ...
+        arguments: those of `instrument.integrations.loop.Loop`: the schedule (``wait``, ``active``, ...),
+            ``modules``, ``syncs``, ``budget``, ``record_shapes``, ...
 
     Raises:
         TypeError, ValueError: wrong arguments.

@@ -36,7 +36,7 @@ class VLLMAdapter(Adapter):
     """Follows the model runner of this process.
 
     Args:
-        driven: what an iteration of the runner drives: windows on demand, or a loop with a plan.
+        driven: what an iteration of the runner drives: windows on demand, or a loop with a schedule.
     """
 
     feature = FEATURE
@@ -110,7 +110,7 @@ def attach(
 
 @functools.cache
 def install() -> None:
-    """Attach to vLLM if the environment requests windows on demand or by a plan."""
+    """Attach to vLLM if the environment requests windows on demand or by a schedule."""
     text = os.environ.get(VARIABLE)
     loop = None if text else loop_from_environment()
     try:

@@ -19,7 +19,7 @@ class LaunchRequest:
     Attributes:
         command: the program with its arguments.
         out: the folder for reports and for the ``manifest.jsonl`` of the windows.
-        windows: the number of windows in the plan; None if endless or unknown; 0 records the whole run.
+        windows: the number of windows in the schedule; None if endless or unknown; 0 records the whole run.
         environment: the environment variables of the program.
         regions: measure only the kernels inside these regions (ncu).
         launches: measure at most this many kernel launches (ncu); None is 100.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _WIDTH = 100  # columns, without a terminal
+_INTERNAL = {"each_step", "most", "negligible", "sort", "typical", "why_untimed"}  # called by this room alone
 
 
 class SyncReport(ReportData):
@@ -90,6 +91,9 @@ class SyncReport(ReportData):
     def to_sarif(self) -> str:
         """Return the findings as SARIF 2.1.0 for code scanning, such as GitHub's on pull requests."""
         return sarif.to_sarif([self])
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_") and name not in _INTERNAL]
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns

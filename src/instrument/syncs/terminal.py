@@ -14,6 +14,7 @@ from ..findings import Finding, Site
 from ..printable import printable
 from ..source_paths import portable
 from ..units import count, duration
+from .events import CHOSEN
 from .report_data import ReportData, times
 
 _BLOCKS = 20  # findings shown in full; the others take a line each
@@ -68,6 +69,8 @@ def headline(results: ReportData) -> str:
     syncs = results.syncs
     if not syncs and results.unavailable_reason:
         return f"Nothing could be checked ({how}): {printable(results.unavailable_reason)}"
+    if not syncs and any(found.forbidden and not found.cause.startswith(CHOSEN) for found in results.not_covered):
+        return f"The program would not run on a GPU ({how})"
     if not syncs:
         return f"No line makes the CPU wait for the GPU ({how})"
     usual, most = results.typical(*syncs), results.most(*syncs)

@@ -117,8 +117,8 @@ def read_ranks(
     Args:
         paths: files, a pattern for `glob`, or a folder. In a folder, the files that end in one of
             `trace_files.SUFFIXES` are read; if it has none, the files of its subfolders if these are named after
-            ranks, otherwise the files of its last subfolder that has some, and `TraceSet.left_out` lists the
-            others.
+            ranks, otherwise the files of its last subfolder that has some: by name, and of several runs the run
+            that was written last. `TraceSet.left_out` lists the others.
         read: reads one file.
         executor: calls ``read``; by default, as many processes of this machine as it has cores.
 

@@ -99,7 +99,8 @@ def _in_folder(folder: Path) -> FoundFiles:
     if found and all(_FOLDER.match(path.name) for path, _ in found):
         return FoundFiles([path for _, files in found for path in files])
     if found:
-        return FoundFiles(found[-1][1], [path for path, _ in found[:-1]])
+        last = _last(found)
+        return FoundFiles(dict(found)[last], [path for path, _ in found if path != last])
     others = sum(map(len, by_folder.values()))
     if others:
         count = "1 file" if others == 1 else f"{others:,} files"
@@ -107,6 +108,15 @@ def _in_folder(folder: Path) -> FoundFiles:
             folder, f'it holds {count} named like traces, *.json, but none contains "traceEvents" or "rocprofiler"'
         )
     raise TraceError(folder, f"the folder holds no file that ends in {', '.join(SUFFIXES)}")
+
+
+def _last(found: Sequence[tuple[Path, list[Path]]]) -> Path:
+    """Return the last folder by name; of several runs, of the one that was written last."""
+    written: dict[Path, int] = {}
+    for path, files in found:
+        newest = max(file.stat().st_mtime_ns for file in files)
+        written[path.parent] = max(written.get(path.parent, 0), newest)
+    return max(enumerate(found), key=lambda item: (written[item[1][0].parent], item[0]))[1][0]
 
 
 def _matching(pattern: Path) -> Iterator[Path]:

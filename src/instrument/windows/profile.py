@@ -97,6 +97,9 @@ class Profile(WindowRecorder):
         """List the names for users, without the library's own interface."""
         return sorted(_USER_NAMES | {name for name in vars(TorchProfilerApi) if not name.startswith("_")})
 
+    def __repr__(self) -> str:
+        return f"<instrument.profile of {str(self.out)!r}, at step {self.step_num}>"
+
     @property
     def finished(self) -> bool:
         """Whether no window is open or to come."""

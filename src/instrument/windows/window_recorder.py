@@ -93,7 +93,7 @@ class WindowRecorder(TorchProfilerApi):
         self._closing = False  # on_trace_ready is being called
         self._postponed = ""  # why a change that was due could not be made; for the current or the next window
         self._missed: list[Window] = []  # the windows that were to open then
-        self._end_reason = "the plan changed"  # how the loop ended, in words
+        self._end_reason = "the schedule changed"  # how the loop ended, in words
 
     @guard.contained(FEATURE)
     def between_steps(self) -> bool:

@@ -36,8 +36,8 @@ class InstrumentCallback(LightningMixin):
 
     Args:
         out: the folder for the recorded windows.
-        arguments: those of `instrument.integrations.loop.Loop`: the plan (``wait``, ``active``, ...), ``syncs``,
-            ``budget``, ``modules``, ``names``, ``on_summary`` (by default Lightning's log).
+        arguments: those of `instrument.integrations.loop.Loop`: the schedule (``wait``, ``active``, ...),
+            ``syncs``, ``budget``, ``modules``, ``names``, ``on_summary`` (by default Lightning's log).
 
     Attributes:
         loop: the loop that the Trainer drives, with the ``windows`` so far.

@@ -38,15 +38,15 @@ def attach(
     """Record windows of Megatron's steps, name the parts of a step, and find synchronizations.
 
     Under ``megatron.training`` a step is one iteration, numbered as in ``train_step(iteration=...)``, also in a
-    resumed run. Without a plan among ``options``, ``--profile``, ``--profile-step-start``, ``--profile-step-end``
-    and ``--profile-ranks`` are the plan. In a loop of your own on megatron-core a step ends with the optimizer's
-    step. Megatron may be imported before or after this call.
+    resumed run. Without a schedule among ``options``, ``--profile``, ``--profile-step-start``,
+    ``--profile-step-end`` and ``--profile-ranks`` are the schedule. In a loop of your own on megatron-core a step
+    ends with the optimizer's step. Megatron may be imported before or after this call.
 
     Args:
         out: the folder for the recorded windows.
         first_step: the number of the first step, in a resumed loop of your own.
-        options: the arguments of `instrument.integrations.loop.Loop`: the plan (``wait``, ``warmup``, ``active``,
-            ...), ``modules``, ``names``, ``syncs``, ``budget``, ``ranks``, ...
+        options: the arguments of `instrument.integrations.loop.Loop`: the schedule (``wait``, ``warmup``,
+            ``active``, ...), ``modules``, ``names``, ``syncs``, ``budget``, ``ranks``, ...
 
     Returns:
         The adapter, which ``detach()`` removes; it is also a context manager, and has ``step()`` for loops

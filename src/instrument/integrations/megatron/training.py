@@ -82,7 +82,7 @@ def _in_place_of_profile(adapter: MegatronAdapter, module: ModuleType) -> Iterat
 
 
 def _follow(adapter: MegatronAdapter, args: Any) -> bool:
-    """Take the plan of ``args``: the iterations from ``profile_step_start`` to before ``profile_step_end``.
+    """Take the schedule of ``args``: the iterations from ``profile_step_start`` to before ``profile_step_end``.
 
     Returns:
         False if the arguments contain no iteration, which leaves them to Megatron.
@@ -96,5 +96,5 @@ def _follow(adapter: MegatronAdapter, args: Any) -> bool:
         options["record_shapes"] = bool(getattr(args, "pytorch_profiler_collect_shapes", False))
         options["with_stack"] = bool(getattr(args, "pytorch_profiler_collect_callstack", False))
     if not adapter.loop.suggest(schedule(f"{first}-{stop - 1}", warmup=1), **options):
-        log.warning("--profile is ignored: attach() has a plan already, and one profiler records at a time")
+        log.warning("--profile is ignored: attach() has a schedule already, and one profiler records at a time")
     return True
