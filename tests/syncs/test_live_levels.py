@@ -326,7 +326,7 @@ def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
             syncs.step()
     assert [] == syncs.findings
     (sentence,) = syncs.report.coverage
-    assert "no GPU that torch can use" in sentence
+    assert "Torch can use no GPU" in sentence
     assert "instrument.dry_run" in sentence
     assert [f"instrument: {sentence[0].lower()}{sentence[1:-1]}"] == caplog.messages
 

@@ -171,7 +171,8 @@ class Adapter:
 
         def imported(found: Any) -> None:
             with guard.contained(self.feature):
-                callback(found)
+                if self.attached:
+                    callback(found)
 
         self.apply(ImportHook(module, imported))
 
