@@ -314,7 +314,7 @@ def _run_adapter(adapter: Any) -> None:
         (lambda out: _run_items(out, 1, 4, at="3", first_step=10), "before the first step, 10"),
         (lambda out: _run_profiles(out, "9", 1), "create the profile once, outside the epoch loop"),
         (lambda out: _run_profiles(out, "9", 0), "call step() after each step"),
-        (lambda out: _run_profiles(out, lambda step: 0, 1), "the schedule plans none"),
+        (lambda out: _run_profiles(out, lambda step: 0, 1), "the schedule has none"),
         (lambda out: _run_adapter(Loop(out, at=9, exporter=Recorder())), 'such as at="0"'),
         (lambda out: _run_adapter(Server(out, file="x/now", exporter=Recorder())), "touch x/now"),
     ],

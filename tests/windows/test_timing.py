@@ -59,13 +59,13 @@ def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyP
 def test_only_steps_around_windows_are_timed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far from a window, `step` only compares numbers and does not enter the slow path."""
     slow_steps: list[int] = []
-    follow = profile.Profile._follow_plan
+    follow = profile.Profile._follow_schedule
 
     def noted(prof: Any) -> None:
         slow_steps.append(prof.step_num)
         follow(prof)
 
-    monkeypatch.setattr(profile.Profile, "_follow_plan", noted)
+    monkeypatch.setattr(profile.Profile, "_follow_schedule", noted)
     run(out, Clock(monkeypatch), 500, lambda _: 1, schedule=instrument.schedule("100,300"))
     assert slow_steps == [0, *range(100 - AROUND, 102 + AROUND), *range(300 - AROUND, 302 + AROUND)]
 

@@ -12,10 +12,11 @@ import typer
 from ..exporters.choose import under
 from ..launch.vendor import VENDORS
 from ..windows.schedule import Schedule
-from ..windows.steps import CYCLE, PLAN, planned
+from ..windows.steps import CYCLE, SCHEDULE_OPTIONS, schedule_of
 
 TORCH_OPTIONS = {"shapes": "record_shapes", "memory": "profile_memory", "stacks": "with_stack"}
-_WINDOWS = ("steps", *PLAN, "out", "ranks", *TORCH_OPTIONS)  # options that choose windows, and what these hold
+# Options that choose windows, and what these hold.
+_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "out", "ranks", *TORCH_OPTIONS)
 _NEEDS = {
     "region": ("ncu",),
     "launches": ("ncu",),
@@ -71,14 +72,14 @@ def ignored_options(options: Mapping[str, Any]) -> str | None:
     return f"ignored under {tool.replace('_', ' ')}, as only torch.profiler has them: {', '.join(names)}"
 
 
-def plan(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def schedule_arguments(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the schedule, as `instrument.steps` takes them.
 
     Without ``--steps`` and ``--every``, options that are not given have the defaults of `CYCLE`.
 
     Args:
         steps: the value of ``--steps``.
-        options: those of `PLAN` that were given.
+        options: those of `SCHEDULE_OPTIONS` that were given.
 
     Raises:
         ValueError: the options cannot be combined; the message names them.
@@ -97,7 +98,7 @@ def plan(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     else:
         made = dict(options)
     try:
-        planned(None, made)
+        schedule_of(None, made)
     except ValueError as error:
         raise ValueError(_as_options(str(error))) from None
     return made
@@ -114,8 +115,8 @@ def _contradictions(steps: str | None, options: Mapping[str, Any]) -> Iterator[t
 
 def _as_options(message: str) -> str:
     """Return an error of `instrument.schedule` with the names of the command line's options."""
-    message = re.sub(rf"\b({'|'.join(PLAN)})=(\d+)", r"--\1 \2", message)
-    return re.sub(rf'"({"|".join(PLAN)})"', r"--\1", message.replace('"at"', "--steps"))
+    message = re.sub(rf"\b({'|'.join(SCHEDULE_OPTIONS)})=(\d+)", r"--\1 \2", message)
+    return re.sub(rf'"({"|".join(SCHEDULE_OPTIONS)})"', r"--\1", message.replace('"at"', "--steps"))
 
 
 def levels(modules: str) -> int | bool | None:
@@ -146,7 +147,7 @@ def windows(loop: Mapping[str, Any]) -> int | None:
     """Return the number of windows; None if endless, 0 for the whole run."""
     if loop.get("active") == sys.maxsize:
         return 0
-    made = planned(None, {name: loop[name] for name in PLAN if name in loop})
+    made = schedule_of(None, {name: loop[name] for name in SCHEDULE_OPTIONS if name in loop})
     return made.count if isinstance(made, Schedule) else None
 
 

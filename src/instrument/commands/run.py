@@ -19,7 +19,7 @@ from ..launch.vendor import VENDORS, LaunchRequest, command_line, launch
 from ..printable import shell_line
 from ..stepping.function_calls import check_step_on
 from ..windows.manifest import unwritable
-from ..windows.steps import PLAN
+from ..windows.steps import SCHEDULE_OPTIONS
 from . import options
 from .errors import exit_unusable, print_message
 from .parsing import Command, subcommand_of
@@ -167,7 +167,9 @@ def run(
         options.reject_useless(given, profiler.value)
         loop: dict[str, Any] = {"out": str(out.absolute()), "names": names.value}
         loop["modules"] = options.levels(modules)
-        loop |= options.plan(steps, {name: given[name] for name in PLAN if name in given})
+        loop |= options.schedule_arguments(
+            steps, {name: given[name] for name in SCHEDULE_OPTIONS if name in given}
+        )
         loop |= {argument: True for name, argument in options.TORCH_OPTIONS.items() if name in given}
         if syncs or budget:
             loop |= {"syncs": True, "budget": options.parse_budgets(budget or [])}

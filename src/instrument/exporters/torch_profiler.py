@@ -31,7 +31,7 @@ from .sessions import OpenRanges, sessions
 
 _OWN_ARGUMENTS = ("schedule", "on_trace_ready")
 # Names that users may have meant by an option that torch does not know.
-_PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
+_SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
 _PROFILE = ("out", "schedule", "on_trace_ready", "exporter", "ranks", "first_step")
 # Why a window holds less than planned, or nothing.
 _IN_WARMUP = "another torch profiler began during warm-up"
@@ -398,9 +398,9 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def _hint(name: str, accepted: list[str]) -> str:
-    if name in _PLAN:
+    if name in _SCHEDULE_OPTIONS:
         return f"give a schedule: schedule=instrument.schedule({name}=...)"
-    close = difflib.get_close_matches(name, [*accepted, *_PLAN, *_PROFILE], 1)
+    close = difflib.get_close_matches(name, [*accepted, *_SCHEDULE_OPTIONS, *_PROFILE], 1)
     return f'did you mean "{close[0]}"?' if close else f"torch.profiler takes {', '.join(accepted)}"
 
 

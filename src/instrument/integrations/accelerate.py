@@ -17,7 +17,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from ..guard import guard
-from ..windows.steps import PLAN
+from ..windows.steps import SCHEDULE_OPTIONS
 from .adapter import Adapter, CallWrapper, check_first_step
 from .loop import Loop
 
@@ -198,7 +198,7 @@ def _merged(
             merged["activities"] = [_activity(name) for name in profile.activities]
         if profile.output_trace_dir is not None:
             merged["out"] = profile.output_trace_dir
-        if profile.schedule_option is not None and not {*PLAN, "schedule"} & {*options}:
+        if profile.schedule_option is not None and not {*SCHEDULE_OPTIONS, "schedule"} & {*options}:
             merged |= {"repeat": 0, **profile.schedule_option}  # 0 is endless, as in torch
     if out is not None:
         merged["out"] = out

@@ -16,7 +16,7 @@ from ..identity import IdentitySet
 from ..windows.api import Driver, new_profile
 from ..windows.profile import Profile
 from ..windows.schedule import Phase, Schedule
-from ..windows.steps import PLAN, planned
+from ..windows.steps import SCHEDULE_OPTIONS, schedule_of
 
 FEATURE = "following the framework"
 STEP_PARTS = ("optimizer", "data", "backward", "clipping", "collectives")
@@ -58,7 +58,7 @@ class Loop:
     parts: tuple[str, ...] = STEP_PARTS
     _given: tuple[Any, dict[str, Any]] = "runs/instrument", {"modules": False, "record": False}
     _open: list[tuple[str, Any]] = []  # noqa: RUF012  # each loop has its own
-    _planned = True
+    _has_schedule = True
     _labels_eval = False
     _on_framework_start: Callable[[], None] | None = None
     begun = False
@@ -83,9 +83,13 @@ class Loop:
             raise ValueError(f'"names" must be "path", "class" or "both": {names!r}')
         given = {"modules": modules, "names": names, "syncs": syncs, "budget": budget, "record": record}
         self._given = out, given | recording
-        plan = {name: recording.pop(name) for name in PLAN if name in recording}
-        self._planned = any(value is not None for value in (*plan.values(), recording.get("schedule")))
-        self._recording = {"out": out, "schedule": planned(recording.pop("schedule", None), plan), **recording}
+        named = {name: recording.pop(name) for name in SCHEDULE_OPTIONS if name in recording}
+        self._has_schedule = any(value is not None for value in (*named.values(), recording.get("schedule")))
+        self._recording = {
+            "out": out,
+            "schedule": schedule_of(recording.pop("schedule", None), named),
+            **recording,
+        }
         self.record = record
         self._profile: Profile = self._new_profile()
         self._modules = modules
@@ -138,7 +142,7 @@ class Loop:
         Raises:
             TypeError, ValueError: as `instrument.profile`.
         """
-        if self._planned or self.begun:
+        if self._has_schedule or self.begun:
             return False
         recording = {**options, **self._recording, "schedule": schedule}
         before, self._recording = self._recording, recording

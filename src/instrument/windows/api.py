@@ -128,25 +128,24 @@ def new_profile(
     chosen = None if ranks is None else frozenset(ranks)
     if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
         raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
-    plan, planned = _plan(schedule, first_step), schedule is not None
     chosen_exporter = choose(exporter, options)
     outcomes = Outcomes(
         folder,
         chosen_exporter.name,
         chosen,
-        plans_steps=planned,
+        has_schedule=schedule is not None,
         steps_hint=driver.steps_hint,
         on_summary=on_summary,
         file_hint="" if os.environ.get(LAUNCHED) else chosen_exporter.hint,
     )
     return Profile(
         folder,
-        plan,
+        _resolved(schedule, first_step),
         chosen_exporter,
         outcomes,
         on_trace_ready=on_trace_ready,
         first_step=first_step,
-        plans_steps=planned,
+        has_schedule=schedule is not None,
         preemptible=driver.preemptible,
         keeps_events=driver.keeps_events,
     )
@@ -167,7 +166,7 @@ def _hint(out: object) -> str:
     return '; the schedule goes into "schedule": profile("runs/x", schedule=...)' if callable(out) else ""
 
 
-def _plan(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | TorchSchedule:
+def _resolved(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | TorchSchedule:
     if given is None:
         return schedule(at=first_step, active=NEVER)
     if isinstance(given, str):

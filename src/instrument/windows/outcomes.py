@@ -26,7 +26,7 @@ class Outcomes:
         out: the folder of the run.
         exporter: the name of the exporter.
         ranks: the ranks that record; None for all.
-        plans_steps: whether the run has a schedule; without one, a window may have no marked steps.
+        has_schedule: whether the run has a schedule; without one, a window may have no marked steps.
         steps_hint: how the user writes the steps to record, with "{}" for the steps; for messages.
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
         file_hint: the message for users if the exporter writes no files.
@@ -42,7 +42,7 @@ class Outcomes:
         exporter: str,
         ranks: frozenset[int] | None,
         *,
-        plans_steps: bool,
+        has_schedule: bool,
         steps_hint: str,
         on_summary: Callable[[str], None] | None,
         file_hint: str,
@@ -51,7 +51,7 @@ class Outcomes:
         self._out = out
         self._exporter = exporter
         self._ranks = ranks
-        self._plans_steps = plans_steps
+        self._has_schedule = has_schedule
         self._steps_hint = steps_hint
         self._on_summary = on_summary
         self._manifest = Manifest(out)
@@ -118,7 +118,7 @@ class Outcomes:
 
     def holds_steps(self, recording: Recording) -> bool:
         """Return whether ``recording`` has steps, or could not mark any."""
-        return recording.steps is not None or not self._plans_steps
+        return recording.steps is not None or not self._has_schedule
 
     def note(self, window: Window, status: str, reason: str, recording: Recording | None = None) -> None:
         """Write the line of a window without files."""
@@ -151,20 +151,20 @@ class Outcomes:
         if self._reports:
             self.finalizer.report(sorted(dispatch.compiled_away), self._on_summary)
 
-    def warn_if_nothing_was_recorded(self, first: int, steps: int, planned: int | None, end_reason: str) -> None:
+    def warn_if_nothing_was_recorded(self, first: int, steps: int, scheduled: int | None, end_reason: str) -> None:
         """Warn if no window even began, and suggest what to write instead; each text is logged once.
 
         Args:
             first: the number of the run's first step.
             steps: how many steps ended.
-            planned: how many windows the schedule has; None if it has no end.
+            scheduled: how many windows the schedule has; None if it has no end.
             end_reason: how the loop ended.
         """
         windows = self.entries
-        if planned == 0 or not self._reports or any(map(self._began, windows)):
+        if scheduled == 0 or not self._reports or any(map(self._began, windows)):
             return
         by_hand = self._steps_hint.startswith("schedule")
-        reason = self._why_nothing(first, planned, end_reason)
+        reason = self._why_nothing(first, scheduled, end_reason)
         if steps > 0:
             low = first + 2 if steps > 4 else first
             reachable = self._steps_hint.format(span(low, low + min(steps, 3)))
@@ -180,18 +180,18 @@ class Outcomes:
             _warned.add(text)
             log.warning(text)
 
-    def _why_nothing(self, first: int, planned: int | None, end_reason: str) -> str:
+    def _why_nothing(self, first: int, scheduled: int | None, end_reason: str) -> str:
         windows = self.entries
         if windows:
             start, last = windows[0]["planned_steps"]
             steps = f"step {start} was" if start == last else f"steps {start}-{'' if last is None else last} were"
             return f"{steps} planned, and {windows[0]['reason']}"
-        if planned is not None:
+        if scheduled is not None:
             return f"all planned steps come before the first step, {first}"
-        return f"the schedule plans none, and {end_reason}"
+        return f"the schedule has none, and {end_reason}"
 
     def _began(self, window: Mapping[str, Any]) -> bool:
         """Return whether a window has steps, or a line that says why it was skipped."""
         if window["status"] in ("recorded", "partial"):
-            return window["steps"] is not None or not self._plans_steps
+            return window["steps"] is not None or not self._has_schedule
         return bool(window["status"] != "not reached")

@@ -39,12 +39,12 @@ class Profile(WindowRecorder):
 
     Args:
         out: the folder that everything is written to.
-        plan: the steps to record.
+        schedule: the steps to record.
         exporter: makes the captures.
         outcomes: gets the outcome of each window.
         on_trace_ready: called at the end of each window, with this object.
         first_step: the number of the first step.
-        plans_steps: whether there is a schedule. Without one only the steps that `step` announces are marked.
+        has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
         preemptible: the profile stops when another one starts, and does not start while another one runs.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
 
@@ -62,24 +62,24 @@ class Profile(WindowRecorder):
     def __init__(
         self,
         out: Path,
-        plan: Schedule | TorchSchedule,
+        schedule: Schedule | TorchSchedule,
         exporter: Exporter,
         outcomes: Outcomes,
         *,
         on_trace_ready: Callable[[Profile], Any] | None,
         first_step: int,
-        plans_steps: bool,
+        has_schedule: bool,
         preemptible: bool,
         keeps_events: bool,
     ) -> None:
         super().__init__(
             out,
-            plan,
+            schedule,
             exporter,
             outcomes,
             on_trace_ready=on_trace_ready,
             first_step=first_step,
-            plans_steps=plans_steps,
+            has_schedule=has_schedule,
             keeps_events=keeps_events,
         )
         self._preemptible = preemptible
@@ -155,7 +155,7 @@ class Profile(WindowRecorder):
         self._finalizer.stderr = (stderr.at_start() if self._preemptible else None) or sys.stderr
         if self._paused:
             self._paused = False
-            self._follow_plan()
+            self._follow_schedule()
             self.report_steps()
         if self._started or self._closing or not settings.enabled:
             return
@@ -180,16 +180,16 @@ class Profile(WindowRecorder):
             self._graphs = GraphFollower()
             self._graphs.follow()
         with guard.contained("preparing the exporter"):
-            following = self._plan.next_window(self.step_num)
+            following = self._schedule.next_window(self.step_num)
             # May be less than before, as a window that the end of a loop cut is continued.
-            self._last_over = following.index - 1 if following is not None else self._plan.count or 0
+            self._last_over = following.index - 1 if following is not None else self._schedule.count or 0
             if following is not None:
                 self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
                 self._exporter.prepare()
         self._times.start(self.step_num, late=late)
         for call in Profile.started:
             call()
-        self._follow_plan()
+        self._follow_schedule()
         self.report_steps()
 
     @guard.contained(FEATURE)
@@ -247,7 +247,9 @@ class Profile(WindowRecorder):
             self._finalizer.finish()
             if not self._closing:  # else on_trace_ready called `stop`
                 steps = self.step_num - self._first
-                self._outcomes.warn_if_nothing_was_recorded(self._first, steps, self._plan.count, self._end_reason)
+                self._outcomes.warn_if_nothing_was_recorded(
+                    self._first, steps, self._schedule.count, self._end_reason
+                )
         self._notify_idle()
         if not self._closing:
             self._end_unfinished = False
@@ -293,7 +295,7 @@ class Profile(WindowRecorder):
         self._complete_last_window(self.step_num)
         with guard.contained("ending"):
             self._outcomes.report()
-            if self._last_over == self._plan.count:
+            if self._last_over == self._schedule.count:
                 self._finalizer.finish()
 
     @classmethod
@@ -334,7 +336,7 @@ class Profile(WindowRecorder):
             return
         accounted = max((window["window"] for window in before.windows), default=0)
         for index in range(accounted + 1, min(self._last_over, accounted + 1000) + 1):
-            window = self._plan.window(index)
+            window = self._schedule.window(index)
             if window is not None:
                 self._outcomes.note(window, "not reached", reason)
 
@@ -396,7 +398,7 @@ class Profile(WindowRecorder):
             if self._started and not (self._closing or self._preemptible) and self._process == os.getpid():
                 program_steps.ended()
         finally:
-            self._follow_plan()
+            self._follow_schedule()
             self.report_steps()
 
     def _make(self, change: Callable[..., None], *args: Any) -> None:
@@ -423,7 +425,7 @@ class Profile(WindowRecorder):
         if program_steps.listeners and self._started and not self._preemptible:
             self._due = min(self._due, self.step_num + 1)
 
-    def _follow_plan(self) -> None:
+    def _follow_schedule(self) -> None:
         """Make the changes that are due at this step, and set the next step at which one is due."""
         step, recording = self.step_num, self._recording
         self._times.cancel() if recording is not None and recording.ended_early else self._times.end()
@@ -443,7 +445,7 @@ class Profile(WindowRecorder):
             if recording is not None and not recording.on_own_thread():
                 recording.note_foreign_step()
                 return
-            phase, window = self._plan.at(step)
+            phase, window = self._schedule.at(step)
             over = recording is not None and (window is None or window.index != recording.window.index)
             if self._postpones(phase, window, over):
                 return
@@ -456,11 +458,11 @@ class Profile(WindowRecorder):
                 if self._due == NEVER:
                     return
             if window is None:
-                following = self._plan.next_window(step)
+                following = self._schedule.next_window(step)
                 self._all_begun = following is None
                 due = NEVER if following is None else following.warmup
                 self._due = self._times.next(step, due)
-                if (due == step + 1 and self._plan.plans_ahead) or not self._times.waits(step):
+                if (due == step + 1 and self._schedule.plans_ahead) or not self._times.waits(step):
                     self._complete_last_window(step)
                 if self._due == step + 1:
                     self._times.begin(step, recording=False)
@@ -469,7 +471,7 @@ class Profile(WindowRecorder):
             elif (
                 window.index <= self._last_over and window.index != self._continued
             ):  # the rest of a failed window
-                if self._plan.finite or window.stop < NEVER:
+                if self._schedule.finite or window.stop < NEVER:
                     self._due = window.stop
             else:
                 self._record_step(phase, window)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .options import ProfileOptions
 
 T = TypeVar("T")
-PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
+SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
 """The arguments of a schedule that `steps` takes itself."""
 CYCLE = {"wait": 1, "warmup": 1, "active": 3}
 """The default schedule."""
@@ -37,17 +37,17 @@ class Count:
 
     Attributes:
         profile: records the steps.
-        plan: the schedule, in a form that can be compared.
+        schedule: the schedule, in a form that can be compared.
         first: the given number of the first step.
         arguments: the other arguments of the profile.
         busy: whether the loop is running.
         open: whether the step of the current item has not ended.
     """
 
-    def __init__(self, profile: Profile, plan: Any, first: int, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, profile: Profile, schedule: Any, first: int, arguments: Mapping[str, Any]) -> None:
         self.arguments = arguments
         self.profile = profile
-        self.plan = plan
+        self.schedule = schedule
         self.first = first
         self.busy = False
         self.open = False
@@ -251,17 +251,23 @@ def steps(
         "skip_first_wait": skip_first_wait, "at": at, "every": every,
     }  # fmt: skip
     folder = folder_of(out)
-    plan = planned(schedule, named)
+    chosen = schedule_of(schedule, named)
     first = arguments.get("first_step", 0)
 
     def make() -> Count:
-        return Count(new_profile(_DRIVER, out, schedule=plan, **arguments), _comparable(plan), first, arguments)
+        return Count(
+            new_profile(_DRIVER, out, schedule=chosen, **arguments), _comparable(chosen), first, arguments
+        )
 
     frame = sys._getframe(2)  # the caller of the containment around this function
     places = _counts.setdefault(frame.f_code, {})
     place = frame.f_code.co_filename, frame.f_lasti, folder
     known = places.get(place)
-    if known is not None and known.plan == _comparable(plan) and first in (known.first, known.profile.step_num):
+    if (
+        known is not None
+        and known.schedule == _comparable(chosen)
+        and first in (known.first, known.profile.step_num)
+    ):
         if known.arguments != arguments:
             make()  # checks them
         return Steps(iterable, known, make)
@@ -269,18 +275,18 @@ def steps(
     return Steps(iterable, made, make)
 
 
-def _comparable(plan: Any) -> Any:
-    """Return ``plan`` in a form that can be compared: functions made for each epoch anew are not equal."""
-    if not inspect.isfunction(plan):
-        return plan
+def _comparable(schedule: Any) -> Any:
+    """Return ``schedule`` in a form that can be compared: functions made for each epoch anew are not equal."""
+    if not inspect.isfunction(schedule):
+        return schedule
     try:
-        held = [cell.cell_contents for cell in plan.__closure__ or ()]
+        held = [cell.cell_contents for cell in schedule.__closure__ or ()]
     except ValueError:  # an empty cell
-        return plan
-    return plan.__code__, plan.__defaults__, held
+        return schedule
+    return schedule.__code__, schedule.__defaults__, held
 
 
-def planned(
+def schedule_of(
     schedule: Schedule | str | Callable[[int], Any] | None, named: Mapping[str, Any]
 ) -> Schedule | str | Callable[[int], Any]:
     """Return ``schedule``, or the schedule of the arguments ``named``: by default one window.
@@ -288,12 +294,12 @@ def planned(
     Raises:
         TypeError, ValueError: as `instrument.schedule`; or both are given.
     """
-    plan = {name: value for name, value in named.items() if value is not None}
+    given = {name: value for name, value in named.items() if value is not None}
     if schedule is not None:
-        if plan:
-            raise ValueError(f'"schedule" was given, so these cannot be: {", ".join(plan)}')
+        if given:
+            raise ValueError(f'"schedule" was given, so these cannot be: {", ".join(given)}')
         return schedule
-    plan = plan or dict(CYCLE)
-    if "at" not in plan and "every" not in plan:
-        plan.setdefault("repeat", 1)
-    return make_schedule(**plan)
+    given = given or dict(CYCLE)
+    if "at" not in given and "every" not in given:
+        given.setdefault("repeat", 1)
+    return make_schedule(**given)

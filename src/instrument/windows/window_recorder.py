@@ -40,12 +40,12 @@ class WindowRecorder(TorchProfilerApi):
 
     Args:
         out: the folder that everything is written to.
-        plan: the steps to record.
+        schedule: the steps to record.
         exporter: makes the captures.
         outcomes: gets the outcome of each window.
         on_trace_ready: called at the end of each window, with this object.
         first_step: the number of the first step.
-        plans_steps: whether there is a schedule. Without one only the steps that `step` announces are marked.
+        has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
     """
 
@@ -62,13 +62,13 @@ class WindowRecorder(TorchProfilerApi):
     def __init__(
         self,
         out: Path,
-        plan: Schedule | TorchSchedule,
+        schedule: Schedule | TorchSchedule,
         exporter: Exporter,
         outcomes: Outcomes,
         *,
         on_trace_ready: Callable[[Any], Any] | None,
         first_step: int,
-        plans_steps: bool,
+        has_schedule: bool,
         keeps_events: bool,
     ) -> None:
         super().__init__()
@@ -76,12 +76,12 @@ class WindowRecorder(TorchProfilerApi):
         self.out = out
         self._due = NEVER  # the next step at which something is due
         self._changes = ChangeQueue()
-        self._plan = plan
+        self._schedule = schedule
         self._exporter = exporter
         self._outcomes = outcomes
         self._finalizer = outcomes.finalizer
         self._on_trace_ready = on_trace_ready
-        self._plans_steps = plans_steps
+        self._has_schedule = has_schedule
         self._keeps_events = keeps_events
         self._times = StepTimes()
         self._first = first_step
@@ -107,7 +107,7 @@ class WindowRecorder(TorchProfilerApi):
             return True
         self._times.end()
         self._changes.make(functools.partial(self._end_recorded_step, recording))
-        window = self._plan.at(self.step_num + 1)[1]
+        window = self._schedule.at(self.step_num + 1)[1]
         return window is not None and window.index == recording.window.index
 
     def _end_recorded_step(self, recording: Recording) -> None:
@@ -176,7 +176,7 @@ class WindowRecorder(TorchProfilerApi):
             self._recording.window = window
             if phase is Phase.ACTIVE:
                 self._recording.step(
-                    self.step_num, self._metadata, self._plans_steps or self.step_num > self._first
+                    self.step_num, self._metadata, self._has_schedule or self.step_num > self._first
                 )
                 self._times.begin(self.step_num, recording=True)
             else:
@@ -267,7 +267,7 @@ class WindowRecorder(TorchProfilerApi):
         if number is None:
             return
         self._finalizer.add_timing(number, self._times.timing(step))
-        if self._plan.count == self._last_over:
+        if self._schedule.count == self._last_over:
             self._outcomes.report()
             self._finalizer.close()
 
@@ -309,7 +309,7 @@ class WindowRecorder(TorchProfilerApi):
         return self._unended is None
 
     def _unreached(self) -> Iterable[Window]:
-        following = self._plan.window(self._last_over + 1)
-        if following is None or not self._plan.finite:
+        following = self._schedule.window(self._last_over + 1)
+        if following is None or not self._schedule.finite:
             return [following] if following is not None else []
-        return filter(None, map(self._plan.window, range(following.index, (self._plan.count or 0) + 1)))
+        return filter(None, map(self._schedule.window, range(following.index, (self._schedule.count or 0) + 1)))
