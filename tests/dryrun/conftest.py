@@ -42,7 +42,7 @@ def contents() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def unchanged() -> Iterator[None]:
-    """Check that a dry run restores all that it replaces."""
+    """Check that a dry run restores everything that it replaces."""
     weight = nn.Parameter(torch.ones(2))
     weight.sum().backward()
     torch.optim.AdamW([weight]).step()  # torch looks for some of its modules in its first step
@@ -68,7 +68,7 @@ def unchanged() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def defaults_of_torch() -> None:
-    """Restore what other tests of the process change in torch, and drop the threads that they left behind."""
+    """Restore what other tests changed in torch, and drop the threads they left behind."""
     torch.distributions.Distribution.set_default_validate_args(True)  # torch's default until something is compiled
     DefaultDeviceType.set_device_type("cuda")  # DeepSpeed sets the CPU
     for thread in threading.enumerate():

@@ -41,7 +41,7 @@ def ran(step: Callable[[], Any], **options: Any) -> SyncReport:
 
 
 def waits(step: Callable[[], Any], **options: Any) -> list[Wait]:
-    """Return the synchronizations of a step that is covered as a whole."""
+    """Return the synchronizations of a step that is fully covered."""
     report = ran(step, **options)
     assert [] == [found.cause for found in report.not_covered]
     return listed(report)

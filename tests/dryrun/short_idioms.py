@@ -1,4 +1,4 @@
-"""One-line idioms of PyTorch that make the CPU wait for the GPU, and lookalikes that do not."""
+"""One-line idioms of PyTorch that make the CPU wait for the GPU, and similar ones that do not."""
 
 SYNCHRONISING: dict[str, str] = {
     "item": "t.sum().item()",

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 
 
 class Scaled(torch.autograd.Function):
-    """Reads a value on the way forth and on the way back."""
+    """Reads a value in the forward and in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ class Scaled(torch.autograd.Function):
 
 @pytest.mark.parametrize("how", ["method", "function", "grad"])
 def test_custom_function(how: str) -> None:
-    """Waits inside of a custom function are at its lines, and the one on the way back names its node."""
+    """Synchronizations in a custom function are at its lines; the one in the backward pass names its node."""
 
     def step() -> None:
         value = gpu(3, requires_grad=True)
@@ -59,7 +59,7 @@ def test_custom_function(how: str) -> None:
 
 
 def test_tensor_hooks() -> None:
-    """Hooks of tensors are watched, before and after the gradient is added up."""
+    """Tensor hooks are watched, both before and after gradient accumulation."""
 
     def step() -> None:
         value = gpu(3, requires_grad=True)
@@ -78,7 +78,7 @@ def test_tensor_hooks() -> None:
 
 
 def test_module_hooks() -> None:
-    """Hooks of modules are watched, on the way forth and on the way back."""
+    """Module hooks are watched in the forward and the backward pass."""
 
     def before(module: Any, args: Any) -> None:
         args[0].sum().item()
@@ -109,7 +109,7 @@ def test_module_hooks() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(reentrant: bool) -> None:
-    """What is computed again on the way back waits again, at the same line."""
+    """Recomputation in the backward pass synchronizes again, at the same line."""
 
     def block(value: torch.Tensor) -> torch.Tensor:
         scale = value.max().item()
@@ -124,8 +124,8 @@ def test_checkpoint(reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint_that_does_not_wait(reentrant: bool) -> None:
-    """Checkpointing waits for nothing by itself, also with dropout."""
+def test_checkpoint_does_not_synchronize(reentrant: bool) -> None:
+    """Checkpointing alone does not synchronize, with or without dropout."""
 
     def step() -> None:
         model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)).to("meta").to_empty(device="cuda")
@@ -135,7 +135,7 @@ def test_checkpoint_that_does_not_wait(reentrant: bool) -> None:
 
 
 def test_saved_tensors_hooks() -> None:
-    """What is saved can go through user code, which is watched."""
+    """User code in saved-tensor hooks is watched."""
 
     def pack(value: torch.Tensor) -> Any:
         return value.cpu()
@@ -156,7 +156,7 @@ def test_saved_tensors_hooks() -> None:
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_save_on_cpu(pinned: bool) -> None:
-    """What is saved goes to the host and comes back: through pinned memory without a wait."""
+    """`save_on_cpu` copies to the host and back, and with pinned memory does not synchronize."""
 
     def step() -> None:
         value = gpu(3, requires_grad=True)
@@ -172,7 +172,7 @@ def test_save_on_cpu(pinned: bool) -> None:
 
 
 def test_second_derivatives() -> None:
-    """Gradients of gradients wait for nothing; reading one does."""
+    """Second derivatives do not synchronize; reading one does."""
 
     def step() -> None:
         value = gpu(3, requires_grad=True)
@@ -187,7 +187,7 @@ def test_second_derivatives() -> None:
 
 
 def test_views() -> None:
-    """Views of the GPU are on the GPU, with gaps and without, and reading one waits."""
+    """Views of a GPU tensor, contiguous or not, are on the GPU; reading one synchronizes."""
 
     def step() -> None:
         value = gpu(4, 6)
@@ -207,7 +207,7 @@ def test_views() -> None:
 
 
 def test_views_of_pinned_memory() -> None:
-    """A pinned tensor with gaps is put together in memory that is not pinned first."""
+    """A non-contiguous pinned tensor is first copied into pageable memory."""
 
     def step() -> None:
         pinned = torch.ones(4, 6, pin_memory=True)
@@ -219,7 +219,7 @@ def test_views_of_pinned_memory() -> None:
 
 
 def test_in_place() -> None:
-    """Operators in place leave tensors where they are."""
+    """In-place operators leave tensors on their device."""
 
     def step() -> None:
         value, other = gpu(4), gpu(4)
@@ -238,8 +238,8 @@ def test_in_place() -> None:
     assert [("copy_", 1, "value.copy_(torch.ones(4))"), ("item", 1, "value.sum().item()")] == waits(step)
 
 
-def test_the_host_stays_the_host() -> None:
-    """A tensor of the host that takes values from the GPU waits for them, and stays where it is."""
+def test_cpu_tensors_stay_on_the_cpu() -> None:
+    """A CPU tensor that receives values from the GPU synchronizes, and stays on the CPU."""
 
     def step() -> None:
         host, other, value = torch.ones(4), torch.ones(4), gpu(4)
@@ -252,8 +252,8 @@ def test_the_host_stays_the_host() -> None:
     assert [("copy_", 1, "host.copy_(value)"), ("fill_", 1, "other.fill_(value.mean())")] == waits(step)
 
 
-def test_on_the_host_nothing_waits() -> None:
-    """The same calls on tensors of the host are no waits, also after such on the GPU."""
+def test_cpu_calls_do_not_synchronize() -> None:
+    """The same calls on CPU tensors do not synchronize, even after calls on the GPU."""
 
     def step() -> None:
         value = torch.ones(4)
@@ -269,7 +269,7 @@ def test_on_the_host_nothing_waits() -> None:
 
 
 def test_func() -> None:
-    """Transforms keep tensors on the GPU, and wait for nothing."""
+    """torch.func transforms keep tensors on the GPU, and do not synchronize."""
 
     def step() -> None:
         value, model = gpu(3, 4), nn.Linear(4, 2, device="cuda")
@@ -289,8 +289,8 @@ def test_func() -> None:
     assert [("item", 1, "outs[1].sum().item()")] == waits(step)
 
 
-def test_a_wait_inside_of_a_transform() -> None:
-    """A value that is read inside of a transformed function is found at its line."""
+def test_synchronization_inside_a_transform() -> None:
+    """A value read inside a transformed function is found at its line."""
 
     def scaled(value: torch.Tensor) -> torch.Tensor:
         return (value * value.detach().max().item()).sum()

@@ -21,7 +21,7 @@ FORMULAS = {
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("formula", FORMULAS.values(), ids=FORMULAS)
 def test_formulas_of_backward(formula: object, device: str) -> None:
-    """A correct step on either device runs on a GPU machine too, and none of its tensors are apart."""
+    """A step that is correct on both devices also runs on a GPU machine, with no tensors on different devices."""
 
     def step() -> None:
         model = torch.nn.Linear(4, 4, device=device)

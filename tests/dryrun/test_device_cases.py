@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 
 @pytest.mark.parametrize("how", ["default", "context"])
 def test_default_device(how: str) -> None:
-    """A default device counts as if it were named, and is as before afterwards."""
+    """A default device counts like a named one, and is restored after the run."""
 
     def made() -> None:
         assert torch.zeros(2).is_cuda
@@ -45,8 +45,8 @@ def test_default_device(how: str) -> None:
     assert torch.get_default_device() == torch.device("cpu")
 
 
-def test_a_default_device_of_before() -> None:
-    """One that was set before the run is still there after it, whatever the step sets."""
+def test_earlier_default_device() -> None:
+    """A default device set before the run is restored after it, whatever the step sets."""
     torch.set_default_device("meta")
     try:
         dry_run(lambda: torch.set_default_device("cuda"))
@@ -56,7 +56,7 @@ def test_a_default_device_of_before() -> None:
 
 
 def test_moves() -> None:
-    """Each way to move a tensor waits by its own name, in its own direction; one that stays does not."""
+    """Each way to move a tensor synchronizes under its own name and direction; a tensor that stays does not."""
 
     def step() -> None:
         host, there = torch.ones(2), gpu(2)
@@ -80,7 +80,7 @@ def test_moves() -> None:
 
 
 def test_threads() -> None:
-    """Threads that the step starts are watched, and named."""
+    """Threads that the step starts are watched and named."""
 
     def read(value: torch.Tensor) -> None:
         value.sum().item()
@@ -99,7 +99,7 @@ def test_threads() -> None:
 
 
 def test_threads_of_a_pool() -> None:
-    """So are those of a pool."""
+    """Threads of a pool are watched too."""
     from concurrent.futures import ThreadPoolExecutor
 
     def step() -> None:
@@ -112,7 +112,7 @@ def test_threads_of_a_pool() -> None:
 
 
 def test_on_gpu() -> None:
-    """What was there before the run can be said to be on the GPU; afterwards it is where it was."""
+    """Objects from before the run can be declared to be on the GPU; afterwards they are where they were."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(model.parameters())
     batch = torch.ones(3, 4)
@@ -136,7 +136,7 @@ def test_on_gpu() -> None:
 
 
 def test_on_gpu_takes_modules_optimizers_and_tensors() -> None:
-    """Lists of tensors are taken too, and anything else is refused."""
+    """`on_gpu` accepts lists of modules, optimizers and tensors, and refuses anything else."""
     held = {"a": [torch.ones(2)]}
     assert ["tolist"] == [op for op, _, _ in waits(lambda: held["a"][0].tolist(), on_gpu=[held])]
     with pytest.raises(TypeError, match='"on_gpu" must hold modules, optimizers and tensors: 3'):
@@ -144,7 +144,7 @@ def test_on_gpu_takes_modules_optimizers_and_tensors() -> None:
 
 
 def test_nothing_on_a_gpu() -> None:
-    """A step that uses no GPU is said to be so."""
+    """The report says when a step uses no GPU."""
     report = ran(lambda: torch.ones(2).sum().item())
     assert [] == report.findings
     assert report.unavailable_reason.startswith("nothing was on a GPU")
@@ -154,7 +154,7 @@ def test_nothing_on_a_gpu() -> None:
 
 
 def test_data_parallel_over_one_gpu() -> None:
-    """`DataParallel` over the one GPU calls the module itself."""
+    """`DataParallel` over the one GPU calls the module directly."""
 
     def step() -> None:
         model = nn.DataParallel(nn.Linear(4, 2, device="cuda"))
@@ -167,7 +167,7 @@ def test_data_parallel_over_one_gpu() -> None:
 
 
 class Wrapped:
-    """Iterates over what it holds, as loaders that move batches do."""
+    """Iterates over the items it holds, like loaders that move batches."""
 
     def __init__(self, held: list[torch.Tensor]) -> None:
         self._held = held
@@ -178,7 +178,7 @@ class Wrapped:
 
 
 def test_generators() -> None:
-    """A wait inside of a generator is at its line."""
+    """A synchronization inside a generator is at its line."""
 
     def step() -> None:
         for batch in Wrapped([torch.ones(2), torch.ones(2).pin_memory()]):
@@ -205,8 +205,8 @@ def test_generators() -> None:
         (lambda value: torch.cuda.current_stream().synchronize(), "synchronize"),
     ],
 )  # fmt: skip
-def test_one_call_is_one_wait(call: Callable[[Any], Any], op: str) -> None:
-    """Whatever a call reads inside, it is one wait, named after the call."""
+def test_one_call_is_one_synchronization(call: Callable[[Any], Any], op: str) -> None:
+    """A call is one synchronization, named after the call, whatever it reads inside."""
 
     def step() -> None:
         call(torch.ones(4, device="cuda"))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 
 
 def training(steps: int = 3) -> None:
-    """A short training that logs, and waits before, between and after its steps."""
+    """Train briefly with logging, and synchronize before, between and after the steps."""
     model = nn.Linear(4, 2, device="cuda")
     model.weight.sum().item()  # before
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -39,7 +39,7 @@ def training(steps: int = 3) -> None:
 
 
 def test_regions() -> None:
-    """A finding names the regions that were open around it, and tells how many waits each had."""
+    """A finding names the regions that were open, with the number of synchronizations in each."""
 
     def step() -> None:
         with instrument.annotate("train"):
@@ -56,7 +56,7 @@ def test_regions() -> None:
 
 
 def test_steps_of_an_optimizer() -> None:
-    """The optimizer tells the steps: what is before it was made, and after the last one, is of none."""
+    """The optimizer's steps are the steps; what comes before its creation or after its last step is in none."""
     report = dry_run(training)
     assert report.error is None
     assert 3 == report.steps
@@ -66,13 +66,13 @@ def test_steps_of_an_optimizer() -> None:
 
 
 def test_a_step_without_an_optimizer() -> None:
-    """All of it is one step."""
+    """Without an optimizer the whole function is one step."""
     report = dry_run(lambda: gpu(2).sum().item())
     assert (1, {0: 1}) == (report.steps, dict(report.syncs[0].steps))
 
 
-def test_an_optimizer_of_before() -> None:
-    """An optimizer that was there already tells the steps too, and there is no set-up."""
+def test_earlier_optimizer() -> None:
+    """The steps of an optimizer that existed before the run count too, and there is no set-up."""
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
 
@@ -86,8 +86,8 @@ def test_an_optimizer_of_before() -> None:
     assert (2, {0: 1, 1: 1}) == (report.steps, dict(report.syncs[0].steps))
 
 
-def test_the_first_optimizer_tells_the_steps() -> None:
-    """Of several optimizers only the first one that steps counts."""
+def test_the_first_optimizer_defines_the_steps() -> None:
+    """Of several optimizers, only the first one that steps counts."""
 
     def step() -> None:
         weights = [nn.Parameter(torch.ones(2, device="cuda")) for _ in range(2)]
@@ -104,7 +104,7 @@ def test_the_first_optimizer_tells_the_steps() -> None:
 
 
 def test_allowed() -> None:
-    """What is allowed is listed with its reason, and counts for nothing."""
+    """Allowed synchronizations are listed with their reason, and do not count."""
 
     def step() -> None:
         value = gpu(2)
@@ -122,7 +122,7 @@ def test_allowed() -> None:
 
 
 def test_the_same_line_with_and_without_allowance() -> None:
-    """At one line, what is allowed and what is not are two findings."""
+    """Allowed and other synchronizations at one line are two findings."""
 
     def read(value: torch.Tensor) -> None:
         value.sum().item()
@@ -138,7 +138,7 @@ def test_the_same_line_with_and_without_allowance() -> None:
 
 
 def test_forbidden() -> None:
-    """Inside of a block where nothing may wait, a wait is forbidden, but for what is allowed again."""
+    """Inside a block that forbids synchronizations, one is forbidden unless an inner block allows it again."""
 
     def step() -> None:
         value = gpu(2)
@@ -159,8 +159,8 @@ def test_forbidden() -> None:
 
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("fake", [False, True])
-def test_everything_is_put_back(fake: bool) -> None:
-    """After a run, and after a second one, which finds the same."""
+def test_everything_is_restored(fake: bool) -> None:
+    """Everything is restored after a run, and after a second run, which finds the same."""
     first, second = dry_run(training, fake=fake), dry_run(training, fake=fake)
     assert first.error is None
     assert len(first.syncs) == 4
@@ -175,8 +175,8 @@ def failing() -> None:
 
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("fake", [False, True])
-def test_an_error_of_the_step(fake: bool) -> None:
-    """It ends the run, is in the report, and is a finding at its line; what was found before is kept."""
+def test_error_in_the_step(fake: bool) -> None:
+    """An error ends the run, is in the report, and is a finding at its line; earlier findings are kept."""
     report = dry_run(failing, fake=fake)
     assert isinstance(report.error, LookupError)
     assert not report.finished
@@ -189,8 +189,8 @@ def test_an_error_of_the_step(fake: bool) -> None:
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_an_error_inside_of_torch() -> None:
-    """It is at the user's line, also where it came from deep within, and names the library's."""
+def test_error_inside_torch() -> None:
+    """An error raised deep inside torch is at the user's line, and names the library's line."""
     report = dry_run(lambda: nn.Linear(4, 2, device="cuda")(gpu(3, 5)))
     (note,) = report.not_covered
     assert note.site.code.startswith("report = dry_run(lambda: nn.Linear(4, 2")
@@ -199,7 +199,7 @@ def test_an_error_inside_of_torch() -> None:
 
 @pytest.mark.usefixtures("unchanged")
 def test_tensors_of_two_devices() -> None:
-    """What a GPU would refuse is not refused silently: it is carried out, or reported."""
+    """What a GPU would refuse is carried out or reported, never refused silently."""
 
     def step() -> None:
         with pytest.raises(TypeError, match="convert cuda:0 device type tensor to numpy"):
@@ -214,7 +214,7 @@ def test_tensors_of_two_devices() -> None:
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("fake", [False, True])
 def test_interrupted(fake: bool) -> None:
-    """A KeyboardInterrupt passes."""
+    """A KeyboardInterrupt propagates."""
 
     def step() -> None:
         gpu(2)
@@ -227,7 +227,7 @@ def test_interrupted(fake: bool) -> None:
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize(("code", "error"), [(None, False), (0, False), (3, True), ("why", True)])
 def test_exits(code: Any, error: bool) -> None:
-    """A step may end the program; with an error that is one of the run."""
+    """A step may exit the program; an exit with an error is an error of the run."""
 
     def step() -> None:
         gpu(2).sum().item()
@@ -239,8 +239,8 @@ def test_exits(code: Any, error: bool) -> None:
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_one_inside_of_another() -> None:
-    """The inner one is refused, and the outer one goes on."""
+def test_nested_runs() -> None:
+    """A run inside a run is refused, and the outer one goes on."""
 
     def step() -> None:
         with pytest.raises(RuntimeError, match="a dry run is already running"):
@@ -252,8 +252,8 @@ def test_one_inside_of_another() -> None:
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_one_that_cannot_start() -> None:
-    """After an argument that is refused, another run can start."""
+def test_run_that_cannot_start() -> None:
+    """After a refused argument, another run can start."""
     with pytest.raises(TypeError, match='"step" must be a plain function'):
         dry_run(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match='"on_gpu" must hold'):
@@ -263,7 +263,7 @@ def test_one_that_cannot_start() -> None:
 
 @pytest.mark.usefixtures("unchanged")
 def test_modes_that_the_step_leaves_on() -> None:
-    """Settings of the step's own that are there to stay do not break the end of the run."""
+    """Modes that the step leaves on do not break the end of the run."""
 
     def step() -> None:
         torch.set_default_device("cuda")
@@ -276,7 +276,7 @@ def test_modes_that_the_step_leaves_on() -> None:
 
 @pytest.mark.usefixtures("unchanged")
 def test_a_thread_that_outlives_the_run() -> None:
-    """It goes on, unwatched, and does no harm."""
+    """A thread that outlives the run continues unwatched, and does no harm."""
     done, go = [], threading.Event()
 
     def work() -> None:
@@ -296,7 +296,7 @@ def test_a_thread_that_outlives_the_run() -> None:
 
 
 def test_tensors_of_an_earlier_run() -> None:
-    """What pretended to be on a GPU in one run is on the host afterwards, and in the next run."""
+    """Tensors on the pretended GPU of one run are on the host after it, and in the next run."""
     kept: list[torch.Tensor] = []
     dry_run(lambda: kept.append(torch.ones(2, device="cuda")))
     assert kept[0].device == torch.device("cpu")

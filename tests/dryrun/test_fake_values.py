@@ -15,7 +15,7 @@ def gpu(*values: float) -> torch.Tensor:
 
 
 def normalize() -> None:
-    """As torchvision does."""
+    """Normalize as torchvision does."""
     image = torch.rand(2, 3, 8, 8, device="cuda")
     std = torch.as_tensor([0.229, 0.224, 0.225], dtype=image.dtype, device=image.device)
     if (std == 0).any():
@@ -25,7 +25,7 @@ def normalize() -> None:
 
 
 def computed() -> None:
-    """Numbers that are computed from known ones, in place and through views too."""
+    """Compute values from known ones, also in place and through views."""
     total = torch.zeros(3, device="cuda")
     total[1:] += gpu(1, 2)
     assert [0, 1, 2] == total.tolist()
@@ -40,7 +40,7 @@ def computed() -> None:
 
 
 def unknown_again() -> None:
-    """What is overwritten with unknown numbers is not known any more."""
+    """Overwrite known values with unknown ones."""
     total = gpu(5.0, 5.0)
     total.add_(torch.rand(2, device="cuda"))
     assert total[0].item() != 5
@@ -53,7 +53,7 @@ def unknown_again() -> None:
 
 
 def checks() -> None:
-    """Checks of data that is not known pass, whatever they ask."""
+    """Check unknown values in every way; all checks pass."""
     x = torch.randn(50, device="cuda")
     labels = torch.randint(0, 10, (8,), device="cuda")
     if (x < -9).any() or not (x.abs() >= 0).all():
@@ -74,7 +74,7 @@ def checks() -> None:
 
 
 def equality() -> None:
-    """A floating-point number equals none but by chance; a class is one that there is."""
+    """Compare unknown values: a float equals no other, and a class index is a valid one."""
     x = torch.randn(50, device="cuda")
     assert not bool((x == 0.5).any())
     found = bool((x == 0).any()), bool((x != 0).all()), bool((torch.randint(9, (4,), device="cuda") != -100).all())
@@ -83,15 +83,15 @@ def equality() -> None:
 
 @pytest.mark.parametrize("step", [normalize, computed, unknown_again, checks, equality])
 def test_values(step: Callable[[], None]) -> None:
-    """Without data, the step comes to its end, as it does with data."""
+    """Without data, the step runs to its end, as with data."""
     report = dry_run(step, fake=True)
     assert report.error is None, report
     if step is not unknown_again:
         assert dry_run(step).error is None
 
 
-def test_a_model_of_before() -> None:
-    """Small buffers that exist before have their numbers, large ones random numbers."""
+def test_earlier_model() -> None:
+    """Small buffers that existed before the run keep their values; large ones have random values."""
     mean, large = torch.tensor([1.0, 2.0]), torch.full((200, 200), 5.0)
 
     def step() -> None:
@@ -102,7 +102,7 @@ def test_a_model_of_before() -> None:
 
 
 def test_a_condition_that_decides_nothing() -> None:
-    """A branch that does not raise is not taken for a check."""
+    """A branch that does not raise is not mistaken for a check."""
     seen = set()
 
     def step() -> None:

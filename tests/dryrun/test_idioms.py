@@ -1,4 +1,4 @@
-"""A dry run finds the idioms that synchronize, and not their lookalikes that do not, each by itself."""
+"""A dry run finds the idioms that synchronize, and not the similar ones that do not, each by itself."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Transformers logs through a handler of its own."""
+    """Silence Transformers, which logs through its own handler."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     yield
@@ -49,7 +49,7 @@ def _quiet() -> Iterator[None]:
 
 
 def build(name: str, **changes: Any) -> nn.Module:
-    """A small model with random weights, the same each time."""
+    """Build a small model with random weights, the same each time."""
     torch.manual_seed(0)
     config = CONFIGS[name]()
     for key, value in changes.items():
@@ -63,7 +63,7 @@ def build(name: str, **changes: Any) -> nn.Module:
 
 
 def batches() -> Iterator[dict[str, torch.Tensor]]:
-    """The batches of a run, in memory as a DataLoader leaves them."""
+    """Return the batches of a run, in memory as a DataLoader leaves them."""
     for seed in range(STEPS):
         tokens = torch.randint(TOKENS, (2, 16), generator=torch.Generator().manual_seed(seed))
         yield {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
@@ -99,7 +99,7 @@ def careless(model: nn.Module, device: str, amp: bool = True) -> list[float]:
 
 
 def careful(model: nn.Module, device: str, amp: bool = True) -> list[torch.Tensor]:
-    """The same without a wait."""
+    """Train like `careless`, without synchronizing."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=STEPS)
     scaler = torch.amp.GradScaler(device)
@@ -126,8 +126,8 @@ def careful(model: nn.Module, device: str, amp: bool = True) -> list[torch.Tenso
     return losses
 
 
-def planted(*functions: Callable[..., Any]) -> dict[tuple[int, str], int]:
-    """How often each line of ``functions`` says that it waits, by its number and operation."""
+def expected(*functions: Callable[..., Any]) -> dict[tuple[int, str], int]:
+    """Return how often each marked line of ``functions`` synchronizes, by its number and operation."""
     said: dict[tuple[int, str], int] = {}
     for function in functions:
         code, first = inspect.getsourcelines(function)
@@ -138,7 +138,7 @@ def planted(*functions: Callable[..., Any]) -> dict[tuple[int, str], int]:
 
 
 def found(report: SyncReport, file: str = __file__) -> dict[tuple[int, str], int]:
-    """The same of a report, all of which must be at lines of ``file``."""
+    """Return the same for a report, whose findings must all be at lines of ``file``."""
     assert report.error is None, report.error
     assert [str(one.cause) for one in report.not_covered] == []
     assert {one.site.file if one.site else None for one in report.syncs} <= {file}
@@ -147,26 +147,26 @@ def found(report: SyncReport, file: str = __file__) -> dict[tuple[int, str], int
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_careless(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line that waits is found, with its number of times, in each of the steps."""
+    """Each synchronizing line is found with its number of times, in each step."""
     model = build(name)
     report = dry_run(lambda: careless(model, "cuda"), on_gpu=[model])
-    assert found(report) == planted(careless)
+    assert found(report) == expected(careless)
     assert report.steps == STEPS
     assert capsys.readouterr().out.count("norm ") == STEPS
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_careful(name: str) -> None:
-    """A loop that does not wait has no finding, with all that a GPU makes of it."""
+    """A loop that does not synchronize has no finding, with all that a GPU changes in it."""
     model = build(name)
     report = dry_run(lambda: careful(model, "cuda"), on_gpu=[model])
-    assert found(report) == planted(careful) == {}
+    assert found(report) == expected(careful) == {}
     report.assert_max(0)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_losses(name: str) -> None:
-    """What is computed is what the CPU computes without a dry run, bit for bit."""
+    """The losses are bit for bit those of the CPU without a dry run."""
     losses: list[float] = []
     model = build(name)
     report = dry_run(lambda: losses.extend(careless(model, "cuda", amp=False)), on_gpu=[model])
@@ -176,7 +176,7 @@ def test_losses(name: str) -> None:
 
 
 def experts(model: nn.Module) -> None:
-    """A step that chooses experts one by one."""
+    """Run a step that calls the experts one by one."""
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.arange(32, device="cuda").view(2, 16)
     mask = torch.zeros(2, 1, 16, 16, device="cuda")
@@ -185,10 +185,10 @@ def experts(model: nn.Module) -> None:
 
 
 def test_mixtral_experts() -> None:
-    """The loop over experts waits at lines of the library, and the user's line is the site."""
+    """The loop over experts synchronizes at lines of the library, and the site is the user's line."""
     model = build("mixtral", _experts_implementation="eager")
     report = dry_run(lambda: experts(model), on_gpu=[model])
-    ((line, _),) = planted(experts)
+    ((line, _),) = expected(experts)
     assert {line} == {number for number, _ in found(report)}
     via = {one.op: one.via for one in report.syncs}
     assert set(via) == {"nonzero", "bool", "where", "getitem"}
@@ -202,7 +202,7 @@ PARTS = {"nonzero": ".nonzero()", "bool": "if expert_idx == ", "where": "torch.w
 
 
 def llama_7b() -> None:
-    """A step of a model that this machine could not hold."""
+    """Run a step of a model that this machine could not hold."""
     with torch.device("cuda"):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig())
     assert sum(parameter.numel() for parameter in model.parameters()) == 6_738_415_616
@@ -219,9 +219,9 @@ def llama_7b() -> None:
 
 
 def test_llama_7b() -> None:
-    """With shapes only, 7 billion parameters take a step."""
+    """A model of 7 billion parameters runs a step with shapes only."""
     report = dry_run(llama_7b, fake=True)
-    assert found(report) == planted(llama_7b)
+    assert found(report) == expected(llama_7b)
     assert report.steps == 1
 
 
@@ -229,7 +229,7 @@ def test_llama_7b() -> None:
 def test_example(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The example runs as it is, on the GPU that it believes in, with its own losses and its windows."""
+    """The example runs unchanged on the pretended GPU, with its own losses and windows."""
     monkeypatch.chdir(tmp_path)
     path = EXAMPLES / name
     report = dry_run_file(path, None, args=["--steps", "6"])
@@ -252,7 +252,7 @@ def test_example(
 
 
 class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Random tokens."""
+    """A data set of random tokens."""
 
     def __len__(self) -> int:
         return 16
@@ -263,7 +263,7 @@ class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def trainer(folder: str, **options: Any) -> list[float]:
-    """Train and evaluate by the Trainer."""
+    """Train and evaluate with the Trainer."""
     options = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, **options}
     arguments = transformers.TrainingArguments(folder, max_steps=STEPS, per_device_train_batch_size=4, **options)
     tokens = Tokens()
@@ -279,7 +279,7 @@ def trainer(folder: str, **options: Any) -> list[float]:
     ids=["fp32", "fp16", "bf16"],
 )
 def test_trainer(options: dict[str, Any], tmp_path: Path) -> None:
-    """Transformers' Trainer trains and evaluates on the GPU that it is told of."""
+    """Transformers' Trainer trains and evaluates on the pretended GPU."""
     pytest.importorskip("accelerate")
     losses: list[float] = []
     report = dry_run(lambda: losses.extend(trainer(str(tmp_path), **options)))

@@ -28,7 +28,7 @@ def matrix() -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_sparse_coo() -> None:
-    """Sparse tensors with a size wait where indices are counted or merged."""
+    """Sparse tensors with a known size synchronize where indices are counted or merged."""
 
     def step() -> None:
         indices = torch.zeros(2, 3, dtype=torch.long, device="cuda")
@@ -50,7 +50,7 @@ def test_sparse_coo() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 def test_sparse_csr() -> None:
-    """Sparse rows multiply without a wait; making them of a dense tensor counts."""
+    """Products with CSR tensors do not synchronize; converting a dense tensor counts its values, which does."""
 
     def step() -> None:
         rows = torch.arange(4, device="cuda")
@@ -69,7 +69,7 @@ def test_sparse_csr() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_packed_sequences(ordered: bool) -> None:
-    """Packing sorted sequences waits for nothing; else the order is copied forth and back."""
+    """Packing sorted sequences does not synchronize; otherwise the order is copied to the GPU and back."""
 
     def step() -> None:
         model = nn.LSTM(3, 5, batch_first=True, device="cuda")
@@ -93,13 +93,13 @@ def test_packed_sequences(ordered: bool) -> None:
 
 
 def test_padded_sequences() -> None:
-    """Padding knows the lengths."""
+    """Padding knows the lengths, and does not synchronize."""
     assert [] == waits(lambda: pad_sequence([gpu(3, 2), gpu(1, 2)], batch_first=True))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_modules(kind: Any) -> None:
-    """Recurrent modules wait for nothing, on the way forth and on the way back."""
+    """Recurrent modules do not synchronize, in the forward or the backward pass."""
     assert [] == waits(lambda: kind(3, 4, num_layers=2, device="cuda")(gpu(5, 2, 3))[0].sum().backward())
 
 
@@ -107,7 +107,7 @@ def test_recurrent_modules(kind: Any) -> None:
 
 
 def test_save_and_load() -> None:
-    """Saving copies each storage to the host, and loading copies it to where it is asked to be."""
+    """Saving copies each storage to the host; loading copies it to the requested device."""
 
     def step() -> None:
         model = nn.Linear(4, 2, device="cuda")
@@ -140,7 +140,7 @@ def test_save_and_load() -> None:
 
 
 def test_pickle() -> None:
-    """Pickling copies to the host, and unpickling back to the GPU."""
+    """Pickling copies to the host, and unpickling copies back to the GPU."""
 
     def step() -> None:
         text = pickle.dumps(gpu(4))
@@ -154,7 +154,7 @@ def test_pickle() -> None:
 
 
 def test_copies_within_the_gpu() -> None:
-    """Copies of tensors, modules and optimizers are made on the GPU."""
+    """Tensors, modules and optimizers on the GPU are copied on the GPU."""
 
     def step() -> None:
         model = nn.Linear(4, 2, device="cuda")
@@ -173,7 +173,7 @@ def test_copies_within_the_gpu() -> None:
 
 
 def test_modules_move() -> None:
-    """A module that moves copies each of its tensors; one that changes its type does it where it is."""
+    """Moving a module copies each of its tensors; changing its dtype does not move it."""
 
     def step() -> None:
         model = nn.BatchNorm1d(4)
@@ -198,7 +198,7 @@ def test_modules_move() -> None:
 
 
 def test_making_tensors() -> None:
-    """What is made of Python's numbers is copied; what is filled is not."""
+    """Tensors made from Python numbers are copied to the GPU; filled tensors are not."""
 
     def step() -> None:
         value = gpu(3)
@@ -224,7 +224,7 @@ def test_making_tensors() -> None:
 
 
 def test_one_hot() -> None:
-    """Without a number of classes the greatest one is read."""
+    """Without a number of classes, one_hot reads the largest class."""
 
     def step() -> None:
         classes = torch.arange(3, device="cuda")
@@ -264,7 +264,7 @@ LINALG: list[tuple[str, Callable[[], Any], bool]] = [
 
 @pytest.mark.parametrize(("name", "call", "waiting"), LINALG, ids=[name for name, _, _ in LINALG])
 def test_linalg(name: str, call: Callable[[], Any], waiting: bool) -> None:
-    """Factorizations read an error code back, once; determinants, QR and those for experts do not."""
+    """Factorizations read an error code once; determinants, QR and the `_ex` variants do not."""
     found = waits(call)
     assert [1] * waiting == [count for _, count, _ in found]
     if found:
@@ -273,7 +273,7 @@ def test_linalg(name: str, call: Callable[[], Any], waiting: bool) -> None:
 
 @pytest.mark.parametrize("name", ["svd", "eigh", "inv", "cholesky", "det", "qr"])
 def test_linalg_backward(name: str) -> None:
-    """The way back waits only where it factorizes again."""
+    """The backward pass synchronizes only where it factorizes again."""
 
     def step() -> None:
         value = torch.diag(torch.arange(1.0, 4.0, device="cuda")).requires_grad_()
@@ -286,7 +286,7 @@ def test_linalg_backward(name: str) -> None:
 
 
 def test_distributions() -> None:
-    """Checks of arguments and samples are read; without them nothing is."""
+    """Validation of arguments and samples reads values; without it nothing does."""
 
     def step() -> None:
         mean, std = gpu(3), gpu(3).exp()
@@ -307,7 +307,7 @@ def test_distributions() -> None:
 
 
 def test_assert_close() -> None:
-    """Comparing in tests reads whether all is close."""
+    """`assert_close` reads whether all values are close."""
 
     def step() -> None:
         value = gpu(3)

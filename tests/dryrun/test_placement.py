@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
     ids=["none", "text", "device", "cpu", "table", "function"],
 )
 def test_load_into(fake: bool, where: Any, on_gpu: bool, loads: int) -> None:
-    """A checkpoint is loaded to where it was, or where it is asked to; only copies to the GPU wait."""
+    """A checkpoint is loaded to its device or the requested one; only copies to the GPU synchronize."""
 
     def step() -> None:
         file = io.BytesIO()
@@ -53,7 +53,7 @@ def test_load_into(fake: bool, where: Any, on_gpu: bool, loads: int) -> None:
 
 @both
 def test_pickled_modules(fake: bool) -> None:
-    """Unpickled, a module is on the GPU again."""
+    """An unpickled module is on the GPU again."""
 
     def step() -> None:
         with instrument.allow_sync("pickled"):
@@ -66,7 +66,7 @@ def test_pickled_modules(fake: bool) -> None:
 
 @both
 def test_shared_memory(fake: bool) -> None:
-    """On the GPU there is nothing to do."""
+    """Sharing memory does nothing for tensors on the GPU."""
 
     def step() -> None:
         value, model = gpu(3), nn.Linear(3, 3, device="cuda")
@@ -88,7 +88,7 @@ MIXED: dict[str, Callable[[], Any]] = {
 @both
 @pytest.mark.parametrize("name", MIXED)
 def test_mixed_devices(fake: bool, name: str) -> None:
-    """What a GPU would refuse goes on, and fails the run."""
+    """A call that a GPU would refuse is carried out, and fails the run."""
     report = finished(MIXED[name], fake=fake)
     assert report.not_covered, report
     assert "takes tensors of the CPU and of the GPU, which raises an error on a GPU" in notes(report)[0]
@@ -97,7 +97,7 @@ def test_mixed_devices(fake: bool, name: str) -> None:
 
 
 @both
-def test_one_number_of_the_cpu(fake: bool) -> None:
+def test_cpu_scalars(fake: bool) -> None:
     """Tensors of one number may be on the CPU, as on a GPU."""
 
     def step() -> None:
@@ -107,8 +107,8 @@ def test_one_number_of_the_cpu(fake: bool) -> None:
     finished(step, fake=fake).assert_max(0)
 
 
-def test_moved_tensors_of_before() -> None:
-    """A model that is named on the GPU, with batches that stay on the CPU, fails."""
+def test_model_named_with_batches_on_the_cpu() -> None:
+    """A model that is named in ``on_gpu``, with batches that stay on the CPU, fails."""
     model, optimizer = nn.Linear(3, 1), None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -129,8 +129,8 @@ OPTIMIZERS: list[Callable[[Any], Any]] = [
 
 @both
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=["AdamW", "SGD", "Adagrad", "LBFGS"])
-def test_an_optimizer_that_stepped_before(fake: bool, make: Callable[[Any], Any]) -> None:
-    """The state of an optimizer is where the parameters are, though ``on_gpu`` names the model alone."""
+def test_earlier_optimizer_state(fake: bool, make: Callable[[Any], Any]) -> None:
+    """The state of an optimizer is where its parameters are, even if ``on_gpu`` names only the model."""
     model, other = nn.Linear(3, 1), nn.Linear(3, 1)
     optimizer, unnamed = make(model.parameters()), torch.optim.AdamW(other.parameters())
 
@@ -152,8 +152,8 @@ def test_an_optimizer_that_stepped_before(fake: bool, make: Callable[[Any], Any]
     assert [] == finished(step, fake=fake, on_gpu=[model]).not_covered
 
 
-def test_a_copy_that_existed_before() -> None:
-    """A copy of the model, as for an average of its weights, has to be named, and the message says so."""
+def test_earlier_copy_of_the_model() -> None:
+    """A copy of the model, such as an average of its weights, must be named; the message says so."""
     model = nn.Linear(3, 1)
     average = copy.deepcopy(model)
 
@@ -170,8 +170,8 @@ def test_a_copy_that_existed_before() -> None:
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def test_a_device_chosen_before() -> None:
-    """A device that was chosen where there is no GPU is not a mistake of the step: the message says what to do."""
+def test_earlier_choice_of_device() -> None:
+    """A device chosen before the run, without a GPU, is no error of the step; the message says what to do."""
     model = nn.Linear(3, 1).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -193,7 +193,7 @@ def test_a_device_chosen_before() -> None:
 
 
 def test_exchanged() -> None:
-    """DLPack and storages keep where a tensor is."""
+    """DLPack and storages keep the device of a tensor."""
 
     def step() -> None:
         value = gpu(3)
@@ -209,7 +209,7 @@ def test_exchanged() -> None:
 
 
 def test_one_module_is_enough() -> None:
-    """``on_gpu`` takes one module, optimizer or tensor without a list."""
+    """``on_gpu`` accepts one module, optimizer or tensor without a list."""
     model = nn.Linear(3, 1)
     for named in (model, torch.optim.SGD(model.parameters(), lr=0.1), model.weight):
         assert {"item": 1} == ops(finished(lambda: model.weight.sum().item(), on_gpu=named))
@@ -218,7 +218,7 @@ def test_one_module_is_enough() -> None:
 @both
 @pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
 def test_formatted(fake: bool, kind: Any) -> None:
-    """A tensor of any shape is read when it is formatted, or printed, once."""
+    """Formatting or printing a tensor of any shape reads it once."""
 
     def step() -> None:
         for shape in ((), (3,), (2, 2)):
@@ -236,7 +236,7 @@ def test_formatted(fake: bool, kind: Any) -> None:
 
 @both
 def test_new_with_data(fake: bool) -> None:
-    """`Tensor.new` copies data to where its tensor is."""
+    """`Tensor.new` copies data to the device of its tensor."""
 
     def step() -> None:
         value = gpu(3)
@@ -248,7 +248,7 @@ def test_new_with_data(fake: bool) -> None:
 
 @both
 def test_long_modes(fake: bool) -> None:
-    """`mode` sorts rows of more than 2048 elements in a way that waits."""
+    """`mode` sorts rows of more than 2048 elements with a synchronizing algorithm."""
 
     def step() -> None:
         gpu(2, 2048).mode()
@@ -279,7 +279,7 @@ GUARDS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", GUARDS)
 def test_checks_find_nothing(name: str) -> None:
-    """However a step looks for NaN and infinity, without data it finds none; it waits all the same."""
+    """Checks for NaN and infinity find none without data; they synchronize all the same."""
 
     def step() -> None:
         if GUARDS[name](gpu(3, 4)):
@@ -301,7 +301,7 @@ def test_clipping_without_data() -> None:
 
 
 def test_the_scale_without_data() -> None:
-    """A GradScaler finds nothing infinite, and keeps its scale."""
+    """A GradScaler finds no infinity without data, and keeps its scale."""
 
     def step() -> None:
         weight = nn.Parameter(gpu(3))

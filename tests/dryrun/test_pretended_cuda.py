@@ -1,4 +1,4 @@
-"""The pretended GPU: installation, its answers, synchronizations and libraries."""
+"""The pretended GPU: installation, return values, synchronizations and libraries."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def contents() -> list[dict[str, Any]]:
 # ----------------------------------------------------------------------------------------------- restoration
 
 
-def test_everything_is_put_back() -> None:
-    """After any number of installations and undoings, each attribute is what it was."""
+def test_everything_is_restored() -> None:
+    """After any number of installations and removals, each attribute has its first value."""
     before = contents()
     gpu = PretendedCuda(Noted())
     for _ in range(2):
@@ -58,8 +58,8 @@ def test_everything_is_put_back() -> None:
     assert not torch.cuda.is_available()
 
 
-def test_two_are_put_back() -> None:
-    """One inside the other answers while it is there, and then the outer one does again."""
+def test_nested_installations() -> None:
+    """Of two nested pretended GPUs the inner one answers until it is removed, and then the outer one."""
     before = contents()
     outer, inner = PretendedCuda(Noted()), PretendedCuda(Noted(), devices=2)
     outer.install()
@@ -73,8 +73,8 @@ def test_two_are_put_back() -> None:
 
 
 @pytest.mark.parametrize("which", [1, 50, -1])
-def test_an_error_in_the_middle_undoes_what_was_done(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is all installed, or nothing."""
+def test_failed_installation(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error during the installation undoes all of it."""
     before = contents()
     changes = PretendedCuda._changes
 
@@ -90,8 +90,8 @@ def test_an_error_in_the_middle_undoes_what_was_done(which: int, monkeypatch: py
     assert contents() == before
 
 
-def test_who_kept_a_class_has_the_real_one_afterwards() -> None:
-    """`torch.Stream` imported by name while there seemed to be a GPU makes none once it is gone."""
+def test_imported_classes_are_real_afterwards() -> None:
+    """A `torch.Stream` imported by name during the run makes no stream after it."""
     gpu = PretendedCuda(Noted())
     gpu.install()
     stream, generator = torch.Stream, torch.Generator
@@ -107,8 +107,8 @@ def is_gpu_available() -> bool:
     return torch.cuda.is_available()
 
 
-def test_an_answer_kept_for_good_is_asked_for_again() -> None:
-    """Caches of functions that ask for a GPU are emptied before and after."""
+def test_caches_are_emptied() -> None:
+    """Caches of functions that look for a GPU are emptied before and after."""
     assert not is_gpu_available()
     gpu = PretendedCuda(Noted())
     gpu.install()
@@ -199,8 +199,8 @@ def test_every_public_function_answers(name: str, noted: Noted) -> None:
     ))  # fmt: skip
 
 
-def test_every_private_function_that_torch_calls_is_there(noted: Noted) -> None:
-    """What torch's Python calls of the functions that only a build for CUDA has is answered."""
+def test_private_functions_that_torch_calls(noted: Noted) -> None:
+    """Functions of a CUDA build that torch's Python calls exist."""
     folder = Path(torch.__file__).parent
     called: set[str] = set()
     for part in ("cuda", "accelerator", "backends", "nn", "optim", "utils", "amp", "autograd"):
@@ -214,8 +214,8 @@ def test_every_private_function_that_torch_calls_is_there(noted: Noted) -> None:
     assert sorted(name for name in real if name.startswith(("_cuda_", "_accelerator_", "_nccl_"))) == []
 
 
-def test_what_cannot_be_carried_out_is_told(noted: Noted) -> None:
-    """A kernel of the user's, or an allocator, ends in a note."""
+def test_what_cannot_run_is_noted(noted: Noted) -> None:
+    """A kernel or an allocator of the user leaves a note."""
     with pytest.raises(RuntimeError, match=r"a dry run does not support torch\.cuda\.jiterator: see"):
         torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }")(torch.ones(1))
     torch._C._cuda_changeCurrentAllocator(object())
@@ -254,7 +254,7 @@ def test_settings_that_are_not_emulated_are_skipped(noted: Noted) -> None:
     ids=["size", "of a device", "set", "clear"],
 )
 def test_the_plan_cache_of_cufft_is_not_emulated(call: Callable[[], object], noted: Noted) -> None:
-    """Each use of the plan cache raises the sentence that is noted."""
+    """Each use of cuFFT's plan cache raises the sentence that is noted."""
     sentence = "a dry run does not support torch.backends.cuda.cufft_plan_cache: see docs/dry-run.md"
     with pytest.raises(RuntimeError) as caught:
         call()
@@ -292,8 +292,8 @@ def test_the_plan_cache_of_cufft_is_not_emulated(call: Callable[[], object], not
         (lambda: torch.cuda.get_rng_state(), []),
     ],
 )
-def test_only_what_waits_is_a_wait(call: Callable[[], Any], waits: list[str], noted: Noted) -> None:
-    """Each call that makes the CPU wait is noted once, also through names imported beforehand."""
+def test_synchronizing_calls(call: Callable[[], Any], waits: list[str], noted: Noted) -> None:
+    """Each synchronizing call is noted once, also through names imported earlier."""
     call()
     assert noted.waits == waits
 
@@ -302,8 +302,8 @@ def test_only_what_waits_is_a_wait(call: Callable[[], Any], waits: list[str], no
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_mixed_precision_neither_warns_nor_steps_aside(dtype: torch.dtype, noted: Noted) -> None:
-    """Autocast and the scaler of gradients are enabled, through a whole step."""
+def test_mixed_precision_stays_enabled(dtype: torch.dtype, noted: Noted) -> None:
+    """Autocast and the gradient scaler stay enabled through a whole step, without a warning."""
     assert torch.amp.is_autocast_available("cuda")
     with OnCpu():
         layer = nn.Linear(4, 4)
@@ -323,7 +323,7 @@ def test_mixed_precision_neither_warns_nor_steps_aside(dtype: torch.dtype, noted
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_data_loader_pins(workers: int, noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With workers, the thread that pins sees the GPU."""
+    """The pinning thread of a DataLoader with workers sees the GPU."""
     pinned: list[str] = []
 
     def pin_memory(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -336,7 +336,7 @@ def test_a_data_loader_pins(workers: int, noted: Noted, monkeypatch: pytest.Monk
 
 
 def test_the_profiler_profiles(noted: Noted) -> None:
-    """A profile of CPU and GPU has the CPU's part, and torch waits when it stops."""
+    """A profile of CPU and GPU has the CPU's events, and torch synchronizes when it stops."""
     kinds = torch.profiler.ProfilerActivity
     assert kinds.CUDA in torch.profiler.supported_activities()
     with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
@@ -346,7 +346,7 @@ def test_the_profiler_profiles(noted: Noted) -> None:
 
 
 def test_nvtx_and_the_runtime_succeed(noted: Noted) -> None:
-    """Ranges nest, and functions of CUDA's runtime return no error."""
+    """Ranges nest, and functions of the CUDA runtime return no error."""
     depths = [torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_push("b")]
     depths += [torch.cuda.nvtx.range_pop(), torch.cuda.nvtx.range_pop()]
     assert depths == ([-2] * 4 if hasattr(torch._C, "_nvtx") else [0, 1, 1, 0])  # -2: no tool listens
@@ -359,7 +359,7 @@ def test_nvtx_and_the_runtime_succeed(noted: Noted) -> None:
 
 
 def test_settings_are_kept(noted: Noted) -> None:
-    """What is set is what is told, and none of it changes the real thing."""
+    """Settings read back as set, and the real ones do not change."""
     before = torch._C._get_linalg_preferred_backend
     torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_per_process_memory_fraction(0.25)
@@ -369,8 +369,8 @@ def test_settings_are_kept(noted: Noted) -> None:
     assert torch._C._get_linalg_preferred_backend is before
 
 
-def test_cudnn_is_there_and_takes_nothing(noted: Noted) -> None:
-    """RNNs run: their weights are not handed to cuDNN."""
+def test_cudnn_gets_no_weights(noted: Noted) -> None:
+    """RNNs run without handing their weights to cuDNN."""
     assert torch.backends.cudnn.is_available()
     assert torch.backends.cudnn.version() == 90100
     assert not torch.backends.cudnn.is_acceptable(torch.ones(1))
@@ -379,8 +379,8 @@ def test_cudnn_is_there_and_takes_nothing(noted: Noted) -> None:
         assert not torch.backends.cudnn.enabled
 
 
-def test_attention_kernels_are_asked_for(noted: Noted) -> None:
-    """Each question gets an answer."""
+def test_attention_kernels(noted: Noted) -> None:
+    """Each question about attention kernels gets an answer."""
     query = torch.ones(1, 1, 4, 4)
     parameters = torch.backends.cuda.SDPAParams(query, query, query, None, 0.0, False, False)
     for name in ("flash", "efficient", "cudnn"):
@@ -388,7 +388,7 @@ def test_attention_kernels_are_asked_for(noted: Noted) -> None:
 
 
 def test_one_gpu_communicates_with_itself(noted: Noted) -> None:
-    """What `nn.DataParallel` does with one device works."""
+    """Communication functions work with one device, as `nn.DataParallel` uses them."""
     from torch.nn.parallel import comm
 
     with OnCpu():
@@ -400,14 +400,14 @@ def test_one_gpu_communicates_with_itself(noted: Noted) -> None:
 
 
 def test_other_libraries_find_a_gpu(noted: Noted) -> None:
-    """Transformers says that it is there."""
+    """Transformers finds the GPU."""
     utils = pytest.importorskip("transformers.utils")
     assert utils.is_torch_cuda_available()
     assert utils.is_torch_bf16_gpu_available()
 
 
 def test_nothing_warns(noted: Noted) -> None:
-    """A script that prints what it runs on gets no warning."""
+    """A script that prints its device gets no warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.cuda.init()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 
 
 def test_the_device_is_a_known_gpu(noted: Noted) -> None:
-    """Name, capability, memory and architecture fit one another."""
+    """Name, capability, memory and architecture are consistent."""
     properties = torch.cuda.get_device_properties("cuda")
     assert torch.cuda.get_device_name() == properties.name == "NVIDIA A100-SXM4-80GB"
     assert torch.cuda.get_device_capability() == (properties.major, properties.minor) == (8, 0)
@@ -39,8 +39,8 @@ def test_the_device_is_a_known_gpu(noted: Noted) -> None:
     assert torch.version.cuda
 
 
-def test_devices_are_of_a_thread() -> None:
-    """`torch.cuda.device` restores the one before; another thread has its own; one too many is refused."""
+def test_current_device_per_thread() -> None:
+    """`torch.cuda.device` restores the previous device; each thread has its own; a bad index is refused."""
     gpu = PretendedCuda(Noted(), devices=2)
     gpu.install()
     seen: list[Any] = []
@@ -62,8 +62,8 @@ def test_devices_are_of_a_thread() -> None:
         gpu.undo()
 
 
-def test_the_accelerator_is_it(noted: Noted) -> None:
-    """`torch.accelerator` and `torch.get_device_module` know of it."""
+def test_accelerator(noted: Noted) -> None:
+    """`torch.accelerator` and `torch.get_device_module` find the pretended GPU."""
     assert torch.accelerator.is_available()
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
     assert torch.accelerator.device_count() == 1
@@ -71,8 +71,8 @@ def test_the_accelerator_is_it(noted: Noted) -> None:
     assert torch.get_device_module() is torch.cuda
 
 
-def test_the_old_types_make_tensors(noted: Noted) -> None:
-    """`torch.cuda.FloatTensor` and its like have their dtype, of sizes as of data."""
+def test_legacy_tensor_types(noted: Noted) -> None:
+    """`torch.cuda.FloatTensor` and its like make tensors of their dtype, from sizes and from data."""
     with OnCpu():
         assert torch.cuda.HalfTensor(2, 3).shape == (2, 3)
         assert torch.cuda.HalfTensor(torch.Size([4])).dtype == torch.float16
@@ -84,8 +84,8 @@ def test_the_old_types_make_tensors(noted: Noted) -> None:
 # ------------------------------------------------------------------------------------------- streams, events
 
 
-def test_the_current_stream_is_the_one_that_was_chosen(noted: Noted) -> None:
-    """Within `torch.cuda.stream`, a stream's own ``with``, and after `set_stream`."""
+def test_current_stream(noted: Noted) -> None:
+    """`torch.cuda.stream`, a stream's own ``with`` and `set_stream` choose the current stream."""
     stream, default = torch.cuda.Stream(priority=-1), torch.cuda.default_stream()
     assert stream != default
     assert (stream.priority, default.cuda_stream) == (-1, 0)
@@ -104,7 +104,7 @@ def test_the_current_stream_is_the_one_that_was_chosen(noted: Noted) -> None:
 
 @given(st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=3), max_leaves=12))
 def test_nested_streams_unwind(tree: list[Any]) -> None:
-    """However streams are nested, the one outside is current again after each."""
+    """However streams are nested, the outer one is current again after each."""
     gpu = PretendedCuda(Noted())
     gpu.install()
 
@@ -123,8 +123,8 @@ def test_nested_streams_unwind(tree: list[Any]) -> None:
         gpu.undo()
 
 
-def test_streams_and_events_are_of_their_classes(noted: Noted) -> None:
-    """`isinstance` holds for torch's classes, and other devices keep their own."""
+def test_classes_of_streams_and_events(noted: Noted) -> None:
+    """`isinstance` holds for torch's classes, and other devices keep theirs."""
     stream, event = torch.cuda.Stream(), torch.cuda.Event()
     assert isinstance(stream, torch.cuda.Stream) and isinstance(stream, torch.Stream)
     assert isinstance(event, torch.cuda.Event) and isinstance(event, torch.Event) and isinstance(event, Event)
@@ -137,7 +137,7 @@ def test_streams_and_events_are_of_their_classes(noted: Noted) -> None:
 
 
 def test_streams_and_events_work_together(noted: Noted) -> None:
-    """The usual dance of a side stream that copies, and a tensor it uses."""
+    """A side stream copies a tensor, and the main stream uses it after an event."""
     side, done = torch.cuda.Stream(), torch.cuda.Event()
     with torch.cuda.stream(side):
         tensor = torch.ones(2)
@@ -150,7 +150,7 @@ def test_streams_and_events_work_together(noted: Noted) -> None:
 
 
 def test_elapsed_time_is_positive_or_refused(noted: Noted) -> None:
-    """As with a real one, both must be recorded, and with timing."""
+    """Both events must have been recorded with timing, as on a real GPU."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     with pytest.raises(RuntimeError, match="must be recorded"):
@@ -167,8 +167,8 @@ def test_elapsed_time_is_positive_or_refused(noted: Noted) -> None:
 # -------------------------------------------------------------------------------------------- graphs, memory
 
 
-def test_what_is_captured_runs_once(noted: Noted) -> None:
-    """The body runs as it is; before it torch waits, and a replay is told of."""
+def test_captured_code_runs_once(noted: Noted) -> None:
+    """The captured body runs eagerly; torch synchronizes before it, and a replay is noted."""
     graph, ran = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
         ran.append(torch.cuda.is_current_stream_capturing())
@@ -181,15 +181,15 @@ def test_what_is_captured_runs_once(noted: Noted) -> None:
     assert graph.pool() != torch.cuda.graph_pool_handle()
 
 
-def test_graphed_callables_are_what_they_were(noted: Noted) -> None:
-    """They run as they are."""
+def test_graphed_callables_run_eagerly(noted: Noted) -> None:
+    """Graphed callables are returned unchanged, and run eagerly."""
     layer = nn.Linear(2, 2)
     assert torch.cuda.make_graphed_callables(layer, (torch.ones(1, 2),)) is layer
     assert noted.waits == ["make_graphed_callables"]
 
 
-def test_memory_figures_fit_one_another(noted: Noted) -> None:
-    """Nothing divides by zero, and no more is used than there is."""
+def test_memory_figures_are_consistent(noted: Noted) -> None:
+    """No figure is zero where users divide by it, and no more memory is used than exists."""
     allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
     reserved, (free, total) = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
     assert 0 < allocated <= peak <= reserved <= total - free < total
@@ -205,7 +205,7 @@ def test_memory_figures_fit_one_another(noted: Noted) -> None:
 
 
 def test_memory_is_recorded_and_dumped(noted: Noted, tmp_path: Path) -> None:
-    """The files that a memory profile writes have their parts."""
+    """Files that a memory profile writes have their sections."""
     torch.cuda.memory._record_memory_history()
     torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))
     torch.cuda.memory._record_memory_history(enabled=None)
@@ -218,8 +218,8 @@ def test_memory_is_recorded_and_dumped(noted: Noted, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- random
 
 
-def test_random_states_repeat_what_was_drawn(noted: Noted) -> None:
-    """The GPU's generator is the CPU's, from which all that runs here draws."""
+def test_random_states(noted: Noted) -> None:
+    """The GPU's generator is the CPU's, as all random numbers come from it here."""
     state = torch.cuda.get_rng_state()
     first = torch.rand(3)
     torch.cuda.set_rng_state(state)
@@ -232,7 +232,7 @@ def test_random_states_repeat_what_was_drawn(noted: Noted) -> None:
 
 @pytest.mark.parametrize("devices", [[0], ["cuda:0"], None])
 def test_fork_rng_restores(devices: list[Any] | None, noted: Noted) -> None:
-    """After `torch.random.fork_rng`, what comes is what would have come."""
+    """`torch.random.fork_rng` restores the generator."""
     torch.manual_seed(0)
     expected = torch.rand(2)
     torch.manual_seed(0)
@@ -242,8 +242,8 @@ def test_fork_rng_restores(devices: list[Any] | None, noted: Noted) -> None:
     assert torch.rand(2).equal(expected)
 
 
-def test_a_generator_says_it_is_on_the_gpu(noted: Noted) -> None:
-    """Functions of torch take it; copies are in the same state; without a device it is the CPU's."""
+def test_generators_on_the_gpu(noted: Noted) -> None:
+    """Functions of torch accept a generator on the GPU; clones have its state; the default is on the CPU."""
     generator = torch.Generator(device="cuda").manual_seed(3)
     assert isinstance(generator, torch.Generator)
     assert generator.device == torch.device("cuda", 0)
@@ -256,7 +256,7 @@ def test_a_generator_says_it_is_on_the_gpu(noted: Noted) -> None:
 
 
 def test_checkpoints_repeat_dropout(noted: Noted) -> None:
-    """Checkpointing keeps and restores the states of the GPU's generator."""
+    """Checkpointing saves and restores the states of the GPU's generator."""
 
     class Tagged(torch.Tensor):
         device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]

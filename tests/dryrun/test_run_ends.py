@@ -1,4 +1,4 @@
-"""Dry runs that end early, and the steps that they count."""
+"""Dry runs that end early, and how they count steps."""
 
 from __future__ import annotations
 
@@ -47,33 +47,33 @@ async def both_of_them() -> Any:
 
 
 class Step:
-    """No step, but its class."""
+    """An object whose class alone is callable."""
 
 
 @pytest.mark.parametrize("step", [coroutine, generator, both_of_them, Step, nn.Linear, "text"])
-def test_what_is_no_step(step: Any) -> None:
-    """What would not run when it is called is refused."""
+def test_refused_steps(step: Any) -> None:
+    """What could not run when called is refused."""
     with pytest.raises(TypeError, match='"step" must be a plain function without arguments'):
         dry_run(step)
 
 
 def test_a_step_with_arguments() -> None:
-    """Arguments that nobody gives are refused before anything runs; defaults are fine."""
+    """Required arguments are refused before anything runs; defaults are fine."""
     with pytest.raises(TypeError, match='"step" needs arguments: batch, size'):
         dry_run(lambda batch, *, size: None)  # type: ignore[misc]
     finished(lambda batch=None, *rest, **more: gpu(2))
 
 
 class Unprintable(Exception):
-    """Cannot say what it is."""
+    """An exception that cannot be printed."""
 
     def __str__(self) -> str:
         raise ZeroDivisionError
 
 
 @both
-def test_an_error_without_words(fake: bool) -> None:
-    """An exception that cannot be printed ends the step, and loses nothing."""
+def test_unprintable_error(fake: bool) -> None:
+    """An exception that cannot be printed ends the step, and no finding is lost."""
 
     def step() -> None:
         gpu(2).sum().item()
@@ -86,8 +86,8 @@ def test_an_error_without_words(fake: bool) -> None:
     assert "Unprintable" in report.to_json()
 
 
-def test_an_error_of_many_words() -> None:
-    """A long message is cut to a line, without what moves the cursor."""
+def test_long_error_message() -> None:
+    """A long message is cut to one line, without control characters."""
 
     def step() -> None:
         raise ValueError("\x1b[2J" + "x" * 100_000 + "\nsecond line")
@@ -98,8 +98,8 @@ def test_an_error_of_many_words() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a folder in use is not removed there")
-def test_sarif_of_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the current folder was removed, there is a report all the same."""
+def test_sarif_without_a_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report can be written after the current folder was removed."""
     report = finished(lambda: gpu(2).sum().item())
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -110,7 +110,7 @@ def test_sarif_of_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Interrupting:
-    """Sends Ctrl-C at the n-th line that runs in the files that set a dry run up and end it."""
+    """Sends Ctrl-C at the n-th line that runs in the files that set up and end a dry run."""
 
     FILES = (
         "dryrun/session.py", "dryrun/cuda.py", "dryrun/patches.py", "dryrun/modes.py", "dryrun/storages.py",
@@ -154,7 +154,7 @@ def interrupted(at: int) -> int:
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process there")
 def test_interrupted_anywhere() -> None:
-    """Ctrl-C while a run is set up or ended leaves nothing behind, and another one runs."""
+    """Ctrl-C while a run is set up or ended leaves nothing behind, and another run starts."""
     lines = interrupted(-1)
     assert lines > 500
     moments = range(1, lines + 1)
@@ -174,7 +174,7 @@ def test_interrupted_anywhere() -> None:
 
 
 def test_scripts_with_modules_of_one_name(tmp_path: Path) -> None:
-    """Each script imports the module that is beside it."""
+    """Each script imports the module beside it."""
     for name, body in (("a", "return x.sum().item()"), ("b", "return x.sum()")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "helper.py").write_text(f"def read(x):\n    {body}\n")
@@ -193,8 +193,8 @@ def test_scripts_with_modules_of_one_name(tmp_path: Path) -> None:
 
 @settings(max_examples=200)
 @given(st.dictionaries(st.one_of(st.none(), st.integers(0, 6)), st.integers(1, 9)), st.booleans())
-def test_settling_keeps_sums(seen: dict[int | None, int], built: bool) -> None:
-    """Waits are counted to steps that exist, or to none; none is lost."""
+def test_every_synchronization_is_counted_once(seen: dict[int | None, int], built: bool) -> None:
+    """Each synchronization is counted in a step that exists, or in none; no count is lost."""
     run = object.__new__(session.Run)  # what it sets up is no matter here
     run._built = built
     steps = max([step for step in seen if step is not None], default=0)
@@ -210,7 +210,7 @@ def test_settling_keeps_sums(seen: dict[int | None, int], built: bool) -> None:
     evaluated=st.integers(0, 3), exists=st.booleans(),
 )  # fmt: skip
 def test_steps_of_a_loop(steps: int, before: int, after: int, prepared: int, evaluated: int, exists: bool) -> None:
-    """Each step has the waits of its line, before and after the optimizer; an evaluation at the end is none's."""
+    """Each step has its lines' synchronizations, before and after the optimizer; a final evaluation is in none."""
     early = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
 
     def read(times: int) -> None:
@@ -247,7 +247,7 @@ def test_steps_of_a_loop(steps: int, before: int, after: int, prepared: int, eva
 
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 def test_the_last_evaluation_is_in_no_step(epochs: int) -> None:
-    """However many epochs there are, what follows the last update is outside, but for what comes in every step."""
+    """After the last update only what every step does belongs to a step, for any number of epochs."""
 
     def step() -> None:
         weight = nn.Parameter(gpu(2))
@@ -270,7 +270,7 @@ def test_the_last_evaluation_is_in_no_step(epochs: int) -> None:
 
 
 def test_a_copy_of_a_model() -> None:
-    """A deep copy is where its model is, and has no gradients."""
+    """A deep copy is on the model's device, and has no gradients."""
 
     def step() -> None:
         model = nn.Linear(3, 1, device="cuda")

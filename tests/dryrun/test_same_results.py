@@ -27,7 +27,7 @@ number = st.integers(0, 50)
 
 
 class Block(nn.Module):
-    """Some of everything that is in a model."""
+    """One of everything that models contain."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 def trained(device: str) -> list[torch.Tensor]:
-    """Losses, gradients and parameters of three steps."""
+    """Return the losses, gradients and parameters of three steps."""
     torch.manual_seed(3)
     model = Block(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -60,7 +60,7 @@ def trained(device: str) -> list[torch.Tensor]:
 
 
 def test_the_same_results() -> None:
-    """The step computes what it does on the CPU, bit for bit."""
+    """The step computes bit for bit what it does on the CPU."""
     results: list[torch.Tensor] = []
     report = dry_run(lambda: results.extend(trained("cuda")))
     assert (None, []) == (report.error, report.findings)
@@ -72,7 +72,7 @@ def test_the_same_results() -> None:
 
 
 def logged() -> None:
-    """Mixed precision, a scaler, clipping and logging."""
+    """Train with mixed precision, a scaler, clipping and logging."""
     model = Block("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cuda")
@@ -93,7 +93,7 @@ def logged() -> None:
 
 
 def test_without_data_the_same_is_found() -> None:
-    """Without data the same waits are found, as often, at the same lines."""
+    """Without data the same synchronizations are found, as often, at the same lines."""
     real, fake = dry_run(logged), dry_run(logged, fake=True)
     expected = [
         ("to", 3, 'tokens = torch.randint(11, (2, 5)).to("cuda", non_blocking=True)'),
@@ -111,7 +111,7 @@ def test_without_data_the_same_is_found() -> None:
 
 
 def test_without_data_memory_stays_small() -> None:
-    """A layer of 400 GB runs forth and back."""
+    """A layer of 400 GB runs forward and backward."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def step() -> None:
@@ -129,8 +129,8 @@ def test_without_data_memory_stays_small() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 300_000 * kilobytes
 
 
-def test_without_data_a_module_of_before() -> None:
-    """What exists already is taken as it is."""
+def test_without_data_earlier_module() -> None:
+    """A module that existed before the run is used as it is."""
     model = nn.Linear(4, 2)
     before = model.weight.detach().clone()
 
@@ -150,7 +150,7 @@ HOST, PINNED, GPU = "host", "pinned", "gpu"
 
 
 class Machine:
-    """Tensors by where they are, and a count of what waits, told by the documentation of CUDA and torch alone."""
+    """A model of where tensors are and how often the CPU waits, from the documentation of CUDA and torch alone."""
 
     def __init__(self) -> None:
         self.held = [
@@ -166,43 +166,43 @@ class Machine:
         self.held.append((value, where))
 
     def read(self, how: str, which: int) -> None:
-        """A read waits if the tensor is on the GPU."""
+        """A read synchronizes if the tensor is on the GPU."""
         value, where = self.tensor(which)
         READS[how](value)
         self.waits += [how] * (where == GPU)
 
     def combine(self, how: str, which: int) -> None:
-        """What is computed is where its operand is, and never pinned."""
+        """A result is on its operand's device, and never pinned."""
         value, where = self.tensor(which)
         self.keep(CLEAN[how](value), GPU if where == GPU else HOST)
 
     def view(self, how: str, which: int) -> None:
-        """A view is where its base is."""
+        """A view is on its base's device."""
         value, where = self.tensor(which)
         self.keep(VIEWS[how](value), where)
 
     def up(self, non_blocking: bool, which: int) -> None:
-        """A copy to the GPU waits, unless it may be queued and can be; a tensor that is there stays."""
+        """A copy to the GPU synchronizes unless it is non-blocking from pinned memory; a tensor there stays."""
         value, where = self.tensor(which)
         self.keep(value.to("cuda", non_blocking=non_blocking), GPU)
         self.waits += ["to"] * (where == HOST or (where == PINNED and not non_blocking))
 
     def down(self, non_blocking: bool, which: int) -> None:
-        """A copy to the host waits, unless it may be queued: torch then pins the copy."""
+        """A copy to the host synchronizes unless it is non-blocking: torch then pins the copy."""
         value, where = self.tensor(which)
         out = value.to("cpu", non_blocking=non_blocking)
         self.keep(out, where if where != GPU else PINNED if non_blocking else HOST)
         self.waits += ["to"] * (where == GPU and not non_blocking)
 
     def copy(self, non_blocking: bool, target: int, source: int) -> None:
-        """A copy between GPU and host waits, unless it may be queued and the host's side is pinned."""
+        """A copy between GPU and host synchronizes unless it is non-blocking and the host's side is pinned."""
         (to, there), (fro, here) = self.tensor(target), self.tensor(source)
         to.copy_(fro, non_blocking=non_blocking)
         crosses = (there == GPU) != (here == GPU)
         self.waits += ["copy_"] * (crosses and not (non_blocking and PINNED in (there, here)))
 
     def pin(self, which: int) -> None:
-        """Pinning waits for nothing."""
+        """Pinning does not synchronize."""
         value, where = self.tensor(which)
         if where != GPU:
             self.keep(value.pin_memory(), PINNED)
@@ -255,7 +255,7 @@ command = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(command, max_size=25), st.booleans())
 def test_random_programs(program: list[tuple[Any, ...]], fake: bool) -> None:
-    """Whatever a program does, exactly what waits is found, and tensors know where they are."""
+    """For any program, exactly the synchronizing calls are found, and tensors report their device."""
     expected: list[str] = []
 
     def step() -> None:
@@ -286,7 +286,7 @@ def test_random_programs(program: list[tuple[Any, ...]], fake: bool) -> None:
     ],
 )
 def test_a_budget(budget: int | dict[str, int], exceeded: str | None) -> None:
-    """What a step may wait in a region is counted anew in each step, and all that `assert_max` looks at."""
+    """Each step's synchronizations count toward a region's budget afresh, and `assert_max` checks them all."""
 
     def train() -> None:
         model = nn.Linear(4, 2, device="cuda")

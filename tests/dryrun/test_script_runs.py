@@ -47,7 +47,7 @@ NEIGHBOUR = "def read(value):\n    value.sum().item()\n"
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Path]:
-    """A script with functions and a module beside it; what Python knows is as before afterwards."""
+    """Write a script with functions and a module beside it; restore `sys.modules` and `sys.path` afterwards."""
     (tmp_path / "neighbour.py").write_text(NEIGHBOUR, "utf-8")
     path = tmp_path / "train_it.py"
     path.write_text(SCRIPT, "utf-8")
@@ -69,14 +69,14 @@ def places(report: SyncReport) -> list[tuple[str, str, int]]:
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("fake", [False, True])
 def test_a_function_of_a_script(script: Path, fake: bool) -> None:
-    """What the function does is reported, and not what importing the script does."""
+    """The report has what the function does, and not the import of the script."""
     report = dry_run_file(script, "step", fake=fake)
     assert report.error is None
     assert [("item", "neighbour.py", 2)] == places(report)
 
 
 def test_a_method_of_a_script(script: Path) -> None:
-    """A function may be inside of a class."""
+    """A function may be inside a class."""
     assert [("cpu", "train_it.py", 17)] == places(dry_run_file(script, "Trainer.fit"))
 
 
@@ -89,7 +89,7 @@ def test_a_script(script: Path) -> None:
 
 
 def test_a_script_that_fails(script: Path) -> None:
-    """Its error is in the report, at its line; so is one on importing it."""
+    """The script's error is in the report, at its line; so is an error during its import."""
     script.write_text("import torch\ntorch.ones(2, device='cuda').item\nraise OSError('full')\ndef step(): ...\n")
     for function in (None, "step"):
         report = dry_run_file(script, function)
@@ -99,7 +99,7 @@ def test_a_script_that_fails(script: Path) -> None:
 
 
 def test_a_script_that_cannot_be_compiled(script: Path) -> None:
-    """A syntax error is of the script, not of a run."""
+    """A syntax error is the script's, not the run's."""
     script.write_text("def step(:\n")
     with pytest.raises(ValueError, match=r"cannot import .*train_it\.py: SyntaxError: invalid syntax"):
         dry_run_file(script, "step")
@@ -116,19 +116,19 @@ def test_a_script_that_cannot_be_compiled(script: Path) -> None:
 )
 @pytest.mark.usefixtures("unchanged")
 def test_no_such_function(script: Path, function: str, error: type[Exception], message: str) -> None:
-    """What cannot be called is an error of the caller's."""
+    """Something that is not callable is the caller's error."""
     with pytest.raises(error, match=message):
         dry_run_file(script, function)
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    """A missing file is an error of the caller's."""
+    """A missing file is the caller's error."""
     with pytest.raises(ValueError, match="there is no file "):
         dry_run_file(tmp_path / "missing.py", None)
 
 
 def test_a_script_named_as_a_module(script: Path) -> None:
-    """A script that has the name of a module which is imported already is found all the same."""
+    """A script with the name of an imported module is found all the same."""
     path = script.with_name("copy.py")
     path.write_text(SCRIPT, "utf-8")
     assert [("item", "neighbour.py", 2)] == places(dry_run_file(path, "step"))

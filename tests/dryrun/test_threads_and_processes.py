@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 
 
 @both
-def test_a_pool_of_before(fake: bool) -> None:
-    """A pool of threads that worked before is watched while the run lasts."""
+def test_earlier_pool(fake: bool) -> None:
+    """A thread pool that worked before is watched during the run."""
     with ThreadPoolExecutor(1) as pool:
         assert "0" == pool.submit(str, 0).result()
 
@@ -32,8 +32,8 @@ def test_a_pool_of_before(fake: bool) -> None:
         assert not pool.submit(torch.cuda.is_available).result()
 
 
-def test_other_threads_of_before() -> None:
-    """Threads that cannot be watched are named, but for one that only draws progress bars."""
+def test_earlier_threads() -> None:
+    """Threads that cannot be watched are named, except for one that only draws progress bars."""
     progress = pytest.importorskip("tqdm").tqdm(total=1, file=io.StringIO())
     assert progress.monitor is None or progress.monitor.is_alive()
     go = threading.Event()
@@ -49,7 +49,7 @@ def test_other_threads_of_before() -> None:
 
 
 def test_another_process(capfd: pytest.CaptureFixture[str]) -> None:
-    """A process that the step starts is said not to be watched."""
+    """The report says that a process which the step starts is not watched."""
     import multiprocessing
 
     def step() -> None:
@@ -64,7 +64,7 @@ def test_another_process(capfd: pytest.CaptureFixture[str]) -> None:
 
 @both
 def test_workers_of_a_dataloader(fake: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    """They work on the CPU, as always, and are no gap."""
+    """DataLoader workers run on the CPU, as always, and are not a gap in the coverage."""
 
     def step() -> None:
         gpu(1)
@@ -120,7 +120,7 @@ print(json.dumps(told))
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="a build without it")
 def test_distributed() -> None:
-    """DDP and DTensor run on gloo: their buckets and shards are on the GPU, and what reads them waits."""
+    """DDP and DTensor run on gloo: their buckets and shards are on the GPU, and reading them synchronizes."""
     ddp, dtensor = alone(DISTRIBUTED)
     gloo = "collectives ran on gloo instead of nccl"
     assert ["None", [["item", 3]], [gloo]] == ddp

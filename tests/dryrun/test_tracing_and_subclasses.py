@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 
 
 def test_export() -> None:
-    """torch.export looks at shapes only: the step goes on, and the report says so."""
+    """torch.export uses shapes only: the step continues, and the report says so."""
 
     def step() -> None:
         torch.export.export(nn.Linear(3, 3, device="cuda"), (gpu(2, 3),))
@@ -63,7 +63,7 @@ print(json.dumps(told))
 
 
 def test_without_data_nothing_ends_the_process() -> None:
-    """Where tensors have no data, torch.export ends the step, and copies of state are like others."""
+    """Where tensors have no data, torch.export ends the step, and copies of state behave like others."""
     assert [["RuntimeError", ["item"]], ["NoneType", []]] == alone(ABORTING)
 
 
@@ -86,7 +86,7 @@ def doubled(value: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_scripted_function() -> None:
-    """What it does with devices is said not to be looked at."""
+    """The report says that devices inside a scripted function are not watched."""
     function = torch.jit.script(doubled)
     report = finished(lambda: function(gpu(2)))
     assert ["what a scripted function does with devices was not checked"] == notes(report)
@@ -95,7 +95,7 @@ def test_a_scripted_function() -> None:
 @both
 @pytest.mark.filterwarnings("ignore:.*flex_attention")
 def test_higher_order_operators(fake: bool) -> None:
-    """flex_attention and torch.cond run; what their results are read for waits."""
+    """flex_attention and torch.cond run, and reading their results synchronizes."""
     from torch.nn.attention.flex_attention import flex_attention
 
     def step() -> None:
@@ -117,7 +117,7 @@ def test_higher_order_operators(fake: bool) -> None:
 
 
 class Scaled(torch.Tensor):
-    """A tensor in a tensor, as DTensor and quantised ones are."""
+    """A tensor that wraps another, as DTensor and quantized tensors do."""
 
     inner: torch.Tensor
 
@@ -150,7 +150,7 @@ class Scaled(torch.Tensor):
 
 @both
 def test_wrappers_of_tensors(fake: bool) -> None:
-    """What a tensor wraps is on the GPU, and what is computed with it; what its class does inside is seen."""
+    """Wrapped tensors and their results are on the GPU; calls inside the wrapper's class are watched."""
 
     def step() -> None:
         value = Scaled(gpu(3))
@@ -167,22 +167,22 @@ def test_wrappers_of_tensors(fake: bool) -> None:
 
 
 class Passing(TorchFunctionMode):
-    """Hands everything on."""
+    """Passes every call on."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 class Own(torch.Tensor):
-    """Hands everything on, too."""
+    """Passes every call on, too."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def test_functions_handed_on() -> None:
-    """What hands functions on is not the line that waits."""
+def test_functions_passed_on() -> None:
+    """The site of a synchronization is never the line that passes a call on."""
 
     def step() -> None:
         value = gpu(3)
@@ -200,7 +200,7 @@ def test_functions_handed_on() -> None:
 
 @both
 def test_patched_methods(fake: bool) -> None:
-    """A method that the program replaces does what it did."""
+    """A method that the program replaces works as before."""
     held = {name: getattr(torch.Tensor, name) for name in ("to", "item")}
 
     def step() -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype: torch.dtype) -> None:
-    """Autocast of the GPU is on and waits for nothing; that it changes no types is said."""
+    """Autocast is enabled for the GPU and does not synchronize; the report says that it changes no dtypes."""
     seen = []
 
     def step() -> None:
@@ -40,7 +40,7 @@ def test_autocast(dtype: torch.dtype) -> None:
 
 
 def test_autocast_of_a_cache_in_half_precision() -> None:
-    """A step that relies on the types of autocast ends early, which is a finding at its line."""
+    """A step that relies on autocast's dtypes ends early, which is a finding at its line."""
 
     def step() -> None:
         model, cache = nn.Linear(4, 2, device="cuda"), gpu(5, 2).bfloat16()
@@ -55,7 +55,7 @@ def test_autocast_of_a_cache_in_half_precision() -> None:
 
 @pytest.mark.parametrize("clipped", [False, True])
 def test_grad_scaler(clipped: bool) -> None:
-    """The scaler waits once for each optimizer, to learn whether there was an infinity."""
+    """The scaler synchronizes once for each optimizer, to check for infinities."""
 
     def step() -> None:
         models = [nn.Linear(4, 2, device="cuda") for _ in range(2)]
@@ -82,7 +82,7 @@ def test_grad_scaler(clipped: bool) -> None:
 
 
 def test_an_infinity_makes_the_scaler_skip_the_step() -> None:
-    """Values are real: the scaler sees an infinity, and halves its scale."""
+    """Values are real: the scaler finds an infinity, and halves its scale."""
     scales = []
 
     def step() -> None:
@@ -104,7 +104,7 @@ def test_an_infinity_makes_the_scaler_skip_the_step() -> None:
 
 
 class Samples(Dataset[torch.Tensor]):
-    """Samples whose making reads values, as augmentations do."""
+    """Samples whose creation reads values, as augmentations do."""
 
     def __len__(self) -> int:
         return 8
@@ -120,7 +120,7 @@ class Samples(Dataset[torch.Tensor]):
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_data_loader(workers: int, pinned: bool) -> None:
-    """Batches from pinned memory are copied without waiting; the work of the workers is the CPU's alone."""
+    """Batches in pinned memory are copied without synchronizing; workers run on the CPU alone."""
     seen = []
 
     def step() -> None:
@@ -142,8 +142,8 @@ def test_data_loader(workers: int, pinned: bool) -> None:
         assert "not pinned" in found.cause
 
 
-def test_a_blocking_copy_from_pinned_memory_waits() -> None:
-    """Without non_blocking also a pinned batch is waited for."""
+def test_blocking_copy_from_pinned_memory() -> None:
+    """Without non_blocking, a copy from pinned memory synchronizes too."""
 
     def step() -> None:
         for (batch,) in DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2, pin_memory=True):
@@ -168,7 +168,7 @@ KINDS: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "flags"), KINDS)
 def test_optimizers(kind: Any, flags: dict[str, Any]) -> None:
-    """Optimizers wait for nothing, however they go over the parameters."""
+    """Optimizers do not synchronize, with any implementation."""
 
     def step() -> None:
         model = nn.Linear(4, 2, device="cuda")
@@ -189,7 +189,7 @@ def test_optimizers(kind: Any, flags: dict[str, Any]) -> None:
 
 
 def test_optimizers_change_the_parameters() -> None:
-    """The step is carried out for real."""
+    """The step updates the parameters."""
     weights = []
 
     def step() -> None:
@@ -204,7 +204,7 @@ def test_optimizers_change_the_parameters() -> None:
 
 
 def test_capturable_optimizers_keep_their_count_on_the_gpu() -> None:
-    """A number of steps that is on the GPU is waited for where it is read, one that is on the host is not."""
+    """Reading a step count on the GPU synchronizes; reading one on the host does not."""
 
     def step() -> None:
         for capturable in (False, True):
@@ -219,7 +219,7 @@ def test_capturable_optimizers_keep_their_count_on_the_gpu() -> None:
 
 
 def test_lbfgs() -> None:
-    """It reads the loss, whether the gradient is small, the step's length and the slope."""
+    """L-BFGS reads the loss, the size of the gradient, the step length and the slope."""
 
     def step() -> None:
         weight = torch.full((2,), 0.1, device="cuda", requires_grad=True)
@@ -238,7 +238,7 @@ def test_lbfgs() -> None:
 
 
 def test_clipping() -> None:
-    """Clipping waits only where it is to raise an error."""
+    """Clipping synchronizes only if it may raise an error."""
 
     def step() -> None:
         model = nn.Linear(4, 2, device="cuda")
@@ -254,7 +254,7 @@ def test_clipping() -> None:
 
 
 def test_compiled_function() -> None:
-    """It runs eagerly, which is said once; what it waits for is found, and the note fails nothing."""
+    """A compiled function runs eagerly, which is noted once; synchronizations are found all the same."""
 
     def double(value: torch.Tensor) -> torch.Tensor:
         if value.sum().item() > 0:
@@ -278,7 +278,7 @@ def test_compiled_function() -> None:
 
 @pytest.mark.parametrize("how", ["function", "method"])
 def test_compiled_module(how: str) -> None:
-    """The same for modules; only the note is there where nothing waits."""
+    """The same holds for modules; without a synchronization the note is alone."""
 
     def step() -> None:
         model: Any = nn.Linear(4, 2, device="cuda")
@@ -293,8 +293,8 @@ def test_compiled_module(how: str) -> None:
     report.assert_max(0)
 
 
-def test_what_was_compiled_before() -> None:
-    """A function that was compiled before the run runs eagerly inside of it, and compiled again after it."""
+def test_earlier_compiled_function() -> None:
+    """A function compiled before the run runs eagerly in it, and compiled again after it."""
     calls = []
 
     def backend(module: Any, inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Idioms of PyTorch that make the CPU wait for the GPU, and lookalikes that do not, to score a detector by."""
+"""Idioms of PyTorch that make the CPU wait for the GPU, and similar ones that do not, to score a detector by."""
 
 from dataclasses import dataclass
 
