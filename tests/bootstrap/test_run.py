@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from instrument.bootstrap.program import excluding_options
-from tests.bootstrap.programs import RUN, SHOW, SOURCE, TRAIN, entries_in, run, write
+from tests.bootstrap.programs import RUN, SHOW, SOURCE, TRAIN, entries_in, run, run_warm, write
 from tests.support.programs import environment
 
 pytestmark = pytest.mark.process
@@ -161,7 +161,7 @@ if __name__ == "__main__":
             optimizer.step()
 """,
     )
-    done = run(tmp_path, [*RUN, "--steps", "2-3,6", "--", "train.py"])
+    done = run_warm(tmp_path, [*RUN, "--steps", "2-3,6", "--", "train.py"])
     assert done.returncode == 0, done.stderr
     entries = entries_in(tmp_path / "runs/instrument")
     assert [(entry["status"], entry["steps"]) for entry in entries] == [("recorded", [2, 3]), ("recorded", [6, 6])]
@@ -170,9 +170,9 @@ if __name__ == "__main__":
 def test_nothing_to_record(tmp_path: Path) -> None:
     """A program without steps gets a warning with a hint at its end; one without torch gets none."""
     write(tmp_path, "import torch")
-    assert "--step-on" in run(tmp_path, [*RUN, "--", "train.py"]).stderr
+    assert "--step-on" in run_warm(tmp_path, [*RUN, "--", "train.py"]).stderr
     write(tmp_path, TRAIN.replace("    optimizer.step()", "    pass"))
-    assert "step() was not called" in run(tmp_path, [*RUN, "--", "train.py"]).stderr
+    assert "step() was not called" in run_warm(tmp_path, [*RUN, "--", "train.py"]).stderr
     write(tmp_path, "print(1)")
     assert run(tmp_path, [*RUN, "--", "train.py"]).stderr == ""
 
@@ -208,7 +208,7 @@ def test_nothing_to_record(tmp_path: Path) -> None:
 def test_wrong_arguments(tmp_path: Path, options: list[str], said: str) -> None:
     """Wrong arguments are reported at once, in one line, and nothing runs."""
     write(tmp_path, "print('ran')")
-    done = run(tmp_path, [*RUN, *options])
+    done = run_warm(tmp_path, [*RUN, *options])
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -226,7 +226,7 @@ def test_print_command(tmp_path: Path) -> None:
 def test_syncs(tmp_path: Path) -> None:
     """Without a GPU, a message says that synchronizations are not detected; windows are recorded."""
     write(tmp_path, TRAIN)
-    done = run(tmp_path, [*RUN, "--steps", "2", "--syncs", "--budget", "x=1", "--", "train.py"])
+    done = run_warm(tmp_path, [*RUN, "--steps", "2", "--syncs", "--budget", "x=1", "--", "train.py"])
     assert "synchronizations are not detected" in done.stderr
     assert "Where the step went" in done.stderr
 
@@ -234,7 +234,7 @@ def test_syncs(tmp_path: Path) -> None:
 def test_profiler_none(tmp_path: Path) -> None:
     """``--profiler none`` opens no window and writes nothing."""
     write(tmp_path, TRAIN)
-    done = run(tmp_path, [*RUN, "--profiler", "none", "--", "train.py"])
+    done = run_warm(tmp_path, [*RUN, "--profiler", "none", "--", "train.py"])
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
@@ -243,7 +243,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """A message before the program and one for each window report the folder; the program is unaffected."""
     write(tmp_path, 'import sys; print("begun", file=sys.stderr)\n' + TRAIN)
     (tmp_path / "taken").write_text("")
-    done = run(
+    done = run_warm(
         tmp_path, [*RUN, "--repeat", "2", "--wait", "0", "--active", "1", "-o", "taken/x", "--", "train.py"]
     )
     first, begun, *rest = done.stderr.splitlines()
@@ -319,7 +319,7 @@ def test_another_python(tmp_path: Path) -> None:
 def test_no_window_warning(tmp_path: Path) -> None:
     """If the requested steps are not reached, the reason is printed at the end."""
     write(tmp_path, TRAIN)
-    done = run(tmp_path, [*RUN, "--steps", "100-110", "--", "train.py"])
+    done = run_warm(tmp_path, [*RUN, "--steps", "100-110", "--", "train.py"])
     assert "no window was recorded" in done.stderr
     assert "before step 5" in done.stderr
 
@@ -327,8 +327,8 @@ def test_no_window_warning(tmp_path: Path) -> None:
 def test_all_steps(tmp_path: Path) -> None:
     """The summaries, at the end and of the file, cover the steps that ran; what follows has a row of its own."""
     write(tmp_path, TRAIN + "\nmodel.eval()\nfor _ in range(50):\n    model(torch.ones(4096, 2))\n")
-    at_the_end = run(tmp_path, [*RUN, "--steps", "all", "--", "train.py"]).stderr
-    of_the_file = run(tmp_path, [*RUN[:-1], "summarize", *map(str, tmp_path.glob("runs/*/*/*.gz"))]).stdout
+    at_the_end = run_warm(tmp_path, [*RUN, "--steps", "all", "--", "train.py"]).stderr
+    of_the_file = run_warm(tmp_path, [*RUN[:-1], "summarize", *map(str, tmp_path.glob("runs/*/*/*.gz"))]).stdout
     for text in (at_the_end, of_the_file):
         assert "(mean of steps 0-4)" in text
         assert re.search(r"^Linear +1 +\d", text, re.MULTILINE)
@@ -382,8 +382,8 @@ def test_tracebacks_in_a_window(tmp_path: Path) -> None:
     """Tracebacks of the program contain no frame of the library, whichever torch function raises."""
     caught = "".join(f"        try: {line}\n        except Exception: traceback.print_exc()\n" for line in FAILING)
     write(tmp_path, f"import traceback\n{TRAIN}    if _ == 3:\n{caught}        model(torch.ones(1, 3))\n")
-    plain = run(tmp_path, [sys.executable, "train.py"]).stderr
-    done = run(tmp_path, [*RUN, "--", "train.py"]).stderr
+    plain = run_warm(tmp_path, [sys.executable, "train.py"]).stderr
+    done = run_warm(tmp_path, [*RUN, "--", "train.py"]).stderr
     assert len(FAILING) + 1 == plain.count("Traceback")
     assert str(SOURCE) not in done
     frames = re.findall(r'File "(.*)", line \d+, in (?!inner)(.*)', plain)
@@ -405,7 +405,7 @@ print(captured.getvalue(), end="")
 def test_captured_standard_error(tmp_path: Path) -> None:
     """Output that the program captures is its own; log lines and the summary go to the terminal."""
     write(tmp_path, CAPTURED)
-    done = run(tmp_path, [*RUN, "--", "train.py"])
+    done = run_warm(tmp_path, [*RUN, "--", "train.py"])
     assert done.stdout == "the program's own"
     assert "instrument: no optimizer step was seen" in done.stderr
     assert "Where the step went" in done.stderr

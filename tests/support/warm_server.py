@@ -7,6 +7,7 @@ files for standard input, output and error. The answers are the ``process`` numb
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -22,6 +23,8 @@ import torch._dynamo  # noqa: F401  # an optimizer imports it
 import typer  # noqa: F401
 import wrapt  # noqa: F401
 
+gc.collect()
+gc.freeze()  # a collection in a child, as at its end, would copy every page of torch's objects: 0.8 s
 _PATH = sys.path[2:]  # without the folder of this file and the current one
 
 
