@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from .support import warm
+from .support.programs import environment
+
 pytestmark = pytest.mark.process
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], cwd=folder, check=True, capture_output=True, text=True, timeout=300
-    )
+    return warm.run([sys.executable, *command], env=environment({"COLUMNS": "100"}), cwd=folder, check=True)
 
 
 def test_examples_are_short() -> None:
@@ -86,9 +87,8 @@ def test_matmul_add(tmp_path: Path, options: list[str], name: str) -> None:
     assert regions.count("matmul_add") == 3
 
 
-def test_find_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_syncs() -> None:
     """Exactly the three synchronizing lines are found, and printed as in docs/syncs.md."""
-    monkeypatch.setenv("COLUMNS", "100")
     path = EXAMPLES / "find_syncs.py"
     done = run(EXAMPLES.parent, "examples/find_syncs.py")
     lines = path.read_text().splitlines()
