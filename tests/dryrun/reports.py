@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +16,8 @@ import instrument
 from instrument import dry_run
 from instrument.findings import Finding
 from instrument.syncs.report import SyncReport
+from tests.support import warm
+from tests.support.programs import environment
 
 Wait = tuple[str, int, str]  # the operation, how often, the line
 
@@ -79,8 +79,4 @@ def notes(report: SyncReport) -> list[str]:
 
 def alone(code: str) -> Any:
     """Return the JSON that ``code`` prints in a process of its own."""
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": SOURCE}, capture_output=True, timeout=120
-    )
-    assert 0 == result.returncode, result.stderr.decode()[-3000:]
-    return json.loads(result.stdout)
+    return json.loads(warm.run([sys.executable, "-c", code], environment(), check=True).stdout)

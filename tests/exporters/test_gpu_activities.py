@@ -16,7 +16,7 @@ from instrument.compat import kineto, profilers
 from instrument.exporters.sessions import sessions
 from instrument.exporters.torch_profiler import TorchProfilerExporter
 
-from ..support import programs
+from ..support import programs, warm
 from ..support.torch_versions import names_activities
 from ..windows.training import manifest, train
 
@@ -255,7 +255,7 @@ OWN = pytest.mark.parametrize("own", [[], ["both"], ["cpu"], ["cpu", "both"], ["
 def reason_and_kernels(script: str, folder: Path, *words: str) -> tuple[str | None, int]:
     """Run the script; return the reason of its window and its number of kernels."""
     command = programs.python(programs.program(script, folder), [str(folder / "out"), *words])
-    done = programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
+    done = warm.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}), check=True)
     reason, kernels = json.loads(done.stdout.splitlines()[-1])
     return reason, kernels
 

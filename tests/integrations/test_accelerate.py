@@ -23,9 +23,9 @@ from instrument.integrations.accelerate import AccelerateAdapter, attach
 from instrument.integrations.loop import Loop
 from instrument.windows.profile import Profile
 from tests.integrations.trees import counts, recorded, tree
-from tests.support import nsys
+from tests.support import nsys, warm
 from tests.support.net import Net
-from tests.support.programs import ROOT, environment, python, run
+from tests.support.programs import ROOT, environment, python
 
 SCRIPT = ROOT / "integrations" / "accelerate" / "train.py"
 NAMES = {"micro-step", "backward", "checkpoint", "clip_grad_norm_", "Optimizer.step", "GPT2LMHeadModel"}
@@ -40,14 +40,14 @@ def losses(output: str) -> list[str]:
 @pytest.fixture(scope="module")
 def unchanged() -> list[str]:
     """Return the losses that the script prints without this library."""
-    return losses(run(python(SCRIPT), environment({"INSTRUMENT": "0"})).stdout)
+    return losses(warm.run(python(SCRIPT), environment({"INSTRUMENT": "0"}), check=True).stdout)
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Return the folder and the output of the script."""
     out = tmp_path_factory.mktemp("script") / "out"
-    return out, run(python(SCRIPT, ["--out", str(out)]), environment({"COLUMNS": "100"}))
+    return out, warm.run(python(SCRIPT, ["--out", str(out)]), environment({"COLUMNS": "100"}), check=True)
 
 
 def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], unchanged: list[str]) -> None:

@@ -14,7 +14,8 @@ import pytest
 from instrument.config import settings
 from instrument.integrations.adapter import Adapter, Removal, require
 from instrument.integrations.loop import Loop
-from tests.support.programs import environment, python, run
+from tests.support import warm
+from tests.support.programs import environment, python
 
 
 class Framework:
@@ -132,7 +133,7 @@ adapter = Adapter(Loop({str(tmp_path / "out")!r}, wait=0, warmup=0, active=9)).a
 adapter.loop.start()
 adapter.loop.step()
 """)
-    run(python(script), environment())
+    warm.run(python(script), environment(), check=True)
     assert '"partial"' in (tmp_path / "out" / "manifest.jsonl").read_text()
 
 

@@ -20,8 +20,8 @@ from instrument.integrations.loop import Loop
 from tests.conftest import Events
 from tests.integrations.trees import recorded as recorded_in
 from tests.integrations.trees import traces, tree
-from tests.support import nsys
-from tests.support.programs import ROOT, environment, python, run
+from tests.support import nsys, warm
+from tests.support.programs import ROOT, environment, python
 
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed: pip install deepspeed", allow_module_level=True)
@@ -43,7 +43,7 @@ STEP = f"step\n{MICRO_STEP}{MICRO_STEP}  Optimizer.step#AdamW.step"
 
 
 def start(*args: str | Path, **env: str) -> str:
-    return run([*python(SCRIPT), *args], environment(env)).stdout
+    return warm.run([*python(SCRIPT), *args], environment(env), check=True).stdout
 
 
 def losses(text: str) -> list[str]:

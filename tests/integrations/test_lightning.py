@@ -22,7 +22,7 @@ from instrument.integrations.lightning import packages as packages_module
 from instrument.integrations.loop import Loop
 
 from ..conftest import annotations
-from ..support import nsys
+from ..support import nsys, warm
 from ..support.programs import environment as environ
 from ..support.programs import python, run
 
@@ -62,14 +62,16 @@ pytestmark = pytest.mark.filterwarnings(
 def script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """Return the script's output and its folder."""
     out = tmp_path_factory.mktemp("script")
-    done = run(python(SCRIPT, ["--out", str(out)]), environ({"LIGHTNING": request.param, "COLUMNS": "100"}))
+    done = warm.run(
+        python(SCRIPT, ["--out", str(out)]), environ({"LIGHTNING": request.param, "COLUMNS": "100"}), check=True
+    )
     assert "Where the step went" in done.stderr
     return done.stdout, out
 
 
 @pytest.fixture(scope="module")
 def plain() -> str:
-    return run(python(SCRIPT), environ({"INSTRUMENT": "0"})).stdout
+    return warm.run(python(SCRIPT), environ({"INSTRUMENT": "0"}), check=True).stdout
 
 
 def test_script_losses(script: tuple[str, Path], plain: str) -> None:

@@ -19,7 +19,7 @@ import torch
 from instrument.integrations.megatron import attach, core
 from instrument.traces.read import read_file
 from instrument.traces.summary import summarize
-from tests.support import nsys
+from tests.support import nsys, warm
 from tests.support.programs import environment as clean
 from tests.support.programs import python, run
 
@@ -32,7 +32,7 @@ from tests.integrations.megatron_support import FOLDER, PATH, SCRIPT, losses, ou
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     env = clean({"INSTRUMENT": "0", "OMP_NUM_THREADS": "1"})
-    done = run(python(SCRIPT, ["--cpu", "--out", str(tmp_path_factory.mktemp("plain"))]), env)
+    done = warm.run(python(SCRIPT, ["--cpu", "--out", str(tmp_path_factory.mktemp("plain"))]), env, check=True)
     return losses(done.stdout)
 
 
@@ -94,7 +94,7 @@ SHOWN = (
 def test_regions_of_a_step(plain: list[str], tmp_path: Path) -> None:
     """The trace has the expected tree for each step, and the losses are bit-identical."""
     env = clean({"OMP_NUM_THREADS": "1"})
-    done = run(python(SCRIPT, ["--cpu", "--out", str(tmp_path)]), env)
+    done = warm.run(python(SCRIPT, ["--cpu", "--out", str(tmp_path)]), env, check=True)
     assert losses(done.stdout) == plain
     assert len(plain) == 6
     found = "\n".join(outline(tmp_path, SHOWN)) + "\n"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.programs import ROOT, environment, python, run
+from tests.support import warm
+from tests.support.programs import ROOT, environment, python
 
 FOLDER = ROOT / "integrations"
 FRAMEWORKS = {
@@ -40,7 +41,7 @@ def test_every_script_is_listed() -> None:
 def test_missing_framework(script: str, package: str, tmp_path: Path) -> None:
     """One line says what to install, without a traceback."""
     command = [sys.executable, "-c", WITHOUT, str(FOLDER / script), package]
-    done = run(command, environment(), check=False)
+    done = warm.run(command, environment())
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = (line for line in done.stderr.splitlines() if "Warning" not in line)
     assert package in line
@@ -51,7 +52,7 @@ def test_missing_framework(script: str, package: str, tmp_path: Path) -> None:
 def test_megatron_without_a_gpu() -> None:
     """Without a GPU, the script for megatron-core says how to run on the CPU."""
     pytest.importorskip("megatron.core")
-    done = run(python(FOLDER / "megatron" / "train.py"), environment(), check=False)
+    done = warm.run(python(FOLDER / "megatron" / "train.py"), environment())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].endswith("add --cpu to try it on the CPU")
     assert "Traceback" not in done.stderr

@@ -26,8 +26,8 @@ from instrument.integrations.loop import Loop
 from instrument.integrations.server import CHECK_INTERVAL_S, OnDemandSchedule, Server
 from instrument.windows.schedule import Phase
 from tests.integrations.trees import recorded, traces, tree
-from tests.support import nsys
-from tests.support.programs import ROOT, environment, python, run
+from tests.support import nsys, warm
+from tests.support.programs import ROOT, environment, python
 
 SCRIPT = ROOT / "integrations/server/serve.py"
 PHASES = ["prefill", "decode", "Model"]
@@ -41,12 +41,12 @@ def manifest(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("served")
-    return folder, run([*python(SCRIPT), "--out", folder], environment()).stdout
+    return folder, warm.run([*python(SCRIPT), "--out", folder], environment(), check=True).stdout
 
 
 def test_same_tokens(served: tuple[Path, str], tmp_path: Path) -> None:
     """The generated tokens are the same with and without a window."""
-    plain = run([*python(SCRIPT), "--out", tmp_path], environment({"INSTRUMENT": "0"})).stdout
+    plain = warm.run([*python(SCRIPT), "--out", tmp_path], environment({"INSTRUMENT": "0"}), check=True).stdout
     assert plain.count("request") == 12
     assert plain == served[1]
     assert [] == list(tmp_path.iterdir())
@@ -159,9 +159,7 @@ server.step()
 server.step()
 {detach}
 """)
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
-    )
+    done = warm.run(python(script), environment(), cwd=tmp_path, check=True)
     message = (
         "no window was recorded, because none was requested: call start_profile() or touch trigger "
         "while the server runs"

@@ -19,8 +19,8 @@ from instrument.integrations.adapter import Adapter
 from instrument.integrations.loop import Loop
 from instrument.integrations.torchtitan import attach
 from tests.integrations.trees import recorded, traces, tree
-from tests.support import nsys
-from tests.support.programs import ROOT, environment, python, run
+from tests.support import nsys, warm
+from tests.support.programs import ROOT, environment, python
 
 FOLDER = ROOT / "integrations/torchtitan"
 PARTS = [
@@ -44,7 +44,7 @@ STEPS = f"{STEP}\ncheckpoint\nevaluation\n  Model\n{STEP}\ncheckpoint\nevaluatio
 
 
 def start(*args: str | Path, script: str = "trainer.py", **env: str) -> str:
-    return run([*python(FOLDER / script), *args], environment(env)).stdout
+    return warm.run([*python(FOLDER / script), *args], environment(env), check=True).stdout
 
 
 def losses(text: str) -> list[str]:

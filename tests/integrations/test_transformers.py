@@ -27,7 +27,7 @@ from instrument.integrations.transformers import InstrumentCallback
 from instrument.patch import undo
 from instrument.windows.profile import Profile
 from tests.integrations.trees import counts, recorded, traces, tree
-from tests.support import nsys
+from tests.support import nsys, warm
 from tests.support.programs import ROOT, python, run
 from tests.support.programs import environment as clean
 
@@ -54,14 +54,14 @@ def losses(output: str) -> list[str]:
 @pytest.fixture(scope="module")
 def plain() -> list[str]:
     """Return the losses that the script prints without this library."""
-    return losses(run(python(SCRIPT), clean({"INSTRUMENT": "0"})).stdout)
+    return losses(warm.run(python(SCRIPT), clean({"INSTRUMENT": "0"}), check=True).stdout)
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Return the folder and the output of the script."""
     out = tmp_path_factory.mktemp("script") / "out"
-    return out, run(python(SCRIPT, ["--out", str(out)]), clean({"COLUMNS": "100"}))
+    return out, warm.run(python(SCRIPT, ["--out", str(out)]), clean({"COLUMNS": "100"}), check=True)
 
 
 def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], plain: list[str]) -> None:

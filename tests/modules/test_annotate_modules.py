@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import instrument
 from instrument.regions import dispatch
 from instrument.traces.summary import summarize
 from tests.modules.conftest import AttachEmitter
+from tests.support import warm
 from tests.support.native import nvtx_log, ranges
 from tests.support.ranges import outline
 
@@ -318,7 +318,7 @@ except ValueError:
     print("checked")
 """
     env = {"INSTRUMENT": "0", "PYTHONPATH": str(Path(instrument.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+    done = warm.run([sys.executable, "-c", code], env, check=True)
     assert done.stdout == "checked\n"
 
 

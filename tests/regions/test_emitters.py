@@ -14,8 +14,8 @@ from instrument.regions import emitters
 from instrument.regions.emitters import redundant
 from instrument.regions.emitters.torch_profiler import TorchProfilerEmitter
 from tests.conftest import annotations
-from tests.support import native
-from tests.support.programs import environment, program, python, run
+from tests.support import native, warm
+from tests.support.programs import environment, program, python
 from tests.support.ranges import outline
 
 
@@ -121,7 +121,7 @@ def test_wrong_emitter_in_the_environment(tmp_path: Path) -> None:
     """A wrong INSTRUMENT_EMITTERS logs one warning with the accepted names, and detected tools are used."""
     wrong = {"INSTRUMENT_EMITTERS": "nvtx,vtune"}
     assert outline(native.ranges(native.nvtx_log(REGION, env=wrong))) == "region"
-    done = run(python(program(REGION, tmp_path)), environment(wrong))
+    done = warm.run(python(program(REGION, tmp_path)), environment(wrong), check=True)
     assert len(done.stderr.splitlines()) == 1
     assert all(word in done.stderr for word in ("INSTRUMENT_EMITTERS is ignored", "vtune", "torch, nvtx, roctx"))
 

@@ -67,14 +67,15 @@ def _server(process: int) -> _Server:
 
 
 def run(
-    command: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path | None = None, input: str = "",
+    command: Sequence[str | Path], env: Mapping[str, str], *, cwd: Path | None = None, input: str = "",
     timeout: float = 300, check: bool = False,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run ``command``, which starts this Python, as `subprocess.run` does; its output is captured as text.
 
+    With ``check``, a failure is an `AssertionError` that shows what the program printed.
+
     Raises:
         subprocess.TimeoutExpired: it was killed after ``timeout`` seconds.
-        subprocess.CalledProcessError: with ``check``, the program failed.
     """
     line = [str(part) for part in command]
     assert line[0] == sys.executable, line
@@ -88,7 +89,6 @@ def run(
         output, errors = (files[name].read_bytes().decode() for name in ("stdout", "stderr"))
     if status is None:
         raise subprocess.TimeoutExpired(line, timeout, output, errors)
-    done = subprocess.CompletedProcess(line, status, output, errors)
-    if check:
-        done.check_returncode()
-    return done
+    if check and status:
+        raise AssertionError(f"{line[1]} ended with {status}\nstdout:\n{output}\nstderr:\n{errors}")
+    return subprocess.CompletedProcess(line, status, output, errors)

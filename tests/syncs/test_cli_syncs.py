@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import linecache
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from instrument.cli import app
+from tests.support import warm
+from tests.support.programs import environment
 
 from .reports import script
 
@@ -268,12 +269,10 @@ def test_folder_of_traces(tmp_path: Path) -> None:
 
 def test_output_through_a_pipe() -> None:
     """Through a pipe the command prints plain text, with only the report on stdout."""
-    result = subprocess.run(
-        [sys.executable, "-m", "instrument", "syncs", "train.py::step"], capture_output=True, timeout=120
-    )
+    result = warm.run([sys.executable, "-m", "instrument", "syncs", "train.py::step"], environment())
     assert 1 == result.returncode
-    assert b"\x1b" not in result.stdout
-    assert b"train.py:12 in step" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert "train.py:12 in step" in result.stdout
 
 
 def test_code_that_would_fail_on_a_gpu() -> None:

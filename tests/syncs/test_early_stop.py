@@ -17,6 +17,8 @@ from instrument.cli import app
 from instrument.dryrun.run import dry_run_file
 from instrument.syncs.early_stop import EarlyStop
 from instrument.syncs.report import SyncReport
+from tests.support import warm
+from tests.support.programs import environment
 
 from .reports import script
 
@@ -221,7 +223,7 @@ def test_script_that_catches_everything(
     """A script that catches every exception ends the second time, with the report."""
     script(tmp_path, "catches.py", CATCHES.replace("WAIT", wait))
     command = [sys.executable, "-m", "instrument", "syncs", "catches.py", "--sarif", "out.sarif", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = warm.run(command, environment(), timeout=120)
     output = done.stdout + done.stderr
     assert code == done.returncode, output
     assert 1 == sum(line.startswith("caught") for line in output.splitlines()), output

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "syncs.md").read_text()
@@ -35,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*command: str) -> str:
     environment = os.environ | {"COLUMNS": "100", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=environment)
+    done = warm.run([sys.executable, "-m", *command], environment)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from instrument.guard import guard
 from instrument.regions import dispatch
 from instrument.windows.api import uncounted_profile
 
-from ..support import programs
+from ..support import programs, warm
 from .training import (
     STEPS,
     TWICE,
@@ -122,14 +121,8 @@ with instrument.profile("out", schedule="1,3,5") as prof:
         prof.step()
 print([window["reason"] for window in prof.windows])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=programs.environment({"INSTRUMENT_SUMMARY": "0"}),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    env = programs.environment({"INSTRUMENT_SUMMARY": "0"})
+    done = warm.run([sys.executable, "-c", code], env, cwd=tmp_path, check=True)
     error = "cannot stop on purpose"
     stuck = f"the recording of an earlier window could not be stopped: RuntimeError({error!r})"
     assert str([f"RuntimeError: {error}", stuck, None]) == done.stdout.splitlines()[-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import counted_gpu
+from tests.support import counted_gpu, warm
 from tests.support.programs import environment, program, python, run
 from tests.support.torch_versions import names_activities
 
@@ -112,7 +112,7 @@ def test_each_way_to_record_leaves_the_gpu_untouched(tmp_path: Path) -> None:
     """`profile`, `steps`, `Loop` and `Server` leave the GPU untouched, from their creation to the summary."""
     site, env = count_gpu_calls(tmp_path)
     out = tmp_path / "out"
-    run(python(program(TRAIN + API, tmp_path), [str(out), str(names_activities())]), env)
+    warm.run(python(program(TRAIN + API, tmp_path), [str(out), str(names_activities())]), env, check=True)
     assert [] == counted_gpu.noted(site)
     for folder in (out, *(out / name for name in ("child", "steps", "all", "loop", "server"))):
         assert [(1, "recorded")] == statuses(manifest(folder)), folder

@@ -21,7 +21,7 @@ from instrument.exporters.sessions import sessions
 from instrument.exporters.torch_profiler import TorchProfilerExporter
 from instrument.guard import guard
 
-from ..support import counted_gpu, programs
+from ..support import counted_gpu, programs, warm
 
 pytestmark = pytest.mark.usefixtures("lenient")
 REFUSAL = "Can't disable Kineto profiler when it's not running"
@@ -226,7 +226,7 @@ def test_recordings_after_an_unstopped_window(tmp_path: Path, place: str, kind: 
     paths = os.pathsep.join([str(site), str(programs.ROOT / "src")])
     env = programs.environment({"PYTHONPATH": paths, "INSTRUMENT_SUMMARY": "0"})
     script = programs.program(UNSTOPPED.format(**CPU), tmp_path)
-    done = programs.run(programs.python(script, [str(tmp_path / "out"), place, kind]), env)
+    done = warm.run(programs.python(script, [str(tmp_path / "out"), place, kind]), env, check=True)
     assert [["failed", "recorded"], False, True, 0] == json.loads(done.stdout.splitlines()[-1])
     assert [] == counted_gpu.noted(site)
 

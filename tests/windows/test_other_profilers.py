@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch.profiler import ProfilerActivity
 import instrument
 from instrument import gpu
 
-from ..support import programs
+from ..support import programs, warm
 from .training import (
     STEPS,
     TWICE,
@@ -131,9 +130,8 @@ OTHER_THREAD = """
 
 def test_a_torch_profiler_on_another_thread(tmp_path: Path) -> None:
     """A profiler on another thread keeps its events and ends the window; the next window is recorded."""
-    done = programs.run(
-        programs.python(programs.program(OTHER_THREAD, tmp_path), [str(tmp_path / "out")]), programs.environment()
-    )
+    command = programs.python(programs.program(OTHER_THREAD, tmp_path), [str(tmp_path / "out")])
+    done = warm.run(command, programs.environment(), check=True)
     events, entries = json.loads(done.stdout.splitlines()[-1])
     assert events
     reason = "another torch profiler began on another thread inside the window, which ended its recording"
@@ -155,4 +153,4 @@ with instrument.profile("out", schedule="0-1") as prof:
 assert {"aten::add"} <= {event.name for event in other.events()}
 assert [entry["reason"] for entry in prof.windows] == ["another torch profiler is active"], prof.windows
 """
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=programs.environment(), check=True)
+    warm.run([sys.executable, "-c", code], programs.environment(), cwd=tmp_path, check=True)

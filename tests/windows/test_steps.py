@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from instrument.config import settings
 from instrument.integrations.loop import Loop
 from instrument.integrations.server import Server
 from instrument.windows.api import new_profile
+from tests.support import warm
 from tests.support.programs import environment
 
 from .training import Recorder, manifest, names, recorded, statuses, traces, train
@@ -333,9 +333,7 @@ def test_a_loop_without_windows_logs_one_warning(
 def test_a_program_without_windows_prints_one_line_at_exit(tmp_path: Path) -> None:
     """Without configured logging, the line goes to standard error at exit, after any further epochs."""
     code = 'import instrument\nfor _ in range(3):\n  for _ in instrument.steps(range(9), "x", at="99"): pass'
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), check=True, capture_output=True, text=True
-    )
+    done = warm.run([sys.executable, "-c", code], environment(), cwd=tmp_path, check=True)
     assert [True] == ["no window was recorded in" in line for line in done.stderr.splitlines()]
     assert [(1, "not reached")] == statuses(manifest(tmp_path / "x"))
 
@@ -493,7 +491,7 @@ prof = instrument.profile("out", schedule="0-5")
 {leave}
 torch.ones(3) + 1
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment())
+    warm.run([sys.executable, "-c", code], environment(), cwd=tmp_path, check=True)
     (entry,) = manifest(tmp_path / "out")
     assert "partial" == entry["status"]
     assert (tmp_path / "out" / entry["files"][0]["path"]).stat().st_size == entry["files"][0]["bytes"]

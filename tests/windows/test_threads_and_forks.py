@@ -12,7 +12,7 @@ import pytest
 
 import instrument
 
-from ..support import programs
+from ..support import programs, warm
 from .training import (
     STEPS,
     Recorder,
@@ -71,7 +71,7 @@ STOP_ON_ANOTHER_THREAD = """
 def test_a_stop_on_another_thread(tmp_path: Path) -> None:
     """Torch cannot stop on another thread, so the next step ends the window; the manifest has the reason."""
     script = programs.program(STOP_ON_ANOTHER_THREAD, tmp_path)
-    done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment())
+    done = warm.run(programs.python(script, [str(tmp_path / "out")]), programs.environment(), check=True)
     entries = json.loads(done.stdout.splitlines()[-1])
     assert [(1, "skipped"), (2, "not reached"), (1, "recorded")] == statuses(entries)
     assert "the loop ended on another thread than the one that opened the window" == entries[0]["reason"]
@@ -120,7 +120,7 @@ FORKING = """
 def test_a_fork_in_a_window(tmp_path: Path) -> None:
     """Workers and children end normally and write no line; the parent's windows are recorded."""
     script = programs.program(FORKING, tmp_path)
-    done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment(), timeout=120)
+    done = warm.run(programs.python(script, [str(tmp_path / "out")]), programs.environment(), check=True)
     total, codes, entries = json.loads(done.stdout.splitlines()[-1])
     assert 56.0 == total
     assert [5] == codes

@@ -15,7 +15,7 @@ import torch
 import instrument
 from instrument.config import settings
 
-from ..support import programs
+from ..support import programs, warm
 from .training import (
     manifest,
     obstruct,
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """Torch then silently writes no trace; the manifest has the reason, and no partial file is left."""
     pytest.importorskip("resource")
     script = programs.program(LIMITED, tmp_path)
-    done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment())
+    done = warm.run(programs.python(script, [str(tmp_path / "out")]), programs.environment(), check=True)
     same, entries, left = json.loads(done.stdout.splitlines()[-1])
     assert same
     assert [(1, "failed"), (2, "failed")] == statuses(entries)

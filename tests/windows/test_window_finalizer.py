@@ -27,7 +27,7 @@ from instrument.guard import guard
 from instrument.windows import window_finalizer as module
 from instrument.windows.finalizer_process import FEATURE, FinalizerProcess
 
-from ..support import programs
+from ..support import programs, warm
 from ..support.finalizers import LOOKS_OFTEN, eventually, finalizer, processes
 from .training import manifest, recorded, statuses, traces, train
 
@@ -49,6 +49,12 @@ def count_sockets() -> int:
     """Return the number of open sockets."""
     links = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
     return sum("socket:" in link for link in links)
+
+
+def run_warm(code: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in ``folder`` for which it makes no difference when torch is imported."""
+    command = programs.python(programs.program(code, folder))
+    return warm.run(command, programs.environment(variables), cwd=folder, timeout=100, check=True)
 
 
 def run(code: str, folder: Path, **arguments: Any) -> subprocess.CompletedProcess[str]:
@@ -402,7 +408,7 @@ def test_a_fork_releases_the_process(tmp_path: Path) -> None:
         print(os.getpid(), fork, flush=True)
         os._exit(0)
     """
-    done = run(LOOKS_OFTEN + textwrap.dedent(code), tmp_path)
+    done = run_warm(LOOKS_OFTEN + textwrap.dedent(code), tmp_path)
     closed, number, fork = done.stdout.split()
     try:
         assert "1" == closed
@@ -431,7 +437,7 @@ def test_a_summary_that_is_never_read(tmp_path: Path) -> None:
             torch.ones(3).sum()
         print("the result")
     """
-    done = run(code, tmp_path)
+    done = run_warm(code, tmp_path)
     assert "the result\n" == done.stdout
     assert "Fatal" not in done.stderr
     assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))
@@ -516,7 +522,7 @@ EXHAUST_FILES = """
 
 def test_a_limit_of_open_files(tmp_path: Path) -> None:
     """The window is lost, but its line with the system's error is written once that is possible."""
-    for number, output in enumerate(run(EXHAUST_FILES, tmp_path).stdout.splitlines()):
+    for number, output in enumerate(run_warm(EXHAUST_FILES, tmp_path).stdout.splitlines()):
         written_at_once, entries = json.loads(output)
         written = manifest(tmp_path / f"out{2 * number + 1}")
         assert sorted(entries, key=str) == sorted(written, key=str)
