@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from instrument.traces.read import read_trace
-from tests.support import nsys, programs
+from tests.support import nsys, programs, warm
 from tests.support.programs import environment
 
 pytestmark = pytest.mark.process
@@ -45,6 +45,11 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
     return programs.run(["env", "-C", PROGRAMS, *command], environment(variables), timeout=120)
 
 
+def run_warm(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that does not start torchrun, with torch imported."""
+    return warm.run(command, environment(variables), cwd=PROGRAMS, timeout=120, check=True)
+
+
 def without_log(output: str) -> str:
     """Return the program's own output, without the timestamped log lines of DeepSpeed, which others import."""
     return re.sub(r"^\[\d{4}-.*\n", "", output, flags=re.MULTILINE)
@@ -57,8 +62,9 @@ def instrumented(name: str, *options: str) -> list[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_steps_and_regions(name: str, tmp_path: Path) -> None:
     """The program's steps are counted, one is recorded with its regions, and the output is unchanged."""
-    plain = run(instrumented(name), INSTRUMENT="0")
-    done = run(instrumented(name, "--steps", "4,1000", "-o", str(tmp_path)))
+    start = run if name == "ddp" else run_warm
+    plain = start(instrumented(name), INSTRUMENT="0")
+    done = start(instrumented(name, "--steps", "4,1000", "-o", str(tmp_path)))
     assert without_log(plain.stdout) == without_log(done.stdout)
     assert "Where the step went" in done.stderr
     entries = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]

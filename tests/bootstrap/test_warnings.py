@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .programs import RUN, entries_in, run, write
+from .programs import RUN, entries_in, run_warm, write
 
 pytestmark = pytest.mark.process
 
@@ -79,8 +79,8 @@ print(*places, sep="\\n")
 def test_locations_of_warnings(tmp_path: Path) -> None:
     """Warnings with a ``stacklevel`` keep their locations, inside and outside of a window."""
     write(tmp_path, WARN)
-    expected = run(tmp_path, [sys.executable, "train.py"]).stdout
+    expected = run_warm(tmp_path, [sys.executable, "train.py"]).stdout
     assert "optimizer made 3" in expected
     assert "Full backward hook" in expected
-    assert run(tmp_path, [*RUN, "--steps", "1-3", "--", "train.py"]).stdout == expected
+    assert run_warm(tmp_path, [*RUN, "--steps", "1-3", "--", "train.py"]).stdout == expected
     assert [entry["status"] for entry in entries_in(tmp_path / "runs/instrument")] == ["recorded"]

@@ -103,25 +103,16 @@ def test_regions_of_a_step(plain: list[str], tmp_path: Path) -> None:
     assert (entry["status"], entry["steps"]) == ("recorded", [2, 3])
 
 
-def torchrun(script_args: list[str], env: dict[str, str]) -> str:
-    command = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        SCRIPT,
-        "--cpu",
-        *script_args,
-    ]
-    return run([sys.executable, *command], clean({"OMP_NUM_THREADS": "1", **env})).stdout
+def two_ranks(script_args: list[str], env: dict[str, str]) -> str:
+    command = python(SCRIPT, ["--cpu", *script_args])
+    return warm.run(command, clean({"OMP_NUM_THREADS": "1", **env}), check=True, ranks=2).stdout
 
 
 def test_interleaved_pipeline(tmp_path: Path) -> None:
     """Two ranks with two model chunks each show micro-batches and their communication in each phase."""
     args = ["--pipeline", "2", "--chunks", "2", "--iterations", "4", "--out", str(tmp_path)]
-    annotated = losses(torchrun(args, {}))
-    assert annotated == losses(torchrun(args, {"INSTRUMENT": "0"}))
+    annotated = losses(two_ranks(args, {}))
+    assert annotated == losses(two_ranks(args, {"INSTRUMENT": "0"}))
     assert len(annotated) == 4
 
     shown = r"ProfilerStep.*|forward|backward|megatron.*(warmup|steady|cooldown)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from instrument.config import settings
 from instrument.guard import guard
 from tests.modules.conftest import AttachEmitter
 from tests.modules.step_parts import Job, patched
-from tests.support import native
+from tests.support import native, warm
 from tests.support.programs import environment
 
 pytestmark = pytest.mark.usefixtures("no_patch_left")
@@ -211,8 +210,8 @@ def test_two_ranks(tmp_path: Path) -> None:
 
     script = tmp_path / "job.py"
     script.write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    subprocess.run([*command, str(tmp_path / "out")], check=True, env=environment(), timeout=100)
+    command = [sys.executable, script, tmp_path / "out"]
+    warm.run(command, environment(), timeout=100, check=True, ranks=2)
     traces = sorted((tmp_path / "out").rglob("rank*.json*"))
     assert len(traces) == 2
     for trace, transfer in zip(traces, ("recv", "send"), strict=True):

@@ -13,8 +13,8 @@ import torch
 
 from instrument import annotate
 from tests.conftest import annotations
-from tests.support import native
-from tests.support.programs import environment, program, python, run
+from tests.support import native, warm
+from tests.support.programs import environment, program, python
 from tests.support.ranges import outline
 
 pytestmark = pytest.mark.process
@@ -98,7 +98,7 @@ def test_regions_that_outlive_their_recording(tmp_path: Path, nested: bool) -> N
         second.export_chrome_trace(sys.argv[2])
     """
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    run(python(program(script, tmp_path), [str(first), str(second), str(nested)]), environment())
+    warm.run(python(program(script, tmp_path), [str(first), str(second), str(nested)]), environment(), check=True)
     assert sorted(f"region {i}" for i in range(200)) == sorted(event["name"] for event in annotations(first))
     assert annotations(second) == []
 

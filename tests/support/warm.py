@@ -68,11 +68,12 @@ def _server(process: int) -> _Server:
 
 def run(
     command: Sequence[str | Path], env: Mapping[str, str], *, cwd: Path | None = None, input: str = "",
-    timeout: float = 300, check: bool = False,
+    timeout: float = 300, check: bool = False, ranks: int = 0,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run ``command``, which starts this Python, as `subprocess.run` does; its output is captured as text.
 
-    With ``check``, a failure is an `AssertionError` that shows what the program printed.
+    With ``check``, a failure is an `AssertionError` that shows what the program printed. With ``ranks``, that many
+    processes run the program, as under torchrun.
 
     Raises:
         subprocess.TimeoutExpired: it was killed after ``timeout`` seconds.
@@ -84,7 +85,7 @@ def run(
         for path in files.values():
             path.write_text(input if path.name == "stdin" else "")
         request: dict[str, Any] = {name: str(path) for name, path in files.items()}
-        request |= {"command": line, "env": dict(env), "cwd": str(cwd or Path.cwd())}
+        request |= {"command": line, "env": dict(env), "cwd": str(cwd or Path.cwd()), "ranks": ranks}
         status = _server(os.getpid()).run(request, timeout)
         output, errors = (files[name].read_bytes().decode() for name in ("stdout", "stderr"))
     if status is None:

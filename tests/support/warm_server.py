@@ -1,8 +1,9 @@
 """The process behind `tests.support.warm`: imports torch, then forks a child for each program.
 
-Each request is a line of JSON on the socket that the first argument names: ``command``, ``env``, ``cwd``, and the
-files for standard input, output and error. The answers are the ``process`` number of the child and its exit
-``status``. `instrument run` becomes the program that it starts: its child ends, and the next one is the program.
+Each request is a line of JSON on the socket that the first argument names: ``command``, ``env``, ``cwd``, the
+files for standard input, output and error, and the number of ``ranks``, 0 for a single process. The answers are the
+``process`` number of the child and its exit ``status``. `instrument run` becomes the program that it starts: its
+child ends, and the next one is the program.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from types import CodeType
 from typing import Any
 
 import torch
-import torch._dynamo  # noqa: F401  # an optimizer imports it
+import torch._dynamo  # an optimizer imports it
 import typer  # noqa: F401
 import wrapt  # noqa: F401
 
@@ -80,6 +81,8 @@ def _program(request: dict[str, Any]) -> CodeType:
     command, env = request["command"], request["env"]
     if "INSTRUMENT_RUN_PROCESS" in env:  # the launcher becomes the program
         env["INSTRUMENT_RUN_PROCESS"] = str(os.getpid())
+    if ranks := request.get("ranks"):
+        env |= _rank(ranks)
     _enter(request, command[1:])
     if command[1] == "-c":
         sys.path.insert(0, "")
@@ -94,6 +97,28 @@ def _program(request: dict[str, Any]) -> CodeType:
     return compile(path.read_text(encoding="utf-8"), str(path), "exec")
 
 
+def _rank(ranks: int) -> dict[str, str]:
+    """Start a process for each rank; return its variables there, as torchrun sets them.
+
+    This process waits for them, and ends with the code of the first that fails.
+    """
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        process = os.fork()
+        if not process:
+            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            return {
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                **{name: str(value) for name, value in variables.items()},
+            }  # fmt: skip
+        processes.append(process)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
+    os._exit(next((abs(code) for code in codes if code), 0))
+
+
 def _enter(request: dict[str, Any], arguments: list[str]) -> None:
     """Make this child what a new process of Python is at its start."""
     for number, (name, flags) in enumerate(
@@ -105,6 +130,8 @@ def _enter(request: dict[str, Any], arguments: list[str]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    if threads := os.environ.get("OMP_NUM_THREADS"):  # read when torch was imported
+        torch.set_num_threads(int(threads))
     sys.argv[:] = arguments[:1] + arguments[2:] if arguments[0] in ("-c", "-m") else arguments
     sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *_PATH]
     sys.path_importer_cache.clear()

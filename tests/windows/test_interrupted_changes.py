@@ -21,7 +21,7 @@ from instrument.exporters.torch_profiler import TorchProfilerCapture
 from instrument.windows.profile import Profile
 from instrument.windows.steps import Count, Steps
 
-from ..support import programs
+from ..support import programs, warm
 from .training import manifest, statuses
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signals")]
@@ -34,7 +34,7 @@ SEED = os.environ.get("INSTRUMENT_FUZZ_SEED") or str(random.randrange(1 << 32)) 
 def test_a_stop_while_torch_stops(tmp_path: Path, device: str) -> None:
     """A signal while torch collects its events leaves the process alive, and the window is saved once."""
     script = programs.program(STOP_WHILE_STOPPING, tmp_path)
-    done = programs.run(programs.python(script, [str(tmp_path / "out"), device]), programs.environment())
+    done = warm.run(programs.python(script, [str(tmp_path / "out"), device]), programs.environment(), check=True)
     inside, running, later = json.loads(done.stdout.splitlines()[-1])
     assert [True, False] == [inside, running]
     assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))
@@ -86,7 +86,7 @@ def test_a_handler_at_any_moment(tmp_path: Path, what: str) -> None:
     script = programs.program(HANDLE_ANYWHERE, tmp_path)
     arguments = [str(tmp_path / "out"), what, str(MOMENTS), SEED]
     environment = programs.environment({"INSTRUMENT_SUMMARY": "0"})
-    done = programs.run(programs.python(script, arguments), environment, timeout=300 + 5 * MOMENTS)
+    done = warm.run(programs.python(script, arguments), environment, timeout=300 + 5 * MOMENTS, check=True)
     swept, wrong, later = json.loads(done.stdout.splitlines()[-1])
     assert [] == wrong
     assert swept >= MOMENTS / 2

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from instrument.stepping.program_steps import program_steps
 from instrument.traces.ranks import read_ranks
 from instrument.traces.read import read_trace
 
-from ..support import programs
+from ..support import programs, warm
 from .training import Recorder, content, train
 
 pytestmark = pytest.mark.process
@@ -39,10 +37,8 @@ def run_job(folder: Path, ranks: str) -> tuple[list[dict[str, object]], str]:
     script = folder / "job.py"
     script.write_text(JOB)
     out = folder / "out"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(script), str(out), ranks], check=True, capture_output=True, text=True, timeout=100
-    )
+    command = programs.python(script, [str(out), ranks])
+    done = warm.run(command, programs.environment(), timeout=100, check=True, ranks=2)
     lines = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
     return sorted(lines, key=lambda entry: (entry["window"], entry["rank"])), done.stderr
 
@@ -106,7 +102,7 @@ def test_processes_that_share_a_rank_are_distinguished(tmp_path: Path) -> None:
     """Files of children without a process group are named by process; the reader shows the process."""
     out = tmp_path / "out"
     command = programs.python(programs.program(HOGWILD, tmp_path), [str(out)])
-    programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
+    warm.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}), check=True)
     names = [path.name for path in out.glob("window-0001/*")]
     processes = {name.split(".")[0] for name in names}
     assert 2 == len(names) == len(processes)
