@@ -44,7 +44,7 @@ def without_compiler(function: F) -> F:
 
 
 def skip_package() -> None:
-    """Make torch.compile skip the functions of this package imported so far, which takes 10 ms.
+    """Make torch.compile skip the functions of this package imported so far; the first call takes 10 ms.
 
     Wrappers around functions of the program stay a part of the compiled code.
     """
@@ -53,12 +53,19 @@ def skip_package() -> None:
         around = [f"{_PACKAGE}.regions.annotation", f"{_PACKAGE}.regions.wrap"]
         names = [name for name in sys.modules if name.split(".")[0] == _PACKAGE and name not in around]
         for name in names:
-            for value in list(vars(sys.modules[name]).values()):
-                if getattr(value, "__module__", None) == name:
-                    for code in _codes(value):
-                        skip(code)
-                        if code.co_flags & inspect.CO_NESTED:
-                            skip(renamed(code))  # the name it has in a patch
+            for code in _codes_in(name, len(vars(sys.modules[name]))):
+                skip(code)
+
+
+@functools.cache
+def _codes_in(name: str, _: int) -> list[types.CodeType]:
+    """Return the codes of the functions of a module, whose number of attributes grows while it is imported."""
+    values = [
+        value for value in list(vars(sys.modules[name]).values()) if getattr(value, "__module__", None) == name
+    ]
+    codes = [code for value in values for code in _codes(value)]
+    in_patches = [renamed(code) for code in codes if code.co_flags & inspect.CO_NESTED]
+    return codes + in_patches
 
 
 def _codes(value: Any) -> Iterator[types.CodeType]:
