@@ -39,8 +39,9 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None, de
 hypothesis.settings.load_profile("same")
 
 
-def pytest_collection_finish() -> None:
-    """Keep what was imported out of garbage collections, and of searches for objects: half a million of them."""
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """Keep what is imported so far out of garbage collections and searches for objects: up to a million objects."""
     gc.collect()
     gc.freeze()
 
