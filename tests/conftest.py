@@ -41,7 +41,7 @@ hypothesis.settings.load_profile("same")
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen() -> None:
-    """Keep what is imported so far out of garbage collections and searches for objects: up to a million objects."""
+    """Keep what is imported so far, up to a million objects, out of collections and searches for objects."""
     gc.collect()
     gc.freeze()
 

@@ -1,9 +1,9 @@
 """The process behind `tests.support.warm`: imports torch, then forks a child for each program.
 
 Each request is a line of JSON on the socket that the first argument names: ``command``, ``env``, ``cwd``, the
-files for standard input, output and error, and the number of ``ranks``, 0 for a single process. The answers are the
-``process`` number of the child and its exit ``status``. `instrument run` becomes the program that it starts: its
-child ends, and the next one is the program.
+files for standard input, output and error, and the number of ``ranks``, 0 for a single process. The answers are
+the ``process`` number of the child and its exit ``status``. `instrument run` becomes the program that it starts:
+its child ends, and the next one is the program.
 """
 
 from __future__ import annotations
