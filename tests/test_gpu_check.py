@@ -21,6 +21,7 @@ from scripts.gpu_check import costs, driver, edges, lengths, regions, runner, ta
 from scripts.gpu_check.check import Check, CheckContext, FailedError, Run, SkippedError
 
 from instrument.config import settings
+from tests.support import warm
 
 ROOT = Path(__file__).parents[1]
 # Checks that run completely on the CPU; `nsys`, the tests and the full GPU have separate tests below.
@@ -56,10 +57,7 @@ def test_rehearsal_of_forks(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     arguments = ["-m", "scripts.gpu_check", "fork", "--rehearse", "--out", str(out)]
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, *arguments], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    warm.run([sys.executable, *arguments], os.environ | {"PYTHONPATH": path}, check=True)
     assert json.loads(out.read_text())["checks"]["fork"]["status"] == "passed"
 
 

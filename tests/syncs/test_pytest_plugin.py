@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import instrument
+from tests.support import warm
 
 pytestmark = pytest.mark.process
 
@@ -186,17 +189,17 @@ def test_step_fails(syncs):
 """
 
 
-def run(folder: Path, *args: str, plugin: bool = True, gpu: bool = False, **environment: str) -> tuple[int, str]:
+def run(
+    folder: Path, *args: str, plugin: bool = True, gpu: bool = False, start: Any = warm.run, **environment: str
+) -> tuple[int, str]:
     """Run pytest in a process with the plugin as the only one; return exit code and output."""
     path = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
     more = {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "100"} | environment
     more |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     named = ["-p", "instrument.pytest_plugin"] if plugin else []
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", *named, "-p", "no:cacheprovider", "--strict-markers", "-W", "error",
-         "--rootdir", str(folder), *args],
-        cwd=folder, env=os.environ | more, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    options = ["-p", "no:cacheprovider", "--strict-markers", "-W", "error", "--rootdir", str(folder)]
+    command = [sys.executable, "-m", "pytest", *named, *options, *args]
+    result = start(command, env=os.environ | more, cwd=folder)
     return result.returncode, result.stdout + result.stderr
 
 
@@ -333,7 +336,7 @@ def test_light():
 def test_plugin_does_not_import_torch(tmp_path: Path) -> None:
     """The plugin imports neither torch nor the library for tests that do not use it."""
     (tmp_path / "test_it.py").write_text(LIGHT)
-    code, text = run(tmp_path)
+    code, text = run(tmp_path, start=functools.partial(subprocess.run, capture_output=True, text=True))
     assert 0 == code, text
 
 
