@@ -182,7 +182,11 @@ with instrument.profile(sys.argv[1]) as prof:
 @pytest.mark.native
 def test_model_changed_under_an_attached_tool(tmp_path: Path) -> None:
     """A window reads the model's modules again, although an attached tool keeps its hooks installed."""
-    assert [r.name for r in ranges(nvtx_log(CHANGED, args=[str(tmp_path)]))] == ["Sequential", "0", "1"]
+    assert [r.name for r in ranges(nvtx_log(CHANGED, args=[str(tmp_path)], start=warm.run))] == [
+        "Sequential",
+        "0",
+        "1",
+    ]
 
 
 def test_annotated_twice(attach_emitter: AttachEmitter) -> None:
@@ -261,7 +265,7 @@ with instrument.annotate_modules(model, shapes=True):
 @pytest.mark.native
 def test_shapes_in_nvtx() -> None:
     """An NVTX range has the first input's shape as payload; backward ranges are of the start/end kind."""
-    found = ranges(nvtx_log(SHAPES))
+    found = ranges(nvtx_log(SHAPES, start=warm.run))
     assert outline(r for r in found if r.kind == "push_pop").split() == ["Sequential", "0", "1"] * 3
     assert [r.name for r in found if r.kind == "start_end"][:3] == [
         "Sequential (backward)", "1 (backward)", "0 (backward)",

@@ -18,7 +18,7 @@ from instrument.regions import dispatch, region
 from tests.conftest import Events
 from tests.modules.conftest import AttachEmitter
 from tests.modules.step_parts import Job, patched
-from tests.support import native, nsys
+from tests.support import native, nsys, warm
 
 DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -130,7 +130,7 @@ with instrument.annotate_step():
 @pytest.mark.native
 def test_nvtx() -> None:
     """NVTX has a range for each part, with the bytes of a copy as payload."""
-    found = native.ranges(native.nvtx_log(PROGRAM))
+    found = native.ranges(native.nvtx_log(PROGRAM, start=warm.run))
     assert [name for (name,) in [*step() * 2, [DATA]]] == [r.name for r in found]
     assert {"copy to meta": 2 * 4 * 4} == {r.name: r.payload for r in found if r.payload is not None}
     assert {("push_pop", "instrument", 0)} == {(r.kind, r.domain, r.depth) for r in found}

@@ -94,7 +94,7 @@ def test_configure_at_run_time(tmp_path: Path) -> None:
         region("as before")
     """
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    found = native.ranges(native.nvtx_log(script, args=[str(first), str(second)]))
+    found = native.ranges(native.nvtx_log(script, args=[str(first), str(second)], start=warm.run))
     already = "nvtx and the profiler that is already on"
     assert f"auto before\nacross\n  {already}\nnvtx\nauto after\nas before" == outline(found)
     assert ["across", already] == [event["name"] for event in annotations(first)]
@@ -189,7 +189,7 @@ def test_other_emitters_continue(tmp_path: Path) -> None:
         assert 2 == len(messages), messages
     """
     torch_broken, nvtx_broken = tmp_path / "torch.json", tmp_path / "nvtx.json"
-    found = native.ranges(native.nvtx_log(script, args=[str(torch_broken), str(nvtx_broken)]))
+    found = native.ranges(native.nvtx_log(script, args=[str(torch_broken), str(nvtx_broken)], start=warm.run))
     assert outline(found) == "work\nacross\n  work\n  work\nwork\nacross"
     assert [event["name"] for event in annotations(torch_broken)] == ["work", "across"]
     assert [event["name"] for event in annotations(nvtx_broken)] == ["work", "across", "work", "work"]

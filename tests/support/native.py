@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,6 +105,7 @@ def nvtx_log(
     env: Mapping[str, str] | None = None,
     args: Sequence[str] = (),
     check: bool = True,
+    start: Callable[..., object] = run,
 ) -> list[Event]:
     """Run a Python program under a logging NVTX tool and return every call that it received.
 
@@ -115,6 +116,7 @@ def nvtx_log(
         env: further environment variables.
         args: the program's arguments.
         check: False takes the log of a program that fails or is killed.
+        start: `tests.support.warm.run` for a program that may find torch imported, which saves two seconds.
 
     Raises:
         AssertionError: the program failed.
@@ -123,7 +125,7 @@ def nvtx_log(
         raise ValueError(f'"mode" must be one of {", ".join(MODES)}: {mode!r}')
     library = build("nvtxlog") if extension else build("nvtxlog", "NO_EXTENSION")
     tool = {"NVTX_INJECTION64_PATH": str(library), "NVTXLOG_MODE": mode}
-    return logged(script, "NVTXLOG", {**tool, **(env or {})}, args, check)
+    return logged(script, "NVTXLOG", {**tool, **(env or {})}, args, check, start)
 
 
 def itt_log(
@@ -170,13 +172,14 @@ def roctx_log(
 
 
 def logged(
-    script: str | Path, variable: str, env: Mapping[str, str], args: Sequence[str], check: bool
-) -> list[Event]:
+    script: str | Path, variable: str, env: Mapping[str, str], args: Sequence[str], check: bool,
+    start: Callable[..., object] = run,
+) -> list[Event]:  # fmt: skip
     """Run the program with `variable` naming a log and return the log's lines."""
     with tempfile.TemporaryDirectory() as name:
         log = Path(name) / "log.jsonl"
         command = python(program(script, Path(name)), args)
-        run(command, environment({**env, variable: str(log)}), check=check)
+        start(command, environment({**env, variable: str(log)}), check=check)
         text = log.read_text(encoding="utf-8", errors="backslashreplace") if log.exists() else ""
     return [json.loads(line) for line in text.split("\n") if line]
 
