@@ -1,4 +1,4 @@
-"""Code that runs where the modes are off: on other threads, in hooks, in what was compiled or traced."""
+"""Watches code that runs where the modes are off: other threads, hooks, and compiled or traced code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def changes(state: State) -> Iterator[Made]:
 
 
 def _threads(state: State) -> Iterator[Made]:
-    """Threads that start during the run are watched too."""
+    """Watch threads that start during the run."""
 
     def starting(original: Any) -> Any:
         @wraps(original)
@@ -73,7 +73,7 @@ def worker_loop(*args: Any) -> Any:
 
 
 def _processes(state: State) -> Iterator[Made]:
-    """Say that other processes are not watched; but for the workers of a DataLoader."""
+    """Report that other processes are not watched, except for DataLoader workers."""
 
     def starting(original: Any) -> Any:
         def start(process: Any) -> None:
@@ -111,7 +111,7 @@ def _collectives(state: State) -> Iterator[Made]:
 
 
 def _hooks(state: State) -> Iterator[Made]:
-    """Hooks of saved tensors run inside of C++ calls, where the function mode is off."""
+    """Watch saved-tensor hooks, which run inside C++ calls, where the function mode is off."""
 
     def watched(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(value: Any) -> Any:
@@ -195,7 +195,7 @@ def _for_shapes(frame: FrameType | None) -> bool:
 
 
 def _compiled(state: State) -> Iterator[Made]:
-    """Say that compiled functions run eagerly."""
+    """Report that compiled functions run eagerly."""
     from torch._dynamo import eval_frame
 
     def eager(original: Any) -> Any:

@@ -33,7 +33,7 @@ _TAKERS = (
 
 
 class PretendedCuda:
-    """Installs the pretended GPU, in the whole process, and takes it away again.
+    """Installs the pretended GPU for the whole process, and removes it again.
 
     Args:
         log: where synchronizations, and calls that cannot be carried out, are recorded.
@@ -49,7 +49,7 @@ class PretendedCuda:
         self._patches: list[Patch] = []
 
     def install(self) -> None:
-        """Install all of it, or nothing where something fails; once is enough."""
+        """Install the pretended GPU, or nothing if a part fails; further calls do nothing."""
         if self._patches:
             return
         try:
@@ -84,7 +84,7 @@ class PretendedCuda:
         yield from self._classes()
 
     def _state(self) -> Iterator[_Change]:
-        """What `torch.cuda` and its like keep in variables."""
+        """Change the variables in which `torch.cuda` and similar modules keep state."""
         count = self._devices.count
         values = {
             "_initialized": True, "_cached_device_count": count, "_cudart": self._cudart,
@@ -126,7 +126,7 @@ class PretendedCuda:
         yield torch, "Generator", lambda real: self._stand_in(real, _generator(self._devices), Generator)
 
     def _stand_in(self, real: Any, pretended: Callable[..., Any], kind: type) -> Any:
-        """Return a class that passes for ``real``, and makes what ``pretended`` returns unless that is None."""
+        """Return a class that passes for ``real`` and creates what ``pretended`` returns, unless that is None."""
         meta: Any = type(real)
         patches = self._patches  # empty once undone: the class, if a program kept it, then makes real objects
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 GIB = 2**30
-# Of an A100: known to every table of peak figures, and old enough that nobody expects what a CPU cannot imitate.
+# An A100: in every table of peak figures, and without newer features that a CPU cannot imitate.
 NAME = "NVIDIA A100-SXM4-80GB"
 CAPABILITY = (8, 0)
 TOTAL_MEMORY = 81154 * 2**20
@@ -69,13 +69,13 @@ class Devices:
         return index
 
     def select(self, index: int) -> None:
-        """Make a device the current one of this thread."""
+        """Make a device current on this thread."""
         if not 0 <= index < self.count:
             raise RuntimeError("CUDA error: invalid device ordinal")
         self._thread.index = index
 
     def exchange(self, index: int) -> int:
-        """Make a device the current one, unless its index is negative; return the one before, or -1."""
+        """Make a device current, unless its index is negative; return the index of the one before, or -1."""
         if index < 0:
             return -1
         before = self.current
@@ -96,7 +96,7 @@ class Devices:
         return device is None or isinstance(device, int) or torch.device(device).type == "cuda"
 
     def answers(self) -> dict[str, Any]:
-        """Return the functions of ``torch._C`` about devices."""
+        """Return the replacements of functions of ``torch._C`` about devices."""
         return {
             "_cuda_init": lambda: None,
             "_cuda_isInBadFork": lambda: os.getpid() != self._process,
@@ -125,6 +125,6 @@ class Devices:
         }
 
     def capability(self, device: Any = None, /) -> dict[str, Any]:
-        """Return what `torch.accelerator.get_device_capability` does; torch caches its own answers."""
+        """Answer `torch.accelerator.get_device_capability`, whose answers torch caches."""
         names = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
         return {"supported_dtypes": {getattr(torch, name) for name in names.split()}}

@@ -41,7 +41,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
     ) -> Any:
         """Run one operator."""
         if types and not _OWN.issuperset(types):
-            return NotImplemented  # a subclass of tensors goes first, and what it does comes back here
+            return NotImplemented  # a tensor subclass runs first, and its operators come back here
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._whole(func, args, kwargs)
@@ -79,7 +79,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         return out
 
     def _whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operator made of others, as flex_attention, whose parts do not come back here."""
+        """Run a composite operator, such as flex_attention, whose parts do not come back here."""
         device = self._first(args)
         out = func(*args, **kwargs)
         if device is not None:
@@ -120,7 +120,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         self._state.tags.put(out, device)
 
     def _inherited(self) -> torch.device | None:
-        """Return where C++ code creates a tensor: where the arguments are of what it was called for."""
+        """Return the device for a tensor that C++ code creates: that of the arguments of the calling function."""
         inputs = self._thread.inputs
         if inputs is not None:
             found: torch.device | None = self._first(inputs)
@@ -130,7 +130,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
 
 
 def attempt(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run an operator; of a type that only CUDA has it for, as double."""
+    """Run an operator; if the CPU has no kernel for the dtype, compute in double precision."""
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:

@@ -36,13 +36,13 @@ def _modes_off() -> Iterator[None]:
 
 
 def _checked(found: bool) -> bool:
-    """Return the answer that lets a check around the caller pass; ``found`` without such a check."""
+    """Return the answer that lets a check around the caller pass, or ``found`` without such a check."""
     wanted = passing(sys._getframe(1))
     return found if wanted is None else wanted
 
 
 class Fake:
-    """FakeTensorMode, with answers.
+    """A FakeTensorMode that answers reads of values.
 
     Attributes:
         mode: what to enter below the other modes.
@@ -79,7 +79,7 @@ class Fake:
         return out
 
     def attempt(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call ``func``; where it is C++ that reads the data itself, give it some."""
+        """Call ``func``; if C++ code reads the data itself, pass tensors with data."""
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -96,7 +96,7 @@ class Fake:
         return _checked(found) if known is None and isinstance(found, bool) else found
 
     def shadow(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return a tensor with the data of ``tensor``; None where that is not known."""
+        """Return a tensor with the data of ``tensor``, or None if the data is unknown."""
         with _modes_off():
             return shadow_of(tensor)
 
@@ -108,7 +108,7 @@ class Fake:
             )
 
     def _real(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with data, of the shape and type of ``tensor``; the same one each time."""
+        """Return a tensor with data, of the shape and dtype of ``tensor``; the same one each time."""
         if not isinstance(tensor, FakeTensor):
             return tensor
         known = shadow_of(tensor)
@@ -127,11 +127,11 @@ class Fake:
         return torch.ones(tuple(tensor.shape), dtype=tensor.dtype)  # valid as a length, a class or an index
 
     def know(self, tensor: Any, value: Any) -> None:
-        """Have all elements of ``tensor`` read as ``value``."""
+        """Make all elements of ``tensor`` read as ``value``."""
         note(tensor, value)
 
     def copied(self, tensor: Any, memo: dict[int, Any]) -> Any:
-        """Return what `copy.deepcopy` does; torch's own would copy memory that a tensor without data has not."""
+        """Copy as `copy.deepcopy`, which itself would copy memory that a tensor without data does not have."""
         if id(tensor) in memo:
             return memo[id(tensor)]
         if not tensor.is_leaf:
@@ -148,6 +148,6 @@ class Fake:
         return out
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with data of the shape of ``tensor`` that has one element in memory."""
+        """Return a tensor of the shape of ``tensor`` with data, which has one element in memory."""
         with _modes_off():
             return torch.zeros((), dtype=tensor.dtype).expand(tuple(tensor.shape))

@@ -1,4 +1,4 @@
-"""What else has to be replaced for tensors without data."""
+"""Further replacements for tensors without data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tags import Tags
 
 
 def changes(fake: Fake, state: State) -> Iterator[Made]:
-    """Return what makes tensors without data answer as if they had some, outside of operators."""
+    """Yield the replacements that make tensors without data behave as if they had data, outside operators."""
     mode, tags = fake.mode, state.tags
 
     def device(original: Any) -> property:
@@ -77,13 +77,13 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
     def unpickled(original: Any) -> Any:
         @wraps(original)  # pickles name it
         def load_from_bytes(data: bytes) -> Any:
-            with _disable_current_modes():  # under FakeTensorMode, torch forgets where it was
+            with _disable_current_modes():  # under FakeTensorMode, torch loses its device
                 return original(data)
 
         return load_from_bytes
 
     yield FakeTensor, "device", device
-    yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # its own reads each element
+    yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # torch's implementation reads each element
     yield torch.nn.Module, "_apply", applied
     yield torch._utils, "_rebuild_tensor", rebuilt
     yield torch, "load", loaded
@@ -94,7 +94,7 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
 
 def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool, tags: Tags) -> Any:
-    """Do what `Module._apply` does by exchanging tensors, which fails for tensors of FakeTensorMode."""
+    """Run `Module._apply` by exchanging tensors: torch's own fails for tensors of FakeTensorMode."""
     if recurse:
         for child in module.children():
             _apply(child, fn, recurse, tags)

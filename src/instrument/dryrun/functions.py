@@ -17,19 +17,19 @@ from .state import State, as_cuda
 from .tags import PINNED
 
 CPU = torch.device("cpu")
-_METHODS = dict(vars(torch.Tensor))  # those that torch itself wrote in Python, among others
+_METHODS = dict(vars(torch.Tensor))  # such as those that torch implements in Python
 Handler = Callable[["Functions", Any, Sequence[Any], dict[str, Any]], Any]
 
 
 @lru_cache(maxsize=1024)
 def _original(func: Any) -> Any:
-    """Return torch's method that ``func`` replaces; ``func`` itself if it replaces none."""
+    """Return torch's method that ``func`` replaces, or ``func`` if it replaces none."""
     name = next((name for name, held in vars(torch.Tensor).items() if held is func), None)
     return func if name is None or name in _METHODS else getattr(torch._C.TensorBase, name, func)
 
 
 class Functions(TorchFunctionMode):
-    """Sees each torch function that one thread calls from Python.
+    """Intercepts each torch function that one thread calls from Python.
 
     Args:
         state: the dry run.
@@ -84,7 +84,7 @@ class Functions(TorchFunctionMode):
             thread.call, thread.waited, thread.inputs, thread.depth = before
 
     def placed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``, and tag what it creates with the requested device."""
+        """Run ``func``, and tag the created tensors with the requested device."""
         fake = self.state.fake
         run = func if fake is None else partial(fake.attempt, func)
         device = kwargs.get("device") if kwargs else None
@@ -106,12 +106,12 @@ class Functions(TorchFunctionMode):
         return out
 
     def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func``, which reads a tensor as a whole: without data, one that has some."""
+        """Run ``func``, which reads a whole tensor; without data, pass a tensor that has some."""
         fake = self.state.fake
         return self.unwatched(func, *args, **kwargs) if fake is None else fake.answer(func, *args, **kwargs)
 
     def unwatched(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func``; what it reads on the CPU does not count as a synchronization."""
+        """Run ``func`` without counting its reads on the CPU as synchronizations."""
         self.thread.quiet += 1
         try:
             return func(*args, **kwargs)

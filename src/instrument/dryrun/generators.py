@@ -1,4 +1,4 @@
-"""Generators of random numbers of the pretended GPU: the CPU's, under another name."""
+"""Random number generators of the pretended GPU: the CPU's, with another device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PHILOX = 16  # bytes in the state of a real GPU's generator: seed and offset
 class Generator(torch._C.Generator):
     """A CPU generator that reports a GPU as its device."""
 
-    # `__new__` is C's, which takes the device that it is really on
+    # `__new__` of the C class takes the real device
     def __init__(self, index: int = 0) -> None:
         self._index = index
         self._offset = 0
 
     def __new__(cls, index: int = 0) -> Generator:
-        """Make one on the CPU."""
+        """Create a generator on the CPU."""
         made: Generator = super().__new__(cls)
         return made
 
@@ -61,31 +61,31 @@ class Generator(torch._C.Generator):
 
 
 class DefaultGenerator(Generator):
-    """The default one of a device: the CPU's, which all that runs here draws from."""
+    """The default generator of a device: the CPU's, from which all random numbers here come."""
 
     def get_state(self) -> Any:
-        """Return the state of the CPU's."""
+        """Return the state of the CPU's generator."""
         return torch.default_generator.get_state()
 
     def set_state(self, new_state: Any) -> Any:
-        """Set the state of the CPU's."""
+        """Set the state of the CPU's generator."""
         if new_state.numel() == _PHILOX:
             return super().set_state(new_state)
         torch.default_generator.set_state(new_state)
         return self
 
     def manual_seed(self, seed: int) -> Any:
-        """Seed the CPU's."""
+        """Seed the CPU's generator."""
         torch.default_generator.manual_seed(seed)
         return self
 
     def seed(self) -> int:
-        """Seed the CPU's at random; return the seed."""
+        """Seed the CPU's generator at random; return the seed."""
         seed: int = torch.default_generator.seed()
         return seed
 
     def initial_seed(self) -> int:
-        """Return the seed of the CPU's."""
+        """Return the seed of the CPU's generator."""
         seed: int = torch.default_generator.initial_seed()
         return seed
 

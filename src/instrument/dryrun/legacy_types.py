@@ -1,4 +1,4 @@
-"""The old types of tensors, such as `torch.cuda.FloatTensor`, which builds for the CPU do not have."""
+"""Legacy tensor types, such as `torch.cuda.FloatTensor`, which CPU builds do not have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Type(type):
 
 
 def types() -> dict[str, Any]:
-    """Return the types by name: what is called makes a tensor on the GPU."""
+    """Return the types by name; calling one creates a tensor on the GPU."""
     return {
         name: _Type(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
         for name, dtype in DTYPES.items()

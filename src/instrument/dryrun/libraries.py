@@ -1,4 +1,4 @@
-"""The libraries around the pretended GPU: CUDA's runtime, cuDNN, NCCL, NVML, NVTX."""
+"""The libraries around the pretended GPU: the CUDA runtime, cuDNN, NCCL, NVML, NVTX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READINGS = {
 
 
 class Code(int):
-    """A result of a function of CUDA's runtime."""
+    """A result code of the CUDA runtime."""
 
     success: Code
 
@@ -29,7 +29,7 @@ Code.success = Code(0)
 
 
 class Cudart:
-    """What `torch.cuda.cudart` returns; every function succeeds."""
+    """The return value of `torch.cuda.cudart`; every function succeeds."""
 
     cudaError = Code  # noqa: N815
 
@@ -49,20 +49,20 @@ class Cudart:
 
 
 class Nvtx:
-    """Ranges that nobody sees: takes the place of the functions that a build for the CPU lacks."""
+    """NVTX functions that CPU builds lack; their ranges go nowhere."""
 
     def __init__(self) -> None:
         self._thread = threading.local()
         self._numbers = itertools.count(1)
 
     def rangePushA(self, message: str) -> int:  # noqa: N802
-        """Open a range; return how many were open."""
+        """Open a range; return the number of open ranges before it."""
         depth: int = getattr(self._thread, "depth", 0)
         self._thread.depth = depth + 1
         return depth
 
     def rangePop(self) -> int:  # noqa: N802
-        """Close a range; return how many are open still."""
+        """Close a range; return the number of open ranges after it."""
         self._thread.depth = max(getattr(self._thread, "depth", 0) - 1, 0)
         return int(self._thread.depth)
 
@@ -127,7 +127,7 @@ def _settings() -> dict[str, Any]:
 
 
 def answers() -> dict[str, Any]:
-    """Return the functions of ``torch._C`` that call other libraries."""
+    """Return the replacements of functions of ``torch._C`` that call other libraries."""
     return {
         **_settings(),
         "_cuda_getCurrentBlasHandle": lambda: 0x560001000000,
@@ -157,7 +157,7 @@ def _activities() -> set[Any]:
 
 
 def _emitting() -> dict[str, Any]:
-    """Let `emit_nvtx` emit nothing where torch is built without CUDA, which raises otherwise."""
+    """Make `emit_nvtx` do nothing if torch is built without CUDA, where it would raise."""
     profiler: Any = torch.autograd.profiler
     enable, disable = profiler._enable_profiler, profiler._disable_profiler
     refused: list[Any] = []

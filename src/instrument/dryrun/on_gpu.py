@@ -1,4 +1,4 @@
-"""The tensors that exist before a dry run and count as tensors of the GPU in it."""
+"""Tensors that exist before a dry run and count as GPU tensors in it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tensors_of(on_gpu: Iterable[Any]) -> list[Any]:
 
 
 def _state(model: torch.nn.Module) -> list[Any]:
-    """The state of the parameters of ``model`` in the optimizers of this process, which takes 0.1 s to look up."""
+    """Return the optimizers' state of the parameters of ``model``; finding the optimizers takes 0.1 s."""
     keys = parameter_ids(model)
     states = [getattr(optimizer, "state", None) for optimizer in live_optimizers()]
     return _arrays(
@@ -46,5 +46,5 @@ def _state(model: torch.nn.Module) -> list[Any]:
 
 
 def _arrays(states: Iterable[Any]) -> list[Any]:
-    """The tensors of a state but for single numbers, such as a count of steps, which stay on the CPU."""
+    """Return the tensors of a state except single numbers, such as a step count, which stay on the CPU."""
     return [t for state in states for t in tensors(state) if t.dim()]

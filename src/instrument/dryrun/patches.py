@@ -1,4 +1,4 @@
-"""What is replaced outside of torch.cuda while a dry run lasts; each is put back."""
+"""Replacements outside torch.cuda during a dry run; each is restored."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ASKED = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 
 @contextmanager
 def patched(state: State) -> Iterator[None]:
-    """Replace functions that must know of pretended devices; restore all at the end, also after an error."""
+    """Replace functions that must know pretended devices; restore all of them at the end or after an error."""
     with ExitStack() as stack:
         for owner, name, make in _changes(state):
             if hasattr(owner, name):
                 Patch(owner, name, make).apply_in(stack)
         if state.fake is not None:
-            # It logs 40 lines for each operator that is given what cannot be
+            # It logs 40 lines for each operator with impossible arguments
             log = logging.getLogger("torch._subclasses.fake_tensor")
             stack.callback(log.removeFilter, _nothing)
             log.addFilter(_nothing)
@@ -76,7 +76,7 @@ _PLAIN = (_KIND.__torch_function__.__func__, torch._C._disabled_torch_function_i
 
 
 def _scripted_as_builtin(function: Any) -> None:
-    """Let TorchScript take ``function`` for those whose place it takes."""
+    """Make TorchScript accept ``function`` in place of the functions that it replaces."""
     register = getattr(torch.jit._builtins, "_register_builtin", None)
     if register is not None:
         register(function, "aten::has_torch_function")

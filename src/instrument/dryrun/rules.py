@@ -17,11 +17,11 @@ from ..syncs.transfer import parse_copy
 from .state import State, size_of
 from .tags import PINNED
 
-Check = Callable[[State, Any, Sequence[Any], dict[str, Any]], None]  # of the state, the operator and its arguments
-# The results that are on the GPU, where not all are
+Check = Callable[[State, Any, Sequence[Any], dict[str, Any]], None]  # state, operator, arguments
+# The results that are on the GPU, if not all of them are
 OUTPUTS = {"_pack_padded_sequence": (0,)}
 
-# Operators that take tensors of the CPU beside those of a GPU
+# Operators that accept CPU tensors together with GPU tensors
 _APART = (
     "set_",
     "_pack_padded_sequence",
@@ -33,13 +33,13 @@ _APART = (
     "_to_copy",
 )
 
-# Functions whose kernels for the CPU read values that those for CUDA leave alone
+# Functions whose CPU kernels read values that their CUDA kernels do not read
 CPU_CHECKS = ("quantile", "nanquantile")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What is known of one operator.
+    """The properties of one operator.
 
     Attributes:
         check: records its synchronizations; None if it never synchronizes.
@@ -65,7 +65,7 @@ def copied(state: State, target: Any, source: Any, non_blocking: bool) -> None:
     if up == down or not source.numel():
         return
     if not state.thread.call and torch._C._current_graph_task_id() != -1:
-        state.tags.put([target, source], to if up else fro)  # a bucket of DistributedDataParallel's, of C++
+        state.tags.put([target, source], to if up else fro)  # a bucket that DistributedDataParallel creates in C++
         return
     host = fro if up else to
     if up and state.thread.call == "__setitem__" and not source.dim():  # `x[0] = 1`; more elements are filled
@@ -75,7 +75,7 @@ def copied(state: State, target: Any, source: Any, non_blocking: bool) -> None:
 
 
 def dense(*copied: Any) -> bool:
-    """Return whether a copy is direct: tensors with gaps are gathered in memory that is not pinned."""
+    """Return whether a copy is direct: non-contiguous tensors are gathered in pageable memory first."""
     for tensor in copied:
         extent = 1
         for stride, size in sorted(
@@ -104,7 +104,7 @@ def moved(state: State, op: str, up: bool, pinned: bool, non_blocking: bool, siz
 
 
 def _masks(indices: Sequence[Any]) -> bool:
-    """Return whether an index has a mask, whose True elements have to be counted."""
+    """Return whether an index has a mask, whose True elements must be counted."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
@@ -128,7 +128,7 @@ def _equal(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def _filled(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Check the value: masked_fill and index_fill read it, fill_ only from another device."""
+    """Check the fill value: masked_fill and index_fill read it, fill_ only if it is on another device."""
     if not isinstance(args[-1], torch.Tensor) or state.tags.device(args[-1]) is None:
         return
     name = func._schema.name.partition("::")[2]
@@ -161,7 +161,7 @@ def _searchsorted(state: State, func: Any, args: Sequence[Any], kwargs: dict[str
 
 def _mode(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-    if args[0].dim() and args[0].shape[dim] > 2048:  # what fits into one block is sorted there
+    if args[0].dim() and args[0].shape[dim] > 2048:  # up to this size, one block sorts the data
         state.record_sync("mode", VALUE)
 
 
@@ -191,7 +191,7 @@ def _index_put(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, A
     if not _masks(args[1]):
         if number:
             state.record_sync("setitem", "copies a number to the GPU", "H2D", size_of(values))
-    elif accumulate or not number:  # a number is filled in where the mask is, uncounted
+    elif accumulate or not number:  # a number is filled in under the mask without counting
         state.record_sync("setitem", COUNT)
 
 

@@ -1,4 +1,4 @@
-"""`dry_run`: carries a training step out without a GPU, and lists where it would wait for one."""
+"""`dry_run`: runs a training step without a GPU, and lists where it would synchronize with one."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _report(run: Run, stopped: EarlyStop) -> SyncReport:
 
 
 def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
-    """Return ``step`` with Ctrl-C as one of its ends."""
+    """Return ``step``, with Ctrl-C raised as an error that ends the run."""
 
     def call() -> Any:
         try:
@@ -139,7 +139,7 @@ def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _forget(before: dict[str, Any], folder: Path) -> None:
-    """Take the script's own modules out again: another one may have others of the same names."""
+    """Remove the script's own modules from `sys.modules`, as another script may have modules of the same names."""
     ours = __name__.partition(".")[0]
     for name, module in list(sys.modules.items()):
         file = str(getattr(module, "__file__", None) or os.devnull)
@@ -149,7 +149,7 @@ def _forget(before: dict[str, Any], folder: Path) -> None:
 
 
 class _UsageError(Exception):
-    """Carries an error that is not the script's."""
+    """Carries an error of the caller, not of the script."""
 
 
 def _function(path: Path, name: str) -> Callable[[], object]:
@@ -176,7 +176,7 @@ def _function(path: Path, name: str) -> Callable[[], object]:
 
 
 def _check(step: Any, what: str) -> None:
-    """Raise ``TypeError`` for what cannot be called as a step."""
+    """Raise ``TypeError`` if ``step`` cannot be called as a step."""
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.isclass)
     if not callable(step) or any(is_kind(step) for is_kind in kinds):
         raise TypeError(f"{what} must be a plain function without arguments: {step!r}")

@@ -15,7 +15,7 @@ _NO_TENSOR = (ast.Is, ast.IsNot, ast.In, ast.NotIn)  # comparisons whose result 
 
 
 def passing(frame: FrameType | None) -> bool | None:
-    """Return the truth of the expression that ``frame`` evaluates, for the check around it to pass.
+    """Return the truth value of the expression that ``frame`` evaluates with which the check around it passes.
 
     A check is an ``assert``, or an ``if`` whose body raises. None where there is none around, or where another
     part of its condition decides.
@@ -37,7 +37,7 @@ def _passing(code: CodeType, instruction: int, line: int) -> bool | None:
 
 @lru_cache(maxsize=64)
 def _checks(file: str) -> tuple[tuple[ast.expr, bool], ...]:
-    """The conditions of a file's checks, each with the truth that lets it pass."""
+    """Return the conditions of a file's checks, each with the truth value that lets it pass."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
@@ -74,7 +74,7 @@ def _column(code: CodeType, instruction: int) -> int | None:
 
 
 def _inside(node: ast.expr, wanted: bool, column: int | None, line: int) -> bool | None:
-    """The truth that is wanted of the part of a condition at a place."""
+    """Return the truth value wanted of a part of a condition."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return _inside(node.operand, not wanted, column, line)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:

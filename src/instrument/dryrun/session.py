@@ -68,18 +68,18 @@ class Run:
         self.follower: StepFollower | None = None
         self._stepped = 0
         self._built = False
-        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # what these are given is watched
+        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # their targets are watched
         known = {threading.current_thread(), threading.main_thread(), *pools}
         names = {thread.name for thread in threading.enumerate() if thread not in known}
         self._before = sorted(names - _WITHOUT_TENSORS)
 
     def place(self, on_gpu: Iterable[Any]) -> None:
-        """Take tensors that exist already for being on the GPU."""
+        """Treat existing tensors as tensors on the GPU."""
         if found := tensors_of(on_gpu):
             self.state.tags.put(found, as_cuda("cuda"))
 
     def carry_out(self, step: Callable[[], Any]) -> Any:
-        """Call ``step``; keep what ended it early."""
+        """Call ``step``; keep the error or exit that ended it early."""
         try:
             return step()
         except EarlyStop as stopped:
@@ -91,7 +91,7 @@ class Run:
             self._ended(error)
 
     def stopped_by(self, stopped: EarlyStop) -> None:
-        """Keep what ended the program before its own end."""
+        """Keep what stopped the program before its end."""
         self._stopped = stopped
         self.error = stopped if stopped.code else None
 
@@ -105,24 +105,24 @@ class Run:
         self.recorder.add(SyncEvent(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
 
     def forget(self) -> None:
-        """Forget what waited, and the steps, so far."""
+        """Discard the synchronizations and steps so far."""
         self.recorder.clear()
         self._stepped = 0
         self.recorder.step = None if self.recorder.step is None else 0
         self._forget_budget()
 
     def built(self) -> None:
-        """An optimizer is made: what came before was not yet a step."""
+        """Note a new optimizer: what came before it is not a step."""
         if self.recorder.step is None:
             self.recorder.step, self._built = 0, True
             self._forget_budget()
 
     def stop_after(self, steps: int | None, stopper: ProgramStopper) -> None:
-        """End the program once it made ``steps`` more steps; None lets it go on."""
+        """End the program after ``steps`` more steps; None for no limit."""
         self._most, self._stopper = steps, stopper
 
     def stepped(self) -> None:
-        """A step ended."""
+        """Note the end of a step."""
         if self._limit is not None:
             self._limit.stop()
         self._stepped += 1
@@ -132,7 +132,7 @@ class Run:
             self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path, self._stopper)
 
     def close(self) -> None:
-        """Remove what ends the program."""
+        """Remove the hook that ends the program."""
         if self._limit is not None:
             self._limit.remove()
 
@@ -141,7 +141,7 @@ class Run:
             self.state.budget.clear()
 
     def restarted(self) -> None:
-        """All that ended so far was a part of step 0, which a stronger sign of steps ends now."""
+        """Count everything so far as a part of step 0, which a better sign of steps ends now."""
         self._stepped = 0
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
@@ -180,7 +180,7 @@ class Run:
         return _NOWHERE if chosen is None else f"{_NOWHERE}. {_TOO_EARLY.format(chosen)}"
 
     def report(self) -> SyncReport:
-        """Return what was found."""
+        """Return the report of the run."""
         recorder = self.recorder
         steps = max(self._stepped, 1)
         if self._limit is not None:
@@ -211,7 +211,7 @@ class Run:
 def running(
     fake: bool, budget: Budget | None = None, *, script: bool = False, step_on: str | None = None
 ) -> Iterator[Run]:
-    """Install the pretended GPU, and watch the body."""
+    """Install the pretended GPU, and watch the block."""
     if coverage.dry_run_active:
         raise RuntimeError("a dry run is already running in this process")
     stack = contextlib.ExitStack()

@@ -19,7 +19,7 @@ _KEY = "_instrument_shadow"
 
 
 def shadow_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a tensor with the data of ``tensor``; None where that is not known."""
+    """Return a tensor with the data of ``tensor``, or None if the data is unknown."""
     if not isinstance(tensor, FakeTensor):
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
         return tensor.detach() if plain else None
@@ -55,7 +55,7 @@ def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> 
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """Know the data of ``tensor``, and of what shares its storage, no more."""
+    """Mark the data of ``tensor``, and of all tensors that share its storage, as unknown."""
     if isinstance(tensor, FakeTensor):
         try:
             tensor.untyped_storage().__dict__.pop(_KEY, None)
@@ -66,7 +66,7 @@ def forget(tensor: torch.Tensor) -> None:
 def _computed(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Any], made: list[Any]
 ) -> list[torch.Tensor] | None:
-    """The results with data; None where some number is not known, or the result has too many elements."""
+    """Return the results with data, or None if a value is unknown or the result has too many elements."""
     if not made or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
         return None
     mutable = func._schema.is_mutable
@@ -79,7 +79,7 @@ def _computed(
         if any(shadow is None or shadow.numel() > LIMIT for shadow in shadows.values()):
             return None
         real = list(tensors(func(*_replaced(args, shadows), **_replaced(kwargs, shadows))))
-    except Exception:  # an operator may refuse in any way: its numbers are then unknown
+    except Exception:  # an operator may fail in any way: its values are then unknown
         return None
     alike = [each.shape for each in real] == [each.shape for each in made]
     return real if alike and all(each.device.type == "cpu" for each in real) else None

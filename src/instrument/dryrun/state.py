@@ -30,7 +30,7 @@ _PROFILER = (
 
 
 class SyncLog(Protocol):
-    """Where the pretended GPU reports synchronizations, and calls that it cannot carry out."""
+    """The interface to which the pretended GPU reports synchronizations and unsupported calls."""
 
     def record_sync(self, op: str, cause: str = "") -> None:
         """Record a synchronization of the caller; an empty ``cause`` means the cause of ``operation``."""
@@ -40,7 +40,7 @@ class SyncLog(Protocol):
 
 
 class ThreadState:
-    """What one thread is doing.
+    """The state of one thread.
 
     Attributes:
         call: the name of the outermost torch function that runs; empty outside of any.
@@ -67,7 +67,7 @@ class ThreadState:
 
 
 class State:
-    """One dry run: its tags and findings, and what each of its threads is doing."""
+    """The state of one dry run: its tags, its findings, and the state of each thread."""
 
     def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
         self.recorder = recorder
@@ -75,9 +75,9 @@ class State:
         self.fake = fake  # the FakeTensorMode, or None
         self.tags = Tags()
         self._threads = threading.local()
-        self.code_before = False  # code that may have chosen a device ran before the dry run
+        self.code_before = False  # code that may have chosen a device ran before the run
         self.cpu_by_name: Site | None = None
-        self.early = False  # that this may be the cause of an error was said
+        self.early = False  # the report already names this as a possible cause
         self._asked: set[tuple[CodeType, int]] = set()
 
     @property
@@ -91,7 +91,7 @@ class State:
 
     @contextmanager
     def named(self, call: str) -> Iterator[None]:
-        """Run the body as ``call``, a public function that is not one of torch's overridable functions."""
+        """Run the block as ``call``, a public function that is not one of torch's overridable functions."""
         thread = self.thread
         outer = thread.call
         if not outer:
@@ -151,7 +151,7 @@ class State:
 
 
 def _flushes(frame: FrameType | None) -> bool:
-    """Return whether a profiler synchronizes as it stops, on its own account."""
+    """Return whether a profiler synchronizes by itself as it stops."""
     for _ in range(8):
         if frame is None:
             return False
@@ -162,7 +162,7 @@ def _flushes(frame: FrameType | None) -> bool:
 
 
 def as_cuda(device: Any) -> torch.device | None:
-    """Return ``device``, as users write it, with an index if it is a GPU; None if it is not."""
+    """Return ``device`` with an index if it is a GPU, or None if it is not."""
     if device is None or isinstance(device, bool):
         return None
     if isinstance(device, int):

@@ -14,7 +14,7 @@ from ..syncs.recorder import Recorder
 
 
 class StepLimit(Recorder):
-    """Records what follows the last step that is wanted, and stops the program.
+    """Records what follows the last requested step, and stops the program.
 
     What a program does after an update, such as logging, belongs to the step of that update. So the program goes
     on until it begins another step: it calls a module with trainable parameters, or an optimizer. What was
@@ -42,7 +42,7 @@ class StepLimit(Recorder):
         self._events.append(event)
 
     def remove(self) -> None:
-        """Stop nothing any more."""
+        """Remove the hooks that stop the program."""
         while self._handles:
             self._handles.pop().remove()
 

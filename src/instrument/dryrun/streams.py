@@ -15,11 +15,11 @@ from .devices import Devices
 from .state import SyncLog
 
 CUDA = 1  # the number of the device type
-_EXTERNAL = 2**20  # numbers of streams from here on are addresses, of streams that others made
+_EXTERNAL = 2**20  # higher stream numbers are addresses of external streams
 
 
 class Streams:
-    """The streams that were made, and the current one of each thread and device."""
+    """The created streams, and the current stream of each thread and device."""
 
     def __init__(self, log: SyncLog, devices: Devices) -> None:
         self.log = log
@@ -38,7 +38,7 @@ class Streams:
         return Stream(self, kind, number, index)
 
     def generic(self, device: Any = None, *given: Any, priority: int = 0, **more: Any) -> Stream | None:
-        """Return what ``torch.Stream(...)`` does; None for one of another device."""
+        """Return the result of ``torch.Stream(...)``, or None for another device."""
         if more or given:
             parts = () if device is None else (device, *given)
             known = {**dict(zip(("stream_id", "device_index", "device_type"), parts, strict=False)), **more}
@@ -49,29 +49,29 @@ class Streams:
         self, kind: Any, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
         external: bool = False,
     ) -> Event:  # fmt: skip
-        """Return what ``torch.cuda.Event(...)`` does."""
+        """Return the result of ``torch.cuda.Event(...)``."""
         return Event(self, kind, enable_timing)
 
     def generic_event(self, device: Any = None, **options: Any) -> Event | None:
-        """Return what ``torch.Event(...)`` does; None for one of another device."""
+        """Return the result of ``torch.Event(...)``, or None for another device."""
         return self.event(torch.cuda.Event, **options) if self.devices.is_gpu(device) else None
 
     def priority(self, stream_id: int) -> int:
-        """Return the priority that a stream was made with."""
+        """Return the priority with which a stream was created."""
         return self._priorities.get(stream_id, 0)
 
     def current(self, index: int) -> tuple[int, int, int]:
-        """Return number, device and type of device of the current stream of a device."""
+        """Return the number, device and device type of the current stream of a device."""
         chosen: dict[int, int] = getattr(self._thread, "chosen", {})
         return chosen.get(index, 0), index, CUDA
 
     def select(self, stream_id: int, device_index: int, device_type: int = CUDA) -> None:
-        """Make a stream the current one of its device, and that the current device."""
+        """Make a stream current on its device, and its device the current one."""
         self.devices.select(device_index)
         self._thread.chosen = {**getattr(self._thread, "chosen", {}), device_index: stream_id}
 
     def of(self, stream: tuple[int, int, int]) -> Stream:
-        """Return the object for what `current` returns."""
+        """Return the object for a result of `current`."""
         return Stream(self, torch.cuda.Stream, stream[0], stream[1])
 
     @property
@@ -84,11 +84,11 @@ class Streams:
         self._thread.capturing = value
 
     def synchronize(self) -> None:
-        """Wait for a device."""
+        """Synchronize a device."""
         self.log.record_sync("synchronize")
 
     def answers(self) -> dict[str, Any]:
-        """Return the functions of ``torch._C`` about streams."""
+        """Return the replacements of functions of ``torch._C`` about streams."""
         return {
             "_cuda_getCurrentStream": self.current,
             "_cuda_getDefaultStream": lambda index: (0, index, CUDA),
@@ -105,7 +105,7 @@ class Streams:
 
 
 class Stream:
-    """A `torch.cuda.Stream` to checks of its class."""
+    """Passes for a `torch.cuda.Stream`."""
 
     device_type = CUDA
 
@@ -118,7 +118,7 @@ class Stream:
         pool = 0x560000000000 + 0x100 * stream_id if stream_id else 0
         self.cuda_stream = self.native_handle = stream_id if stream_id >= _EXTERNAL else pool
         self.priority = streams.priority(stream_id)
-        self._outside: list[tuple[tuple[int, int, int], int]] = []  # what was current, by `with` statements
+        self._outside: list[tuple[tuple[int, int, int], int]] = []  # current before each `with`
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -157,7 +157,7 @@ class Stream:
         return self._streams.capturing
 
     def synchronize(self) -> None:
-        """Wait for this stream."""
+        """Synchronize this stream."""
         self._streams.log.record_sync("synchronize", STREAM)
 
     def __enter__(self) -> Stream:
@@ -182,7 +182,7 @@ class Stream:
 
 
 class Event:
-    """A `torch.cuda.Event` to checks of its class."""
+    """Passes for a `torch.cuda.Event`."""
 
     def __init__(self, streams: Streams, kind: Any, timing: bool) -> None:
         self._streams = streams
@@ -201,7 +201,7 @@ class Event:
         return ctypes.c_void_p(self.cuda_event)
 
     def record(self, stream: Any = None) -> None:
-        """Take the CPU's time."""
+        """Record the CPU's time."""
         self._recorded = time.perf_counter_ns()
         self.device = torch.device("cuda", self._streams.devices.current) if stream is None else stream.device
         self.cuda_event = self.event_id = id(self)
@@ -226,7 +226,7 @@ class Event:
         return max(float(end_event._recorded - self._recorded), 1e3) / 1e6
 
     def ipc_handle(self) -> bytes:
-        """Return what another process would open; none can."""
+        """Record that an event cannot be shared with another process; return zeros."""
         self._streams.log.record_not_covered("an event cannot be shared with another process")
         return bytes(64)
 

@@ -1,4 +1,4 @@
-"""Which tensors pretend to be on the GPU, or in pinned memory.
+"""Tags for tensors that pretend to be on the GPU or in pinned memory.
 
 The tag sits on the storage, so that views, detached tensors and `.data` share it, and goes with it. A look-up
 costs 80 ns.
@@ -47,7 +47,7 @@ class Tags:
         return None if tag is PINNED else tag
 
     def put(self, value: Any, tag: Any) -> None:
-        """Tag every tensor in ``value``, also in lists, tuples and dictionaries; None takes tags off."""
+        """Tag every tensor in ``value``, also in lists, tuples and dictionaries; None removes tags."""
         self.used = self.used or (tag is not None and tag is not PINNED)
         for tensor in tensors(value):
             if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
@@ -99,14 +99,14 @@ def tensors(value: Any) -> Iterator[Any]:
 
 
 def _whole(tensor: Any) -> Any:
-    """Return a tensor with memory: ``tensor``, or the first that it is made of."""
+    """Return a tensor with memory: ``tensor``, or the first tensor inside it."""
     while type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
         tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
     return tensor
 
 
 def _holder(tensor: Any) -> Any:
-    """Return what holds the tag of a tensor without a storage: itself if sparse, or what torch.func wrapped."""
+    """Return the holder of the tag of a tensor without a storage: itself if sparse, or what torch.func wrapped."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)

@@ -56,7 +56,7 @@ _REFUSED_PUBLIC = ("list_gpu_processes", "memory_usage", "device_memory_used")
 
 
 def unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[..., None]:
-    """Return what replaces a function that is not emulated.
+    """Return the replacement of a function that is not emulated.
 
     Args:
         log: where a call is recorded.
