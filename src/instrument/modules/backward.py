@@ -29,7 +29,7 @@ from .module_calls import BackwardPass, ModuleCall, current, next_number
 from .tensors import tensors
 
 before_node = autograd.before_node()
-WALK = 1000  # nodes of one call to inspect
+WALK = 1000  # maximum number of nodes to inspect for one call
 LEAF = 1 << 63  # nodes that accumulate the gradient of a leaf are numbered from here on
 
 
@@ -48,7 +48,7 @@ def follow(call: ModuleCall, output: object) -> None:
     if not nodes:
         return
     for number, node in nodes:
-        if call.heads is None or number not in call.heads:  # else a call inside begins there
+        if call.heads is None or number not in call.heads:  # otherwise a call inside begins there
             before_node(node, call)
         if around is None:
             continue

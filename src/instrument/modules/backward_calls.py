@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _ThreadState(threading.local):
-    """Per thread: how many wrappers run, and the callbacks after the outermost one."""
+    """Per thread: the number of running wrappers, and the callbacks after the outermost one."""
 
     depth = 0
     then: tuple[Callable[[], None], ...] = ()

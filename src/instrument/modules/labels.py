@@ -19,7 +19,7 @@ _CONTAINERS = (list, tuple)
 
 
 class Labels:
-    """Gives objects with the same name a label each: ``actor``, ``agent.critic``, else ``0`` and ``1``.
+    """Labels objects of the same name: ``actor``, ``agent.critic``, otherwise ``0`` and ``1``.
 
     A label is looked up once; it stays the object's own for as long as that lives.
 
@@ -70,7 +70,7 @@ class Labels:
 
     def keep(self, thing: Any, label: str) -> None:
         """Give ``thing`` the label ``label`` until it is deleted."""
-        # A method of dict: what a callback raises cannot be contained. The reference is the default of `pop`.
+        # A method of dict, as errors of a callback cannot be contained. The reference is the default of `pop`.
         self._known[id(thing)] = weakref.ref(thing, functools.partial(self._known.pop, id(thing))), label
 
     def held(self, kind: type) -> list[Any]:
@@ -110,7 +110,7 @@ class Labels:
 
 
 def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield what ``value`` holds, without calling any of its methods."""
+    """Yield the values that ``value`` holds, without calling any of its methods."""
     kind = type(value)
     if kind is dict:
         for key, held in value.items() if len(value) < _FRAMES else ():  # type: ignore[attr-defined, arg-type]

@@ -1,4 +1,4 @@
-"""`plan`: which modules of a model get which layers and hooks, given the model as it is now."""
+"""Plans which modules of a model get which layers and hooks, given the model as it is now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Selection`: which modules of a model become regions, and under which names."""
+"""Selects the modules of a model that become regions, and their names."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from . import dispatch, region, wrap
 _CONTEXTLIB = contextlib.ExitStack.__enter__.__code__.co_filename
 FEATURE = "annotate"
 
-Place = tuple[int, int]  # thread and frame; 0 for the thread of what is suspended and may go on in another
+Place = tuple[int, int]  # thread and frame; 0 for the thread of suspended code, which may resume on another
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C")
 
-# Code that may be suspended inside a with block, so that what follows on the thread is not nested in it.
+# Code that may be suspended inside a with block; later code on the thread is then not nested in the block.
 _SUSPENDED = (
     inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
 )
@@ -41,13 +41,13 @@ class Annotation:
         self._name = name
         self._attributes = attributes
         self._region: region.Region | None = None
-        self._open: dict[Place, list[dispatch.Token]] = {}  # what to close, by who opened it
+        self._open: dict[Place, list[dispatch.Token]] = {}  # regions to close, by their opener
 
     def __repr__(self) -> str:
         return f"annotate({self._name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return annotate, (self._name, *self._attributes)  # what is open is this object's alone
+        return annotate, (self._name, *self._attributes)  # open regions belong to this object alone
 
     def __call__(self, wrapped: C, /) -> C:
         """Return ``wrapped``, annotated."""
@@ -69,7 +69,7 @@ class Annotation:
         again = functools.partial(self._decorate, name=name)
         if isinstance(wrapped, (staticmethod, classmethod)):
             return type(wrapped)(again(wrapped.__func__))
-        if isinstance(wrapped, MethodType):  # stays one: copies and pickles go by the object it is bound to
+        if isinstance(wrapped, MethodType):  # stays a method: copies and pickles use the object it is bound to
             return MethodType(again(wrapped.__func__), wrapped.__self__)
         if isinstance(wrapped, property):
             return property(wrapped.fget and again(wrapped.fget), wrapped.fset, wrapped.fdel, wrapped.__doc__)

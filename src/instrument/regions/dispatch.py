@@ -1,4 +1,4 @@
-"""The active emitters, to which every region is dispatched, and the flag that says whether there is any.
+"""The active emitters, to which every region is dispatched, and a flag that is True while one is active.
 
 An idle annotation reads `recording` after `tracing` (15 ns); it is True while an emitter is active.
 """
@@ -22,7 +22,7 @@ from .emitters.jax import JaxEmitter
 from .emitters.torch_nested import NestedTorchProfilerEmitter, torch_emitter
 from .region import Region
 
-Token = tuple[Callable[[Any], None], Any]  # what closes a region, with its argument
+Token = tuple[Callable[[Any], None], Any]  # the function that closes a region, with its argument
 
 
 class NullEmitter:
@@ -42,7 +42,7 @@ class NullEmitter:
 
 
 class FanOutEmitter:
-    """Shows each region in several profilers; a failing one does not affect the others."""
+    """Shows each region in several profilers; if one fails, the others continue."""
 
     name = "several"
 
@@ -218,7 +218,7 @@ class ActiveEmitters:
         self._target = ""
         self._follows_torch = False
         self._patches: list[Patch] = []  # stay until the process ends: they call the original
-        self.expected = 0  # recordings in warm-up, which begin at a later step
+        self.expected = 0  # recordings in warm-up, which start at a later step
         self.observers: list[Callable[[], None]] = []  # called when a recording warms up, starts or stops
 
     def _refresh(self) -> None:
@@ -293,7 +293,7 @@ class ActiveEmitters:
         """A torch profiler is about to record."""
         self._target, self._recording = target, []
         with guard.contained("following torch's profiler"):
-            NestedTorchProfilerEmitter.end_all()  # of a recording that this one replaces
+            NestedTorchProfilerEmitter.end_all()  # of the recording that this one replaces
             auto = settings.emitters == "auto"
             if auto or "torch" in settings.emitters:
                 self._recording.append(torch_emitter(profiler))

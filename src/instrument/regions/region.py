@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import Any
 
 DOMAIN = "instrument"
-OWN_WORK = "instrument (own work)"  # the region of what the library does where a step is recorded
-OVERLAPPING = "instrument (overlapping regions)"  # what is on a GPU's lane where a region's own name cannot be
+OWN_WORK = "instrument (own work)"  # the region of the library's own work in a recorded step
+OVERLAPPING = "instrument (overlapping regions)"  # shown on a GPU's lane if the region's name cannot be
 OPAQUE = 0xFF000000
 
-# The names that nvtx knows itself. It gives them no alpha, unlike those that it asks matplotlib for.
+# The names that nvtx defines itself, without alpha, unlike those from matplotlib.
 NVTX_COLORS = ("blue", "cyan", "darkgreen", "green", "orange", "purple", "rapids", "red", "white", "yellow")
 
 # These, and the rest of the basic web colours.
@@ -43,7 +43,7 @@ COLORS = {
     "yellow": 0xFFFF00,
 }
 
-# Muted and far apart, so that neighbours differ on a timeline; a region without a colour gets one by its name.
+# Muted and distinct, so that neighbours differ on a timeline. A region without a colour gets one by its name.
 PALETTE = (
     0x4E79A7, 0xF28E2B, 0xE15759, 0x76B7B2, 0x59A14F, 0xEDC948,
     0xB07AA1, 0xFF9DA7, 0x9C755F, 0x86BCB6, 0xD37295, 0x8CD17D,
@@ -159,7 +159,7 @@ def argb(color: object) -> int:
 
 
 def by_name(name: str) -> int:
-    """Return the colour of a region that was given none; the same for the same name, in every process."""
+    """Return the default colour of a region; the same for the same name, in every process."""
     return OPAQUE | PALETTE[zlib.crc32(name.encode("utf-8", "replace")) % len(PALETTE)]
 
 

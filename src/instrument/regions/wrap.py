@@ -24,7 +24,7 @@ Maker = Callable[[Callable[..., Any], Callable[[], dispatch.Token], str, ModuleT
 
 # {names} is the parameter list, {call} the same as arguments. Under Dynamo `tracing()` is the constant True, so
 # that `recording` is never read there: read, it would be guarded and the code compiled again when it changes.
-# The closure holds functions and strings alone: Dynamo must be able to build it anew for an object made inside
+# The closure holds only functions and strings: Dynamo must be able to rebuild it for an object made inside
 # the graph.
 _TEMPLATE = """
 def make(_function_, _enter_, _name_, _dispatch_):
@@ -98,7 +98,7 @@ def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
         return _maker(*_ANYTHING)(function, enter, region.name, dispatch)
     parameters = _parameters(function.__code__)
     made = _maker(*parameters)(function, enter, region.name, dispatch)
-    # A code object of its own: Dynamo caches by code object and gives up after a few entries on one.
+    # A separate code object: Dynamo caches by code object and gives up after a few entries for one.
     code = made.__code__.replace(co_name=function.__name__)
     # With the function's own globals: torch.jit.script compiles its source and looks names up there.
     wrapper = FunctionType(code, function.__globals__, function.__name__, closure=made.__closure__)
@@ -141,7 +141,7 @@ def _async_generator(function: Callable[..., AsyncGenerator[Any, Any]], region: 
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = function(*args, **kwargs)
         token = dispatch.start(region) if dispatch.recording else None
-        try:  # what `yield from` does for a generator
+        try:  # as `yield from` does for a generator
             item = await inner.__anext__()
             while True:
                 try:

@@ -1,4 +1,4 @@
-"""Emitters: each turns a region into one profiler's call. Which of them listen is decided here."""
+"""Emitters, each of which shows regions in one profiler, and the choice of those that listen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..region import Region
 
 
 class Emitter(Protocol):
-    """One profiler's way to show a region.
+    """Shows regions in one profiler.
 
     `push`/`pop` nest on one thread; `start`/`end` may overlap and may end on another thread.
     """
@@ -22,13 +22,13 @@ class Emitter(Protocol):
     name: str
 
     def push(self, region: Region, /) -> Any:
-        """Open a nested range and return what `pop` needs."""
+        """Open a nested range and return the argument of `pop`."""
 
     def pop(self, handle: Any, /) -> None:
         """Close the range."""
 
     def start(self, region: Region, /) -> Any:
-        """Open a range that others may overlap and return what `end` needs."""
+        """Open a range that others may overlap and return the argument of `end`."""
 
     def end(self, handle: Any, /) -> None:
         """Close the range."""
