@@ -217,7 +217,7 @@ ONCE = ("steps", "steps by forward", "steps by function", "updates", "the outerm
 
 def moments(make: Callable[[], Owner]) -> list[int]:
     """Return the line numbers to interrupt at: each place once, then others up to the limit."""
-    for _ in range(2):  # the first run imports the needed modules
+    for _ in range(3):  # the first runs import modules and fill caches
         owner = make()
         with Interrupter(0, print) as counted:
             owner.begin()
