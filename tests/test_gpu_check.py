@@ -41,9 +41,14 @@ REHEARSED = [
 ]
 
 
+def run_warm(command: list[str], *, timeout: float, env: dict[str, str], **_: Any) -> Any:
+    return warm.run(command, env, timeout=timeout)
+
+
 @pytest.mark.parametrize("check", REHEARSED, ids=lambda check: check.__name__)
 def test_rehearsal(tmp_path: Path, check: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check completes on the CPU, where each operator of a trace gets an emulated kernel, and has figures."""
+    monkeypatch.setattr("scripts.gpu_check.check.run", run_warm)
     monkeypatch.setattr(edges, "WARM_UPS", (3,))
     monkeypatch.setattr(edges, "WINDOWS", ((3, 5),))
     context = CheckContext(tmp_path, "cpu")

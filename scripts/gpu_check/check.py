@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import CompletedProcess, TimeoutExpired, run
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +122,7 @@ def expect(holds: object, otherwise: str) -> None:
 
 def python(
     *arguments: str | Path, limit_s: float = 60, code: int | None = 0, captured: bool = True, **environment: str
-) -> subprocess.CompletedProcess[str]:
+) -> CompletedProcess[str]:
     """Run Python with this checkout on its path and without settings of `instrument`.
 
     Output is returned if ``captured``, otherwise printed. ``environment`` has additional variables.
@@ -134,11 +134,11 @@ def python(
     command = [sys.executable, *map(str, arguments)]
     shown = f"{' '.join(command[1:5])} ..."
     try:
-        done = subprocess.run(
+        done = run(
             command, env=kept | {"PYTHONPATH": search_path()} | environment, capture_output=captured,
             text=True, errors="replace", timeout=limit_s,
         )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
+    except TimeoutExpired as error:
         raise FailedError(f"{shown} did not end in {limit_s:.0f} s") from error
     if code is not None and done.returncode != code:
         raise FailedError(f"{shown} ended with code {done.returncode}: {(done.stderr or '')[-1500:]}")
