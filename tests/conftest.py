@@ -92,6 +92,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not torch.autograd._profiler_enabled()
     assert sessions.capture is None
     assert not dispatch.recording
+    assert dispatch.active.expected == 0
 
 
 @pytest.fixture
