@@ -18,7 +18,7 @@ import pytest
 from ..support.programs import ROOT, environment
 
 SCENARIOS = ("steps", "run", "transformers", "accelerate", "lightning", "lightning_profiler", "server")
-SAMPLE = 10  # faults in each scenario, of some two thousand
+SAMPLE = 6  # faults in each scenario, of some two thousand
 SEED = 11
 
 # Functions whose errors reach the program, with the reason. Errors in modules of the library that a statement of
