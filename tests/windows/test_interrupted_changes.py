@@ -8,6 +8,8 @@ import random
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from inspect import isfunction, unwrap
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,7 +20,10 @@ import torch
 import instrument
 from instrument.exporters.sessions import sessions
 from instrument.exporters.torch_profiler import TorchProfilerCapture
+from instrument.regions import dispatch
+from instrument.regions.dispatch import ActiveEmitters
 from instrument.windows.profile import Profile
+from instrument.windows.recording import Recording
 from instrument.windows.steps import Count, Steps
 
 from ..support import programs, warm
@@ -277,3 +282,50 @@ def fail_a_stop(
         patch.setattr(Profile, "_give_up", watched)
         drive(prof)
     return places
+
+
+@pytest.mark.usefixtures("lenient")
+def test_an_interrupt_around_a_warm_up(tmp_path: Path) -> None:
+    """After an interrupt at any line around a warm-up, no warm-up is left, and modules have no hooks."""
+    model = torch.nn.Linear(2, 2)
+    schedule = instrument.schedule(wait=1, warmup=1, active=1)
+
+    def lines_before(interrupt_at: int) -> int:
+        """Interrupt before that line of `Recording` or of the set of warm-ups; return how many lines ran."""
+        ran, places = 0, list[tuple[str, int]]()
+
+        def line(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal ran
+            ran += event == "line"
+            if event == "line" and ran == interrupt_at:
+                places.append((frame.f_code.co_name, frame.f_lineno))
+                raise KeyboardInterrupt
+            return line
+
+        def called(frame: FrameType, event: str, _: Any) -> Any:
+            return line if frame.f_code in watched else None
+
+        sys.settrace(called)
+        try:
+            with (
+                suppress(KeyboardInterrupt),
+                instrument.profile(tmp_path, schedule=schedule, on_summary=lambda text: None) as prof,
+            ):
+                for _ in range(4):
+                    with suppress(KeyboardInterrupt):
+                        model(torch.ones(2))
+                    with suppress(KeyboardInterrupt):
+                        prof.step()
+        finally:
+            sys.settrace(None)
+        prof.stop()  # the rest of the end, as at exit
+        assert (0, []) == (dispatch.active.expected, list(model._forward_hooks)), places
+        return ran
+
+    methods = [value for of in (Recording, ActiveEmitters) for value in vars(of).values() if isfunction(value)]
+    watched = {unwrap(method).__code__ for method in methods}
+    with instrument.annotate_modules(model):
+        total = lines_before(0)
+        assert total > 50
+        for at in range(1, total + 1):
+            lines_before(at)

@@ -276,6 +276,7 @@ class TorchProfilerCapture:
             raise CaptureError(self._lost)
 
     def _stop(self) -> None:
+        self._prepared = False  # a second start after this, as by `discard` after an interrupt, crashes torch
         try:
             self._end_step()  # a range that is freed in the next recording crashes torch
             self._stop_trace()

@@ -218,7 +218,7 @@ class ActiveEmitters:
         self._target = ""
         self._follows_torch = False
         self._patches: list[Patch] = []  # stay until the process ends: they call the original
-        self.expected = 0  # recordings in warm-up, which start at a later step
+        self._warming: set[object] = set()  # recordings in warm-up, which start at a later step
         self.observers: list[Callable[[], None]] = []  # called when a recording warms up, starts or stops
 
     def _refresh(self) -> None:
@@ -238,10 +238,21 @@ class ActiveEmitters:
             with guard.contained("following the profilers"):
                 observer()
 
-    def expect(self, more: int) -> None:
-        """Add 1 or -1 to the number of recordings in warm-up; modules get hooks for these."""
-        self.expected += more
-        if more > 0 or not recording:
+    @property
+    def expected(self) -> int:
+        """The number of recordings in warm-up."""
+        return len(self._warming)
+
+    def begin_warm_up(self, warming: object) -> None:
+        """Note that a recording is in warm-up, for which modules get hooks; further calls do nothing."""
+        if warming not in self._warming:
+            self._warming.add(warming)
+            self._notify()
+
+    def end_warm_up(self, warming: object) -> None:
+        """Note that a recording has started or was given up; may be called again, as after an interrupt."""
+        self._warming.discard(warming)
+        if not recording:
             self._notify()
 
     def drop(self, emitter: Emitter, error: Exception) -> None:

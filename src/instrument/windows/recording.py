@@ -50,7 +50,6 @@ class Recording:
         self.announced = False
         self._thread = threading.get_ident()
         self.other_thread_stepped = False
-        self._warming = False
         self._stopped = False
 
     def on_own_thread(self) -> bool:
@@ -78,14 +77,7 @@ class Recording:
 
     def warm_up(self) -> None:
         """Begin a warm-up step. It needs hooks: the backward of its forward may run in a recorded step."""
-        if not self._warming:
-            self._warming = True
-            dispatch.active.expect(1)
-
-    def _end_warm_up(self) -> None:
-        if self._warming:
-            self._warming = False
-            dispatch.active.expect(-1)
+        dispatch.active.begin_warm_up(self)
 
     def step(self, number: int, metadata: Mapping[str, str], mark: bool) -> None:
         """Begin to record step ``number``; the first one puts ``metadata`` into the trace.
@@ -95,7 +87,7 @@ class Recording:
         if self.start_ns is None:
             self.capture.start()
             self.start_ns = time.time_ns()
-            self._end_warm_up()
+            dispatch.active.end_warm_up(self)
             for key, value in metadata.items():
                 self.capture.add_metadata(key, value)
         if mark:
@@ -138,11 +130,11 @@ class Recording:
 
     def abandon(self) -> None:
         """End the capture after a failure or an unused warm-up; may be called again after an interrupt."""
-        if self._stopped:
-            return
-        self.end_ns = self.end_ns or time.time_ns()
         try:
-            self._end_warm_up()
+            dispatch.active.end_warm_up(self)
+            if self._stopped:
+                return
+            self.end_ns = self.end_ns or time.time_ns()
             with suppress(CaptureError):  # the caller knows the reason
                 if self.start_ns is None:
                     self.capture.discard()
@@ -150,4 +142,5 @@ class Recording:
                     self.capture.stop()
             self._stopped = True
         finally:
+            dispatch.active.end_warm_up(self)  # again, as an interrupt may have come in the first call
             dispatch.active.check()
