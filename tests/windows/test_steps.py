@@ -173,7 +173,7 @@ def test_another_training_at_the_same_place_logs_a_warning(out: Path, caplog: py
     run(second, 2)
     (record,) = caplog.records
     assert (
-        "steps 1-2 were recorded in an earlier loop at this place, so nothing is recorded here; "
+        "steps 1-2 were recorded in an earlier loop at this call site, so nothing is recorded here; "
         "use another folder for this training"
     ) in record.message
 

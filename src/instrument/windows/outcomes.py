@@ -16,7 +16,7 @@ from .window_finalizer import WindowFinalizer
 
 _OTHER_THREAD = "steps ended on another thread than the one that opened the window"
 _NOT_SEEN = "step() was not called for each of the last steps"
-_warned: set[str] = set()  # texts of `warn_if_nothing_was_recorded`: each is logged once in a process
+_warned: set[str] = set()  # texts of `warn_if_nothing_was_recorded`: each is logged once per process
 
 
 class Outcomes:

@@ -77,7 +77,7 @@ class Recording:
         return list(getattr(self.capture, "incomplete", ()))
 
     def warm_up(self) -> None:
-        """Begin a warm-up step. It needs hooks: the backward of its forward may run in a recorded step."""
+        """Begin a warm-up step. Modules get hooks now: the backward of its forward may run in a recorded step."""
         if not self._warming:
             self._warming = True
             dispatch.active.expect(1)

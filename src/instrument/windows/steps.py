@@ -103,7 +103,7 @@ class Count:
             self._compare(follower.parameters)
 
     def _compare(self, parameters: Sequence[Any]) -> None:
-        """Warn if a loop after the last window trains other parameters than the recorded one."""
+        """Warn if a loop after the last window trains different parameters from the recorded loop."""
         if not parameters or self._warned:
             return
         if not self._late or self._trained is None:
@@ -118,18 +118,18 @@ class Count:
         spans = ",".join(span(first, last + 1) for first, last in recorded[:10])
         log.warning(
             f"{'step' if one else 'steps'} {spans} {'was' if one else 'were'} recorded in an earlier loop at this"
-            " place, so nothing is recorded here; use another folder for this training"
+            " call site, so nothing is recorded here; use another folder for this training"
         )
 
     def _updated(self) -> None:
-        """Count an update; the last one of an item ends its step."""
+        """Count an update; the last update of an item ends its step."""
         self._updates += 1
         if self._updates == self._most:
             self.end_step()
 
 
 class Steps(Generic[T]):
-    """The items of ``iterable``, each a step of ``profile``. Iterated again, as in epochs, it counts on."""
+    """The items of ``iterable``, each a step of ``profile``. Iterating again, as for an epoch, counts on."""
 
     def __init__(self, iterable: Iterable[T], count: Count, again: Callable[[], Count]) -> None:
         self._iterable = iterable
