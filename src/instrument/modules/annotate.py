@@ -34,10 +34,10 @@ def annotate_modules(
     A compiled or scripted module is one region without regions inside.
 
     Args:
-        model: any module, wrapped (DDP, FSDP, torch.compile) or not. It is not kept alive.
+        model: any module, wrapped (DDP, FSDP, torch.compile) or not. No reference keeps it alive.
         depth: how many levels below the model; 0 is only the model, None is all.
         include: which modules: a pattern of qualified names as in a shell (``"encoder.layers.*"``, where
-            ``*`` also matches dots), a compiled regular expression that is searched for in them, a class, a
+            ``*`` also matches dots), a compiled regular expression (matched by ``search``), a class, a
             function of name and module, or a sequence of these, one of which must match.
         exclude: which modules to leave out; the modules inside them stay.
         backward: whether to annotate backward as well: from the first gradient of the module's outputs until the
