@@ -21,7 +21,7 @@ class Budget:
             "train/step" one directly inside a region "train". Regions nested inside count as well.
 
     Raises:
-        TypeError, ValueError: ``limits`` is neither.
+        TypeError, ValueError: ``limits`` is neither of these.
     """
 
     def __init__(self, limits: int | Mapping[str, int]) -> None:
@@ -31,7 +31,7 @@ class Budget:
         self._first: dict[str, Site | None] = {}  # line of the first synchronization beyond the limit
 
     def next_step(self) -> None:
-        """Begin a step with nothing spent."""
+        """Begin a step, with all counts at zero."""
         for name in self._exceeding():
             self._over.setdefault(name, []).append(self._spent[name])
         self._spent.clear()

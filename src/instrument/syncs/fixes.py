@@ -86,7 +86,7 @@ PACK = Fix("Pass the lengths on the CPU, and the sequences sorted by length (enf
 TESTING = Fix("A check for tests: keep it out of the step.")
 LIBRARY = Fix("A line of a library synchronizes: see whether an option, or a newer version, avoids that.")
 
-# Path and function of a library's line, which say more than the operation there
+# Path and function of a library's line, which say more than the operation on that line
 _BY_LIBRARY_LINE = (
     ("torch/amp/grad_scaler.py", "get_scale", SCALE),
     ("torch/amp/grad_scaler.py", "", SCALER),

@@ -21,7 +21,7 @@ from ..source_paths import INSTALLED
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _PATHS = sysconfig.get_paths()
 _STANDARD = tuple({_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep})
-# Files of torch that every call passes through: none of their lines did anything
+# Files of torch that calls only pass through: none of their lines synchronizes
 _PLUMBING = (
     "/_tensor.py", "/_tensor_str.py", "/functional.py", "/overrides.py", "/_ops.py", "/_compile.py", "/storage.py",
     "/utils/_contextlib.py", "/utils/_python_dispatch.py", "/utils/_device.py", "/_dynamo/", "/autograd/",
@@ -44,7 +44,7 @@ class Location(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def owner(filename: str) -> int:
-    """Return whose code a file is: USER, LIBRARY, or SKIPPED for lines that are never shown."""
+    """Return whose code is in a file: USER, LIBRARY, or SKIPPED for lines that are never shown."""
     if filename.startswith((_PACKAGE, TRANSPARENT, "<frozen", "<eval_with_key>", contextlib.__file__)):
         return SKIPPED
     rest = _path_in_torch(filename)

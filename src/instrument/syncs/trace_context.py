@@ -75,7 +75,7 @@ class TraceContext:
         public = [(kind, each, found[1]) for kind, each, name in ranges if (found := _OPERATOR.match(name))]
         nodes = (node for _, _, name in ranges if (node := engine_node_name(name)))
         backward = next(nodes, None)
-        if backward is not None and not regions:  # autograd's own thread runs for the main thread
+        if backward is not None and not regions:  # autograd's thread works for the main thread
             regions = _chain(self._trace.regions, self._main_regions[row])
         op, operator, since = None, None, 0
         if public:
