@@ -1,1 +1,1 @@
-"""The dry run: finds synchronisations of a GPU training step on a machine without a GPU."""
+"""The dry run: finds the synchronizations of a GPU training step on a machine without a GPU."""

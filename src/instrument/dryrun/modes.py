@@ -1,4 +1,4 @@
-"""What watches a thread."""
+"""The modes that watch a thread."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from .rules import moved
 from .state import State, as_cuda
 from .tags import PINNED
 
-Made = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and what makes the replacement
-# Modules of torch that read a storage where it is: the memory of the CPU
+Made = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and the function that makes the replacement
+# Modules of torch that read a storage in place, which is in the CPU's memory
 _REAL = ("torch.serialization", "torch.multiprocessing.reductions")
 
 
@@ -74,7 +74,7 @@ def changes(state: State) -> Iterator[Made]:
         return staticmethod(new)
 
     def filled(original: Any) -> Any:
-        """Record a copy that synchronizes without data, where no operator runs that records it."""
+        """Record a synchronizing copy without data, for which no operator runs that would record it."""
 
         def copy_(storage: Any, source: Any, non_blocking: Any = None) -> Any:
             if state.fake is None:

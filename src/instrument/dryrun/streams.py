@@ -15,11 +15,11 @@ from .devices import Devices
 from .state import SyncLog
 
 CUDA = 1  # the number of the device type
-_EXTERNAL = 2**20  # numbers of streams from here on are addresses, of streams that others made
+_EXTERNAL = 2**20  # stream numbers from here on are addresses of external streams
 
 
 class Streams:
-    """The streams that were made, and the current one of each thread and device."""
+    """The streams of the run, and the current one of each thread and device."""
 
     def __init__(self, log: SyncLog, devices: Devices) -> None:
         self.log = log
@@ -29,7 +29,7 @@ class Streams:
         self._thread = threading.local()
 
     def new(self, kind: Any, device: Any = None, priority: int = 0, **given: Any) -> Stream:
-        """Return what ``torch.cuda.Stream(device, priority)`` does; ``given`` is what torch adds internally."""
+        """Create a stream for ``torch.cuda.Stream(device, priority)``; ``given`` has internal arguments."""
         index = given.get("device_index", self.devices.index(device))
         number = given.get("stream_id", given.get("stream_ptr"))
         if number is None:
@@ -38,7 +38,7 @@ class Streams:
         return Stream(self, kind, number, index)
 
     def generic(self, device: Any = None, *given: Any, priority: int = 0, **more: Any) -> Stream | None:
-        """Return what ``torch.Stream(...)`` does; None for one of another device."""
+        """Create a stream for ``torch.Stream(...)``; return None for another device."""
         if more or given:
             parts = () if device is None else (device, *given)
             known = {**dict(zip(("stream_id", "device_index", "device_type"), parts, strict=False)), **more}
@@ -49,29 +49,29 @@ class Streams:
         self, kind: Any, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
         external: bool = False,
     ) -> Event:  # fmt: skip
-        """Return what ``torch.cuda.Event(...)`` does."""
+        """Create an event for ``torch.cuda.Event(...)``."""
         return Event(self, kind, enable_timing)
 
     def generic_event(self, device: Any = None, **options: Any) -> Event | None:
-        """Return what ``torch.Event(...)`` does; None for one of another device."""
+        """Create an event for ``torch.Event(...)``; return None for another device."""
         return self.event(torch.cuda.Event, **options) if self.devices.is_gpu(device) else None
 
     def priority(self, stream_id: int) -> int:
-        """Return the priority that a stream was made with."""
+        """Return the priority with which a stream was created."""
         return self._priorities.get(stream_id, 0)
 
     def current(self, index: int) -> tuple[int, int, int]:
-        """Return number, device and type of device of the current stream of a device."""
+        """Return the number, device and device type of the current stream of a device."""
         chosen: dict[int, int] = getattr(self._thread, "chosen", {})
         return chosen.get(index, 0), index, CUDA
 
     def select(self, stream_id: int, device_index: int, device_type: int = CUDA) -> None:
-        """Make a stream the current one of its device, and that the current device."""
+        """Make a stream the current one of its device, and its device the current device."""
         self.devices.select(device_index)
         self._thread.chosen = {**getattr(self._thread, "chosen", {}), device_index: stream_id}
 
     def of(self, stream: tuple[int, int, int]) -> Stream:
-        """Return the object for what `current` returns."""
+        """Return the stream object for a result of `current`."""
         return Stream(self, torch.cuda.Stream, stream[0], stream[1])
 
     @property
@@ -105,7 +105,7 @@ class Streams:
 
 
 class Stream:
-    """A `torch.cuda.Stream` to checks of its class."""
+    """Passes for a `torch.cuda.Stream` in checks of its class."""
 
     device_type = CUDA
 
@@ -118,7 +118,7 @@ class Stream:
         pool = 0x560000000000 + 0x100 * stream_id if stream_id else 0
         self.cuda_stream = self.native_handle = stream_id if stream_id >= _EXTERNAL else pool
         self.priority = streams.priority(stream_id)
-        self._outside: list[tuple[tuple[int, int, int], int]] = []  # what was current, by `with` statements
+        self._outside: list[tuple[tuple[int, int, int], int]] = []  # current outside each `with` block
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -182,7 +182,7 @@ class Stream:
 
 
 class Event:
-    """A `torch.cuda.Event` to checks of its class."""
+    """Passes for a `torch.cuda.Event` in checks of its class."""
 
     def __init__(self, streams: Streams, kind: Any, timing: bool) -> None:
         self._streams = streams
@@ -201,7 +201,7 @@ class Event:
         return ctypes.c_void_p(self.cuda_event)
 
     def record(self, stream: Any = None) -> None:
-        """Take the CPU's time."""
+        """Record the CPU's time."""
         self._recorded = time.perf_counter_ns()
         self.device = torch.device("cuda", self._streams.devices.current) if stream is None else stream.device
         self.cuda_event = self.event_id = id(self)
@@ -226,7 +226,7 @@ class Event:
         return max(float(end_event._recorded - self._recorded), 1e3) / 1e6
 
     def ipc_handle(self) -> bytes:
-        """Return what another process would open; none can."""
+        """Record that an event cannot be shared; return a placeholder."""
         self._streams.log.record_not_covered("an event cannot be shared with another process")
         return bytes(64)
 

@@ -56,11 +56,11 @@ _REFUSED_PUBLIC = ("list_gpu_processes", "memory_usage", "device_memory_used")
 
 
 def unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[..., None]:
-    """Return what replaces a function that is not emulated.
+    """Return the replacement of a function that is not emulated.
 
     Args:
-        log: where a call is recorded.
-        api: what the user called.
+        log: records a call.
+        api: the name of the function that the user called.
         needed: whether the program cannot go on without the result.
     """
     sentence = f"a dry run does not support {api}: see {PAGE}"
