@@ -142,9 +142,7 @@ def _traced(state: State) -> Iterator[Made]:
             if not is_ours(mode):
                 shapes = _for_shapes(sys._getframe(1))
                 if not shapes:
-                    state.record_not_covered(
-                        "code under FakeTensorMode, such as torch.export, was not checked"
-                    )
+                    state.record_not_covered("code under FakeTensorMode, such as torch.export, was not checked")
                 if not shapes and state.fake is not None:  # C++ would end the process
                     raise RuntimeError("the program's own FakeTensorMode cannot run while tensors have no data")
                 state.thread.foreign += 1
@@ -201,9 +199,7 @@ def _compiled(state: State) -> Iterator[Made]:
     def eager(original: Any) -> Any:
         def callback_from_stance(callback: Any) -> Any:
             if callback not in (None, False):
-                state.record_not_covered(
-                    "a compiled function ran eagerly: its compiled code was not checked"
-                )
+                state.record_not_covered("a compiled function ran eagerly: its compiled code was not checked")
             return original(callback)
 
         return callback_from_stance
