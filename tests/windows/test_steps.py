@@ -380,7 +380,7 @@ def test_an_empty_iterable_is_an_empty_loop(out: Path) -> None:
         (
             ValueError,
             {"schedule": instrument.schedule(at=1), "wait": 1},
-            '"schedule" was given, so these cannot be: wait',
+            '"schedule" cannot be combined with: wait',
         ),
         (ValueError, {"wait": 1}, '"active" must be an integer >= 1 unless "at" or "every" is given: None'),
         (TypeError, {"recrod_shapes": True, "at": 1}, 'unknown option "recrod_shapes" (value True)'),

@@ -174,7 +174,7 @@ class Outcomes:
         if steps > 0 and by_hand:
             fix += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
         files = [file["path"] for window in windows for file in window["files"]]
-        rest = f" ({files[0]} has what followed the last step that ended)" if files else ""
+        rest = f" ({files[0]} covers the time after the last complete step)" if files else ""
         text = f"no {'step' if files else 'window'} was recorded in {self._out}{rest}: {reason}; {fix}"
         if text not in _warned:
             _warned.add(text)

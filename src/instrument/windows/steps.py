@@ -291,7 +291,7 @@ def planned(
     plan = {name: value for name, value in named.items() if value is not None}
     if schedule is not None:
         if plan:
-            raise ValueError(f'"schedule" was given, so these cannot be: {", ".join(plan)}')
+            raise ValueError(f'"schedule" cannot be combined with: {", ".join(plan)}')
         return schedule
     plan = plan or dict(CYCLE)
     if "at" not in plan and "every" not in plan:

@@ -30,7 +30,7 @@ from .torch_schedule import TorchSchedule
 FEATURE = "recording windows"
 _OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
 _IN_BACKWARD = "step() was called in the backward pass, where torch.profiler cannot start or stop"
-_IN_CAPTURE = "step() was called while a CUDA graph was captured, where nothing can start or stop"
+_IN_CAPTURE = "step() was called while a CUDA graph was captured, when nothing can start or stop"
 
 
 class WindowRecorder(TorchProfilerApi):
