@@ -39,7 +39,7 @@ OPTIONS = ("on_trace_ready", "record_shapes", "profile_memory", "with_stack", "w
 class AccelerateAdapter(Adapter):
     """Follows one `Accelerator`.
 
-    Its class is patched, not the object: attributes of the object would be part of its copies.
+    The class is patched, not the object, as copies of the object would include its attributes.
     """
 
     feature = FEATURE

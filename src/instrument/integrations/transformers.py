@@ -46,8 +46,8 @@ class TrainerAdapter(Adapter):
     """Follows one training of one Trainer.
 
     Args:
-        loop: what the training drives.
-        trainer: None where the Trainer cannot be found.
+        loop: the loop that the training drives.
+        trainer: the Trainer; None if it cannot be found.
         on_error: called when an error ends the training.
     """
 

@@ -36,7 +36,7 @@ class VLLMAdapter(Adapter):
     """Follows the model runner of this process.
 
     Args:
-        driven: what an iteration of the runner drives: windows on demand, or a loop with a schedule.
+        driven: the object that iterations of the runner drive: windows on demand, or a loop with a schedule.
     """
 
     feature = FEATURE

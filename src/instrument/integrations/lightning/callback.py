@@ -1,4 +1,4 @@
-"""`InstrumentCallback`: records windows of what a Trainer runs, by the events of the Trainer."""
+"""`InstrumentCallback`: records windows of a Trainer's run, driven by the Trainer's events."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class InstrumentCallback(LightningMixin):
         self._evaluating = False  # without training: the batches are the steps
 
     def _inactive(self, trainer: Any) -> bool:
-        """Return whether another callback does the work: an automatic one comes last."""
+        """Return whether another callback does the work; automatic callbacks yield to others."""
         callbacks = [callback for callback in trainer.callbacks if isinstance(callback, InstrumentCallback)]
         callbacks.sort(key=lambda callback: callback.loop.automatic)
         return not settings.enabled or callbacks[:1] != [self]
