@@ -31,7 +31,7 @@ class Check:
 
     Attributes:
         status: the status.
-        sentence: what was found.
+        sentence: the result, in a sentence.
         fix: a command or a setting that fixes it, if there is one.
         facts: the same as data: versions, and ``proved`` where a trial was made.
     """
