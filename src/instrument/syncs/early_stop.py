@@ -21,7 +21,7 @@ class EarlyStop(SystemExit):
 
     Attributes:
         reason: what ended the program, in a few words.
-        code: the exit status; 0 if the user asked for this end.
+        code: the exit status; 0 if the user requested this end.
     """
 
     def __init__(self, reason: str, code: int = 0) -> None:
