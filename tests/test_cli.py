@@ -105,7 +105,7 @@ def test_ranks(tmp_path: Path) -> None:
         (tmp_path / f"worker{rank}.pt.trace.json").write_text(json.dumps(content))
     text = command("summarize", tmp_path).stdout.decode()
     assert "2 of 4 ranks" in text
-    assert '"clock" is what to add to the times of a rank' in text
+    assert '"clock" is the offset to add to the times of a rank' in text
     assert "Missing: rank 1, 3" in text
     found = json.loads(command("summarize", "--json", str(tmp_path / "*.json")).stdout)
     assert [0, 2] == [number["rank"] for number in found["ranks"]]
