@@ -49,7 +49,7 @@ class Device:
 
 @dataclass
 class ReadLosses:
-    """What could not be read of a file; false if all of it was read.
+    """The parts of a file that could not be read; false if there are none.
 
     Attributes:
         events: the number of events known to be lost.
@@ -159,17 +159,17 @@ class Trace:
 
     @property
     def kernels(self) -> Table:
-        """The kernels: rows of `gpu`, which are numbered anew."""
+        """The kernels: rows of `gpu`, renumbered from 0."""
         return self.gpu.where(self.gpu.category == KERNEL)
 
     @property
     def memcpys(self) -> Table:
-        """The memcpys: rows of `gpu`, which are numbered anew."""
+        """The memcpys: rows of `gpu`, renumbered from 0."""
         return self.gpu.where(self.gpu.category == MEMCPY)
 
     @property
     def memsets(self) -> Table:
-        """The memsets: rows of `gpu`, which are numbered anew."""
+        """The memsets: rows of `gpu`, renumbered from 0."""
         return self.gpu.where(self.gpu.category == MEMSET)
 
     def args(self, table: Table, row: int) -> dict[str, Any]:
