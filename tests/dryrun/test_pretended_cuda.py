@@ -225,7 +225,7 @@ def test_what_cannot_be_carried_out_is_told(noted: Noted) -> None:
     assert noted.gaps == [
         "a dry run does not support torch.cuda.jiterator: see docs/dry-run.md",
         "the program's own allocator is not used: tensors are in the CPU's memory",
-        "a replay of a CUDA graph does not repeat what was captured",
+        "a replay of a CUDA graph does not repeat the captured work",
         "an event cannot be shared with another process",
         "a dry run does not support torch.cuda.nccl.all_reduce: see docs/dry-run.md",
     ]

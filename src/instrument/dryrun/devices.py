@@ -18,7 +18,7 @@ ARCHITECTURES = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"
 
 
 class Properties:
-    """What `torch.cuda.get_device_properties` returns."""
+    """The result of `torch.cuda.get_device_properties`."""
 
     name = gcnArchName = NAME  # noqa: N815
     major, minor = CAPABILITY

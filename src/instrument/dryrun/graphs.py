@@ -10,7 +10,7 @@ import torch
 from .state import SyncLog
 from .streams import Streams
 
-REPLAY = "a replay of a CUDA graph does not repeat what was captured"
+REPLAY = "a replay of a CUDA graph does not repeat the captured work"
 GRAPHED = "make_graphed_callables captures nothing: the callables run as they are"
 _handles = itertools.count(1)
 

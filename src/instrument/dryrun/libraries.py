@@ -29,7 +29,7 @@ Code.success = Code(0)
 
 
 class Cudart:
-    """What `torch.cuda.cudart` returns; every function succeeds."""
+    """The result of `torch.cuda.cudart`; every function succeeds."""
 
     cudaError = Code  # noqa: N815
 

@@ -40,7 +40,7 @@ _COVERAGE = (
 _FAKE = "tensors had no data: branches on values, and code that asks whether it is traced, may go the other way"
 _NOWHERE = (
     'nothing was on a GPU: build the model inside the step with device="cuda", '
-    "or name what is on the GPU already by on_gpu=[model, optimizer]"
+    "or pass what is on the GPU already as on_gpu=[model, optimizer]"
 )
 _NOWHERE_IN_SCRIPT = (
     "nothing was moved to a GPU: does the script choose its device from torch.cuda.is_available(), or does it "

@@ -40,7 +40,7 @@ class SyncLog(Protocol):
 
 
 class ThreadState:
-    """What one thread is doing.
+    """The state of one thread.
 
     Attributes:
         call: the name of the running outermost torch function; empty outside of torch functions.
@@ -67,7 +67,7 @@ class ThreadState:
 
 
 class State:
-    """One dry run: its tags and findings, and what each of its threads is doing."""
+    """One dry run: its tags, its findings, and the state of each thread."""
 
     def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
         self.recorder = recorder
