@@ -125,7 +125,7 @@ def _of_operation(name: str) -> Fix:
 
 
 def _by_cause(op: str, found: Finding) -> Fix | None:
-    """Return the fix for what was done, where the operation alone does not say enough."""
+    """Return the fix by cause, if the operation alone does not determine it."""
     cause, up = found.cause.lower().replace("-", "_"), found.direction == "H2D"
     code = found.site.code if found.site else ""
     if op == "bool" and _GUARDS.search(code):

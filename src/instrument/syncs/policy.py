@@ -1,4 +1,4 @@
-"""Where synchronizations are allowed or forbidden: `allow_sync`, and the state behind `no_syncs`."""
+"""Allows and forbids synchronizations: `allow_sync`, and the state behind `no_syncs`."""
 
 from __future__ import annotations
 

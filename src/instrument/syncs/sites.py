@@ -96,6 +96,6 @@ def _site_of(frame: FrameType | None) -> Site | None:
         return None
     code = frame.f_code
     filename = code.co_filename
-    if not filename.startswith(os.sep) and Path(filename).exists():  # relative to what is now the current folder
+    if not filename.startswith(os.sep) and Path(filename).exists():  # relative to the present current folder
         filename = str(Path(filename).absolute())
     return _site(filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))

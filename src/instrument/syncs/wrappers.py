@@ -34,16 +34,16 @@ class SyncCallContexts(Protocol):
     def synchronizing(
         self, op: str, cause: str, frame: FrameType, copy: Copy | None = None
     ) -> AbstractContextManager[None]:
-        """The call synchronizes, and counts once."""
+        """Return the context of a call that synchronizes, and counts once."""
 
     def counted_once(self) -> AbstractContextManager[None]:
-        """All synchronizations in the call count once."""
+        """Return the context of a call whose synchronizations count once."""
 
     def copying(self, copy: Copy) -> AbstractContextManager[None]:
-        """A synchronization in the call is due to a copy."""
+        """Return the context of a call that may synchronize for a copy."""
 
     def calling_backward(self, frame: FrameType) -> AbstractContextManager[None]:
-        """The call is a backward pass."""
+        """Return the context of a backward pass."""
 
 
 def patches(contexts: SyncCallContexts) -> Iterator[Patch]:
