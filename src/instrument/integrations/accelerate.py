@@ -66,7 +66,7 @@ class AccelerateAdapter(Adapter):
 
     @guard.contained(FEATURE)
     def detach(self) -> None:
-        """Stop the loop, which writes what was recorded, and undo every change; a second call does nothing."""
+        """Stop the loop, which writes an open window, and undo every change; a second call does nothing."""
         accelerator = None if self._inert else self._accelerator()
         if accelerator is not None and _attached.get(accelerator) is self:
             del _attached[accelerator]

@@ -20,7 +20,7 @@ from .loop import Loop
 
 FEATURE = "following the framework"
 CallWrapper = Callable[..., Any]
-"""Takes the original function and the arguments of a call; returns what the original returns."""
+"""Takes the original function and the arguments of a call; returns the result of the original."""
 
 A = TypeVar("A", bound="Adapter")
 
@@ -94,7 +94,7 @@ class Adapter:
 
     @guard.contained(FEATURE)
     def detach(self) -> None:
-        """Stop the loop, which writes what was recorded, and undo every change; a second call does nothing."""
+        """Stop the loop, which writes an open window, and undo every change; a second call does nothing."""
         self.attached = False
         try:
             self.stop_loop()

@@ -238,7 +238,7 @@ class Loop:
 
     @guard.contained(FEATURE)
     def stop(self, *, complete: bool = False, interrupted: bool = False) -> None:
-        """End: close what is open, write what was recorded, remove every hook.
+        """Close every open region, write an open window, and remove every hook.
 
         Args:
             complete: the current step ran to its end without a call of `step`.

@@ -145,7 +145,7 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     @guard.contained(FEATURE)
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write what was recorded and remove every hook."""
+        """Write an open window and remove every hook."""
         self._end()
 
     def _yields_to_other(self, trainer: Any) -> bool:

@@ -64,7 +64,7 @@ class MegatronAdapter(Adapter):
 
     @guard.contained(FEATURE)
     def detach(self) -> None:
-        """Stop the loop, which writes what was recorded, and undo every change; a second call does nothing."""
+        """Stop the loop, which writes an open window, and undo every change; a second call does nothing."""
         if MegatronAdapter._current is self:
             MegatronAdapter._current = None
         super().detach()
