@@ -178,7 +178,7 @@ def _place(frame: FrameType) -> Place:
 
 
 class _Off(Annotation):
-    """What `annotate` returns under ``INSTRUMENT=0``."""
+    """Returned by `annotate` under ``INSTRUMENT=0``; does nothing."""
 
     __slots__ = ()
 
