@@ -74,7 +74,7 @@ def examine(
     *,
     busy: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[Examined]:
-    """Run the checks one after the other; one that raises is a problem of its own, and the next ones run.
+    """Run the checks one after the other; a check that raises is reported as a problem, and the next ones run.
 
     Args:
         machine: the machine to check.
