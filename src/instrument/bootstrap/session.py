@@ -109,7 +109,7 @@ class Session:
 
     @guard.contained(FEATURE)
     def _stepped(self) -> None:
-        """End the step, at a place outside all of torch's own ranges."""
+        """End the step, at a point outside all of torch's own ranges."""
         self._termination.check()
         if not self._prepared():
             return
