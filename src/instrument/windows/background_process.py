@@ -1,4 +1,4 @@
-"""`BackgroundProcess`: starts a process that is not a child of the program, where the system allows it."""
+"""`BackgroundProcess`: starts a process that is not a child of the program, if the system allows it."""
 
 from __future__ import annotations
 
