@@ -53,7 +53,7 @@ PALETTE = (
 class Region:
     """A named stretch of code. Emitters keep prepared data in ``prepared``, each under its own name.
 
-    ``arguments`` are lists of integers, which torch.profiler shows as inputs where it records shapes.
+    ``arguments`` are lists of integers, which torch.profiler shows as inputs if it records shapes.
 
     ``plain`` is the name for torch.profiler: printable ASCII without quotes and backslashes. It writes
     "unknown" for any name with other characters, and quotes unescaped, which makes the whole trace unreadable.

@@ -8,7 +8,7 @@ from ..region import Region
 
 
 class IttEmitter:
-    """Emits nested tasks, and overlapped tasks where code is suspended; needs the package ittapi."""
+    """Emits nested tasks, and overlapped tasks for code that is suspended; needs the package ittapi."""
 
     name = "itt"
 

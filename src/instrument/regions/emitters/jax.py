@@ -9,7 +9,7 @@ from ..region import Region
 
 
 class JaxEmitter:
-    """Opens `jax.profiler.TraceAnnotation`; made only where the program imported jax itself."""
+    """Opens `jax.profiler.TraceAnnotation`; made only if the program itself imported jax."""
 
     name = "jax"
 

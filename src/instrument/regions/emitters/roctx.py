@@ -18,7 +18,7 @@ def load() -> Any:
     for name in LIBRARIES:
         try:
             library = ctypes.CDLL(name)
-            library.roctxRangePushA  # noqa: B018  # raises where the library has no such symbol
+            library.roctxRangePushA  # noqa: B018  # raises if the library has no such symbol
         except (OSError, AttributeError):
             continue
         return library
