@@ -137,7 +137,7 @@ def _optimizer(switch: Switch) -> Iterator[Patch]:
 
 
 def _clipping(switch: Switch) -> Iterator[Patch]:
-    """Recognize the functions by their ``torch.no_grad``, also where a program imported them by name."""
+    """Recognize the functions by their ``torch.no_grad``, even if a program imported them by name."""
     clipping = training.clipping()
     if clipping is None:
         return

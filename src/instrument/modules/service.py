@@ -116,7 +116,7 @@ class PatchService(ABC, Generic[T]):
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Undo the changes in the body, where torch compiles or scripts and would include them."""
+        """Undo the changes during the body, in which torch compiles or scripts and would include them."""
         self._suspend(1)
         try:
             yield
