@@ -61,7 +61,10 @@ class Budget:
         )
         upto = "up to " if len({*spent}) > 1 else ""
         where = f" (the first one too many: {site})" if (site := self._first.get(name)) else ""
-        return f"{_named(name)} waits {upto}{times(max(spent))}{often}; its budget is {self._limits[name]}{where}"
+        return (
+            f"{_named(name)} synchronizes {upto}{times(max(spent))}{often}; "
+            f"its budget is {self._limits[name]}{where}"
+        )
 
     def spend(self, event: SyncEvent) -> tuple[bool, str | None]:
         """Count one synchronization.
@@ -76,7 +79,9 @@ class Budget:
             self._spent[name] += 1
             if self._spent[name] > self._limits[name]:
                 self._first.setdefault(name, event.site or event.via)
-                exceeded = f"{_named(name)} waits {times(self._spent[name])}; its budget is {self._limits[name]}"
+                exceeded = (
+                    f"{_named(name)} synchronizes {times(self._spent[name])}; its budget is {self._limits[name]}"
+                )
         return bool(names), exceeded
 
 

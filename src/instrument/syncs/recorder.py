@@ -159,7 +159,7 @@ class _Pending(NamedTuple):
 class SyncListener:
     """Base class for consumers of synchronization events.
 
-    `check` is called where nothing may be raised, such as inside torch's hooks; it queues warnings and errors,
+    `check` is called when nothing may be raised, as inside torch's hooks; it queues warnings and errors,
     which `raise_pending` delivers once the call has returned.
 
     Attributes:

@@ -92,7 +92,7 @@ class ReportData:
         unavailable_reason: why nothing could be checked, in a sentence; empty if something could.
         listed: fingerprints that an allowlist allowed.
         budgeted: whether a budget was given.
-        exceeded: sentences on where the budget was exceeded.
+        exceeded: sentences on exceeded budgets.
         span_ns: how long the checked part of the run took; None if unknown.
     """
 

@@ -29,7 +29,7 @@ _PLUMBING = (
     "/_linalg_utils.py", "/_jit_internal.py", "/nn/functional.py", "/utils/_pytree.py", "/_prims_common/",
 )  # fmt: skip
 
-_PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")  # also where the user defines them
+_PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")  # even if the user defines them
 
 USER, LIBRARY, SKIPPED = range(3)
 
