@@ -20,8 +20,8 @@ _OWN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 _RULES: dict[Any, Rule] = {}
 _KNOWN = ("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims")
 _BEFORE = (
-    ". Tensors made before the dry run, such as a batch or a copy of the model, are on the CPU unless "
-    "on_gpu names them: on_gpu=[model, batch, optimizer]"
+    ". Tensors made before the dry run, such as those of a batch, an optimizer or a copy of the model, are on the "
+    "CPU unless on_gpu names them: on_gpu=[model, batch, optimizer]"
 )
 
 

@@ -1,6 +1,6 @@
 """The rules for ATen operators: which ones synchronize on a GPU, always or with certain arguments.
 
-The rules follow PyTorch's CUDA kernels (aten/src/ATen/native/cuda). A kernel synchronizes where it reads a value,
+The rules follow PyTorch's CUDA kernels (aten/src/ATen/native/cuda). A kernel synchronizes if it reads a value,
 a count or an error code back, or copies from memory that is not pinned.
 """
 

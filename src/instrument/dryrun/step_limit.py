@@ -52,7 +52,7 @@ class StepLimit(Recorder):
         Raises:
             EarlyStop: always.
         """
-        self._stopper.stop(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, as --steps says")
+        self._stopper.stop(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, the limit of --steps")
 
     def merge_into(self, recorder: Recorder) -> None:
         """Add the recorded synchronizations to those of the earlier steps, up to the usual number in a step."""
