@@ -18,8 +18,8 @@ from .console import print_line, print_table, print_wrapped
 _MOST = 20  # ranks on one line
 _FILES = 20
 _CLOCK = (
-    '"clock" is the offset to add to the times of a rank to get times on the clock of the lowest rank, by the ends '
-    'of the collectives that they share; "?" if they share none.'
+    '"clock" is the offset to add to the times of a rank to get times on the clock of the lowest rank, by the '
+    'ends of the collectives that they share; "?" if they share none.'
 )
 _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 
