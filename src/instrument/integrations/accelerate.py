@@ -155,7 +155,7 @@ def attach(
 
     Recording begins when the first optimizer is prepared, and each update by that optimizer is a step: an update
     that the gradient scaler skips counts, a batch that only accumulates gradients does not. Regions: the models,
-    as they are prepared; "micro-step" (the body of ``accumulate``, where it accumulates), "backward",
+    as they are prepared; "micro-step" (the body of ``accumulate``, if it accumulates), "backward",
     "checkpoint", optimizers and DataLoaders. ``accelerator.end_training()`` and the end of the process detach.
 
     Args:

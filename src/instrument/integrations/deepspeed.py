@@ -155,7 +155,7 @@ def attach(
 ) -> DeepSpeedAdapter:
     """Record windows of an engine's steps, name the parts of a step, and find synchronizations.
 
-    Regions: "step"; "micro-step" where gradients are accumulated; "forward", "backward", "checkpoint", and
+    Regions: "step"; "micro-step" if gradients are accumulated; "forward", "backward", "checkpoint", and
     "evaluation" in a pipeline; DeepSpeed's own ranges; the modules, clipping, collectives and optimizer.
 
     Args:

@@ -106,7 +106,7 @@ def attach(
 ) -> TorchtitanAdapter:
     """Record windows of a trainer's steps, name the parts of a step, and find synchronizations.
 
-    Regions: "step"; "micro-step" where a step has several; "data", "checkpoint" and "evaluation" where the trainer
+    Regions: "step"; "micro-step" if a step has several; "data", "checkpoint" and "evaluation" if the trainer
     has torchtitan's ``batch_generator``, ``checkpointer`` and ``validator``; the modules of ``model_parts`` or
     ``model``; backward, clipping and optimizer. Recording ends when the trainer's ``train()`` returns. While the
     trainer's own profiler is on (``config.profiler.enable_profiling``), that one records, with these regions.

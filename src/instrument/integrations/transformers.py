@@ -37,7 +37,7 @@ REGIONS = {
     "predict": "evaluation",
     "_save_checkpoint": "checkpoint",
 }
-"""The methods of a Trainer that are regions: no event of the Trainer marks where they begin."""
+"""The methods of a Trainer that are regions: no event of the Trainer marks their beginning."""
 LOOPS = ("_run_epoch", "_finalize_training", "training_step")
 """The methods whose errors end the training, in which case ``on_train_end`` is not called."""
 

@@ -28,9 +28,9 @@ def _without(callback: InstrumentCallback, *_: Any, **__: Any) -> None:
 class InstrumentCallback(LightningMixin):
     """Records windows of a run, names its parts, and finds synchronizations, in ``Trainer(callbacks=[...])``.
 
-    A step is an optimizer step, or a batch where `validate`, `test` or `predict` is called without a `fit` before.
+    A step is an optimizer step, or a batch if `validate`, `test` or `predict` is called without a `fit` before.
 
-    Regions: "step", "micro-step" where gradients are accumulated, "forward", "backward", "checkpoint", and outside
+    Regions: "step", "micro-step" if gradients are accumulated, "forward", "backward", "checkpoint", and outside
     steps "sanity check", "evaluation", "test" and "predict". Checkpoints contain nothing of the callback. If a
     Trainer has several, only the first one works.
 
