@@ -110,7 +110,7 @@ def compiled_module() -> Any:
 
 
 COMPILED_CALL = "_compiled_call_impl"
-"""The attribute of a module that torch calls instead of ``_call_impl`` where it is not None."""
+"""The attribute of a module that torch calls instead of ``_call_impl`` if it is not None."""
 
 
 def has_compiled_call() -> bool:
