@@ -270,7 +270,7 @@ def steps(
 
 
 def _comparable(plan: Any) -> Any:
-    """Return ``plan`` in a form that can be compared: functions made for each epoch anew are not equal."""
+    """Return ``plan`` in a form that can be compared: functions created in each epoch are not equal."""
     if not inspect.isfunction(plan):
         return plan
     try:
