@@ -28,7 +28,7 @@ def annotate_modules(
     A region has the module's qualified name (``encoder.layers.3.self_attn``); the region of its backward has the
     same name with ``(backward)``. The model itself is named after its class and, if several models have the same
     class, by the variable that holds it: ``Sequential[actor]``. The modules have hooks only while a profiler
-    records or a tool is attached; the model is inspected anew each time. Arguments, outputs and gradients do not
+    records or a tool is attached; the model is inspected again each time. Arguments, outputs and gradients do not
     change.
 
     A compiled or scripted module is one region without regions inside.

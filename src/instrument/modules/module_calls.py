@@ -173,7 +173,7 @@ class ModuleCall:
         heads: the numbers of the nodes at which the backward of calls inside begins.
         head: the last of these numbers, or -1.
         inner: the number of the first node of the first call inside, or -1.
-        exits: the earlier nodes of this call that the node ``inner`` leads to.
+        exits: the earlier nodes of this call to which that node leads.
         joined: whether the backward of another call begins at the node before the first one.
         running: the backward pass in which its region is open.
     """
