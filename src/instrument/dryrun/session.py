@@ -141,7 +141,7 @@ class Run:
             self.state.budget.clear()
 
     def restarted(self) -> None:
-        """Make everything so far a part of step 0, as a better sign of steps was found."""
+        """Make everything so far a part of step 0, which ends now, as a stronger sign of steps was found."""
         self._stepped = 0
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
