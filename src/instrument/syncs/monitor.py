@@ -127,7 +127,7 @@ class SyncMonitor:
                 self._commit(call)
 
     def ended(self, frame: FrameType | None) -> None:
-        """Note that the call on this thread has returned, or a backward pass that synchronized elsewhere."""
+        """Note the return of the call on this thread, or of a backward pass that synchronized on another."""
         thread = threading.get_ident()
         scope = self._scope(thread)
         if (scope is not None and scope.synchronizes) or is_profiler_frame(frame):
