@@ -157,7 +157,7 @@ def test_problems_of_ranks(tmp_path: Path) -> None:
     printed = command("summarize", tmp_path).stdout.decode()
     assert f"Damaged, rank 1, {tmp_path / 'rank1.json'}: the file ends in an event" in printed
     assert f"Cannot read {tmp_path / 'rank2.json'}: it is empty" in printed
-    assert "Neither file nor name gives the rank, so numbered by name: 2" in printed
+    assert "Neither the file nor its name gives the rank; numbered by name: 2" in printed
     assert "settings" not in printed
     assert 2 == json.loads(command("summarize", "--json", tmp_path).stdout)["ranks"][2]["rank"]
 

@@ -49,7 +49,7 @@ def print_rank_table(traces: TraceSet, collectives: Collectives, *, title: str =
         print_line(console, f"Missing: rank {_numbers(traces.missing)}")
     if several and traces.guessed:
         print_line(
-            console, f"Neither file nor name gives the rank, so numbered by name: {_numbers(traces.guessed)}"
+            console, f"Neither the file nor its name gives the rank; numbered by name: {_numbers(traces.guessed)}"
         )
     for path, reason in traces.failed.items():
         print_line(console, f"Cannot read {path}: {reason}")
