@@ -98,7 +98,7 @@ class StepTimes:
         """Return the timing of the last window for the manifest, at the beginning of ``step``.
 
         ``recorded_ns`` and ``around_ns`` are the median durations of the recorded steps and of the steps timed
-        before and after them; ``around_steps`` lists the latter as ranges [first, last]; ``own_ns`` is the time of
+        before and after them; ``around_steps`` lists the latter as pairs [first, last]; ``own_ns`` is the time of
         the library's own work while the window was open; ``run_steps`` is the number of steps of the run so far;
         ``untimed_steps`` holds the first and the last step whose time is unknown (None if all are known), and
         ``run_ns`` is the wall time of the other steps.
