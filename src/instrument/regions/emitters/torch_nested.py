@@ -4,8 +4,7 @@ There each thread has a stack of ids. Opening a range pushes its id; closing a r
 thread, whichever range pushed it. A kernel shows under the id on top of the stack of the thread that launches it.
 
 torch (2.13 and before) has no range that pushes no id. Popping in order would mean closing and reopening each
-range
-that outlives the one around it: for many tasks that is quadratic, and each task shows as many ranges.
+range that outlives the one around it: for many tasks that is quadratic, and each task counts many times.
 """
 
 from __future__ import annotations
