@@ -34,7 +34,7 @@ def annotate_modules(
     A compiled or scripted module is one region without regions inside.
 
     Args:
-        model: any module, wrapped (DDP, FSDP, torch.compile) or not. No reference keeps it alive.
+        model: any module, wrapped (DDP, FSDP, torch.compile) or not. The library does not keep it alive.
         depth: how many levels below the model; 0 is only the model, None is all.
         include: which modules: a pattern of qualified names as in a shell (``"encoder.layers.*"``, where
             ``*`` also matches dots), a compiled regular expression (matched by ``search``), a class, a

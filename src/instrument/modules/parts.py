@@ -1,8 +1,7 @@
 """The parts of a step outside the model, and the patches that make each a region.
 
 At every call of compiled code, Dynamo checks that the functions which it traced are unchanged. No function that
-may
-be traced is therefore replaced: the patches are on context managers and methods that Dynamo handles specially.
+may be traced is therefore replaced: the patches are on context managers and methods that Dynamo handles specially.
 """
 
 from __future__ import annotations
