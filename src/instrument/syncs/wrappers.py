@@ -147,8 +147,7 @@ def _route(
     """Return the source of a copy, the type of the target device, and the tensor on the CPU that must be pinned.
 
     The tensor is None if torch pins memory itself, as for a copy to the CPU, or if the copy is blocking. The
-    result
-    is None if torch refuses the arguments: the call itself raises the error.
+    result is None if torch refuses the arguments: the call itself raises the error.
     """
     if op == "copy_":
         source, non_blocking = parse_copy(args, kwargs)
