@@ -86,8 +86,8 @@ def dry_run_file(
         steps: the number of steps after which the run ends, where the next step begins; None means no limit.
         time_limit: the number of seconds after which the run ends.
         caught: called with the report if the script catches the exception that ends it and goes on, as with
-        ``except BaseException`` in a loop, or at the second Ctrl-C or SIGTERM; must end the process. None lets
-        the script go on.
+            ``except BaseException`` in a loop, or at the second Ctrl-C or SIGTERM; must end the process. None lets
+            the script go on.
 
     However the run ends, by a limit, an error, Ctrl-C or SIGTERM, the report has all findings up to then. The run
     ends from inside, as by `sys.exit`: ``finally`` blocks run.
