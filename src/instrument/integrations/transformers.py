@@ -163,7 +163,7 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 class InstrumentCallback(LoopCallback):
     """Records windows of a training, names its parts, and finds synchronizations, in ``Trainer(callbacks=[...])``.
 
-    A step is an optimizer update, numbered by ``state.global_step``. Regions: "step", "micro-step" where gradients
+    A step is an optimizer update, numbered by ``state.global_step``. Regions: "step", "micro-step" if gradients
     are accumulated, "forward", "backward", "evaluation", "checkpoint", the optimizer, the DataLoader and the
     modules, and in evaluation those of `annotate_generation`. The training is unchanged, and all hooks are removed
     when it ends or fails.
