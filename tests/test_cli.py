@@ -105,7 +105,7 @@ def test_ranks(tmp_path: Path) -> None:
         (tmp_path / f"worker{rank}.pt.trace.json").write_text(json.dumps(content))
     text = command("summarize", tmp_path).stdout.decode()
     assert "2 of 4 ranks" in text
-    assert '"clock" is what to add to the times of a rank' in text
+    assert '"clock" is the offset to add to the times of a rank' in text
     assert "Missing: rank 1, 3" in text
     found = json.loads(command("summarize", "--json", str(tmp_path / "*.json")).stdout)
     assert [0, 2] == [number["rank"] for number in found["ranks"]]
@@ -157,7 +157,7 @@ def test_problems_of_ranks(tmp_path: Path) -> None:
     printed = command("summarize", tmp_path).stdout.decode()
     assert f"Damaged, rank 1, {tmp_path / 'rank1.json'}: the file ends in an event" in printed
     assert f"Cannot read {tmp_path / 'rank2.json'}: it is empty" in printed
-    assert "Neither file nor name gives the rank, so numbered by name: 2" in printed
+    assert "Neither the file nor its name gives the rank; numbered by name: 2" in printed
     assert "settings" not in printed
     assert 2 == json.loads(command("summarize", "--json", tmp_path).stdout)["ranks"][2]["rank"]
 

@@ -181,5 +181,5 @@ def test_a_stop_in_a_capture(tmp_path: Path, where: str) -> None:
     total, (window,) = json.loads(done.stdout.splitlines()[-1])
     assert total == 5 * 1000
     assert window["status"] == "partial"
-    during_capture = "a CUDA graph was captured where the window ended" in window["reason"]
+    during_capture = "a CUDA graph was captured when the window ended" in window["reason"]
     assert during_capture == (where == "on another thread")

@@ -69,7 +69,7 @@ def configure(
     summary: bool | None = None,
     strict: bool | None = None,
 ) -> None:
-    """Change settings for this process; arguments that are not given leave theirs unchanged.
+    """Change settings for this process; settings without an argument stay unchanged.
 
     Args:
         emitters: "auto", or the profilers that regions go to: names out of "torch", "nvtx", "roctx", "itt",

@@ -124,9 +124,9 @@ class CudaGraphs:
         Returns:
             False if this thread does not capture. Captures of other threads have ended, or the wait timed out.
         """
-        # After the timeout the profiler stops beside the capture: waiting on would record until the program ends.
-        # That is harmless, as Kineto does not synchronize when it stops, and torch's own synchronization, which
-        # would end the capture, is skipped while `capturing`.
+        # After the timeout the profiler stops during the capture: more waiting could record until the program
+        # ends. That is harmless, as Kineto does not synchronize when it stops, and torch's own synchronization,
+        # which would end the capture, is skipped while `capturing`.
         self.settle()
         for capture in tuple(self.captures):
             if capture.graph is None:

@@ -33,7 +33,7 @@ class CaptureError(InstrumentError):
 
 
 class SyncError(InstrumentError, RuntimeError):
-    """The CPU waited for the GPU where it must not: in `no_syncs`, at level "error", or above a budget."""
+    """A synchronization that is not allowed: in `no_syncs`, at level "error", or beyond a budget."""
 
 
 class LaunchError(InstrumentError, RuntimeError):

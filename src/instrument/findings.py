@@ -22,7 +22,7 @@ class Site:
 
     Attributes:
         file: absolute path of the file, or Python's name for it ("<stdin>").
-        line: line number from 1; 0 where only the function is known.
+        line: line number from 1; 0 if only the function is known.
         function: qualified name of the function; only its last part if Python knows no more.
     """
 
@@ -54,7 +54,7 @@ class Fix:
 
     Attributes:
         text: what to do, in one or two sentences.
-        before: example code with the problem; empty where the text says enough.
+        before: example code with the problem; empty if the text says enough.
         after: the same code without the problem.
     """
 

@@ -81,11 +81,11 @@ def synchronize(*, captured: bool = False) -> list[str]:
         return []
     try:
         if captured or current_stream_capturing():
-            return ["a CUDA graph was captured where the window ended: kernels that still ran may be missing"]
+            return ["a CUDA graph was captured when the window ended: kernels that still ran may be missing"]
         module.synchronize()
     except Exception as error:
         if is_interrupt(error):
             raise
         what = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return [f"the GPU could not be synchronized where the window ended, so kernels may be missing: {what}"]
+        return [f"the GPU could not be synchronized when the window ended, so kernels may be missing: {what}"]
     return []

@@ -249,8 +249,9 @@ def uninterrupted() -> Iterator[None]:
 def exiting() -> Iterator[None]:
     """Run the body at exit without changing the exit code of a program that Ctrl-C ended.
 
-    CPython takes that exit code if the last code that ran from a string raised KeyboardInterrupt. The body may run
-    other strings, as the import of a dataclass does, so one more raises it again; nothing else sets that flag.
+    CPython uses that exit code if the last code that it ran from a string raised KeyboardInterrupt. The body may
+    run other strings, as the import of a dataclass does. One more string therefore raises it again; nothing else
+    sets that flag.
     """
     yield
     if issubclass(getattr(sys, "last_type", None) or object, KeyboardInterrupt):

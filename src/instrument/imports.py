@@ -10,7 +10,7 @@ from typing import Any
 class ImportHook:
     """From `apply` to `undo`, calls ``call(module)`` once the program imports the module ``name``.
 
-    If the module is imported already, `apply` calls it at once. A `instrument.patch.Change`.
+    If the module is imported already, `apply` calls it at once. An `instrument.patch.Change`.
     """
 
     def __init__(self, name: str, call: Callable[[Any], object]) -> None:

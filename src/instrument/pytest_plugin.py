@@ -1,4 +1,4 @@
-"""pytest plugin: fails tests whose code makes the CPU wait for the GPU; without a GPU by a dry run.
+"""pytest plugin: fails tests whose code makes the CPU wait for the GPU; without a GPU, it uses a dry run.
 
     @pytest.mark.syncs(max=0, fake=False)   # the body of the test, except inside `instrument.allow_sync`
     def test_step(): ...

@@ -91,7 +91,7 @@ def test_mixed_devices(fake: bool, name: str) -> None:
     """A call that a GPU would refuse is carried out, and fails the run."""
     report = finished(MIXED[name], fake=fake)
     assert report.not_covered, report
-    assert "takes tensors of the CPU and of the GPU, which raises an error on a GPU" in notes(report)[0]
+    assert "takes tensors on the CPU and on the GPU, which raises an error on a GPU" in notes(report)[0]
     with pytest.raises(AssertionError, match="would not run on a GPU"):
         report.assert_max(99)
 
@@ -162,7 +162,7 @@ def test_earlier_copy_of_the_model() -> None:
             torch._foreach_lerp_([*average.parameters()], [*model.parameters()], 0.1)
 
     reason = str(finished(step, on_gpu=[model]).over(9))
-    assert reason.startswith("would not run on a GPU: _foreach_lerp_ takes tensors of the CPU and of the GPU")
+    assert reason.startswith("would not run on a GPU: _foreach_lerp_ takes tensors on the CPU and on the GPU")
     assert "are on the CPU unless on_gpu names them: on_gpu=[model, batch, optimizer]" in reason
     finished(step, on_gpu=[model, average]).assert_max(0)
 

@@ -224,8 +224,8 @@ def test_what_cannot_run_is_noted(noted: Noted) -> None:
     torch.cuda.nccl.all_reduce([torch.ones(1)])
     assert noted.gaps == [
         "a dry run does not support torch.cuda.jiterator: see docs/dry-run.md",
-        "an allocator of your own is not used: tensors are in the memory of the CPU",
-        "a replay of a CUDA graph does not repeat what was captured",
+        "the program's own allocator is not used: tensors are in the CPU's memory",
+        "a replay of a CUDA graph does not repeat the captured work",
         "an event cannot be shared with another process",
         "a dry run does not support torch.cuda.nccl.all_reduce: see docs/dry-run.md",
     ]

@@ -177,7 +177,7 @@ def test_captured_code_runs_once(noted: Noted) -> None:
     assert not torch.cuda.is_current_stream_capturing()
     assert isinstance(graph, torch.cuda.CUDAGraph)
     assert noted.waits == ["synchronize", "empty_cache"]
-    assert noted.gaps == ["a replay of a CUDA graph does not repeat what was captured"]
+    assert noted.gaps == ["a replay of a CUDA graph does not repeat the captured work"]
     assert graph.pool() != torch.cuda.graph_pool_handle()
 
 

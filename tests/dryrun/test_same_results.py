@@ -280,9 +280,9 @@ def test_random_programs(program: list[tuple[Any, ...]], fake: bool) -> None:
     [
         ({"train/forward": 2}, None),
         ({"backward": 0}, None),
-        ({"forward": 1}, 'region "forward" waits 2 times in 1 of 3 steps; its budget is 1'),
+        ({"forward": 1}, 'region "forward" synchronizes 2 times in 1 of 3 steps; its budget is 1'),
         (2, None),
-        (1, "a step waits 2 times in 1 of 3 steps; its budget is 1"),
+        (1, "a step synchronizes 2 times in 1 of 3 steps; its budget is 1"),
     ],
 )
 def test_a_budget(budget: int | dict[str, int], exceeded: str | None) -> None:

@@ -59,7 +59,7 @@ def test_another_process(capfd: pytest.CaptureFixture[str]) -> None:
         process.join()
         assert 0 == process.exitcode
 
-    assert ["what another process does was not checked"] == notes(finished(step))
+    assert ["the work of another process was not checked"] == notes(finished(step))
 
 
 @both

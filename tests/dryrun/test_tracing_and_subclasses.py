@@ -26,7 +26,7 @@ def test_export() -> None:
 
     report = finished(step)
     assert 1 == ops(report)["item"]
-    assert "what runs under FakeTensorMode, as torch.export does, was not checked" in notes(report)
+    assert "code under FakeTensorMode, such as torch.export, was not checked" in notes(report)
 
 
 ABORTING = """
@@ -76,7 +76,7 @@ def test_scripting() -> None:
 
     report = finished(step)
     assert 1 == ops(report)["item"]
-    assert "what a scripted function does with devices was not checked" in notes(report)
+    assert "the devices in a scripted function were not checked" in notes(report)
     again = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
     assert (2, 3) == again(torch.ones(2, 3)).shape
 
@@ -89,7 +89,7 @@ def test_a_scripted_function() -> None:
     """The report says that devices inside a scripted function are not watched."""
     function = torch.jit.script(doubled)
     report = finished(lambda: function(gpu(2)))
-    assert ["what a scripted function does with devices was not checked"] == notes(report)
+    assert ["the devices in a scripted function were not checked"] == notes(report)
 
 
 @both
@@ -110,7 +110,7 @@ def test_higher_order_operators(fake: bool) -> None:
     report = finished(step, fake=fake)
     assert {"item": 1, "tolist": 1} == ops(report)
     for name in ("flex_attention", "cond"):
-        assert f"what the operator {name} does inside was not checked" in notes(report)
+        assert f"the inside of the operator {name} was not checked" in notes(report)
 
 
 # -------------------------------------------------------------------------------- subclasses, patches, modes

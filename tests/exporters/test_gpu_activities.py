@@ -164,8 +164,8 @@ def test_a_window_in_which_the_gpu_is_first_used_is_partial(
         train(4, prof.step, lambda number: setattr(used_gpu, "used", number >= 1))
     (entry,) = manifest(tmp_path)
     reason = (
-        "the GPU was first used inside the window, which is recorded without it; have the first step before it, or"
-        " call torch.cuda.init()"
+        "the GPU was first used inside the window, which is recorded without it; let the window begin after the"
+        " first step, or call torch.cuda.init()"
     )
     in_summary = f"Recorded in part: {reason}." in " ".join(capfd.readouterr().err.split())
     if activities is None:

@@ -123,7 +123,7 @@ def test_ncu_measures_between_start_and_stop(tmp_path: Path, monkeypatch: pytest
             cuda.calls.append(str(step))
             prof.step()
     assert ["0", "1", "start", "2", "stop", "3", "start", "4", "stop"] == cuda.calls
-    reason = "CUDA was not used before the window: have a step before it (wait, warmup)"
+    reason = "CUDA was not used before the window: leave a step before it (wait, warmup)"
     assert [
         ("nsight_compute", "skipped", None, reason),
         ("nsight_compute", "recorded", [2, 2], None),

@@ -19,7 +19,7 @@ from instrument.exporters.vendor_tools import RocprofCapture
 from ..windows.training import recorded
 
 EXPORTERS = ["torch_profiler", "nsight_systems", "rocprof"]
-FAILED = "the GPU could not be synchronized where the window ended, so kernels may be missing: "
+FAILED = "the GPU could not be synchronized when the window ended, so kernels may be missing: "
 
 
 class LoggedGpu:
@@ -154,7 +154,7 @@ def test_a_graph_capture_at_the_end(
     capture.step(None)
     capture.stop()
     assert "synchronize" not in gpu.log
-    reason = "a CUDA graph was captured where the window ended: kernels that still ran may be missing"
+    reason = "a CUDA graph was captured when the window ended: kernels that still ran may be missing"
     assert [reason] == capture.incomplete
 
 

@@ -83,7 +83,7 @@ def test_idle_context_manager() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"message": 3}, r'"message" must be a string, or what is to be decorated: 3'),
+        ({"message": 3}, r'"message" must be a string, or the object to decorate: 3'),
         ({"message": "x", "color": "no such colour"}, r'"color" must be an integer.*: \'no such colour\''),
         ({"message": "x", "color": 1.5}, r'"color" must be a string or an integer: 1.5'),
         ({"message": "x", "color": -1}, r'"color" must be within 0 .. 0xFFFFFFFF: -1'),

@@ -279,7 +279,7 @@ def test_code_that_would_fail_on_a_gpu() -> None:
     """Code that would fail on a GPU fails the command regardless of --max."""
     code, out, err = command("train.py::mixes", "--max", "99")
     assert 1 == code
-    assert "takes tensors of the CPU and of the GPU" in " ".join(out.split())
+    assert "takes tensors on the CPU and on the GPU" in " ".join(out.split())
     assert "train.py::mixes: would not run on a GPU" in err
 
 

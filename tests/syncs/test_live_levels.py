@@ -266,7 +266,7 @@ def test_budget_at_each_level(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> Non
             with expected as raised, detect_syncs(level, budget=budget) as syncs:
                 loop(syncs, 3)
             text = str(raised.value if level == "error" else raised[0].message)  # type: ignore[index, union-attr]
-            assert "waits 3 times; its budget is 2" in text
+            assert "synchronizes 3 times; its budget is 2" in text
     with detect_syncs(budget=2) as syncs:
         loop(syncs, 2)
         assert [] == caplog.messages

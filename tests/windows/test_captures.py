@@ -267,7 +267,7 @@ def test_a_loop_that_ends_beside_a_very_long_capture(
     capture.profiler.profiler.use_device = "cuda"
     call_during_capture(Training().capture, prof.stop)
     assert [(entry["status"], entry["steps"]) for entry in manifest(out)] == [("partial", [1, 2])]
-    assert "a CUDA graph was captured where the window ended" in manifest(out)[0]["reason"]
+    assert "a CUDA graph was captured when the window ended" in manifest(out)[0]["reason"]
     assert device.violations == ["stop_trace"]
     assert not torch.autograd._profiler_enabled()
 

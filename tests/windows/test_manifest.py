@@ -129,7 +129,10 @@ def test_a_step_that_was_only_announced(
     if not counts:
         assert ("partial", "the loop ended before step 2") == (entry["status"], entry["reason"])
         (file, *_) = entry["files"]
-        assert f"no step was recorded in {out} ({file['path']} has what followed the last step" in caplog.text
+        assert (
+            f"no step was recorded in {out} ({file['path']} covers the time after the last complete step"
+            in caplog.text
+        )
     assert ("was recorded in" in caplog.text) is not counts
     assert "no window was recorded" not in caplog.text
 

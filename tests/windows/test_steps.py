@@ -173,7 +173,7 @@ def test_another_training_at_the_same_place_logs_a_warning(out: Path, caplog: py
     run(second, 2)
     (record,) = caplog.records
     assert (
-        "steps 1-2 were recorded in an earlier loop at this place, so nothing is recorded here; "
+        "steps 1-2 were recorded in an earlier loop at this call site, so nothing is recorded here; "
         "use another folder for this training"
     ) in record.message
 
@@ -378,7 +378,7 @@ def test_an_empty_iterable_is_an_empty_loop(out: Path) -> None:
         (
             ValueError,
             {"schedule": instrument.schedule(at=1), "wait": 1},
-            '"schedule" was given, so these cannot be: wait',
+            '"schedule" cannot be combined with: wait',
         ),
         (ValueError, {"wait": 1}, '"active" must be an integer >= 1 unless "at" or "every" is given: None'),
         (TypeError, {"recrod_shapes": True, "at": 1}, 'unknown option "recrod_shapes" (value True)'),

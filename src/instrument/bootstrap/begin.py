@@ -1,4 +1,4 @@
-"""Runs in each Python process of ``instrument run`` before the program: hooks what the program will import."""
+"""Runs in each Python process of ``instrument run`` before the program: hooks modules that it will import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Session`: drives the loop of a process without a framework, by what shows its steps."""
+"""`Session`: drives the loop of a process without a framework, from the signs of its steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Session:
     def __init__(self, loop: AutomaticLoop) -> None:
         self._loop = loop
         loop.label_evaluation()
-        self._optimizers = IdentitySet()  # made or stepped so far
+        self._optimizers = IdentitySet()  # those made or stepped so far
         self._new: list[weakref.ref[Any]] = []  # whose models are not annotated yet
         self._process = os.getpid()
         self._since = time.time()
@@ -109,7 +109,7 @@ class Session:
 
     @guard.contained(FEATURE)
     def _stepped(self) -> None:
-        """End the step, at a place outside all of torch's own ranges."""
+        """End the step, at a point outside all of torch's own ranges."""
         self._termination.check()
         if not self._prepared():
             return

@@ -1,4 +1,4 @@
-"""`Termination`: at SIGTERM, as a scheduler or torchrun sends it, saves an open window and ends by the signal."""
+"""`Termination`: saves an open window at SIGTERM, as from a scheduler or torchrun, before the process ends."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ FEATURE = "handling SIGTERM"
 _PACKAGE = Path(__file__).parents[1]
 _RECORDING = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
 _ITERATING = str(_PACKAGE / "windows/steps.py")  # runs the program's own iterator
-_GRACE_S = 10  # for a long call to return, so that Python can run a handler
+_GRACE_S = 10  # time for a long call to return, so that Python can run the handler
 _CHECK_INTERVAL_S = 0.05
 
 
 class Termination:
     """Handles SIGTERM while windows may be open, unless the program has its own handler, in Python or in C.
 
-    The window is saved on the main thread, where torch's profiler runs, and the process ends by the signal, with
-    the exit status it would have had. A second signal ends it at once. The first one ends it after 10 s if the
-    main thread is in a call that does not return, such as a collective whose other ranks are gone, as Python runs
-    no handler then. A thread detects this by reading the wakeup descriptor, to which Python writes signal numbers.
+    The window is saved on the main thread, where torch's profiler runs. The signal then ends the process, with the
+    same exit status as without this handler. A second signal ends it at once. The first one ends it after 10 s if
+    the main thread is in a call that does not return, such as a collective whose other ranks are gone, as Python
+    runs no handler then. A thread detects this by reading the wakeup descriptor, to which Python writes signal
+    numbers.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -64,7 +65,7 @@ class Termination:
         reader, writer = map(OwnDescriptor, os.pipe())
         os.set_blocking(writer.number, False)
         before = signal.set_wakeup_fd(writer.number, warn_on_full_buffer=False)
-        if before != -1:  # another user's, such as an event loop
+        if before != -1:  # the descriptor of another user, such as an event loop
             signal.set_wakeup_fd(before)
             reader.close()
             writer.close()

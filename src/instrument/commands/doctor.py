@@ -1,4 +1,4 @@
-"""``instrument doctor``: checks that what is installed here records, and shows how to fix what does not."""
+"""``instrument doctor``: checks which installed profilers record here, and shows how to fix those that do not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     out: Annotated[Path, typer.Option(help="The folder for traces.", metavar="FOLDER")] = Path("runs"),
 ) -> None:
-    """Check what is installed, what each profiler records here, and whether ranges arrive in it.
+    """Check what is installed, what each profiler records here, and whether ranges arrive in its output.
 
     Where possible, this is proved: one range is recorded with the real tool and read back, which takes seconds.
 

@@ -1,4 +1,4 @@
-"""The options of the commands: their values as the library takes them, and which go together."""
+"""The options of the commands: their conversion to arguments of the library, and which can be combined."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from ..windows.schedule import Schedule
 from ..windows.steps import CYCLE, SCHEDULE_OPTIONS, schedule_of
 
 TORCH_OPTIONS = {"shapes": "record_shapes", "memory": "profile_memory", "stacks": "with_stack"}
-# Options that choose windows, and what these hold.
-_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "out", "ranks", *TORCH_OPTIONS)
+_WINDOWS = ("steps", *PLAN, "out", "ranks", *TORCH_OPTIONS)  # options that choose windows, and their content
 _NEEDS = {
     "region": ("ncu",),
     "launches": ("ncu",),
@@ -26,7 +25,7 @@ _NEEDS = {
 
 
 def given(ctx: typer.Context) -> dict[str, Any]:
-    """Return the options that are on the command line, by the names of their parameters."""
+    """Return the options given on the command line, by the names of their parameters."""
     sources = ((name, ctx.get_parameter_source(name)) for name in ctx.params)
     return {
         name: ctx.params[name] for name, source in sources if source is not None and source.name == "COMMANDLINE"

@@ -41,7 +41,7 @@ def subcommand_of(function: Callable[..., None], cls: type[Command] = Command, *
     Args:
         function: its docstring is the help.
         cls: how the arguments are parsed.
-        settings: of the context.
+        settings: the settings of typer's context.
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
     app.command(cls=cls, context_settings=settings)(function)

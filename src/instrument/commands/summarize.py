@@ -93,7 +93,7 @@ def summarize(
 
 
 def _check(traces: list[str], lanes: Path) -> None:
-    """Refuse, before anything is read, what no copy with lanes can be written of or to."""
+    """Check, before anything is read, that a copy with lanes can be written."""
     try:
         if len(traces) > 1:
             raise ValueError(f"with --add-gpu-lanes one TRACE is accepted, not {len(traces)}")

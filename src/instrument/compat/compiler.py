@@ -1,4 +1,4 @@
-"""What compiles or captures modules: torch.compile, TorchScript, CUDA graphs of modules."""
+"""The functions that compile or capture modules: torch.compile, TorchScript, CUDA graphs of modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 def frame_evaluation() -> Callable[[Any], Any] | None:
     """Return a function that sets how torch.compile evaluates frames of this thread, and returns the last setting.
 
-    Called with None, it turns evaluation off. This version of torch may have no such function: returns None.
+    Called with None, the function turns evaluation off. Return None if this version of torch lacks it.
     """
     try:
         from torch._C._dynamo.eval_frame import set_eval_frame
@@ -26,7 +26,7 @@ def frame_evaluation() -> Callable[[Any], Any] | None:
 def skip_code() -> Callable[[CodeType], None] | None:
     """Return a function that excludes code from torch.compile, except where the code is inlined.
 
-    None if this version of torch has no such function: torch.compile may then compile the library's own code.
+    Return None if this version of torch lacks it: torch.compile may then compile the library's own code.
     """
     try:
         from torch._C._dynamo import eval_frame
@@ -110,7 +110,7 @@ def compiled_module() -> Any:
 
 
 COMPILED_CALL = "_compiled_call_impl"
-"""The attribute of a module that torch calls instead of ``_call_impl`` where it is not None."""
+"""The attribute of a module that torch calls instead of ``_call_impl`` if it is not None."""
 
 
 def has_compiled_call() -> bool:

@@ -41,7 +41,7 @@ class SessionObserver(Protocol):
         """Called before any torch profiler begins."""
 
     def prepared(self, profiler: Any) -> bool | None:
-        """Called before ``profiler`` takes the process's one Kineto session; None for a profiler without object.
+        """Called before ``profiler`` takes the process's Kineto session; None for a profiler without an object.
 
         Returns whether a session that is still on may be ended, as nothing uses it any more.
         """

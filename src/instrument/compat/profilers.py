@@ -18,10 +18,10 @@ _TARGETS = {"emit_nvtx": "NVTX", "emit_itt": "ITT"}
 def range_functions() -> tuple[Callable[..., Any], Callable[[Any], None]]:
     """Return functions that open and close a torch.profiler range of category ``user_annotation``.
 
-    The first takes the name, and what the profiler shows as inputs where it records shapes.
+    The first takes the name, and the values that the profiler shows as inputs if it records shapes.
 
-    The autograd pair costs a third of `torch.profiler.record_function`, which is what older or newer
-    versions of torch without it fall back to.
+    The autograd pair costs a third of `torch.profiler.record_function`, the fallback for versions of torch
+    without the pair.
     """
     import torch
 
@@ -104,7 +104,7 @@ def profiler_patches(started: Callable[[str, Any], None], stopped: Callable[[], 
 
 
 def note_stop() -> None:
-    """Clear torch's flag that a profiler is on, and call the `profiler_patches`, if this thread has none.
+    """If this thread has no profiler, clear torch's flag that one is on, and call the `profiler_patches`.
 
     torch has one flag for all threads; call this only while no profiler of another thread records. torch sets the
     flag just before it enables a profiler and clears it just after disabling: an error or an interrupt in between
@@ -117,7 +117,7 @@ def note_stop() -> None:
 
 
 def kineto_step() -> None:
-    """Count a step as torch's own profiler does; several profilers that count the same step make it one."""
+    """Count a step as torch's own profiler does; a step that several profilers count is one step."""
     tracker = getattr(sys.modules.get("torch.autograd.profiler"), "KinetoStepTracker", None)
     if tracker is not None:
         tracker.increment_step("ProfilerStep")

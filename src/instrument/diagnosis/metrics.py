@@ -30,7 +30,7 @@ class About:
 
     Attributes:
         definition: how the metric is computed, in a sentence.
-        unit: of the metric, or of the numbers inside; "1" is a ratio, "table" a list of rows.
+        unit: the unit of the metric, or of the numbers inside; "1" is a ratio, "table" a list of rows.
         window: the time that the metric covers, in words.
         window_ns: the start and end of that time in ns; None if the trace has no such time.
         coverage: the share of GPU time, from 0 to 1, for which the trace has what the metric needs; None without

@@ -35,7 +35,7 @@ def blocks_per_sm(gpu: Table, runtime: Table, devices: Sequence[Device]) -> Arra
 def of_device(gpu: Table, values: Mapping[int, int]) -> Array:
     """Return the value of the device of each row; 0 if it is not known.
 
-    ROCm numbers CPUs and GPUs together where it records work, but lists the GPUs alone: if all listed devices
+    ROCm numbers CPUs and GPUs together in its records of work, but lists only the GPUs: if all listed devices
     have the same value, the other devices get it as well.
     """
     distinct = set(values.values())

@@ -12,7 +12,7 @@ _WORDS = ("cuda", "gpu", "accelerator", "nccl")
 
 
 def clear() -> None:
-    """Empty the caches of functions like ``is_..._available()`` that query a GPU; 6 ms for 3,000 modules.
+    """Clear the caches of functions such as ``is_..._available()`` that query a GPU; 6 ms for 3,000 modules.
 
     The next call computes the answer anew. The answers are booleans, so no other object keeps a reference to one.
     """

@@ -1,4 +1,4 @@
-"""Watches code that runs where the modes are off: other threads, hooks, and compiled or traced code."""
+"""Watches code that runs while the modes are off: on other threads, in hooks, in compiled or traced code."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ def _threads(state: State) -> Iterator[Made]:
 
 
 def worker_loop(*args: Any) -> Any:
-    """Run the loop of a DataLoader worker, which stays on the CPU, without the pretended GPU."""
+    """Run the loop of a DataLoader worker without the pretended GPU, as it stays on the CPU."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         return _WORKER_LOOP(*args)
 
 
 def _processes(state: State) -> Iterator[Made]:
-    """Report that other processes are not watched, except for DataLoader workers."""
+    """Report that other processes are not watched, except the workers of a DataLoader."""
 
     def starting(original: Any) -> Any:
         def start(process: Any) -> None:
             if process._target is not worker_loop:
-                state.record_not_covered("what another process does was not checked")
+                state.record_not_covered("the work of another process was not checked")
             original(process)
 
         return start
@@ -88,7 +88,7 @@ def _processes(state: State) -> Iterator[Made]:
 
 
 def _collectives(state: State) -> Iterator[Made]:
-    """Run the collectives of NCCL, which needs GPUs, on gloo."""
+    """Run the collectives of NCCL on gloo, as NCCL needs GPUs."""
 
     def substituted(original: Any) -> Any:
         signature = inspect.signature(original)
@@ -111,7 +111,7 @@ def _collectives(state: State) -> Iterator[Made]:
 
 
 def _hooks(state: State) -> Iterator[Made]:
-    """Watch saved-tensor hooks, which run inside C++ calls, where the function mode is off."""
+    """Watch hooks of saved tensors, which run inside C++ calls, where the function mode is off."""
 
     def watched(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(value: Any) -> Any:
@@ -132,7 +132,7 @@ def _hooks(state: State) -> Iterator[Made]:
 
 
 def _traced(state: State) -> Iterator[Made]:
-    """Show real devices to the program's FakeTensorMode and TorchScript, which read them in C++."""
+    """Show real devices to the program's FakeTensorMode and to TorchScript, which read devices in C++."""
 
     def is_ours(mode: Any) -> bool:
         return state.fake is not None and mode is state.fake.mode
@@ -142,11 +142,9 @@ def _traced(state: State) -> Iterator[Made]:
             if not is_ours(mode):
                 shapes = _for_shapes(sys._getframe(1))
                 if not shapes:
-                    state.record_not_covered(
-                        "what runs under FakeTensorMode, as torch.export does, was not checked"
-                    )
+                    state.record_not_covered("code under FakeTensorMode, such as torch.export, was not checked")
                 if not shapes and state.fake is not None:  # C++ would end the process
-                    raise RuntimeError("no FakeTensorMode of the program's can run where tensors have no data")
+                    raise RuntimeError("the program's own FakeTensorMode cannot run while tensors have no data")
                 state.thread.foreign += 1
             return original(mode)
 
@@ -171,7 +169,7 @@ def _traced(state: State) -> Iterator[Made]:
 
     def scripted(original: Any) -> Any:
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            state.record_not_covered("what a scripted function does with devices was not checked")
+            state.record_not_covered("the devices in a scripted function were not checked")
             return original(function, *args, **kwargs)
 
         return call
@@ -184,7 +182,7 @@ def _traced(state: State) -> Iterator[Made]:
 
 
 def _for_shapes(frame: FrameType | None) -> bool:
-    """Return whether DTensor is the caller, which computes the shape of a result only."""
+    """Return whether DTensor is the caller, which computes only the shape of a result."""
     for _ in range(30):
         if frame is None:
             break
@@ -201,9 +199,7 @@ def _compiled(state: State) -> Iterator[Made]:
     def eager(original: Any) -> Any:
         def callback_from_stance(callback: Any) -> Any:
             if callback not in (None, False):
-                state.record_not_covered(
-                    "a compiled function ran eagerly: what its compiled code does was not checked"
-                )
+                state.record_not_covered("a compiled function ran eagerly: its compiled code was not checked")
             return original(callback)
 
         return callback_from_stance

@@ -1,8 +1,8 @@
 """The pretended GPU: `torch.cuda` and `torch.accelerator` answer as if there were one.
 
-The functions of ``torch._C`` below torch's own are replaced, and not those: what was imported by name beforehand
-is answered as well, and each version of torch keeps its own behaviour. Where a build for the CPU lacks them,
-they are added.
+The private functions of ``torch._C`` are replaced, not the public functions above them: names that were imported
+beforehand work as well, and each version of torch keeps its own behaviour. Functions that a build for the CPU
+lacks are added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .streams import Event, Stream, Streams
 CUDA_VERSION = "12.8"
 _Make = Callable[[Any], Any]
 _Change = tuple[Any, str, _Make]
-# They took functions of ``torch._C`` by name when they were imported
+# These modules imported functions of ``torch._C`` by name
 _TAKERS = (
     "torch.cuda", "torch.cuda.graphs", "torch.cuda.memory", "torch._dynamo.device_interface",
     "torch._inductor.cudagraph_trees",
@@ -33,10 +33,10 @@ _TAKERS = (
 
 
 class PretendedCuda:
-    """Installs the pretended GPU for the whole process, and removes it again.
+    """Installs the pretended GPU in the whole process, and removes it again.
 
     Args:
-        log: where synchronizations, and calls that cannot be carried out, are recorded.
+        log: records synchronizations, and calls that cannot be carried out.
         devices: the number of pretended GPUs.
     """
 
@@ -49,7 +49,7 @@ class PretendedCuda:
         self._patches: list[Patch] = []
 
     def install(self) -> None:
-        """Install the pretended GPU, or nothing if a part fails; further calls do nothing."""
+        """Install all of it, or nothing if a part fails; further calls do nothing."""
         if self._patches:
             return
         try:
@@ -60,7 +60,7 @@ class PretendedCuda:
         availability_caches.clear()
 
     def undo(self) -> None:
-        """Restore what was replaced; further calls do nothing."""
+        """Restore all replaced attributes; further calls do nothing."""
         if not self._patches:
             return
         undo(self._patches)
@@ -84,7 +84,7 @@ class PretendedCuda:
         yield from self._classes()
 
     def _state(self) -> Iterator[_Change]:
-        """Change the variables in which `torch.cuda` and similar modules keep state."""
+        """Replace the state that `torch.cuda` and similar modules keep in variables."""
         count = self._devices.count
         values = {
             "_initialized": True, "_cached_device_count": count, "_cudart": self._cudart,
@@ -106,7 +106,7 @@ class PretendedCuda:
         yield torch.cuda.graphs, "make_graphed_callables", _constant(graphed)
 
     def _classes(self) -> Iterator[_Change]:
-        """Make classes of `torch.cuda` return pretended objects, which also replace those in ``torch``."""
+        """Make the classes of `torch.cuda`, and their counterparts in ``torch``, return pretended objects."""
         cuda, streams = torch.cuda, self._streams
         yield cuda.Stream, "__new__", _static(streams.new)
         yield cuda.Event, "__new__", _static(streams.event)
@@ -126,9 +126,9 @@ class PretendedCuda:
         yield torch, "Generator", lambda real: self._stand_in(real, _generator(self._devices), Generator)
 
     def _stand_in(self, real: Any, pretended: Callable[..., Any], kind: type) -> Any:
-        """Return a class that passes for ``real`` and creates what ``pretended`` returns, unless that is None."""
+        """Return a class that passes for ``real``, and returns an object of ``pretended`` unless that is None."""
         meta: Any = type(real)
-        patches = self._patches  # empty once undone: the class, if a program kept it, then makes real objects
+        patches = self._patches  # empty after `undo`: a class that the program kept then makes real objects
 
         class Kind(meta):  # type: ignore[misc]
             def __call__(self, *args: Any, **options: Any) -> Any:

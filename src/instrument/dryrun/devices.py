@@ -1,4 +1,4 @@
-"""The pretended GPUs: their name and properties, and which one is current."""
+"""The pretended GPUs: their names and properties, and the current one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 GIB = 2**30
-# An A100: in every table of peak figures, and without newer features that a CPU cannot imitate.
+# Those of an A100: every table of peak figures lists it, and it lacks features that a CPU cannot imitate.
 NAME = "NVIDIA A100-SXM4-80GB"
 CAPABILITY = (8, 0)
 TOTAL_MEMORY = 81154 * 2**20
@@ -18,7 +18,7 @@ ARCHITECTURES = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"
 
 
 class Properties:
-    """What `torch.cuda.get_device_properties` returns."""
+    """The result of `torch.cuda.get_device_properties`."""
 
     name = gcnArchName = NAME  # noqa: N815
     major, minor = CAPABILITY
@@ -59,7 +59,7 @@ class Devices:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._process = os.getpid()  # a GPU does not outlive a fork
+        self._process = os.getpid()  # a GPU cannot be used after a fork
         self._thread = threading.local()
 
     @property
@@ -69,13 +69,13 @@ class Devices:
         return index
 
     def select(self, index: int) -> None:
-        """Make a device current on this thread."""
+        """Make a device the current device of this thread."""
         if not 0 <= index < self.count:
             raise RuntimeError("CUDA error: invalid device ordinal")
         self._thread.index = index
 
     def exchange(self, index: int) -> int:
-        """Make a device current, unless its index is negative; return the index of the one before, or -1."""
+        """Make a device the current one, unless its index is negative; return the previous device, or -1."""
         if index < 0:
             return -1
         before = self.current
@@ -83,7 +83,7 @@ class Devices:
         return before
 
     def index(self, device: Any) -> int:
-        """Return the index that ``device`` means, as functions of `torch.cuda` take it."""
+        """Return the index of ``device``, an argument of a function of `torch.cuda`."""
         if device is None or (isinstance(device, int) and device < 0):
             return self.current
         if isinstance(device, int):
@@ -92,7 +92,7 @@ class Devices:
         return self.current if index is None else index
 
     def is_gpu(self, device: Any) -> bool:
-        """Return whether ``device``, as functions of ``torch`` take it, is a GPU; None is one."""
+        """Return whether ``device``, an argument of a function of ``torch``, is a GPU; None counts as one."""
         return device is None or isinstance(device, int) or torch.device(device).type == "cuda"
 
     def answers(self) -> dict[str, Any]:
@@ -125,6 +125,6 @@ class Devices:
         }
 
     def capability(self, device: Any = None, /) -> dict[str, Any]:
-        """Answer `torch.accelerator.get_device_capability`, whose answers torch caches."""
+        """Replace `torch.accelerator.get_device_capability`, whose answers torch caches."""
         names = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
         return {"supported_dtypes": {getattr(torch, name) for name in names.split()}}

@@ -20,8 +20,8 @@ _OWN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 _RULES: dict[Any, Rule] = {}
 _KNOWN = ("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims")
 _BEFORE = (
-    ". Tensors made before the dry run, as in a batch, an optimizer or a copy of the model, are on the CPU unless "
-    "on_gpu names them: on_gpu=[model, batch, optimizer]"
+    ". Tensors made before the dry run, such as those of a batch, an optimizer or a copy of the model, are on the "
+    "CPU unless on_gpu names them: on_gpu=[model, batch, optimizer]"
 )
 
 
@@ -41,7 +41,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
     ) -> Any:
         """Run one operator."""
         if types and not _OWN.issuperset(types):
-            return NotImplemented  # a tensor subclass runs first, and its operators come back here
+            return NotImplemented  # a tensor subclass goes first, and its own operators come back here
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._whole(func, args, kwargs)
@@ -69,13 +69,13 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
             thread.depth -= 1
         if fake is not None and isinstance(out, torch.Tensor) and out.layout is not torch.strided:
             state.record_not_covered(
-                "tensors without data are never sparse inside: what waits for them was not checked"
+                "tensors without data are never sparse inside: synchronizations on them were not checked"
             )
         if device is not None:
             if not rule.writes:
                 self._tag(rule, out, device)
             if func.namespace not in _KNOWN:
-                state.record_not_covered(f"what the operator {func._schema.name} does inside was not checked")
+                state.record_not_covered(f"the inside of the operator {func._schema.name} was not checked")
         return out
 
     def _whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -84,13 +84,13 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         out = func(*args, **kwargs)
         if device is not None:
             self._state.tags.put(out, device)
-            self._state.record_not_covered(f"what the operator {func.name()} does inside was not checked")
+            self._state.record_not_covered(f"the inside of the operator {func.name()} was not checked")
         return out
 
     def _refused(self, name: str) -> None:
-        """Record an operator that would raise on a GPU, once in a run where an early choice may be the cause."""
+        """Record an operator that would raise on a GPU; only once if an early device choice may be the cause."""
         state = self._state
-        why = f"{name} takes tensors of the CPU and of the GPU, which raises an error on a GPU"
+        why = f"{name} takes tensors on the CPU and on the GPU, which raises an error on a GPU"
         if state.code_before:
             why += _BEFORE
         if state.cpu_by_name is not None:
@@ -120,17 +120,17 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         self._state.tags.put(out, device)
 
     def _inherited(self) -> torch.device | None:
-        """Return the device for a tensor that C++ code creates: that of the arguments of the calling function."""
+        """Return the device on which C++ code creates a tensor: that of the arguments of the public call."""
         inputs = self._thread.inputs
         if inputs is not None:
             found: torch.device | None = self._first(inputs)
             return found
-        # A formula of the backward pass creates it for the gradient that the operator before had.
+        # A formula of the backward pass creates it for the gradient of the previous operator.
         return self._thread.last if torch._C._current_autograd_node() is not None else None
 
 
 def attempt(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run an operator; if the CPU has no kernel for the dtype, compute in double precision."""
+    """Run an operator; run it in double precision if only CUDA supports the type."""
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:

@@ -1,9 +1,8 @@
 """Tensors without data: runs models too large for this machine, and answers reads of their values.
 
-Reads of values are answered plausibly, and the same way in each run. Small tensors that are made of known numbers
-keep them, and what was filled with a number reads as that number. Checks for NaN and infinity find none, a
-floating-point number that is not known equals no other, whole numbers that are not known are 1, and a check that
-would raise passes. Other data is random.
+Reads of values get plausible answers, the same in each run. Small tensors made of known numbers keep them, and a
+tensor filled with a number reads as that number. Checks for NaN and infinity find none, an unknown floating-point
+number equals no other, unknown integers are 1, and a check that would raise passes. Other data is random.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Fake:
     """A FakeTensorMode that answers reads of values.
 
     Attributes:
-        mode: what to enter below the other modes.
+        mode: the FakeTensorMode, to be entered below the other modes.
     """
 
     def __init__(self) -> None:
@@ -79,7 +78,7 @@ class Fake:
         return out
 
     def attempt(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call ``func``; if C++ code reads the data itself, pass tensors with data."""
+        """Call ``func``; if it is C++ code that reads the data itself, pass tensors with data."""
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -96,12 +95,12 @@ class Fake:
         return _checked(found) if known is None and isinstance(found, bool) else found
 
     def shadow(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return a tensor with the data of ``tensor``, or None if the data is unknown."""
+        """Return a tensor with the data of ``tensor``; None if the data is unknown."""
         with _modes_off():
             return shadow_of(tensor)
 
     def answer(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what ``func`` returns for tensors with data."""
+        """Return the result of ``func`` for tensors with data."""
         with _modes_off():
             return func(
                 *tree_map_only(torch.Tensor, self._real, args), **tree_map_only(torch.Tensor, self._real, kwargs)
@@ -131,7 +130,7 @@ class Fake:
         note(tensor, value)
 
     def copied(self, tensor: Any, memo: dict[int, Any]) -> Any:
-        """Copy as `copy.deepcopy`, which itself would copy memory that a tensor without data does not have."""
+        """Copy ``tensor`` for `copy.deepcopy`; torch's own method copies memory that the tensor lacks."""
         if id(tensor) in memo:
             return memo[id(tensor)]
         if not tensor.is_leaf:

@@ -1,4 +1,4 @@
-"""Further replacements for tensors without data."""
+"""Further replacements of torch's functions, for tensors without data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tags import Tags
 
 
 def changes(fake: Fake, state: State) -> Iterator[Made]:
-    """Yield the replacements that make tensors without data behave as if they had data, outside operators."""
+    """Return the replacements with which tensors without data answer as if they had data, outside of operators."""
     mode, tags = fake.mode, state.tags
 
     def device(original: Any) -> property:
@@ -44,7 +44,7 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
         return check
 
-    chosen = threading.local()  # the map_location of the load that runs
+    chosen = threading.local()  # the map_location of the current torch.load
 
     def rebuilt(_: Any) -> Any:
         def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) -> Any:
@@ -52,7 +52,7 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
             saved = getattr(data, "_fake_device", None)  # where torch.load would have put it
             where = getattr(chosen, "location", None)
             where = where.get(str(saved), saved) if isinstance(where, dict) else where
-            put = where(data, str(saved)) if callable(where) else None  # torch.load does not call it without data
+            put = where(data, str(saved)) if callable(where) else None  # without data, torch.load does not call it
             where = None if callable(where) else where
             device = as_cuda(saved if where is None else where) if put is None else tags.of_storage(put)
             if device is not None and put is None:
@@ -77,13 +77,13 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
     def unpickled(original: Any) -> Any:
         @wraps(original)  # pickles name it
         def load_from_bytes(data: bytes) -> Any:
-            with _disable_current_modes():  # under FakeTensorMode, torch loses its device
+            with _disable_current_modes():  # under FakeTensorMode, torch forgets the device
                 return original(data)
 
         return load_from_bytes
 
     yield FakeTensor, "device", device
-    yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # torch's implementation reads each element
+    yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # FakeTensor's own method reads each element
     yield torch.nn.Module, "_apply", applied
     yield torch._utils, "_rebuild_tensor", rebuilt
     yield torch, "load", loaded
@@ -94,7 +94,7 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
 
 def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool, tags: Tags) -> Any:
-    """Run `Module._apply` by exchanging tensors: torch's own fails for tensors of FakeTensorMode."""
+    """Replace `Module._apply`, whose exchange of tensors fails for tensors of FakeTensorMode."""
     if recurse:
         for child in module.children():
             _apply(child, fn, recurse, tags)

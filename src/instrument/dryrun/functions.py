@@ -17,7 +17,7 @@ from .state import State, as_cuda
 from .tags import PINNED
 
 CPU = torch.device("cpu")
-_METHODS = dict(vars(torch.Tensor))  # such as those that torch implements in Python
+_METHODS = dict(vars(torch.Tensor))  # including those that torch itself implements in Python
 Handler = Callable[["Functions", Any, Sequence[Any], dict[str, Any]], Any]
 
 
@@ -33,8 +33,8 @@ class Functions(TorchFunctionMode):
 
     Args:
         state: the dry run.
-        answers: by function, what answers for tensors.
-        calls: by function, what carries out calls that are different on a GPU.
+        answers: by function, the replacement that answers for tensors.
+        calls: by function, the handler of a call that behaves differently on a GPU.
     """
 
     def __init__(self, state: State, answers: Mapping[Any, Handler], calls: Mapping[Any, Handler]) -> None:
@@ -70,7 +70,7 @@ class Functions(TorchFunctionMode):
 
     @contextmanager
     def reentered(self) -> Iterator[None]:
-        """Watch user code inside a call, where the mode is off: hooks, recomputed layers."""
+        """Watch user code inside a call, such as hooks and recomputed layers, where the mode is off."""
         thread = self.thread
         before = thread.call, thread.waited, thread.inputs, thread.depth
         thread.call, thread.inputs, thread.depth = "", None, 0
@@ -84,7 +84,7 @@ class Functions(TorchFunctionMode):
             thread.call, thread.waited, thread.inputs, thread.depth = before
 
     def placed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``, and tag the created tensors with the requested device."""
+        """Run ``func``, and tag its results with the requested device."""
         fake = self.state.fake
         run = func if fake is None else partial(fake.attempt, func)
         device = kwargs.get("device") if kwargs else None
@@ -106,12 +106,12 @@ class Functions(TorchFunctionMode):
         return out
 
     def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func``, which reads a whole tensor; without data, pass a tensor that has some."""
+        """Run ``func``, which reads a whole tensor; a tensor without data is replaced by one with data."""
         fake = self.state.fake
         return self.unwatched(func, *args, **kwargs) if fake is None else fake.answer(func, *args, **kwargs)
 
     def unwatched(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func`` without counting its reads on the CPU as synchronizations."""
+        """Run ``func``; its reads on the CPU do not count as synchronizations."""
         self.thread.quiet += 1
         try:
             return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Random number generators of the pretended GPU: the CPU's, with another device."""
+"""Random number generators of the pretended GPU, which are CPU generators under another name."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _PHILOX = 16  # bytes in the state of a real GPU's generator: seed and offset
 class Generator(torch._C.Generator):
     """A CPU generator that reports a GPU as its device."""
 
-    # `__new__` of the C class takes the real device
+    # `__new__` is C code, and takes the real device
     def __init__(self, index: int = 0) -> None:
         self._index = index
         self._offset = 0
 
     def __new__(cls, index: int = 0) -> Generator:
-        """Create a generator on the CPU."""
+        """Create the generator on the CPU."""
         made: Generator = super().__new__(cls)
         return made
 
     @property
     def device(self) -> Any:  # type: ignore[override]  # an attribute in torch's stubs, read-only in fact
-        """The GPU that it pretends to be on."""
+        """The GPU that the generator pretends to be on."""
         return torch.device("cuda", self._index)
 
     def set_state(self, new_state: Any) -> Any:
-        """Take a state of `get_state`; from the state of a real GPU only the seed."""
+        """Set a state from `get_state`; of a real GPU's state, use only the seed."""
         if new_state.numel() == _PHILOX:
             return self.manual_seed(int.from_bytes(bytes(new_state.numpy()[:8]), "little"))
         super().set_state(new_state)
@@ -39,7 +39,7 @@ class Generator(torch._C.Generator):
         return self._offset
 
     def set_offset(self, offset: int) -> Any:
-        """Keep ``offset``, which generators of a CPU do not have."""
+        """Store ``offset``, which CPU generators do not have."""
         self._offset = offset
         return self
 
@@ -49,7 +49,7 @@ class Generator(torch._C.Generator):
         return other.set_state(self.get_state())
 
     def graphsafe_get_state(self) -> Any:
-        """Return what `graphsafe_set_state` takes."""
+        """Return the state for `graphsafe_set_state`."""
         return self.clone_state()
 
     def graphsafe_set_state(self, state: Any) -> Any:
@@ -61,7 +61,7 @@ class Generator(torch._C.Generator):
 
 
 class DefaultGenerator(Generator):
-    """The default generator of a device: the CPU's, from which all random numbers here come."""
+    """The default generator of a device: the CPU's, from which every operator here draws."""
 
     def get_state(self) -> Any:
         """Return the state of the CPU's generator."""

@@ -1,4 +1,4 @@
-"""CUDA graphs of the pretended GPU: captured code runs once; a replay does nothing."""
+"""CUDA graphs of the pretended GPU: captured work runs once, during the capture; a replay does nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from .state import SyncLog
 from .streams import Streams
 
-REPLAY = "a replay of a CUDA graph does not repeat what was captured"
+REPLAY = "a replay of a CUDA graph does not repeat the captured work"
 GRAPHED = "make_graphed_callables captures nothing: the callables run as they are"
 _handles = itertools.count(1)
 
@@ -21,7 +21,7 @@ def pool_handle() -> tuple[int, int]:
 
 
 class Graph:
-    """Passes for a `torch.cuda.CUDAGraph` or `torch.accelerator.Graph`."""
+    """Passes for a `torch.cuda.CUDAGraph` or `torch.accelerator.Graph` in checks of its class."""
 
     def __init__(self, streams: Streams, kind: Any, pool: Any = None) -> None:
         self._streams = streams
@@ -32,7 +32,7 @@ class Graph:
     def __class__(self) -> Any:
         return self._kind
 
-    def __enter__(self) -> Graph:  # of `torch.accelerator.Graph` alone
+    def __enter__(self) -> Graph:  # only of `torch.accelerator.Graph`
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self.capture_begin()
@@ -42,7 +42,7 @@ class Graph:
         self.capture_end()
 
     def capture_begin(self, pool: Any = None, *_: Any, **options: Any) -> None:
-        """Begin the capture of a graph on this thread."""
+        """Begin to capture a graph on this thread."""
         self._pool = pool or self._pool
         self._streams.capturing = True
 
@@ -81,7 +81,7 @@ class Graph:
     raw_cuda_graph_exec = raw_cuda_graph
 
     def get_graph_data(self) -> dict[str, Any]:
-        """Return the data of a graph without nodes."""
+        """Record that the nodes of a graph are not covered; return an empty graph."""
         self._streams.log.record_not_covered("a CUDA graph has no nodes: nothing was captured")
         return {"exec_graph_id": 0, "nodes": []}
 

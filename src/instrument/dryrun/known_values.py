@@ -36,11 +36,11 @@ _KEEPS = (
     "amin",
     "mean",
 )
-LEAVES = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")  # finds nothing
+LEAVES = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")  # the former finds no infinity
 
 
 def known_of(name: str, args: Sequence[Any]) -> Any:
-    """Return the value of all elements of the result, or None if it depends on unknown data."""
+    """Return the value that all elements of the result have, if it follows without the data; else None."""
     if name in _FILLS:
         place = _FILLS[name]
         value = args[place] if isinstance(place, int) else place
@@ -51,7 +51,7 @@ def known_of(name: str, args: Sequence[Any]) -> Any:
         return _compared(name, args[0], args[1])
     if not args:
         return None
-    if isinstance(args[0], (list, tuple)):  # concatenations of equal values
+    if isinstance(args[0], (list, tuple)):  # concatenated tensors with one value
         values = [notes_of(tensor).get("value") for tensor in tensors(list(args[0]))]
         return values[0] if name in ("stack", "cat") and len({*values}) == 1 else None
     value = notes_of(args[0]).get("value") if isinstance(args[0], torch.Tensor) else None
@@ -69,7 +69,7 @@ def known_of(name: str, args: Sequence[Any]) -> Any:
 
 
 def _compared(name: str, tensor: torch.Tensor, other: Any) -> bool | None:
-    """Return the result of comparing unknown numbers: floating-point ones equal none, integers are 1."""
+    """Return the result of a comparison of unknown numbers: floating-point ones equal none, integers are 1."""
     if other is tensor:
         return name in ("eq", "le", "ge")
     if tensor.is_floating_point():
@@ -79,7 +79,7 @@ def _compared(name: str, tensor: torch.Tensor, other: Any) -> bool | None:
 
 
 def notes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return what is known about the data of ``tensor``: the "value" of all elements, or a random "seed"."""
+    """Return the notes on the data of ``tensor``: "value" of all its elements, "seed" of random ones."""
     try:
         storage: Any = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -91,7 +91,7 @@ def notes_of(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def note(tensor: torch.Tensor, value: Any) -> None:
-    """Make all elements of ``tensor`` read as ``value``; None for unknown data."""
+    """Have all elements of ``tensor`` read as ``value``; None if the data is unknown."""
     notes = notes_of(tensor)
     notes.clear()
     if value is not None:

@@ -30,7 +30,7 @@ class _Type(type):
 
 
 def types() -> dict[str, Any]:
-    """Return the types by name; calling one creates a tensor on the GPU."""
+    """Return the types by name; a call of a type makes a tensor on the GPU."""
     return {
         name: _Type(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
         for name, dtype in DTYPES.items()

@@ -29,7 +29,7 @@ Code.success = Code(0)
 
 
 class Cudart:
-    """The return value of `torch.cuda.cudart`; every function succeeds."""
+    """The result of `torch.cuda.cudart`; every function succeeds."""
 
     cudaError = Code  # noqa: N815
 
@@ -49,20 +49,20 @@ class Cudart:
 
 
 class Nvtx:
-    """NVTX functions that CPU builds lack; their ranges go nowhere."""
+    """Replaces the NVTX functions that a build for the CPU lacks; its ranges are not recorded."""
 
     def __init__(self) -> None:
         self._thread = threading.local()
         self._numbers = itertools.count(1)
 
     def rangePushA(self, message: str) -> int:  # noqa: N802
-        """Open a range; return the number of open ranges before it."""
+        """Open a range; return the number of ranges open before."""
         depth: int = getattr(self._thread, "depth", 0)
         self._thread.depth = depth + 1
         return depth
 
     def rangePop(self) -> int:  # noqa: N802
-        """Close a range; return the number of open ranges after it."""
+        """Close a range; return the number of ranges still open."""
         self._thread.depth = max(getattr(self._thread, "depth", 0) - 1, 0)
         return int(self._thread.depth)
 
@@ -157,7 +157,7 @@ def _activities() -> set[Any]:
 
 
 def _emitting() -> dict[str, Any]:
-    """Make `emit_nvtx` do nothing if torch is built without CUDA, where it would raise."""
+    """Let `emit_nvtx` emit nothing if torch is built without CUDA, where it would raise."""
     profiler: Any = torch.autograd.profiler
     enable, disable = profiler._enable_profiler, profiler._disable_profiler
     refused: list[Any] = []
@@ -177,17 +177,17 @@ def _emitting() -> dict[str, Any]:
 
 
 def public() -> dict[Any, dict[str, Any]]:
-    """Return, by module, the functions that would load a library themselves."""
+    """Return, by module, the replacements of functions that load a library themselves."""
     readings = {name: (lambda device=None, value=value: value) for name, value in READINGS.items()}
     profiling = {"_supported_activities": _activities}
     backends: Any = torch.backends
-    cudnn = backends.cudnn.m  # the module behind the object that takes assignments
+    cudnn = backends.cudnn.m  # the module behind the object that handles assignments
     return {
         torch.cuda: readings,
         cudnn: {
             "version": lambda: CUDNN_VERSION,
             "is_available": lambda: True,
-            "is_acceptable": lambda tensor: False,  # RNNs would hand their weights to cuDNN
+            "is_acceptable": lambda tensor: False,  # otherwise RNNs pass their weights to cuDNN
         },
         torch.autograd: profiling,
         torch.autograd.profiler: profiling | _emitting(),

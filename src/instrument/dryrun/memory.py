@@ -10,7 +10,7 @@ from .graphs import pool_handle
 from .streams import Streams
 
 ALLOCATED, PEAK, RESERVED = 1 * GIB, 2 * GIB, 4 * GIB
-_FREE = TOTAL_MEMORY - RESERVED - GIB // 2  # reserved by the driver
+_FREE = TOTAL_MEMORY - RESERVED - GIB // 2  # less what the driver uses itself
 _COUNTS = ("allocation", "segment", "active", "inactive_split")
 _BYTES = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes")
 _EVENTS = (
@@ -39,7 +39,7 @@ def stats() -> dict[str, Any]:
 
 
 class Pool:
-    """Passes for a `torch.cuda.MemPool`."""
+    """Passes for a `torch.cuda.MemPool` in checks of its class."""
 
     def __init__(self, kind: Any, allocator: Any = None) -> None:
         self._kind = kind
@@ -79,14 +79,14 @@ class Memory:
         self._streams.log.record_sync("empty_cache")
 
     def snapshot(self, *_: Any) -> dict[str, Any]:
-        """Return an empty memory profile: no segments, no history."""
+        """Return an empty memory snapshot: no segments, no history."""
         traces: list[list[Any]] = [[] for _ in range(self._streams.devices.count)]
         return {"segments": [], "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
 
     def change_allocator(self, allocator: Any) -> None:
         """Record that the program's own allocator is not used."""
         self._streams.log.record_not_covered(
-            "an allocator of your own is not used: tensors are in the memory of the CPU"
+            "the program's own allocator is not used: tensors are in the CPU's memory"
         )
 
     def _keep(self, name: str, value: Any) -> None:

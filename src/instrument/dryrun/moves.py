@@ -1,4 +1,4 @@
-"""Devices of tensors: moves between memory and GPU, and tensors made from data."""
+"""The devices of tensors, their moves between CPU and GPU, and the creation of tensors from data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _placed_on(mode: Functions, tensor: torch.Tensor) -> torch.device:
 
 
 def _parsed(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The parser of `Module.to` and `PackedSequence.to`."""
+    """Parse the arguments of `Module.to` and `PackedSequence.to`."""
     positional, named = _resolved(mode, args, kwargs)
     return func(*positional, **named)
 
@@ -84,15 +84,15 @@ def _moved(mode: Functions, name: str, source: torch.Tensor, transfer: Transfer)
     dtype, non_blocking = transfer.dtype or source.dtype, transfer.non_blocking
     memory_format = transfer.memory_format or torch.preserve_format
     if target is None and (transfer.device.type != "cpu" or _real_device(source).type != "cpu"):
-        return source.to(transfer.device, dtype, non_blocking, transfer.copy)  # "meta", or no memory
+        return source.to(transfer.device, dtype, non_blocking, transfer.copy)  # "meta", and tensors without memory
     if target is not None and _real_device(source).type != "cpu":
-        return source.to(CPU)  # raises what torch would
+        return source.to(CPU)  # raises torch's own error
     if before == target:
         if target is None:
             mode.state.asked_for_cpu()
         return mode.placed(T.to, (source, dtype, non_blocking, transfer.copy), {"memory_format": memory_format})
     if source.numel() and (before is None or target is None):
-        # torch pins the target of a non-blocking copy from the GPU
+        # torch pins the result of a non-blocking copy from the GPU
         pinned = non_blocking if target is None else tags.get(source) is PINNED and dense(source)
         moved(mode.state, name, target is not None, pinned, non_blocking, size_of(source))
     out = mode.unwatched(source.to, dtype=dtype, copy=True, memory_format=memory_format)
@@ -133,7 +133,7 @@ def _pin_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[st
 
 
 def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Replace `torch.tensor` and similar functions, whose data is from Python, numpy or tensors."""
+    """Run `torch.tensor` and similar functions, from Python or numpy data or from tensors."""
     method = func is T.new_tensor
     data: Any = args[1 if method else 0] if len(args) > method else kwargs.get("data", kwargs.get("obj"))
     own = mode.tags.device(data) if isinstance(data, T) else None
@@ -180,7 +180,7 @@ def _real_device(tensor: torch.Tensor) -> torch.device:
 
 
 def _new(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Replace the legacy `Tensor.new`, which takes sizes or data."""
+    """Run the legacy `Tensor.new`, with sizes or with data."""
     out = mode.unwatched(mode.placed, func, args, kwargs)
     device = mode.tags.device(args[0])
     if device is not None:
@@ -195,7 +195,7 @@ def _is_shared(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str
 
 
 def _share_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return a tensor on the GPU unchanged, as its memory is already shared."""
+    """Return a GPU tensor unchanged, as its memory is shared already."""
     return args[0] if mode.tags.device(args[0]) is not None else mode.placed(func, args, kwargs)
 
 
@@ -205,13 +205,13 @@ def _dlpack_device(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict
 
 
 def _device_of_index(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Replace `torch.device`, which queries the GPU if its only argument is a number."""
+    """Run `torch.device`, which queries the GPU when its only argument is a number."""
     number = args[0] if args else kwargs.get("device")
     alone = type(number) is int and len(args) + len(kwargs) == 1
     return as_cuda(number) if alone else func(*args, **kwargs)
 
 
-_KIND: Any = T  # its properties are descriptors, which the stubs do not show
+_KIND: Any = T  # the stubs do not show that its properties are descriptors
 ANSWERS: dict[Any, Handler] = {
     torch.device: _device_of_index,
     torch._C._nn._parse_to: _parsed,

@@ -12,10 +12,11 @@ from .tags import tensors
 
 
 def tensors_of(on_gpu: Iterable[Any]) -> list[Any]:
-    """Return the tensors that ``on_gpu`` means, with their gradients.
+    """Return the tensors of ``on_gpu``, with their gradients.
 
-    Those of a module are its parameters and buffers, and the state that optimizers keep of these parameters: an
-    optimizer creates it where a parameter is. Those of an optimizer are its parameters and all of its state.
+    The tensors of a module are its parameters and buffers, and the state that optimizers keep of these parameters,
+    as an optimizer creates it on the parameter's device. Those of an optimizer are its parameters and all its
+    state.
 
     Raises:
         TypeError: something in ``on_gpu`` is not a module, an optimizer or a tensor, and holds no tensors.
@@ -37,7 +38,7 @@ def tensors_of(on_gpu: Iterable[Any]) -> list[Any]:
 
 
 def _state(model: torch.nn.Module) -> list[Any]:
-    """Return the optimizers' state of the parameters of ``model``; finding the optimizers takes 0.1 s."""
+    """Return the state of the parameters of ``model`` in the optimizers of this process; takes 0.1 s."""
     keys = parameter_ids(model)
     states = [getattr(optimizer, "state", None) for optimizer in live_optimizers()]
     return _arrays(
@@ -46,5 +47,5 @@ def _state(model: torch.nn.Module) -> list[Any]:
 
 
 def _arrays(states: Iterable[Any]) -> list[Any]:
-    """Return the tensors of a state except single numbers, such as a step count, which stay on the CPU."""
+    """Return the tensors of states except single numbers, such as a count of steps, which stay on the CPU."""
     return [t for state in states for t in tensors(state) if t.dim()]

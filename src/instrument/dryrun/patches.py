@@ -1,4 +1,4 @@
-"""Replacements outside torch.cuda during a dry run; each is restored."""
+"""The replacements outside of torch.cuda for the time of a dry run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ASKED = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 
 @contextmanager
 def patched(state: State) -> Iterator[None]:
-    """Replace functions that must know pretended devices; restore all of them at the end or after an error."""
+    """Replace functions that must know the pretended devices; restore all at the end, even after an error."""
     with ExitStack() as stack:
         for owner, name, make in _changes(state):
             if hasattr(owner, name):
                 Patch(owner, name, make).apply_in(stack)
         if state.fake is not None:
-            # It logs 40 lines for each operator with impossible arguments
+            # This logger writes 40 lines for each operator with unsupported arguments
             log = logging.getLogger("torch._subclasses.fake_tensor")
             stack.callback(log.removeFilter, _nothing)
             log.addFilter(_nothing)
@@ -53,10 +53,9 @@ def _reset_default_device(before: Any) -> None:
 
 
 def _python_bodies() -> Iterator[Made]:
-    """Let torch's functions that are written in Python run as if they were user code.
+    """Run those of torch's functions that are written in Python as if they were user code.
 
-    Otherwise a function mode sees them as one call, and nothing of what they do inside, such as user code in
-    backward hooks.
+    Otherwise a function mode sees each as one call, and nothing inside it, such as user code in backward hooks.
     """
     for owner in (torch.nn.functional, torch.nn.init, torch.autograd, torch._lowrank, torch._lobpcg):
         for name in _ASKED:
@@ -64,7 +63,7 @@ def _python_bodies() -> Iterator[Made]:
 
 
 def _by_subclass(*args: Any) -> bool:
-    """Return whether a tensor subclass overrides functions; modes do not count."""
+    """Return whether a tensor subclass overrides the function; modes do not count."""
     values = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
     kinds = {type(value) for value in values if hasattr(type(value), "__torch_function__")}
     functions = [kind.__torch_function__ for kind in kinds]
@@ -76,7 +75,7 @@ _PLAIN = (_KIND.__torch_function__.__func__, torch._C._disabled_torch_function_i
 
 
 def _scripted_as_builtin(function: Any) -> None:
-    """Make TorchScript accept ``function`` in place of the functions that it replaces."""
+    """Make TorchScript accept ``function`` as the builtins that it replaces."""
     register = getattr(torch.jit._builtins, "_register_builtin", None)
     if register is not None:
         register(function, "aten::has_torch_function")

@@ -1,6 +1,6 @@
 """The rules for ATen operators: which ones synchronize on a GPU, always or with certain arguments.
 
-The rules follow PyTorch's CUDA kernels (aten/src/ATen/native/cuda). A kernel synchronizes where it reads a value,
+The rules follow PyTorch's CUDA kernels (aten/src/ATen/native/cuda). A kernel synchronizes if it reads a value,
 a count or an error code back, or copies from memory that is not pinned.
 """
 
@@ -18,7 +18,7 @@ from .state import State, size_of
 from .tags import PINNED
 
 Check = Callable[[State, Any, Sequence[Any], dict[str, Any]], None]  # state, operator, arguments
-# The results that are on the GPU, if not all of them are
+# The results that are on the GPU, for operators where not all are
 OUTPUTS = {"_pack_padded_sequence": (0,)}
 
 # Operators that accept CPU tensors together with GPU tensors
@@ -39,15 +39,15 @@ CPU_CHECKS = ("quantile", "nanquantile")
 
 @dataclass(frozen=True)
 class Rule:
-    """The properties of one operator.
+    """How one operator behaves on a GPU.
 
     Attributes:
         check: records its synchronizations; None if it never synchronizes.
         outputs: which of its results are on the GPU; None for all.
-        creates: it takes no tensors.
-        name: without namespace and overload.
-        together: all its tensors have to be on one device.
-        writes: all that it returns is written in place, and stays where it is.
+        creates: whether it takes no tensors.
+        name: the name without namespace and overload.
+        together: whether all its tensors must be on one device.
+        writes: whether all its results are arguments written in place, which keep their device.
     """
 
     check: Check | None
@@ -65,7 +65,7 @@ def copied(state: State, target: Any, source: Any, non_blocking: bool) -> None:
     if up == down or not source.numel():
         return
     if not state.thread.call and torch._C._current_graph_task_id() != -1:
-        state.tags.put([target, source], to if up else fro)  # a bucket that DistributedDataParallel creates in C++
+        state.tags.put([target, source], to if up else fro)  # a bucket from C++ code of DistributedDataParallel
         return
     host = fro if up else to
     if up and state.thread.call == "__setitem__" and not source.dim():  # `x[0] = 1`; more elements are filled
@@ -75,7 +75,7 @@ def copied(state: State, target: Any, source: Any, non_blocking: bool) -> None:
 
 
 def dense(*copied: Any) -> bool:
-    """Return whether a copy is direct: non-contiguous tensors are gathered in pageable memory first."""
+    """Return whether a copy is direct: non-contiguous tensors are first gathered in memory that is not pinned."""
     for tensor in copied:
         extent = 1
         for stride, size in sorted(
@@ -128,7 +128,7 @@ def _equal(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def _filled(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Check the fill value: masked_fill and index_fill read it, fill_ only if it is on another device."""
+    """Check the value, which masked_fill and index_fill read; fill_ reads it only from another device."""
     if not isinstance(args[-1], torch.Tensor) or state.tags.device(args[-1]) is None:
         return
     name = func._schema.name.partition("::")[2]
@@ -145,7 +145,7 @@ def _where(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any])
 def _isin(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     elements, tests = args[:2]
     both = isinstance(elements, torch.Tensor) and isinstance(tests, torch.Tensor)
-    if both and tests.numel() >= 10 * elements.numel() ** 0.145:  # below, each is compared with all
+    if both and tests.numel() >= 10 * elements.numel() ** 0.145:  # smaller inputs are compared pairwise
         state.record_sync("isin", COUNT)
 
 
@@ -161,7 +161,7 @@ def _searchsorted(state: State, func: Any, args: Sequence[Any], kwargs: dict[str
 
 def _mode(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-    if args[0].dim() and args[0].shape[dim] > 2048:  # up to this size, one block sorts the data
+    if args[0].dim() and args[0].shape[dim] > 2048:  # up to that size, one thread block sorts
         state.record_sync("mode", VALUE)
 
 
@@ -171,7 +171,7 @@ def _segment_reduce(state: State, func: Any, args: Sequence[Any], kwargs: dict[s
 
 
 def _in_node(name: str) -> Check:
-    """Return the check of a backward formula that counts zeros, which it does not do under a mode."""
+    """Return the check of a backward formula that counts zeros, but not while a mode is on."""
 
     def check(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         node = torch._C._current_autograd_node()
@@ -191,7 +191,7 @@ def _index_put(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, A
     if not _masks(args[1]):
         if number:
             state.record_sync("setitem", "copies a number to the GPU", "H2D", size_of(values))
-    elif accumulate or not number:  # a number is filled in under the mask without counting
+    elif accumulate or not number:  # a number is filled in by the mask, without a count
         state.record_sync("setitem", COUNT)
 
 
@@ -271,7 +271,7 @@ CHECKS: dict[str, Check] = {
 
 
 def rule_of(func: Any) -> Rule:
-    """Return the rule of an operator; look it up once, it costs 20 us."""
+    """Return the rule of an operator; cache it, as the look-up takes 20 us."""
     namespace, _, name = func._schema.name.partition("::")
     tags = set(func.tags)
     dependent = bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})

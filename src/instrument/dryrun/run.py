@@ -1,4 +1,4 @@
-"""`dry_run`: runs a training step without a GPU, and lists where it would synchronize with one."""
+"""`dry_run`: runs a training step without a GPU, and lists where it would wait for one."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def dry_run(
 ) -> SyncReport:
     """Call ``step`` as if there were a GPU, and list where the CPU would wait for it.
 
-    The step runs for real, on the CPU: what it trains is trained, what it writes is written. An error in it ends
-    the run and is in the report.
+    The step really runs, on the CPU: it trains the model and writes its files. An error in it ends the run and is
+    in the report.
 
     Args:
-        step: called once, without arguments: a training step, or all of a short training, which is divided
-            into steps by the first optimizer that steps.
-        fake: run without data, for models that are too large for this machine. What the step creates then has
-            shapes only.
-        on_gpu: modules, optimizers and tensors that exist already and are to be on the GPU. A module takes the
-            state along that optimizers keep of its parameters. All else that exists is on the CPU.
-        budget: synchronizations that a step may make, in all or by regions, as in `detect_syncs`; a step
-            lasts from a step of the optimizer to the next. `SyncReport.assert_max` then fails for what exceeds it.
+        step: called once, without arguments: a training step, or a whole short training, which the first
+            optimizer that steps divides into steps.
+        fake: run without data, for models that are too large for this machine. Tensors that the step creates
+            then have only shapes.
+        on_gpu: existing modules, optimizers and tensors that count as on the GPU. A module includes the state
+            that optimizers keep of its parameters. All other existing tensors are on the CPU.
+        budget: synchronizations that a step may make, in total or by region, as in `detect_syncs`; a step lasts
+            from one optimizer step to the next. `SyncReport.assert_max` then fails if the budget is exceeded.
 
     Raises:
         TypeError: ``step`` cannot be called, or ``on_gpu`` holds something else.
@@ -80,15 +80,16 @@ def dry_run_file(
         path: the script.
         function: what to call, without arguments; None runs the script as ``__main__``.
         fake: as in `dry_run`.
-        step_on: what ends a step, as `StepFollower` takes it.
+        step_on: the event that ends a step, as in `StepFollower`.
         budget: as in `dry_run`.
         args: the arguments of the script.
-        steps: end the run after so many steps, where the next one begins; None lets it come to its end.
-        time_limit: end the run after so many seconds.
-        caught: called with the report where the script catches what ends it, as ``except BaseException`` in a loop
-            does, and goes on, or at the second Ctrl-C or SIGTERM; it ends the process. None lets the script go on.
+        steps: the number of steps after which the run ends, where the next step begins; None means no limit.
+        time_limit: the number of seconds after which the run ends.
+        caught: called with the report if the script catches the exception that ends it and goes on, as with
+            ``except BaseException`` in a loop, or at the second Ctrl-C or SIGTERM; must end the process. None lets
+            the script go on.
 
-    However the run ends, by a limit, an error, Ctrl-C or SIGTERM, the report has what was found until then. It
+    However the run ends, by a limit, an error, Ctrl-C or SIGTERM, the report has all findings up to then. The run
     ends from inside, as by `sys.exit`: ``finally`` blocks run.
 
     Raises:
@@ -127,7 +128,7 @@ def _report(run: Run, stopped: EarlyStop) -> SyncReport:
 
 
 def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
-    """Return ``step``, with Ctrl-C raised as an error that ends the run."""
+    """Return ``step``, with Ctrl-C raised as an `EarlyStop`."""
 
     def call() -> Any:
         try:
@@ -139,7 +140,7 @@ def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _forget(before: dict[str, Any], folder: Path) -> None:
-    """Remove the script's own modules from `sys.modules`, as another script may have modules of the same names."""
+    """Remove the script's own modules again: another script may have different modules of the same names."""
     ours = __name__.partition(".")[0]
     for name, module in list(sys.modules.items()):
         file = str(getattr(module, "__file__", None) or os.devnull)
@@ -149,7 +150,7 @@ def _forget(before: dict[str, Any], folder: Path) -> None:
 
 
 class _UsageError(Exception):
-    """Carries an error of the caller, not of the script."""
+    """Carries an error in the arguments, as opposed to one in the script."""
 
 
 def _function(path: Path, name: str) -> Callable[[], object]:
@@ -176,7 +177,7 @@ def _function(path: Path, name: str) -> Callable[[], object]:
 
 
 def _check(step: Any, what: str) -> None:
-    """Raise ``TypeError`` if ``step`` cannot be called as a step."""
+    """Raise ``TypeError`` for an object that cannot be called as a step."""
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.isclass)
     if not callable(step) or any(is_kind(step) for is_kind in kinds):
         raise TypeError(f"{what} must be a plain function without arguments: {step!r}")

@@ -1,4 +1,4 @@
-"""Which answer lets a check pass: False for ``if (std == 0).any(): raise``, True for ``assert mask.all()``."""
+"""Answers that let a check pass: False for ``if (std == 0).any(): raise``, True for ``assert mask.all()``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NO_TENSOR = (ast.Is, ast.IsNot, ast.In, ast.NotIn)  # comparisons whose result 
 def passing(frame: FrameType | None) -> bool | None:
     """Return the truth value of the expression that ``frame`` evaluates with which the check around it passes.
 
-    A check is an ``assert``, or an ``if`` whose body raises. None where there is none around, or where another
-    part of its condition decides.
+    A check is an ``assert``, or an ``if`` whose body raises. Return None without a check around the expression, or
+    if another part of the condition decides.
 
     Args:
-        frame: of the call that reads a value, or of anything that it calls.
+        frame: the frame of the call that reads a value, or of anything that it calls.
     """
     here = sites.locate(frame).frame
     return None if here is None else _passing(here.f_code, here.f_lasti, here.f_lineno or 0)
@@ -52,7 +52,7 @@ def _checks(file: str) -> tuple[tuple[ast.expr, bool], ...]:
 
 
 def _is_read(node: ast.expr) -> bool:
-    """Whether the truth of ``node`` itself is read: it is not where a part of it is, as in ``x.item() > 3``."""
+    """Return whether the truth of ``node`` itself is read, and not a part of it, as in ``x.item() > 3``."""
     if _called(node) in _READS:
         return True
     for part in ast.walk(node):
@@ -74,7 +74,7 @@ def _column(code: CodeType, instruction: int) -> int | None:
 
 
 def _inside(node: ast.expr, wanted: bool, column: int | None, line: int) -> bool | None:
-    """Return the truth value wanted of a part of a condition."""
+    """Return the truth value that the part of a condition at a column and line must have."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return _inside(node.operand, not wanted, column, line)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:

@@ -32,15 +32,15 @@ from .patches import patched
 from .state import State, as_cuda
 from .step_limit import StepLimit
 
-_WITHOUT_TENSORS = {"tqdm_monitor", "instrument", "instrument-sigterm"}  # names of threads
+_WITHOUT_TENSORS = {"tqdm_monitor", "instrument", "instrument-sigterm"}  # names of threads that use no tensors
 _COVERAGE = (
     "a dry run: tensors on the GPU were on the CPU, so synchronizations have no times; what libraries do "
     "outside torch, and in their own CUDA code, was not checked; autocast changed no types"
 )
 _FAKE = "tensors had no data: branches on values, and code that asks whether it is traced, may go the other way"
 _NOWHERE = (
-    'nothing was on a GPU: build the model inside of the step with device="cuda", '
-    "or name what is on the GPU already by on_gpu=[model, optimizer]"
+    'nothing was on a GPU: build the model inside the step with device="cuda", '
+    "or pass what is on the GPU already as on_gpu=[model, optimizer]"
 )
 _NOWHERE_IN_SCRIPT = (
     "nothing was moved to a GPU: does the script choose its device from torch.cuda.is_available(), or does it "
@@ -68,18 +68,18 @@ class Run:
         self.follower: StepFollower | None = None
         self._stepped = 0
         self._built = False
-        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # their targets are watched
+        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # the tasks of these threads are watched
         known = {threading.current_thread(), threading.main_thread(), *pools}
         names = {thread.name for thread in threading.enumerate() if thread not in known}
         self._before = sorted(names - _WITHOUT_TENSORS)
 
     def place(self, on_gpu: Iterable[Any]) -> None:
-        """Treat existing tensors as tensors on the GPU."""
+        """Treat existing tensors as being on the GPU."""
         if found := tensors_of(on_gpu):
             self.state.tags.put(found, as_cuda("cuda"))
 
     def carry_out(self, step: Callable[[], Any]) -> Any:
-        """Call ``step``; keep the error or exit that ended it early."""
+        """Call ``step``; keep the error that ends it early."""
         try:
             return step()
         except EarlyStop as stopped:
@@ -91,7 +91,7 @@ class Run:
             self._ended(error)
 
     def stopped_by(self, stopped: EarlyStop) -> None:
-        """Keep what stopped the program before its end."""
+        """Keep the reason why the program ended early."""
         self._stopped = stopped
         self.error = stopped if stopped.code else None
 
@@ -105,24 +105,24 @@ class Run:
         self.recorder.add(SyncEvent(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
 
     def forget(self) -> None:
-        """Discard the synchronizations and steps so far."""
+        """Drop all findings and steps so far."""
         self.recorder.clear()
         self._stepped = 0
         self.recorder.step = None if self.recorder.step is None else 0
         self._forget_budget()
 
     def built(self) -> None:
-        """Note a new optimizer: what came before it is not a step."""
+        """Note that an optimizer is made: everything before belongs to no step."""
         if self.recorder.step is None:
             self.recorder.step, self._built = 0, True
             self._forget_budget()
 
     def stop_after(self, steps: int | None, stopper: ProgramStopper) -> None:
-        """End the program after ``steps`` more steps; None for no limit."""
+        """End the program after ``steps`` more steps; None means no limit."""
         self._most, self._stopper = steps, stopper
 
     def stepped(self) -> None:
-        """Note the end of a step."""
+        """Note that a step ended."""
         if self._limit is not None:
             self._limit.stop()
         self._stepped += 1
@@ -132,7 +132,7 @@ class Run:
             self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path, self._stopper)
 
     def close(self) -> None:
-        """Remove the hook that ends the program."""
+        """Remove the step limit."""
         if self._limit is not None:
             self._limit.remove()
 
@@ -141,7 +141,7 @@ class Run:
             self.state.budget.clear()
 
     def restarted(self) -> None:
-        """Count everything so far as a part of step 0, which a better sign of steps ends now."""
+        """Make everything so far a part of step 0, which ends now, as a stronger sign of steps was found."""
         self._stepped = 0
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
@@ -150,13 +150,12 @@ class Run:
             self.state.budget.next_step()
 
     def _settled(self, seen: Counter[int | None], steps: int) -> Counter[int | None]:
-        """Return in which steps synchronizations were.
+        """Return the final number of calls by step, given the numbers ``seen`` during the run.
 
-        A step ends with the update of the first optimizer. What comes before the first update is step 0, but for
-        what no other step has as often: preparations. What follows the last update is outside of the steps, such
-        as an evaluation at the end. A line that synchronizes in all other steps does so in step 0 too, where it
-        comes after the update in the loop: its calls after the last update count there. Without an optimizer all
-        is one step.
+        A step ends with the update of the first optimizer. Calls before the first update count for step 0, but at
+        most as many as in any other step: the rest are preparations. Calls after the last update, such as an
+        evaluation at the end, are outside of the steps. If a line synchronizes in all other steps, but after the
+        update, its calls after the last update fill up step 0. Without an optimizer, everything is one step.
         """
         settled = Counter({step: waits for step, waits in seen.items() if step is None or 0 < step < steps})
         before, after = seen[0], seen[steps]
@@ -180,7 +179,7 @@ class Run:
         return _NOWHERE if chosen is None else f"{_NOWHERE}. {_TOO_EARLY.format(chosen)}"
 
     def report(self) -> SyncReport:
-        """Return the report of the run."""
+        """Return the report."""
         recorder = self.recorder
         steps = max(self._stepped, 1)
         if self._limit is not None:
@@ -224,7 +223,7 @@ def running(
             with uninterrupted():
                 stack.close()
         finally:
-            stack.close()  # where it was interrupted before it began
+            stack.close()  # if it was interrupted before it began
 
 
 def _set_up(
@@ -242,7 +241,7 @@ def _set_up(
     stack.callback(cuda.undo)
     cuda.install()
     stack.enter_context(patched(run.state))
-    # Without an optimizer a function that is called once is one step, and a script has as many as it shows.
+    # Without an optimizer, a function that is called once is one step; a script has as many as the follower finds.
     run.follower = StepFollower(run.stepped, run.restarted, step_on, weakest="forward" if script else "optimizer")
     stack.callback(run.follower.remove)
     run.follower.follow()

@@ -1,7 +1,7 @@
-"""The data of small tensors that are made of known numbers, beside tensors without data.
+"""Keeps the data of small tensors that are made of known numbers, in a dry run without data.
 
-A tensor without data has a storage without data. Where its numbers are known, a second storage with data is kept
-on that storage, so that views share it: what operators do to the one is done to the other.
+A tensor without data has a storage without data. If its numbers are known, a second storage with data is attached
+to that storage, so that views share it. Operators run on both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = "_instrument_shadow"
 
 
 def shadow_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a tensor with the data of ``tensor``, or None if the data is unknown."""
+    """Return a tensor with the data of ``tensor``; None if the data is unknown."""
     if not isinstance(tensor, FakeTensor):
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
         return tensor.detach() if plain else None
@@ -40,7 +40,7 @@ def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> 
         func: the operator.
         args: its arguments.
         kwargs: its arguments by keyword.
-        out: what it returned.
+        out: its result.
     """
     given, made = list(tensors([*args, kwargs])), list(tensors(out))
     real = _computed(func, args, kwargs, given, made)
@@ -55,7 +55,7 @@ def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> 
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """Mark the data of ``tensor``, and of all tensors that share its storage, as unknown."""
+    """Drop the data of ``tensor``, and of all tensors that share its storage."""
     if isinstance(tensor, FakeTensor):
         try:
             tensor.untyped_storage().__dict__.pop(_KEY, None)
@@ -66,7 +66,7 @@ def forget(tensor: torch.Tensor) -> None:
 def _computed(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Any], made: list[Any]
 ) -> list[torch.Tensor] | None:
-    """Return the results with data, or None if a value is unknown or the result has too many elements."""
+    """Return the results with data; None if a number is unknown, or a result has too many elements."""
     if not made or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
         return None
     mutable = func._schema.is_mutable

@@ -1,4 +1,4 @@
-"""What the parts of one dry run share."""
+"""The state that the parts of one dry run share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROFILER = (
 
 
 class SyncLog(Protocol):
-    """The interface to which the pretended GPU reports synchronizations and unsupported calls."""
+    """Receives the synchronizations of the pretended GPU, and the calls that it cannot carry out."""
 
     def record_sync(self, op: str, cause: str = "") -> None:
         """Record a synchronization of the caller; an empty ``cause`` means the cause of ``operation``."""
@@ -43,14 +43,14 @@ class ThreadState:
     """The state of one thread.
 
     Attributes:
-        call: the name of the outermost torch function that runs; empty outside of any.
-        waited: whether that call synchronized already; it counts once.
-        inputs: the arguments of the innermost torch function; what it creates goes where they are.
+        call: the name of the running outermost torch function; empty outside of torch functions.
+        waited: whether that call already synchronized; it counts once.
+        inputs: the arguments of the innermost torch function, which determine the device of its results.
         last: the device of the previous operator that takes tensors; None is the CPU.
-        quiet: greater than 0 where a read is of the CPU's memory.
+        quiet: greater than 0 while reads are of the CPU's memory.
         functions: the thread's function mode.
-        foreign: greater than 0 while a FakeTensorMode of the program handles tensors.
-        depth: greater than 0 inside of torch, where devices are the real ones.
+        foreign: greater than 0 while the program's own FakeTensorMode handles tensors.
+        depth: greater than 0 inside torch, where devices are the real ones.
     """
 
     __slots__ = ("call", "depth", "foreign", "functions", "inputs", "last", "quiet", "waited")
@@ -67,7 +67,7 @@ class ThreadState:
 
 
 class State:
-    """The state of one dry run: its tags, its findings, and the state of each thread."""
+    """One dry run: its tags, its findings, and the state of each thread."""
 
     def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
         self.recorder = recorder
@@ -77,12 +77,12 @@ class State:
         self._threads = threading.local()
         self.code_before = False  # code that may have chosen a device ran before the run
         self.cpu_by_name: Site | None = None
-        self.early = False  # the report already names this as a possible cause
+        self.early = False  # a finding already says that this may be the cause of an error
         self._asked: set[tuple[CodeType, int]] = set()
 
     @property
     def thread(self) -> ThreadState:
-        """The calling thread."""
+        """The state of the calling thread."""
         try:
             thread: ThreadState = self._threads.state
         except AttributeError:
@@ -104,7 +104,7 @@ class State:
     def record_sync(
         self, op: str, cause: str = "", direction: Direction | None = None, size: int | None = None
     ) -> None:
-        """Record a synchronization of the calling thread, once in a call of a torch function.
+        """Record a synchronization of the calling thread, at most once for each call of a torch function.
 
         Args:
             op: the operation, or the ATen operator.
@@ -144,14 +144,14 @@ class State:
                 self.cpu_by_name = place.site
 
     def record_not_covered(self, why: str, *, fails: bool = False) -> None:
-        """Record a call that a dry run cannot carry out; with ``fails``, a GPU cannot either."""
+        """Record a call that a dry run cannot carry out; with ``fails``, it fails on a GPU as well."""
         event = self.recorder.note(NOT_COVERED, why, sys._getframe(1))
         event.forbidden = fails
         self.recorder.add(event)
 
 
 def _flushes(frame: FrameType | None) -> bool:
-    """Return whether a profiler synchronizes by itself as it stops."""
+    """Return whether this is a profiler's own synchronization as it stops."""
     for _ in range(8):
         if frame is None:
             return False

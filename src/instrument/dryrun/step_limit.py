@@ -14,11 +14,11 @@ from ..syncs.recorder import Recorder
 
 
 class StepLimit(Recorder):
-    """Records what follows the last requested step, and stops the program.
+    """Records the synchronizations after the last requested step, and stops the program.
 
-    What a program does after an update, such as logging, belongs to the step of that update. So the program goes
-    on until it begins another step: it calls a module with trainable parameters, or an optimizer. What was
-    recorded until then is partly the beginning of that step, as the copy of its batch; `merge_into` leaves it out.
+    Code after an update, such as logging, belongs to the step of that update. The program therefore goes on until
+    it begins another step, with a call of a module with trainable parameters or of an optimizer. Some of the
+    synchronizations until then, such as the copy of a batch, belong to that step; `merge_into` leaves them out.
 
     Args:
         steps: the number of steps so far.
@@ -42,7 +42,7 @@ class StepLimit(Recorder):
         self._events.append(event)
 
     def remove(self) -> None:
-        """Remove the hooks that stop the program."""
+        """Remove the limit."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -52,10 +52,10 @@ class StepLimit(Recorder):
         Raises:
             EarlyStop: always.
         """
-        self._stopper.stop(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, as --steps asked")
+        self._stopper.stop(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, the limit of --steps")
 
     def merge_into(self, recorder: Recorder) -> None:
-        """Add the recorded synchronizations to those of the earlier steps, as often as the steps have them."""
+        """Add the recorded synchronizations to those of the earlier steps, up to the usual number in a step."""
         for event in self._events:
             seen = recorder.steps_of(event)
             inner = [count for step, count in seen.items() if step is not None and 0 < step < self._limit]

@@ -16,7 +16,7 @@ from .state import State, as_cuda
 from .tags import PINNED
 
 Made = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and the function that makes the replacement
-# Modules of torch that read a storage in its real place, the CPU's memory
+# Modules of torch that read a storage in place, which is in the CPU's memory
 _REAL = ("torch.serialization", "torch.multiprocessing.reductions")
 
 
@@ -74,7 +74,7 @@ def changes(state: State) -> Iterator[Made]:
         return staticmethod(new)
 
     def filled(original: Any) -> Any:
-        """Record a synchronizing copy into a tensor without data, for which no operator runs."""
+        """Record a synchronizing copy without data, for which no operator runs that would record it."""
 
         def copy_(storage: Any, source: Any, non_blocking: Any = None) -> Any:
             if state.fake is None:

@@ -15,11 +15,11 @@ from .devices import Devices
 from .state import SyncLog
 
 CUDA = 1  # the number of the device type
-_EXTERNAL = 2**20  # higher stream numbers are addresses of external streams
+_EXTERNAL = 2**20  # stream numbers from here on are addresses of external streams
 
 
 class Streams:
-    """The created streams, and the current stream of each thread and device."""
+    """The streams of the run, and the current one of each thread and device."""
 
     def __init__(self, log: SyncLog, devices: Devices) -> None:
         self.log = log
@@ -29,7 +29,7 @@ class Streams:
         self._thread = threading.local()
 
     def new(self, kind: Any, device: Any = None, priority: int = 0, **given: Any) -> Stream:
-        """Return what ``torch.cuda.Stream(device, priority)`` does; ``given`` is what torch adds internally."""
+        """Create a stream for ``torch.cuda.Stream(device, priority)``; ``given`` has internal arguments."""
         index = given.get("device_index", self.devices.index(device))
         number = given.get("stream_id", given.get("stream_ptr"))
         if number is None:
@@ -38,7 +38,7 @@ class Streams:
         return Stream(self, kind, number, index)
 
     def generic(self, device: Any = None, *given: Any, priority: int = 0, **more: Any) -> Stream | None:
-        """Return the result of ``torch.Stream(...)``, or None for another device."""
+        """Create a stream for ``torch.Stream(...)``; return None for another device."""
         if more or given:
             parts = () if device is None else (device, *given)
             known = {**dict(zip(("stream_id", "device_index", "device_type"), parts, strict=False)), **more}
@@ -49,11 +49,11 @@ class Streams:
         self, kind: Any, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
         external: bool = False,
     ) -> Event:  # fmt: skip
-        """Return the result of ``torch.cuda.Event(...)``."""
+        """Create an event for ``torch.cuda.Event(...)``."""
         return Event(self, kind, enable_timing)
 
     def generic_event(self, device: Any = None, **options: Any) -> Event | None:
-        """Return the result of ``torch.Event(...)``, or None for another device."""
+        """Create an event for ``torch.Event(...)``; return None for another device."""
         return self.event(torch.cuda.Event, **options) if self.devices.is_gpu(device) else None
 
     def priority(self, stream_id: int) -> int:
@@ -66,12 +66,12 @@ class Streams:
         return chosen.get(index, 0), index, CUDA
 
     def select(self, stream_id: int, device_index: int, device_type: int = CUDA) -> None:
-        """Make a stream current on its device, and its device the current one."""
+        """Make a stream the current one of its device, and its device the current device."""
         self.devices.select(device_index)
         self._thread.chosen = {**getattr(self._thread, "chosen", {}), device_index: stream_id}
 
     def of(self, stream: tuple[int, int, int]) -> Stream:
-        """Return the object for a result of `current`."""
+        """Return the stream object for a result of `current`."""
         return Stream(self, torch.cuda.Stream, stream[0], stream[1])
 
     @property
@@ -105,7 +105,7 @@ class Streams:
 
 
 class Stream:
-    """Passes for a `torch.cuda.Stream`."""
+    """Passes for a `torch.cuda.Stream` in checks of its class."""
 
     device_type = CUDA
 
@@ -118,7 +118,7 @@ class Stream:
         pool = 0x560000000000 + 0x100 * stream_id if stream_id else 0
         self.cuda_stream = self.native_handle = stream_id if stream_id >= _EXTERNAL else pool
         self.priority = streams.priority(stream_id)
-        self._outside: list[tuple[tuple[int, int, int], int]] = []  # current before each `with`
+        self._outside: list[tuple[tuple[int, int, int], int]] = []  # current outside each `with` block
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -182,7 +182,7 @@ class Stream:
 
 
 class Event:
-    """Passes for a `torch.cuda.Event`."""
+    """Passes for a `torch.cuda.Event` in checks of its class."""
 
     def __init__(self, streams: Streams, kind: Any, timing: bool) -> None:
         self._streams = streams
@@ -226,7 +226,7 @@ class Event:
         return max(float(end_event._recorded - self._recorded), 1e3) / 1e6
 
     def ipc_handle(self) -> bytes:
-        """Record that an event cannot be shared with another process; return zeros."""
+        """Record that an event cannot be shared; return a placeholder."""
         self._streams.log.record_not_covered("an event cannot be shared with another process")
         return bytes(64)
 

@@ -1,7 +1,7 @@
-"""Tags for tensors that pretend to be on the GPU or in pinned memory.
+"""Tags on the tensors that pretend to be on the GPU, or in pinned memory.
 
-The tag sits on the storage, so that views, detached tensors and `.data` share it, and goes with it. A look-up
-costs 80 ns.
+The tag is an attribute of the storage, so that views, detached tensors and `.data` share it. A look-up takes
+80 ns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Tags:
     """The tags of one run; tags of an earlier run are ignored.
 
     Attributes:
-        used: something was on a pretended device.
+        used: whether any tensor was on a pretended device.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Tags:
         self.used = False
 
     def get(self, tensor: Any) -> Any:
-        """Return the device ``tensor`` pretends to be on, `PINNED`, or None for one in plain memory."""
+        """Return the device that ``tensor`` pretends to be on, `PINNED`, or None for plain memory."""
         try:
             return getattr(_storage(_whole(tensor)), self._key, None)
         except (NotImplementedError, RuntimeError):
@@ -99,14 +99,14 @@ def tensors(value: Any) -> Iterator[Any]:
 
 
 def _whole(tensor: Any) -> Any:
-    """Return a tensor with memory: ``tensor``, or the first tensor inside it."""
+    """Return a tensor with memory: ``tensor``, or its first component."""
     while type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
         tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
     return tensor
 
 
 def _holder(tensor: Any) -> Any:
-    """Return the holder of the tag of a tensor without a storage: itself if sparse, or what torch.func wrapped."""
+    """Return the tag holder of a tensor without a storage: itself if sparse, or the one that torch.func wraps."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)

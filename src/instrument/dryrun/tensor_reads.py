@@ -32,7 +32,7 @@ def _numpy(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, An
 
 
 def _read(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Record the copy that `tolist` and `repr` make."""
+    """Run `tolist` or `repr`, which copy the whole tensor at once."""
     if mode.tags.device(args[0]) is not None:
         mode.state.record_sync(func.__name__, FROM_GPU, "D2H", size_of(args[0]))
     return mode.read(func, *args, **kwargs)
@@ -45,7 +45,7 @@ def _format(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, A
 
 
 def _reduce(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Pickle a tensor without counting a synchronization: the storage is copied later."""
+    """Run the pickling of a tensor, whose storage is copied later."""
     if mode.state.fake is None:
         return mode.unwatched(func, *args, **kwargs)
     small = mode.state.fake.stand_in(args[0])
@@ -75,7 +75,7 @@ def _backward(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str,
 
 
 def _check(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Check for NaN and similar values; tensors without data have none."""
+    """Run a check for NaN or the like, which finds none in tensors without data."""
     out = mode.placed(func, args, kwargs)
     if mode.state.fake is not None:
         mode.state.fake.know(out, func.__name__ in ("isfinite", "isclose"))
@@ -83,7 +83,7 @@ def _check(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, An
 
 
 def _unchecked(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run a function that validates values only on the CPU."""
+    """Run a function that checks values only on the CPU."""
     return mode.unwatched(mode.placed, func, args, kwargs)
 
 
@@ -99,14 +99,14 @@ def _one_hot(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, 
 
 
 def _pad_packed(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Keep the lengths on the CPU."""
+    """Run `pad_packed_sequence`, whose lengths stay on the CPU."""
     out = mode.placed(func, args, kwargs)
     mode.tags.put(out[1], None)
     return out
 
 
 def _cross_entropy(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run cross_entropy, which with smoothed labels and weights selects by a mask, but not under a mode."""
+    """Record the selection by a mask for smoothed labels with weights, which torch omits under a mode."""
     logits, target, weight, reduction, _, smoothing = args
     averaged = weight is not None and smoothing and reduction == 1 and not target.is_floating_point()
     if averaged and mode.tags.device(logits) is not None:

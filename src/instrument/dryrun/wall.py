@@ -59,8 +59,8 @@ def unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[...,
     """Return the replacement of a function that is not emulated.
 
     Args:
-        log: where a call is recorded.
-        api: what the user called.
+        log: records a call.
+        api: the name of the function that the user called.
         needed: whether the program cannot go on without the result.
     """
     sentence = f"a dry run does not support {api}: see {PAGE}"

@@ -1,6 +1,6 @@
 """Marks windows for Nsight Systems, which records them and writes the files.
 
-``nsys profile -c nvtx -p 'capture@instrument' --capture-range-end=repeat:N ...`` records the windows alone.
+``nsys profile -c nvtx -p 'capture@instrument' --capture-range-end=repeat:N ...`` records only the windows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class NsightSystemsExporter:
     """Opens an NVTX range ``capture@instrument`` around the recorded steps of each window."""
 
     name = "nsight_systems"
-    hint = "marked for Nsight Systems; once it wrote them: instrument summarize REPORT.nsys-rep, or nsys-ui"
+    hint = "marked for Nsight Systems; once written: instrument summarize REPORT.nsys-rep, or nsys-ui"
 
     def __init__(self) -> None:
         self._nvtx = NvtxEmitter()

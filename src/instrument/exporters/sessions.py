@@ -1,9 +1,9 @@
 """`Sessions`: follows which torch profiler records. In a process, torch records for one profiler at a time.
 
 A profiler that prepares ends the recording of the previous one, inside any open ranges. If such a range is closed
-or freed during the next recording, torch (2.13 and before) writes to freed memory and crashes. To stop, discard or
-export the ended recording also crashes. So a capture stops by itself before another profiler prepares, and its
-open ranges are ended in between.
+or freed during the next recording, torch (2.13 and before) writes to freed memory and crashes. Stopping,
+discarding or exporting the ended recording also crashes. A capture therefore stops before another profiler
+prepares, and its open ranges are ended in between.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Sessions:
 
     def __init__(self) -> None:
         self._owner: weakref.ref[Any] | None = None
-        self._thread = 0  # on which the owner prepared
+        self._thread = 0  # the thread on which the owner prepared
         self.capture: SessionCapture | None = None  # the capture of this library that torch records
         self._claiming = 0  # the thread on which the capture prepares
         self._records_gpu: bool | None = None  # in this process; None until a trace was checked
         self._ended = True  # another profiler's recording ended; its ranges may still be open
         self._watches = False
         self._patches: list[Patch] = []  # stay until the process ends: they call the original
-        self.stuck = ""  # why the recording of a window is still on: its stop failed
+        self.stuck = ""  # why the stop of a window's recording, which is still on, failed
 
     @property
     def owner(self) -> Any:

@@ -42,12 +42,12 @@ _IN_OPERATOR = (
 )
 # Why a window is recorded without GPU activity.
 _USED_LATE = (
-    "the GPU was first used inside the window, which is recorded without it; have the first step before it, or"
-    " call torch.{kind}.init()"
+    "the GPU was first used inside the window, which is recorded without it; let the window begin after the"
+    " first step, or call torch.{kind}.init()"
 )
 _WITHOUT_GPU = (
     "torch's profiler records no GPU in this process, as its first recording, perhaps the program's own, was of"
-    " the CPU alone; have that include the GPU, after torch.{kind}.init()"
+    " the CPU only; include the GPU in that recording, after torch.{kind}.init()"
 )
 SUFFIX = ".pt.trace.json"  # the suffix that TensorBoard's profiler plugin finds
 
@@ -72,7 +72,7 @@ class TorchProfilerExporter:
     def __init__(self, options: Mapping[str, Any]) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        self._last: TorchProfilerCapture | None = None  # with acc_events: the next capture includes its events
+        self._last: TorchProfilerCapture | None = None  # with acc_events, the next capture includes its events
         accepted = [name for name in inspect.signature(profile).parameters if name not in _OWN_ARGUMENTS]
         for name, value in options.items():
             if name not in accepted:
@@ -145,10 +145,10 @@ class TorchProfilerCapture:
         self._emitter: TorchProfilerEmitter | None = None  # for the ranges of steps
         self._step: Any = None
         self._steps: tuple[int, int] | None = None  # the first and the last marked step
-        self._thread = 0  # that records
+        self._thread = 0  # the thread that records
         self._lost = ""  # why the recording is lost
-        self._ranges: OpenRanges | None = None  # the program's, opened during the recording
-        self._memory: Any = None  # of a lost recording; open ranges are still written to it
+        self._ranges: OpenRanges | None = None  # the program's own ranges, opened during the recording
+        self._memory: Any = None  # keeps a lost recording alive, as open ranges still write to it
         self.ended = False
         self.incomplete: list[str] = []
         self.raw: Path | None = None  # the trace as torch wrote it

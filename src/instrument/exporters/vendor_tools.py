@@ -1,6 +1,6 @@
 """Exporters for tools that record a window themselves: Nsight Compute, rocprofv3 and VTune.
 
-Each exporter resumes and pauses its tool and writes no files. Started as below, a tool records the windows alone:
+Each exporter resumes and pauses its tool and writes no files. Started as below, a tool records only the windows:
 
 - ``ncu --profile-from-start off --nvtx ...``
 - ``rocprofv3 --selected-regions --marker-trace --kernel-trace ...``
@@ -27,7 +27,7 @@ _ALL_THREADS = 0
 
 
 class VendorCapture:
-    """Base class: a capture for which the tool writes the files; `start` and `stop` are the subclass's."""
+    """Base class of captures whose files the tool writes; subclasses define `start` and `stop`."""
 
     raw: Path | None = None
 
@@ -49,7 +49,7 @@ class NsightComputeExporter:
     """Calls cudaProfilerStart and cudaProfilerStop around the recorded steps of each window."""
 
     name = "nsight_compute"
-    hint = "marked for Nsight Compute; once it wrote them: ncu --import REPORT.ncu-rep, or open it in ncu-ui"
+    hint = "marked for Nsight Compute; once written: ncu --import REPORT.ncu-rep, or open it in ncu-ui"
 
     def prepare(self) -> None:
         """Do nothing: the first capture is as fast as the next."""
@@ -65,7 +65,7 @@ class NsightComputeCapture(VendorCapture):
     def start(self) -> None:
         """Start measuring kernels."""
         if not cuda_profiler("start"):
-            raise CaptureError("CUDA was not used before the window: have a step before it (wait, warmup)")
+            raise CaptureError("CUDA was not used before the window: leave a step before it (wait, warmup)")
 
     def stop(self) -> None:
         """Stop measuring kernels."""
@@ -76,7 +76,7 @@ class RocprofExporter:
     """Calls roctxProfilerResume and roctxProfilerPause around the recorded steps of each window."""
 
     name = "rocprof"
-    hint = "marked for rocprofv3; once it wrote them: instrument summarize NAME_results.db"
+    hint = "marked for rocprofv3; once written: instrument summarize NAME_results.db"
 
     def __init__(self) -> None:
         self._roctx = RoctxEmitter()
@@ -131,7 +131,7 @@ class VtuneExporter:
     """Resumes the collection for the recorded steps of each window, and pauses it after them."""
 
     name = "vtune"
-    hint = "marked for VTune; once it wrote them: vtune -report summary -r RESULT, or open it in vtune-gui"
+    hint = "marked for VTune; once written: vtune -report summary -r RESULT, or open it in vtune-gui"
 
     def __init__(self) -> None:
         self._itt = IttEmitter()

@@ -1,1 +1,1 @@
-"""Adapters that record a framework's training by one line; each drives a `Loop`."""
+"""Adapters that record a framework's training with one line of code; each drives a `Loop`."""

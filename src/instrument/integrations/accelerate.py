@@ -39,7 +39,7 @@ OPTIONS = ("on_trace_ready", "record_shapes", "profile_memory", "with_stack", "w
 class AccelerateAdapter(Adapter):
     """Follows one `Accelerator`.
 
-    Its class is patched, not the object: attributes of the object would be part of its copies.
+    The class is patched, not the object, as copies of the object would include its attributes.
     """
 
     feature = FEATURE
@@ -66,7 +66,7 @@ class AccelerateAdapter(Adapter):
 
     @guard.contained(FEATURE)
     def detach(self) -> None:
-        """Stop the loop, which writes what was recorded, and undo every change; a second call does nothing."""
+        """Stop the loop, which writes an open window, and undo every change; a second call does nothing."""
         accelerator = None if self._inert else self._accelerator()
         if accelerator is not None and _attached.get(accelerator) is self:
             del _attached[accelerator]
@@ -155,7 +155,7 @@ def attach(
 
     Recording begins when the first optimizer is prepared, and each update by that optimizer is a step: an update
     that the gradient scaler skips counts, a batch that only accumulates gradients does not. Regions: the models,
-    as they are prepared; "micro-step" (the body of ``accumulate``, where it accumulates), "backward",
+    as they are prepared; "micro-step" (the body of ``accumulate``, if it accumulates), "backward",
     "checkpoint", optimizers and DataLoaders. ``accelerator.end_training()`` and the end of the process detach.
 
     Args:

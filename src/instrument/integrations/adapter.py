@@ -20,13 +20,13 @@ from .loop import Loop
 
 FEATURE = "following the framework"
 CallWrapper = Callable[..., Any]
-"""Takes the original function and the arguments of a call; returns what the original returns."""
+"""Takes the original function and the arguments of a call; returns the result of the original."""
 
 A = TypeVar("A", bound="Adapter")
 
 
 class Removal:
-    """A hook that is in place already and that ``remove`` takes out, as a `Change`."""
+    """A `Change` for a hook that is already installed; ``remove`` removes the hook."""
 
     def __init__(self, remove: Callable[[], object]) -> None:
         self._remove = remove
@@ -40,7 +40,7 @@ class Removal:
 
 
 def leave_inert(adapter: Adapter, *_: Any, **__: Any) -> None:
-    """Make ``adapter`` one that never attaches."""
+    """Make ``adapter`` inert: it never attaches."""
     adapter.__dict__.update(loop=Loop.__new__(Loop), changes=[], _inert=True)
 
 
@@ -53,14 +53,14 @@ class Adapter:
     Attributes:
         loop: the `Loop` that the framework drives.
         attached: whether the hooks are in place; never under ``INSTRUMENT=0``.
-        changes: what `detach` undoes, the last one first.
-        step_complete: the current step ran to its end, although ``loop.step()`` was not called for it.
+        changes: the changes that `detach` undoes, the last one first.
+        step_complete: whether the current step ran to its end, although ``loop.step()`` was not called for it.
     """
 
     feature: ClassVar[str] = FEATURE
     attached = False
     step_complete = False
-    _inert = False  # could not be made
+    _inert = False  # the adapter could not be made
 
     @guard.prepared(FEATURE, otherwise=leave_inert)
     def __init__(self, loop: Loop) -> None:
@@ -69,13 +69,13 @@ class Adapter:
 
     @classmethod
     def inert(cls: type[A], *_: Any, **__: Any) -> A:
-        """Return an adapter that never attaches, for where one cannot be made."""
+        """Return an adapter that never attaches, in place of one that cannot be made."""
         adapter = cls.__new__(cls)
         leave_inert(adapter)
         return adapter
 
     def attach(self: A) -> A:
-        """Install the hooks, or none where that fails; return the adapter."""
+        """Install the hooks, or none if one fails; return the adapter."""
         with guard.contained(self.feature):
             if settings.enabled and not (self.attached or self._inert):
                 self.detach_first_at_exit()
@@ -94,7 +94,7 @@ class Adapter:
 
     @guard.contained(FEATURE)
     def detach(self) -> None:
-        """Stop the loop, which writes what was recorded, and undo every change; a second call does nothing."""
+        """Stop the loop, which writes an open window, and undo every change; a second call does nothing."""
         self.attached = False
         try:
             self.stop_loop()
@@ -103,7 +103,7 @@ class Adapter:
         atexit.unregister(self._detach_at_exit)
 
     def detach_first_at_exit(self) -> None:
-        """Detach at exit before what is registered by now, such as a recording that the loop began."""
+        """Detach at exit, before the exit handlers registered so far, such as that of a recording."""
         atexit.unregister(self._detach_at_exit)
         atexit.register(self._detach_at_exit)
 
@@ -131,7 +131,7 @@ class Adapter:
     def wrap(self, owner: Any, name: str, around: CallWrapper, changes: list[Change] | None = None) -> None:
         """Replace ``owner.name`` by a function that calls ``around(original, *arguments)``.
 
-        A framework that has no ``owner.name`` is logged, and goes without the hook.
+        If the framework has no ``owner.name``, this is logged, and the hook is left out.
 
         Args:
             owner: a module, a class or an object.
@@ -180,7 +180,7 @@ class Adapter:
 def as_replacement(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a replacement for ``original`` that calls ``call``.
 
-    A bound method is replaced for its own object alone: copies of the object call the original.
+    A bound method is replaced only for its own object: copies of the object call the original.
     """
     if not isinstance(original, MethodType):
         return functools.wraps(original)(call)
@@ -201,7 +201,7 @@ def check_first_step(first_step: int) -> None:
 
 
 def require(package: str, distribution: str = "") -> None:
-    """Raise an error that says how to install ``package`` where it is missing.
+    """Raise an error that says how to install ``package`` if it is missing.
 
     Raises:
         ImportError: the package cannot be found.

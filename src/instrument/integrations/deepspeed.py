@@ -41,8 +41,8 @@ class DeepSpeedAdapter(Adapter):
     """Follows one engine at a time, which drives the loop until it is destroyed.
 
     Args:
-        loop: what the engine drives.
-        engine: by default the first that runs forward in training.
+        loop: the loop that the engine drives.
+        engine: by default the first one whose forward runs in training.
     """
 
     feature = FEATURE
@@ -50,7 +50,7 @@ class DeepSpeedAdapter(Adapter):
     def __init__(self, loop: Loop, engine: Any = None) -> None:
         super().__init__(loop)
         self._driver = None if engine is None else weakref.ref(engine)
-        self._parts: list[str] = []  # those open now: "step", "micro-step"
+        self._parts: list[str] = []  # the open ones of "step" and "micro-step"
 
     def install_hooks(self) -> None:
         """Hook the engine classes and DeepSpeed's ranges."""
@@ -117,7 +117,7 @@ class DeepSpeedAdapter(Adapter):
     def _step(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._claims(engine):
             return original(engine, *args, **kwargs)
-        self._end("micro-step")  # whose backward did not go through the engine
+        self._end("micro-step")  # its backward did not go through the engine
         before = engine.global_steps
         result = self._call(original, engine, *args, **kwargs)
         if engine.global_steps != before:
@@ -155,12 +155,12 @@ def attach(
 ) -> DeepSpeedAdapter:
     """Record windows of an engine's steps, name the parts of a step, and find synchronizations.
 
-    Regions: "step"; "micro-step" where gradients are accumulated; "forward", "backward", "checkpoint", and
+    Regions: "step"; "micro-step" if gradients are accumulated; "forward", "backward", "checkpoint", and
     "evaluation" in a pipeline; DeepSpeed's own ranges; the modules, clipping, collectives and optimizer.
 
     Args:
         out: the folder for the recorded windows.
-        engine: the engine whose steps count; by default the first that runs forward in training.
+        engine: the engine whose steps count; by default the first one whose forward runs in training.
         options: the arguments of `instrument.integrations.loop.Loop`: the schedule (``wait``, ``active``, ...),
             ``syncs``, ``budget``, ``modules``, ``names``, ...
 
@@ -174,7 +174,7 @@ def attach(
     loop = Loop(out, **options)
     require("deepspeed")
     if engine is not None and not hasattr(engine, "global_steps"):
-        raise TypeError(f'"engine" must be what deepspeed.initialize returned first: {engine!r}')
+        raise TypeError(f'"engine" must be the first result of deepspeed.initialize: {engine!r}')
     return DeepSpeedAdapter(loop, engine).attach()
 
 

@@ -42,7 +42,7 @@ class GenerateCall:
     def check(self) -> None:
         """Close the part: the loop checks whether to continue, because a token was chosen.
 
-        Its first check after the prefill comes before that.
+        The first check after the prefill comes before a token is chosen, and closes nothing.
         """
         if self._checked:
             self.end()
@@ -65,7 +65,7 @@ class GenerateCall:
 
 
 class GenerationAnnotation:
-    """A request to annotate a model, which it does not keep alive."""
+    """A request to annotate a model; it does not keep the model alive."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = weakref.ref(model)
@@ -98,7 +98,7 @@ class Generation(PatchService[GenerationAnnotation]):
         self._patched = wanted
 
     def _places(self, model: nn.Module | None) -> set[tuple[type, str]]:
-        """Return the classes that define the model's methods, some of which not every version has."""
+        """Return the classes that define the model's methods; some versions lack some of the methods."""
         kinds = () if model is None else type(model).__mro__
         found = {(next((kind for kind in kinds if name in vars(kind)), None), name) for name in self._makers}
         return {(kind, name) for kind, name in found if kind is not None}

@@ -23,7 +23,7 @@ STEP_PARTS = ("optimizer", "data", "backward", "clipping", "collectives")
 
 
 class Loop:
-    """What an adapter drives: `start`, then `step` after each optimizer step, then `stop`.
+    """Driven by an adapter: `start`, then `step` after each optimizer step, then `stop`.
 
     No method raises into the framework, except for a `SyncError` that was requested. `stop` closes what an error
     in a step left open; the process calls `stop` at its end if nothing else did.
@@ -105,7 +105,7 @@ class Loop:
         self.made = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, self._given  # a copy, as part of the framework's object that holds it, starts afresh
+        return _again, self._given  # a copy, made with the framework's object that holds the loop, starts afresh
 
     @classmethod
     def current(cls) -> Loop | None:
@@ -133,11 +133,11 @@ class Loop:
         return isinstance(schedule, Schedule) and schedule.at(step)[0] is not Phase.WAIT
 
     def suggest(self, schedule: Any, **options: Any) -> bool:
-        """Take the schedule that the framework was given, unless this loop has its own or has begun.
+        """Use the schedule in the framework's own arguments, unless this loop has one or has begun.
 
         Args:
             schedule: the steps to record, as for `instrument.profile`.
-            options: further arguments of `instrument.profile`; those of this loop win.
+            options: further arguments of `instrument.profile`; those of this loop take precedence.
 
         Raises:
             TypeError, ValueError: as `instrument.profile`.
@@ -158,7 +158,7 @@ class Loop:
         """Begin, and annotate ``models``.
 
         Args:
-            models: what `name` takes.
+            models: as for `name`.
             first_step: the number of the next step; more than 0 when a run is resumed. None is 0, or after `stop`
                 the step that comes next. The schedule starts over if this is not the step that comes next.
             steps: whether steps will follow; an evaluation on its own has only regions.
@@ -193,7 +193,7 @@ class Loop:
     def restart(self, first_step: int, reason: str) -> None:
         """Give up an open window for ``reason`` and start the schedule over at ``first_step``, late.
 
-        Planned windows before that step are not reached, for the same ``reason``.
+        Planned windows before that step are noted as not reached, for the same ``reason``.
         """
         if self.running:
             before = self._profile
@@ -242,7 +242,7 @@ class Loop:
 
     @guard.contained(FEATURE)
     def stop(self, *, complete: bool = False, interrupted: bool = False) -> None:
-        """End: close what is open, write what was recorded, remove every hook.
+        """Close every open region, write an open window, and remove every hook.
 
         Args:
             complete: the current step ran to its end without a call of `step`.
@@ -270,7 +270,7 @@ class Loop:
         self._labels_eval = True
 
     def leave_out_part(self, part: str) -> None:
-        """Draw no region for ``part`` of a step: the framework's adapter draws it."""
+        """Open no region for ``part`` of a step, as the framework's adapter opens it."""
         self.parts = tuple(other for other in self.parts if other != part)
 
     def record_nothing(self) -> None:
@@ -307,7 +307,7 @@ class Loop:
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
-        """Make the body the region ``name``."""
+        """Open the region ``name`` around the body."""
         self.enter(name)
         try:
             yield
@@ -339,7 +339,7 @@ class AutomaticLoop(Loop):
         self._run_options = run_options
 
     def warn_if_ignored(self) -> None:
-        """Warn once which options of `instrument run` the program's own windows leave without effect."""
+        """Warn once about options of `instrument run` that the program's own windows make useless."""
         if self._run_options:
             log.warning(
                 f"the program records windows of its own, so these are ignored: {' '.join(self._run_options)}"

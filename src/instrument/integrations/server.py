@@ -97,7 +97,7 @@ class Server(Adapter):
 
     Args:
         out: the folder for the recorded windows.
-        active: the number of iterations in a window that is requested without one.
+        active: the number of iterations in a window, unless the request gives a number.
         warmup: the iterations before each window that run with the profiler on and are discarded.
         file: a path; whenever it is written or touched, a window opens, or the open one ends.
         signal: a signal that does the same, such as ``signal.SIGUSR2``; handled from `attach` on, which must then

@@ -33,7 +33,7 @@ class TorchtitanAdapter(Adapter):
     """Follows one trainer at a time: the first that makes a step drives the loop until its ``train()`` ends.
 
     Args:
-        loop: what the trainer drives.
+        loop: the loop that the trainer drives.
         trainer: an instance, a class whose instances made from now on are followed, or None for torchtitan's.
         method: the method that makes a step.
     """
@@ -49,7 +49,7 @@ class TorchtitanAdapter(Adapter):
         self._classes: list[type] = []
 
     def install_hooks(self) -> None:
-        """Hook the trainer, or what makes its instances."""
+        """Hook the trainer, or the constructor of its class."""
         self.apply(Removal(self._unhook_trainers))
         if self._trainer is None:
             for module in TRAINER_MODULES:
@@ -106,7 +106,7 @@ def attach(
 ) -> TorchtitanAdapter:
     """Record windows of a trainer's steps, name the parts of a step, and find synchronizations.
 
-    Regions: "step"; "micro-step" where a step has several; "data", "checkpoint" and "evaluation" where the trainer
+    Regions: "step"; "micro-step" if a step has several; "data", "checkpoint" and "evaluation" if the trainer
     has torchtitan's ``batch_generator``, ``checkpointer`` and ``validator``; the modules of ``model_parts`` or
     ``model``; backward, clipping and optimizer. Recording ends when the trainer's ``train()`` returns. While the
     trainer's own profiler is on (``config.profiler.enable_profiling``), that one records, with these regions.
@@ -201,7 +201,7 @@ class TrainerHooks:
         self._loop.start(*models, first_step=_number(trainer, self._made))
 
     def _hook_parts(self) -> None:
-        """Hook what is beside the step; not earlier, as subclasses may make it after the trainer itself."""
+        """Hook the parts outside the step; not earlier, as subclasses may create them after the trainer itself."""
         trainer, in_region = self._trainer, self._adapter.in_region
         if getattr(trainer, "gradient_accumulation_steps", 1) != 1 and hasattr(trainer, "forward_backward_step"):
             self._wrap(trainer, "forward_backward_step", in_region("micro-step"))

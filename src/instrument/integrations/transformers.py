@@ -37,7 +37,7 @@ REGIONS = {
     "predict": "evaluation",
     "_save_checkpoint": "checkpoint",
 }
-"""The methods of a Trainer that are regions: no event of the Trainer marks where they begin."""
+"""The methods of a Trainer that are regions: no event of the Trainer marks their beginning."""
 LOOPS = ("_run_epoch", "_finalize_training", "training_step")
 """The methods whose errors end the training, in which case ``on_train_end`` is not called."""
 
@@ -46,8 +46,8 @@ class TrainerAdapter(Adapter):
     """Follows one training of one Trainer.
 
     Args:
-        loop: what the training drives.
-        trainer: None where the Trainer cannot be found.
+        loop: the loop that the training drives.
+        trainer: the Trainer; None if it cannot be found.
         on_error: called when an error ends the training.
     """
 
@@ -145,7 +145,7 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     @guard.contained(FEATURE)
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write what was recorded and remove every hook."""
+        """Write an open window and remove every hook."""
         self._end()
 
     def _yields_to_other(self, trainer: Any) -> bool:
@@ -163,7 +163,7 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 class InstrumentCallback(LoopCallback):
     """Records windows of a training, names its parts, and finds synchronizations, in ``Trainer(callbacks=[...])``.
 
-    A step is an optimizer update, numbered by ``state.global_step``. Regions: "step", "micro-step" where gradients
+    A step is an optimizer update, numbered by ``state.global_step``. Regions: "step", "micro-step" if gradients
     are accumulated, "forward", "backward", "evaluation", "checkpoint", the optimizer, the DataLoader and the
     modules, and in evaluation those of `annotate_generation`. The training is unchanged, and all hooks are removed
     when it ends or fails.

@@ -36,7 +36,7 @@ class VLLMAdapter(Adapter):
     """Follows the model runner of this process.
 
     Args:
-        driven: what an iteration of the runner drives: windows on demand, or a loop with a schedule.
+        driven: the object that iterations of the runner drive: windows on demand, or a loop with a schedule.
     """
 
     feature = FEATURE
@@ -59,7 +59,7 @@ class VLLMAdapter(Adapter):
     def _execute(
         self, original: Callable[..., Any], runner: Any, scheduled: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Run an iteration, which ends where the next begins: the sampling after it is part of it."""
+        """Run an iteration, which lasts until the next one begins, and so includes the sampling."""
         tokens = getattr(scheduled, "total_num_scheduled_tokens", 0)
         if kwargs.get("dummy_run") or not tokens:
             return original(runner, scheduled, *args, **kwargs)

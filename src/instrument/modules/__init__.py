@@ -1,1 +1,1 @@
-"""Name the parts of a model, and of the step around it, that nobody edited."""
+"""Names the parts of a model, and of the step around it, without a change to their source."""

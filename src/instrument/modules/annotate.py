@@ -28,16 +28,16 @@ def annotate_modules(
     A region has the module's qualified name (``encoder.layers.3.self_attn``); the region of its backward has the
     same name with ``(backward)``. The model itself is named after its class and, if several models have the same
     class, by the variable that holds it: ``Sequential[actor]``. The modules have hooks only while a profiler
-    records or a tool is attached; the model is inspected anew each time. Arguments, outputs and gradients do not
+    records or a tool is attached; the model is inspected again each time. Arguments, outputs and gradients do not
     change.
 
     A compiled or scripted module is one region without regions inside.
 
     Args:
-        model: any module, wrapped (DDP, FSDP, torch.compile) or not. It is not kept alive.
+        model: any module, wrapped (DDP, FSDP, torch.compile) or not. The library does not keep it alive.
         depth: how many levels below the model; 0 is only the model, None is all.
         include: which modules: a pattern of qualified names as in a shell (``"encoder.layers.*"``, where
-            ``*`` also matches dots), a compiled regular expression that is searched for in them, a class, a
+            ``*`` also matches dots), a compiled regular expression (matched by ``search``), a class, a
             function of name and module, or a sequence of these, one of which must match.
         exclude: which modules to leave out; the modules inside them stay.
         backward: whether to annotate backward as well: from the first gradient of the module's outputs until the

@@ -1,17 +1,17 @@
 """The backward region of a call: from the first of its autograd nodes to the last.
 
-Backward runs the nodes that forward made in the reverse order (each thread numbers its own as it makes them),
-so the nodes of a call are one stretch of it, those of the calls inside nested in it. The region opens before the
-node of an output, the first to run, and closes after the node that was made first. That one's number is the
-call's own first number as a rule; what other nodes there are is found by walking from the outputs. Where that
-node does not run, as in ``torch.autograd.grad`` for some inputs, a region ends with the next node of a call made
-before it, or with the pass.
+Each thread numbers the nodes of its forward as it makes them, and backward runs them in reverse order. The nodes
+of a call are therefore contiguous in backward, with the nodes of calls inside it nested among them. The region
+opens before the node of an output, which runs first, and closes after the node that was made first, which usually
+has the first number of the call; otherwise it is found by walking from the outputs. Where that node does not run,
+as in ``torch.autograd.grad`` for some inputs, the region ends with the next node of an earlier call, or with the
+pass.
 
-What activation checkpointing recomputes on the device's thread leads into the graph of the forward, which another
-thread numbered. A walk stays below the number that its thread has reached, so that it does not go there.
+The nodes that activation checkpointing recomputes on the device's thread lead into the graph of the forward, which
+another thread numbered. A walk stays below the number that its own thread has reached, so it does not go there.
 
-Hooks on nodes go away with the graph. They change no gradient, and unlike full backward hooks they put no node
-of their own into the graph, which in-place activations would stumble over.
+Hooks on nodes go away with the graph. They change no gradient and, unlike full backward hooks, add no node to the
+graph, which would make in-place activations fail.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ def _sources(outputs: Iterable[torch.Tensor]) -> list[tuple[int, Any]]:
         if node is not None:
             nodes[node._sequence_nr()] = node
         if base is not None and base.grad_fn is not None:
-            # What changes a view in place, as an activation may, makes another node for it: the first one never
-            # runs, but that of its base does.
+            # A change of a view in place, as by an activation, makes another node for it: the first one never
+            # runs, but the node of the base does.
             nodes[base.grad_fn._sequence_nr()] = base.grad_fn
     return sorted(nodes.items(), key=itemgetter(0))
 
 
 def _made_first(nodes: Sequence[Any], first: int, end: int) -> tuple[Any, bool]:
-    """Return the node made first in a call, among those behind ``nodes``; and whether any lead out of it.
+    """Return the node made first in a call, among those behind ``nodes``, and whether any leads out of it.
 
-    Those of the call are numbered from ``first`` to before ``end``.
+    The nodes of the call are numbered from ``first`` to before ``end``.
     """
     found, lowest, leads_on, pending = None, LEAF, False, list(nodes)
     seen: set[int] = set()
@@ -105,7 +105,7 @@ def _made_first(nodes: Sequence[Any], first: int, end: int) -> tuple[Any, bool]:
 
 
 def _leaves(node: Any) -> list[Any]:
-    """Return the nodes right behind ``node`` that accumulate the gradients of leaves."""
+    """Return the nodes directly behind ``node`` that accumulate the gradients of leaves."""
     following = [node for node, _ in node.next_functions if node is not None]
     return [node for node in following if node._sequence_nr() >= LEAF]
 
@@ -139,7 +139,7 @@ class Ends:
 
 
 class Leaves:
-    """After the nodes that accumulate the gradients of leaves, which run next: closes the region of ``call``.
+    """Closes the region of ``call`` after the nodes that accumulate the gradients of leaves, which run next.
 
     Such nodes may outlive the graph, so that their hooks are there for one pass only.
     """

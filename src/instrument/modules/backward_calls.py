@@ -40,8 +40,8 @@ def around(
     Args:
         begin: called before; its errors are contained.
         end: called with what ``begin`` returned, unless that is None, after any call; must not raise.
-        then: called after a call that did not fail and that no backward pass is around, once no other wrapper of
-            this function runs on the thread; its errors are contained.
+        then: called after a successful call outside of any backward pass, once no other wrapper of this function
+            runs on the thread; its errors are contained.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """The hooks around a module's forward, and the wrapper that replaces them for compiled modules.
 
-A hook pickles as a function of the standard library that does nothing: a model that was saved with hooks on loads
+A hook pickles as a function of the standard library that does nothing, so that a model saved with hooks loads
 without this library.
 """
 
@@ -89,10 +89,10 @@ class ForwardPreHook(Hook):
                     layer = _alias(layer, stack)
             layer.seen = True
             if around is None and layer.alone is not None and not autograd.in_backward():
-                layer = layer.alone  # as an agent calls its actor; not a recomputation
+                layer = layer.alone  # a call outside of any other, and not a recomputation
             region = layer.evaluation if getattr(module, "training", True) is False else layer.region
             call = ModuleCall(layer, around, frame, next_number(), dispatch.NO_TOKEN)
-            stack.append(call)  # before the region opens: removing the hooks has to know of this call
+            stack.append(call)  # before the region opens, so that the removal of hooks sees this call
             if region is not None:
                 if self._shapes:
                     region = _shaped(layer, region, (args, kwargs))
@@ -116,10 +116,10 @@ class ForwardHook(Hook):
 
     def __init__(self, layer: Layer, module: Callable[[], Any]) -> None:
         super().__init__(layer, module)
-        self.then: Callable[[], None] | None = None  # called after a call: the hooks are to go
+        self.then: Callable[[], None] | None = None  # called after a call, to remove the hooks
 
     def __call__(self, module: object, args: object, output: object, frame: FrameType | None = None) -> None:
-        """End a call if its pre-hook ran: an earlier hook may have failed before it."""
+        """End a call if its pre-hook ran, which it does not if an earlier hook fails."""
         try:
             if dispatch.tracing():
                 return
@@ -132,13 +132,13 @@ class ForwardHook(Hook):
                 stack, self.layer, frame or sys._getframe(1)
             ):
                 call = stack.pop()
-                call.frame = None  # it refers to the arguments
+                call.frame = None  # the frame refers to the arguments
                 close, handle = call.token
                 close(handle)
                 if output is not None and call.layer.backward is not None and next_number() != call.first:
                     if type(output) is torch.Tensor and not _torch_function_mode_active():
                         follow(call, output)
-                    else:  # keeps `__torch_function__` from seeing the access
+                    else:  # hides the access from `__torch_function__`
                         with _without_torch_function():
                             follow(call, output)
         except Exception as error:
@@ -156,7 +156,7 @@ class ForwardHook(Hook):
 
 
 class CallWrapper(StandIn):
-    """Wraps the whole call of a module for which hooks would run in compiled code or change what it runs."""
+    """Wraps the whole call of a module if hooks would run in compiled code or change the code that it runs."""
 
     __slots__ = ("_after", "_before", "_module")
 
@@ -203,7 +203,7 @@ def _shaped(layer: Layer, region: Region, inputs: object) -> Region:
 
 
 def _alias(primary: Layer, stack: CallStack) -> Layer:
-    """Return the layer of a module with several places that this call belongs to."""
+    """Return the layer that this call belongs to, for a module with several places."""
     for call in reversed(stack):
         for alias in primary.aliases:
             if alias.parent is call.layer:

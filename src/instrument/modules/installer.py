@@ -1,4 +1,4 @@
-"""`Installer`: puts hooks on modules while something records, and removes them without a trace."""
+"""`Installer`: puts hooks on modules while a profiler records, and removes them completely."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def without_hooks(state: Any) -> Any:
 
 
 def takes_hooks(module: nn.Module) -> bool:
-    """Return whether ``module`` can have hooks and makes its copies in torch's way, so that these stay without."""
+    """Return whether ``module`` can have hooks, and makes copies in torch's way, which leaves the hooks out."""
     kind: Any = type(module)
     return (
         not isinstance(module, torch.jit.ScriptModule)

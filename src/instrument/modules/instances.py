@@ -32,7 +32,7 @@ class Instances:
         self._attribute = attribute
         self._known = IdentitySet()
         self._labels = labels
-        self._unheld: dict[str, list[weakref.ref[Any]]] = {}  # by class: those without a label that were named
+        self._unheld: dict[str, list[weakref.ref[Any]]] = {}  # by class: named instances without a label
 
     def look(self) -> None:
         """Find the existing instances when a recording begins."""
@@ -44,7 +44,7 @@ class Instances:
             self._labels.budget = _IN_STEPS
 
     def _find(self) -> None:
-        """Search the variables of the running functions: 0.1 ms, at most 15 ms if they hold very much."""
+        """Search the variables of the running functions: 0.1 ms, at most 15 ms if they hold many values."""
         named: dict[str, list[Any]] = defaultdict(list)
         for found in self._labels.held(self._base):
             if hasattr(found, self._attribute):
@@ -62,7 +62,7 @@ class Instances:
         """Return ``[actor_optimizer]`` if several instances are of this class, else ""."""
         if instance is None:
             return ""
-        if instance not in self._known:  # made since, or held by a function that runs only now
+        if instance not in self._known:  # new, or held by a function that has just begun
             same = [known for known in self._known if type(known).__name__ == type(instance).__name__]
             self._known.add(instance)
             if same:
@@ -73,7 +73,7 @@ class Instances:
     def _number(self, instance: Any) -> str:
         """Return a number for an instance without a label: "" for the first in this recording, then 1.
 
-        One that is gone leaves its number to the next.
+        The number of a deleted instance is used again.
         """
         same = self._unheld.setdefault(type(instance).__name__, [])
         held = [known() for known in same]
@@ -87,12 +87,12 @@ class Instances:
 class Loaders(Instances):
     """Names data loaders by their iterators, which do not keep them alive.
 
-    Only those that the program itself holds: frameworks have regions around their loops over data.
+    Covers only loaders that the program itself holds: frameworks have regions around their loops over data.
     """
 
     def __init__(self) -> None:
         super().__init__(DataLoader, "sampler", Labels(2, frameworks=False))
-        self._iterators = IdentitySet()  # whose loader was looked for
+        self._iterators = IdentitySet()  # those whose loader was searched for
 
     def suffix(self, iterator: Any) -> str:
         """Return ``[train_loader]`` if several loaders are of the class of the one iterated over, else "".
@@ -104,7 +104,7 @@ class Loaders(Instances):
         if iterator not in self._iterators:
             self._iterators.add(iterator)
             loader = self._loader(iterator)
-            if loader is None:  # made since, or gone
+            if loader is None:  # new, or deleted
                 self._find()
                 loader = self._loader(iterator)
             if loader is not None:
@@ -113,7 +113,7 @@ class Loaders(Instances):
         return f"[{label}]" if label else ""
 
     def _apart(self) -> Iterable[Any]:
-        """Return one loader for each sampler: frameworks wrap the loaders of the program."""
+        """Return one loader for each sampler, as frameworks wrap the loaders of the program."""
         return {id(training.index_sampler(loader)): loader for loader in reversed([*self._known])}.values()
 
     def _loader(self, iterator: Any) -> Any:

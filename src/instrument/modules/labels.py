@@ -21,11 +21,11 @@ _CONTAINERS = (list, tuple)
 class Labels:
     """Labels objects of the same name: ``actor``, ``agent.critic``, otherwise ``0`` and ``1``.
 
-    A label is looked up once; it stays the object's own for as long as that lives.
+    A label is looked up once, and stays with its object for the object's lifetime.
 
     Args:
         depth: how many names a label has at most.
-        frameworks: whether the names that a framework has for its own count.
+        frameworks: whether variables of installed packages count as well.
 
     Attributes:
         budget: how many values all further searches together may inspect, about 1 us each.
@@ -70,7 +70,8 @@ class Labels:
 
     def keep(self, thing: Any, label: str) -> None:
         """Give ``thing`` the label ``label`` until it is deleted."""
-        # A method of dict, as errors of a callback cannot be contained. The reference is the default of `pop`.
+        # The callback is a method of dict, as errors in a callback cannot be contained. The reference becomes the
+        # default of `pop`.
         self._known[id(thing)] = weakref.ref(thing, functools.partial(self._known.pop, id(thing))), label
 
     def held(self, kind: type) -> list[Any]:
@@ -79,7 +80,7 @@ class Labels:
         return [value for _, value in found.values()]
 
     def _paths(self, things: Sequence[object]) -> dict[int, str]:
-        """Return the shortest path to each of ``things`` from a variable of a function that runs, by its id."""
+        """Return the shortest path to each of ``things`` from a variable of a running function, by its id."""
         wanted = {id(thing) for thing in things}
         found = self._search(lambda value: id(value) in wanted, len(wanted))
         return {key: path.removeprefix("self.") for key, (path, _) in found.items()}
@@ -110,7 +111,7 @@ class Labels:
 
 
 def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield the values that ``value`` holds, without calling any of its methods."""
+    """Yield the items or attributes of ``value``, without calling any of its methods."""
     kind = type(value)
     if kind is dict:
         for key, held in value.items() if len(value) < _FRAMES else ():  # type: ignore[attr-defined, arg-type]
@@ -126,9 +127,9 @@ def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _namespaces(frameworks: bool) -> Iterator[dict[str, Any]]:
-    """Yield the variables of the functions that run, the innermost first, and those of their modules.
+    """Yield the variables of the running functions, innermost first, and of their modules.
 
-    Without ``frameworks``, only of those that are not installed.
+    Without ``frameworks``, leave out functions of installed packages.
     """
     frame: FrameType | None = sys._getframe(1)
     seen = set[int]()
@@ -148,8 +149,8 @@ def _namespaces(frameworks: bool) -> Iterator[dict[str, Any]]:
 def _variables(frame: FrameType) -> dict[str, Any]:
     """Return a copy of the variables of ``frame``.
 
-    Up to Python 3.12, ``f_locals`` of a function is a dictionary that keeps them alive until the function returns,
-    the one that ``locals()`` returns there: it is emptied again, and left alone where the function asks for it.
+    Up to Python 3.12, ``f_locals`` of a function is the dictionary that ``locals()`` returns there, and keeps the
+    variables alive until the function returns. It is emptied again, unless the function itself holds it.
     """
     code = frame.f_code
     if not code.co_flags & inspect.CO_OPTIMIZED:  # a module, whose variables are in the dictionary itself

@@ -23,10 +23,10 @@ class Layer:
     """One place of a module in a model, with the regions of its calls.
 
     Attributes:
-        region: the region of its forward; None if only the calls around it need to know of it.
+        region: the region of its forward; None if it only serves to tell calls inside it apart.
         evaluation: the region of its forward in evaluation mode.
         backward: the region of its backward; None if there is none.
-        alone: the layer for calls outside of any other call; its name differs from others of its class.
+        alone: the layer for calls outside of any other call; its name differs from those of others of its class.
         parent: the layer that calls it, as far as the model's structure shows.
         primary: the first layer of its module, which the module's hooks refer to.
         aliases: for a primary layer, all layers of a module with several places; else empty.
@@ -122,7 +122,7 @@ thread_state = _ThreadState()
 def when_closed(callback: Callable[[], None]) -> None:
     """Call ``callback`` once no module call is open on this thread: now, or when the outermost one is closed."""
     if thread_state.stack.drop_ended() is None:
-        thread_state.stack.on_idle = None  # an interrupt came just before its call
+        thread_state.stack.on_idle = None  # an interrupt came just before the callback was called
         callback()
     else:
         thread_state.stack.on_idle = callback
@@ -171,10 +171,10 @@ class ModuleCall:
         token: closes its region.
         back: closes the region of its backward.
         heads: the numbers of the nodes at which the backward of calls inside begins.
-        head: the last of them, or -1.
-        inner: the number of the first node of the first such call, or -1.
-        exits: the nodes of this call made before that node to which it leads.
-        joined: whether the backward of another call begins at the node before its first.
+        head: the last of these numbers, or -1.
+        inner: the number of the first node of the first call inside, or -1.
+        exits: the earlier nodes of this call to which that node leads.
+        joined: whether the backward of another call begins at the node before the first one.
         running: the backward pass in which its region is open.
     """
 
@@ -215,7 +215,7 @@ class ModuleCall:
                 running = current() or join()
             opened, first = running.opened, self.first
             while opened and opened[-1].first > first:
-                running.close()  # all its nodes are younger than those that run now
+                running.close()  # its nodes were all made after those that run now
             if self.running is None:
                 running.open(self)
         except Exception as error:
@@ -227,7 +227,7 @@ class ModuleCall:
 
 
 class BackwardPass:
-    """The part of one thread in a backward pass: the regions that are open, innermost last."""
+    """One thread's part of a backward pass: the open regions, innermost last."""
 
     __slots__ = ("hooks", "opened", "thread")
 
@@ -239,7 +239,7 @@ class BackwardPass:
     def open(self, call: ModuleCall) -> None:
         """Open the region of ``call``, after the regions around it that are not open yet."""
         around, region = call.around, call.layer.backward
-        # A call whose forward still runs holds this backward: its forward region is around it.
+        # A call whose forward still runs contains this backward: its forward region is open around it.
         if around is not None and around.running is None and around.frame is None:
             self.open(around)
         if region is None:
@@ -260,7 +260,7 @@ class BackwardPass:
         return call
 
     def end(self, call: ModuleCall) -> None:
-        """Close the open region of ``call``, the regions inside it, and those around it that end with it."""
+        """Close the open region of ``call``, the regions inside it, and the regions around it that end with it."""
         while self.close() is not call:
             pass
         around = call.around
@@ -299,12 +299,12 @@ _passes: dict[tuple[int, int], BackwardPass] = {}  # by the number of the pass a
 
 
 def current() -> BackwardPass | None:
-    """Return the part of this thread in the current backward pass, if it has one."""
+    """Return this thread's part of the current backward pass; None if it has none."""
     return _passes.get((_current_pass(), get_ident()))
 
 
 def join() -> BackwardPass:
-    """Begin the part of this thread in the current backward pass."""
+    """Begin this thread's part of the current backward pass."""
     key, running = (_current_pass(), get_ident()), BackwardPass()
     _at_the_end(PassEndCallback(key))  # first: without it the regions would stay open
     _passes[key] = running

@@ -1,7 +1,7 @@
 """The parts of a step outside the model, and the patches that make each a region.
 
-Dynamo checks at every call of compiled code that the functions which it traced are the same, so none of those is
-replaced that may be inside: the patches are on context managers and methods that Dynamo knows by itself.
+At every call of compiled code, Dynamo checks that the functions which it traced are unchanged. No function that
+may be traced is therefore replaced: the patches are on context managers and methods that Dynamo handles specially.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Switch:
 def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
     """Yield patches by which ``begin`` opens a region around each block with a context manager of class ``kind``.
 
-    A with statement looks both methods up before it calls one, so that a region which is open is also closed
-    when the patches are undone in between.
+    A with statement looks both methods up before it calls one, so an open region is closed even if the patches are
+    undone in between.
     """
     kept = f"_instrument_{next(_NUMBERS)}"  # other code may have patched the same class
 
@@ -103,8 +103,9 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
 def _data(switch: Switch) -> Iterator[Patch]:
     """Show the ranges of data loaders under names that differ for each, also in torch's own ranges.
 
-    Torch's ranges are there however the method was reached, as through what a learning rate scheduler bound to an
-    optimizer, which no patch on its class would see, and they are closed on exceptions, unlike a pair of hooks.
+    torch's ranges appear however the method is reached, as through a method that a learning rate scheduler bound
+    to an optimizer, which no patch of the class would cover. Unlike a pair of hooks, they are closed on
+    exceptions.
     """
     with guard.contained("telling data loaders apart"):
         loaders.look()
@@ -135,7 +136,7 @@ def _optimizer(switch: Switch) -> Iterator[Patch]:
 
 
 def _clipping(switch: Switch) -> Iterator[Patch]:
-    """Recognize the functions by their ``torch.no_grad``, also where a program imported them by name."""
+    """Recognize the functions by their ``torch.no_grad``, even if a program imported them by name."""
     clipping = training.clipping()
     if clipping is None:
         return
@@ -152,8 +153,8 @@ def _calls(
 ) -> Patch:
     """Open the region that ``named(*arguments)`` returns, if any, around calls of ``method``.
 
-    One that is ``overridable`` by ``__torch_function__`` stays so; torch itself would hand this function on as the
-    one that was called, instead of the original.
+    A method that is ``overridable`` by ``__torch_function__`` stays so: the override receives the original, where
+    torch itself would pass this wrapper.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,7 +200,7 @@ def _collectives(switch: Switch) -> Iterator[Patch]:
 def _backward(switch: Switch) -> Iterator[Patch]:
     """Annotate backward passes: `torch.Tensor.backward` calls `torch.autograd.backward`, which is patched.
 
-    Code that is annotated "backward" has that region already.
+    Inside code annotated as "backward", no second region is opened.
     """
     shown = region.make(dispatch.BACKWARD, None, None, None, None)
 

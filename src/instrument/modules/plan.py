@@ -1,4 +1,4 @@
-"""Plans which modules of a model get which layers and hooks, given the model as it is now."""
+"""`plan`: decides which modules of a model get which layers and hooks, given the model as it is now."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
     """Return the plan for ``model``.
 
     Args:
-        model: whose modules it is about.
+        model: the model.
         namer: makes the layers.
-        taken: the layers of modules that have hooks already, by the id of the module; they get no second ones.
+        taken: the layers of modules that have hooks already, by the id of the module; they get no second hooks.
     """
     known = list(places(model))
     visible = [place for place in known if not place.hidden and _called(place.module)]
@@ -116,7 +116,7 @@ def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
 def _has_namesake(place: Place, parent: Layer | None) -> bool:
     """Return whether the holder of ``place`` has another attribute of its class; layers in a list have none.
 
-    Without a ``parent``, that module has no forward, as an agent that calls its actor, or was not chosen.
+    Without a ``parent``, the holder was not chosen or has no forward, such as an agent that calls its actor.
     """
     own = place.path.rpartition(".")[2]
     if place.parent is None or own.isdecimal() or (parent is None and _called(place.parent.module)):
@@ -132,7 +132,7 @@ def _above(place: Place) -> Iterator[Place]:
 
 
 def _has_fast_path(place: Place) -> bool:
-    """Return whether hooks on the module, or inside it, make it leave its fast path and change its results."""
+    """Return whether hooks on the module or inside it would switch off its fast path and change its results."""
     return isinstance(place.module, nn.TransformerEncoderLayer)
 
 

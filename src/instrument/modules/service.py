@@ -26,12 +26,12 @@ T = TypeVar("T")
 class PatchService(ABC, Generic[T]):
     """Changes modules or torch for requests of type ``T``; `refresh` brings the changes up to date."""
 
-    early = False  # whether the changes are made in the warm-up of a recording already
+    early = False  # whether the changes are made as early as the warm-up of a recording
 
     def __init__(self) -> None:
         self.requests: list[T] = []
         self._on = False
-        self._warmed = 0  # recordings in warm-up, when changes were last brought up to date
+        self._warmed = 0  # the number of recordings in warm-up at the last refresh
         self._suspended = 0
         self._stale = False
         self._lock = threading.RLock()
@@ -116,7 +116,7 @@ class PatchService(ABC, Generic[T]):
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Undo the changes in the body, where torch compiles or scripts and would include them."""
+        """Undo the changes during the body, in which torch compiles or scripts and would include them."""
         self._suspend(1)
         try:
             yield

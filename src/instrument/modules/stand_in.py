@@ -1,7 +1,7 @@
 """Replaces the call of one module without a hook.
 
-torch reads the attribute that `module.compile()` sets. Some callers refuse a module with hooks, others run it
-differently; neither sees this.
+It is in the attribute that `module.compile()` sets and torch reads. Some callers refuse a module with hooks,
+others run it differently; neither notices a stand-in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..patch import TRANSPARENT
 class StandIn:
     """Replaces a module's call, or ``compiled``; copies and pickles of the module leave it out.
 
-    It is not bound to the module, as a replica of that shares it: the one that is called is found in the frames of
+    It is not bound to the module, as replicas of the module share it: the called module is found in the frames of
     the callers. The first frames may belong to other wrappers of the call.
     """
 
@@ -31,7 +31,7 @@ class StandIn:
 
 
 def called_module(caller: FrameType | None, usual: Any) -> Any:
-    """Return the module that torch calls in ``caller`` or, past wrappers of this package, in what called that.
+    """Return the module that torch calls in ``caller`` or, past wrappers of this package, in a caller of that.
 
     If something else called the stand-in, return ``usual``, the module that it was put on; or, inside the call of
     a replica that shares the stand-in, that replica.

@@ -46,14 +46,14 @@ patcher = StepPatcher()
 def annotate_step(*parts: str) -> Handle:
     """Annotate the parts of a training step outside the model, in every active profiler.
 
-    torch is patched only while a profiler records or a tool is attached. Results do not change, nor does compiled
-    code; regions inside it do not appear.
+    torch is patched only while a profiler records or a tool is attached. Results and compiled code do not
+    change; regions inside compiled code do not appear.
 
     Args:
         *parts: which parts; all of them if none is given:
 
             - "optimizer": each optimizer's ``step`` and ``zero_grad``, and "data": the ``__next__`` of a
-              `torch.utils.data.DataLoader`. torch.profiler shows them on its own
+              `torch.utils.data.DataLoader`. torch.profiler shows these by itself
               (``Optimizer.step#AdamW.step``); this shows them under the same names in the other profilers.
             - "backward": ``loss.backward()`` and `torch.autograd.backward` as a whole.
             - "copies": ``copy to cuda:0``, a copy of a tensor from the CPU to another device by ``to``,

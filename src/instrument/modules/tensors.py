@@ -24,7 +24,7 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def _inside(value: object) -> list[object]:
-    # Calls no method of the value: it may compute.
+    # Calls no method of the value: a method may compute.
     if isinstance(value, dict):
         return list(dict.values(value))[:MOST]
     if isinstance(value, UserDict):
@@ -40,6 +40,6 @@ def _inside(value: object) -> list[object]:
 
 def _held(value: object, name: str) -> object:
     try:
-        return object.__getattribute__(value, name)  # past a `__getattr__`; also what is in slots
+        return object.__getattribute__(value, name)  # bypasses `__getattr__`, and finds attributes in slots
     except AttributeError:
         return None

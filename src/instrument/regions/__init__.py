@@ -1,1 +1,1 @@
-"""What is this code called? Regions, and the emitters that turn them into each profiler's ranges."""
+"""Regions, which name code, and the emitters that turn them into each profiler's ranges."""

@@ -18,7 +18,7 @@ from . import dispatch, region, wrap
 _CONTEXTLIB = contextlib.ExitStack.__enter__.__code__.co_filename
 FEATURE = "annotate"
 
-Place = tuple[int, int]  # thread and frame; 0 for the thread of suspended code, which may resume on another
+Place = tuple[int, int]  # thread and frame; the thread is 0 for suspended code, which may resume on another
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C")
@@ -41,13 +41,13 @@ class Annotation:
         self._name = name
         self._attributes = attributes
         self._region: region.Region | None = None
-        self._open: dict[Place, list[dispatch.Token]] = {}  # regions to close, by their opener
+        self._open: dict[Place, list[dispatch.Token]] = {}  # tokens to close, by the place that opened them
 
     def __repr__(self) -> str:
         return f"annotate({self._name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return annotate, (self._name, *self._attributes)  # open regions belong to this object alone
+        return annotate, (self._name, *self._attributes)  # the open regions are not copied
 
     def __call__(self, wrapped: C, /) -> C:
         """Return ``wrapped``, annotated."""
@@ -69,7 +69,7 @@ class Annotation:
         again = functools.partial(self._decorate, name=name)
         if isinstance(wrapped, (staticmethod, classmethod)):
             return type(wrapped)(again(wrapped.__func__))
-        if isinstance(wrapped, MethodType):  # stays a method: copies and pickles use the object it is bound to
+        if isinstance(wrapped, MethodType):  # stays one: copies and pickles depend on the bound object
             return MethodType(again(wrapped.__func__), wrapped.__self__)
         if isinstance(wrapped, property):
             return property(wrapped.fget and again(wrapped.fget), wrapped.fset, wrapped.fdel, wrapped.__doc__)
@@ -100,15 +100,15 @@ class Annotation:
         self._open.setdefault(place, []).append(token)
 
     def _finish(self, place: Place) -> None:
-        # The same frame opens and closes a with block, also if other threads and tasks run in between. What was
-        # opened by hand in another frame of this thread is closed last one first.
+        # The same frame opens and closes a with block, also if other threads and tasks run in between. Regions
+        # opened by hand in another frame of this thread are closed in reverse order.
         tokens = self._open.get(place)
         if tokens is None:
             thread = get_ident()
             place = next((key for key in reversed(list(self._open)) if key[0] == thread), place)
             tokens = self._open.get(place)
         if tokens is None:
-            return  # entered before anybody listened
+            return  # entered before any emitter was active
         token = tokens.pop()
         if not tokens:
             del self._open[place]
@@ -178,7 +178,7 @@ def _place(frame: FrameType) -> Place:
 
 
 class _Off(Annotation):
-    """What `annotate` returns under ``INSTRUMENT=0``."""
+    """Returned by `annotate` under ``INSTRUMENT=0``; does nothing."""
 
     __slots__ = ()
 
@@ -213,13 +213,13 @@ def annotate(
     listening profiler a call reads one flag, after asking torch whether it is being compiled.
 
     Args:
-        message: the region's name; for a decorator, by default the qualified name of what is decorated.
+        message: the region's name; for a decorator, by default the qualified name of the decorated object.
         color: an integer 0xRRGGBB or 0xAARRGGBB, "#RRGGBB", or a colour's name; by default one that depends
             on the name alone. Shown by NVTX tools.
         domain: the NVTX or ITT domain; by default "instrument".
         category: the NVTX category, a name or a number.
-        payload: what NVTX tools show with each range: a number, or numbers in a list, tuple, range, bytes or
-            numpy array, as they are when first shown.
+        payload: shown by NVTX tools with each range: a number, or numbers in a list, tuple, range, bytes or
+            numpy array, with the values that they have when first shown.
 
     Raises:
         TypeError: an argument of a type other than these, or something that cannot be decorated.
@@ -238,7 +238,7 @@ def annotate(
             attributes = (color, domain, category, payload)
             return Annotation(message, attributes) if settings.enabled else _Off(message, attributes)
         if not (callable(message) or hasattr(message, "__func__") or hasattr(message, "__get__")):
-            raise TypeError(f'"message" must be a string, or what is to be decorated: {message!r}')
+            raise TypeError(f'"message" must be a string, or the object to decorate: {message!r}')
         return Annotation(None, (color, domain, category, payload))(message)
     except (TypeError, ValueError):
         raise

@@ -1,4 +1,4 @@
-"""The active emitters, to which every region is dispatched, and a flag that is True while one is active.
+"""The active emitters, to which every region is dispatched, and the flag that says whether there are any.
 
 An idle annotation reads `recording` after `tracing` (15 ns); it is True while an emitter is active.
 """
@@ -22,7 +22,7 @@ from .emitters.jax import JaxEmitter
 from .emitters.torch_nested import NestedTorchProfilerEmitter, torch_emitter
 from .region import Region
 
-Token = tuple[Callable[[Any], None], Any]  # the function that closes a region, with its argument
+Token = tuple[Callable[[Any], None], Any]  # the function that closes a region, and its argument
 
 
 class NullEmitter:
@@ -54,7 +54,7 @@ class FanOutEmitter:
         return [try_emit(emitter, emitter.push, emitter.pop, region) for emitter in self._emitters]
 
     def start(self, region: Region) -> list[Token]:
-        """Open a range in each profiler that other ranges may overlap."""
+        """Open a range in each profiler; other ranges may overlap it."""
         return [try_emit(emitter, emitter.start, emitter.end, region) for emitter in self._emitters]
 
     def pop(self, tokens: list[Token]) -> None:
@@ -78,7 +78,7 @@ class _ThreadState(threading.local):
 
 NULL_EMITTER = NullEmitter()
 NO_TOKEN: Token = (NULL_EMITTER.pop, None)  # closes nothing
-BACKWARD = "backward"  # drawn by this library, unless the program drew a region of this name around it
+BACKWARD = "backward"  # shown by this library, unless the program shows a region of this name around it
 _state = _ThreadState()
 recording = False
 current: Emitter = NULL_EMITTER  # receives the regions
@@ -116,7 +116,7 @@ def log_hidden() -> None:
 def try_emit(
     emitter: Emitter, begin: Callable[[Region], Any], close: Callable[[Any], None], region: Region
 ) -> Token:
-    """Begin ``region`` in ``emitter``; drop the emitter if it fails."""
+    """Begin ``region`` in ``emitter``; drop the emitter if that fails."""
     try:
         return close, begin(region)
     except Exception as error:
@@ -212,9 +212,9 @@ class ActiveEmitters:
 
     def __init__(self) -> None:
         self._attached: list[Emitter] = []  # their tool was attached when the process started
-        self._recording: list[Emitter] = []  # while a torch profiler records: torch's own, and JAX's
+        self._recording: list[Emitter] = []  # while a torch profiler records: the emitters for torch and for JAX
         self._added: list[Emitter] = []  # by other parts of the library, from `add` to `remove`
-        self._failed: set[str] = set()  # the names of emitters that were taken out
+        self._failed: set[str] = set()  # the names of emitters that were dropped
         self._target = ""
         self._follows_torch = False
         self._patches: list[Patch] = []  # stay until the process ends: they call the original
@@ -256,8 +256,8 @@ class ActiveEmitters:
             self._notify()
 
     def drop(self, emitter: Emitter, error: Exception) -> None:
-        """Drop a failing emitter; torch's is tried again with the next recording."""
-        if isinstance(error, (MemoryError, RecursionError)):  # of the program: only this region is not shown
+        """Drop a failing emitter; the one for torch is tried again with the next recording."""
+        if isinstance(error, (MemoryError, RecursionError)):  # the program's error: only this region is not shown
             guard.note(f"emitter {emitter.name}", error)
         else:
             self._attached = [other for other in self._attached if other is not emitter]
@@ -301,10 +301,10 @@ class ActiveEmitters:
 
     @guard.contained("following torch's profiler")
     def _profiler_started(self, target: str, profiler: Any) -> None:
-        """A torch profiler is about to record."""
+        """Note that a torch profiler is about to record."""
         self._target, self._recording = target, []
         with guard.contained("following torch's profiler"):
-            NestedTorchProfilerEmitter.end_all()  # of the recording that this one replaces
+            NestedTorchProfilerEmitter.end_all()  # the ranges of a recording that this one replaces
             auto = settings.emitters == "auto"
             if auto or "torch" in settings.emitters:
                 self._recording.append(torch_emitter(profiler))
@@ -314,14 +314,14 @@ class ActiveEmitters:
 
     @guard.contained("following torch's profiler")
     def _profiler_stopped(self) -> None:
-        """The torch profiler stopped recording."""
+        """Note that the torch profiler stopped recording."""
         self._recording = []
         with guard.contained("following torch's profiler"):
             self._refresh()
         NestedTorchProfilerEmitter.end_all()
 
     def check(self) -> None:
-        """Notice that torch's profiler stopped if an interrupt kept it from notifying us."""
+        """Check whether torch's profiler stopped unnoticed, as when an interrupt prevents its notification."""
         if not profilers.running():
             self._profiler_stopped()
 

@@ -11,7 +11,7 @@ Token = tuple[list[Region], Region]
 
 
 class RegionPath:
-    """An emitter that only remembers; `instrument.regions.dispatch.active.add` makes it listen."""
+    """An emitter that only keeps names of open regions; `instrument.regions.dispatch.active.add` activates it."""
 
     name = "path"
 
@@ -32,7 +32,7 @@ class RegionPath:
         return opened, region
 
     def pop(self, token: Token) -> None:
-        """Note that it closed, wherever it was opened."""
+        """Note that the region closed, on whichever thread it was opened."""
         opened, region = token
         for index in range(len(opened) - 1, -1, -1):  # suspended code may close out of order
             if opened[index] is region:
@@ -43,4 +43,4 @@ class RegionPath:
     end = pop
 
     def mark(self, region: Region) -> Any:
-        """An instant is never open."""
+        """Do nothing: an instant is never open."""

@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import Any
 
 DOMAIN = "instrument"
-OWN_WORK = "instrument (own work)"  # the region of the library's own work in a recorded step
-OVERLAPPING = "instrument (overlapping regions)"  # shown on a GPU's lane if the region's name cannot be
+OWN_WORK = "instrument (own work)"  # the library's own work during a recorded step
+OVERLAPPING = "instrument (overlapping regions)"  # shown on a GPU's lane where a region's own name cannot be
 OPAQUE = 0xFF000000
 
-# The names that nvtx defines itself, without alpha, unlike those from matplotlib.
+# The names that nvtx knows itself. It gives them no alpha, unlike the names that it looks up in matplotlib.
 NVTX_COLORS = ("blue", "cyan", "darkgreen", "green", "orange", "purple", "rapids", "red", "white", "yellow")
 
 # These, and the rest of the basic web colours.
@@ -43,7 +43,7 @@ COLORS = {
     "yellow": 0xFFFF00,
 }
 
-# Muted and distinct, so that neighbours differ on a timeline. A region without a colour gets one by its name.
+# Muted and distinct, so that neighbours differ on a timeline; a region without a colour gets one from its name.
 PALETTE = (
     0x4E79A7, 0xF28E2B, 0xE15759, 0x76B7B2, 0x59A14F, 0xEDC948,
     0xB07AA1, 0xFF9DA7, 0x9C755F, 0x86BCB6, 0xD37295, 0x8CD17D,
@@ -51,9 +51,9 @@ PALETTE = (
 
 
 class Region:
-    """A named stretch of code. Emitters keep what they prepared for it in ``prepared``, by their own name.
+    """A named stretch of code. Emitters keep prepared data in ``prepared``, each under its own name.
 
-    ``arguments`` are lists of integers, which torch.profiler shows as inputs where it records shapes.
+    ``arguments`` are lists of integers, which torch.profiler shows as inputs if it records shapes.
 
     ``plain`` is the name for torch.profiler: printable ASCII without quotes and backslashes. It writes
     "unknown" for any name with other characters, and quotes unescaped, which makes the whole trace unreadable.
@@ -82,7 +82,7 @@ class Region:
 
 
 def _utf8(text: str) -> str:
-    """Return ``text`` without lone surrogates, as in names of files: no profiler takes them."""
+    """Return ``text`` without lone surrogates, which file names may hold and no profiler accepts."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -99,7 +99,7 @@ def plain(name: str) -> str:
 
 
 def check(color: object, domain: object, category: object, payload: object) -> None:
-    """Raise ``TypeError`` or ``ValueError``, naming the argument, for what `make` would not take."""
+    """Raise ``TypeError`` or ``ValueError``, naming the argument, for a value that `make` does not accept."""
     if color is not None:
         argb(color)
     if domain is not None and not isinstance(domain, str):
@@ -128,7 +128,7 @@ def argb(color: object) -> int:
 
     Args:
         color: an integer, "#RRGGBB", "#AARRGGBB", one of `COLORS`, or any colour matplotlib knows if it is
-            installed. Alpha is 255 where nothing is said, and 0 for `NVTX_COLORS`, as with nvtx.
+            installed. Alpha is 255 by default, and 0 for `NVTX_COLORS`, as with nvtx.
 
     Raises:
         TypeError: neither a string nor an integer.
@@ -159,7 +159,7 @@ def argb(color: object) -> int:
 
 
 def by_name(name: str) -> int:
-    """Return the default colour of a region; the same for the same name, in every process."""
+    """Return the default colour for a region's name; every process gives a name the same colour."""
     return OPAQUE | PALETTE[zlib.crc32(name.encode("utf-8", "replace")) % len(PALETTE)]
 
 
@@ -176,7 +176,7 @@ def make(
     return region
 
 
-# Bounded, since names made in a loop (f"batch {i}") would otherwise be kept for ever.
+# Bounded, since names made in a loop (f"batch {i}") would otherwise be kept forever.
 @lru_cache(maxsize=4096, typed=True)
 def _make(name: str, color: str | int | None, domain: str | None, category: str | int | None) -> Region:
     return Region(

@@ -1,4 +1,4 @@
-"""Wrap what can be called, by its kind, at the least idle cost.
+"""Wraps functions, generators, coroutines and classes, each at the lowest idle cost.
 
 A plain function gets a wrapper with its own signature: passing arguments on by name costs half of
 ``*args, **kwargs``. Wrappers are closures, which torch.compile traces through; it would silently bypass an
@@ -23,9 +23,9 @@ from .region import Region
 Maker = Callable[[Callable[..., Any], Callable[[], dispatch.Token], str, ModuleType], FunctionType]
 
 # {names} is the parameter list, {call} the same as arguments. Under Dynamo `tracing()` is the constant True, so
-# that `recording` is never read there: read, it would be guarded and the code compiled again when it changes.
-# The closure holds only functions and strings: Dynamo must be able to rebuild it for an object made inside
-# the graph.
+# that `recording` is never read there: if it were, Dynamo would guard on it and recompile when it changes.
+# The closure holds only functions and strings: Dynamo must be able to rebuild it for an object made inside the
+# graph.
 _TEMPLATE = """
 def make(_function_, _enter_, _name_, _dispatch_):
     def wrapper({names}):
@@ -98,7 +98,7 @@ def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
         return _maker(*_ANYTHING)(function, enter, region.name, dispatch)
     parameters = _parameters(function.__code__)
     made = _maker(*parameters)(function, enter, region.name, dispatch)
-    # A separate code object: Dynamo caches by code object and gives up after a few entries for one.
+    # Each wrapper has its own code object: Dynamo caches by code object and gives up after a few entries on one.
     code = made.__code__.replace(co_name=function.__name__)
     # With the function's own globals: torch.jit.script compiles its source and looks names up there.
     wrapper = FunctionType(code, function.__globals__, function.__name__, closure=made.__closure__)
@@ -171,13 +171,13 @@ def _dress(wrapper: Any, wrapped: Any, region: Region) -> Any:
     """Give ``wrapper`` the name, documentation, signature and attributes of ``wrapped``."""
     functools.update_wrapper(wrapper, wrapped)
     for name in [name for name in vars(wrapper) if name.startswith("_torchdynamo") or name in _OF_COMPILED]:
-        delattr(wrapper, name)  # they speak of `wrapped`: torch.compile would take the wrapper for it
+        delattr(wrapper, name)  # they describe `wrapped`: torch.compile would mistake the wrapper for it
     wrapper.__annotated__ = region.name
     return wrapper
 
 
 def function(wrapped: Callable[..., Any], region: Region) -> Any:
-    """Return ``wrapped`` with ``region`` around each call (each run, for what is suspended in between)."""
+    """Return ``wrapped`` with ``region`` around each call (each run, for code that is suspended in between)."""
     if inspect.isasyncgenfunction(wrapped):
         make: Callable[..., Any] = _async_generator
     elif inspect.iscoroutinefunction(wrapped):

@@ -18,8 +18,8 @@ from .console import print_line, print_table, print_wrapped
 _MOST = 20  # ranks on one line
 _FILES = 20
 _CLOCK = (
-    '"clock" is what to add to the times of a rank to get times on the clock of the lowest rank, by the ends of '
-    'the collectives that they share; "?" if they share none.'
+    '"clock" is the offset to add to the times of a rank to get times on the clock of the lowest rank, by the '
+    'ends of the collectives that they share; "?" if they share none.'
 )
 _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 
@@ -49,7 +49,7 @@ def print_rank_table(traces: TraceSet, collectives: Collectives, *, title: str =
         print_line(console, f"Missing: rank {_numbers(traces.missing)}")
     if several and traces.guessed:
         print_line(
-            console, f"Neither file nor name gives the rank, so numbered by name: {_numbers(traces.guessed)}"
+            console, f"Neither the file nor its name gives the rank; numbered by name: {_numbers(traces.guessed)}"
         )
     for path, reason in traces.failed.items():
         print_line(console, f"Cannot read {path}: {reason}")

@@ -99,7 +99,7 @@ class FunctionCallSteps:
             undo(self._patches)
 
     def search(self) -> None:
-        """Search the function in the script and, if a file is named, in the modules loaded from that file."""
+        """Search for the function in the script and, if a file is named, in the modules loaded from that file."""
         if not self.found and not self._removed:
             with guard.contained(FEATURE):
                 for module in self._modules():

@@ -39,9 +39,9 @@ class OptimizerSteps:
 
     Another optimizer takes the place of the first when it steps twice in a row and either updates some of the same
     parameters, as if each epoch creates an optimizer, or follows a phase of the first alone, as if layers are
-    trained one after the other; else once it goes on alone. An optimizer on another thread takes its place only
-    after the thread of the first has ended. A step that a `torch.amp.GradScaler` skips counts. A step during the
-    backward pass, as with one optimizer for each parameter, ends with that pass and belongs to the thread that
+    trained one after the other; otherwise, after 50 steps alone. An optimizer on another thread takes its place
+    only after the thread of the first has ended. A step that a `torch.amp.GradScaler` skips counts. A step during
+    the backward pass, as with one optimizer for each parameter, ends with that pass and belongs to the thread that
     called the pass. The steps of an optimizer that wraps another count once. A step in the capture of a CUDA
     graph, which runs nothing, counts at each replay.
 
@@ -63,7 +63,7 @@ class OptimizerSteps:
         self._uncounted = False  # a step that was not reported
         self._before = len(_compiled)
         self._state = _ThreadState()
-        self._thread = get_ident() if every else None  # whose steps count; None before the first
+        self._thread = get_ident() if every else None  # the thread whose steps count; None before the first
         self._passes: set[int] = set()  # threads whose backward pass is running
         self._due: set[int] = set()  # threads in whose backward pass an optimizer stepped
         self._handle: Any = None

@@ -1,1 +1,1 @@
-"""Which line makes the CPU wait for the GPU?"""
+"""Finds the lines that make the CPU wait for the GPU."""

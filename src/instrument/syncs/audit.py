@@ -34,7 +34,7 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
             explain, and so does `unexplained`.
 
     Raises:
-        TypeError: ``trace`` is neither, or several traces.
+        TypeError: ``trace`` is neither of these, or holds several traces.
         TraceError, OSError: the file cannot be read.
     """
     recorded = read_any(trace) if isinstance(trace, (str, os.PathLike)) else trace
@@ -45,7 +45,7 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
     program = TraceContext(recorded, thread, np.array([wait.start_ns for wait in waits], np.int64))
     contexts = [program.context(row) for row in range(len(waits))]
     own = _of_profiler(recorded, waits, contexts)
-    # A function says less than a line: its copies in either direction, and its regions, are findings of their own.
+    # A function says less than a line: its copies in each direction, and its regions, are separate findings.
     recorders: dict[object, Recorder] = defaultdict(Recorder)
     unattributed = 0
     for rows in _together(waits, contexts, program, own):
@@ -115,10 +115,10 @@ def unexplained(audit: SyncReport, live: SyncReport) -> list[Finding]:
 
 
 def _of_profiler(trace: Trace, waits: list[Synchronization], contexts: list[CallContext]) -> set[int]:
-    """Return the rows of the profiler's own synchronizations: by their stack, or as nothing is open around them.
+    """Return the rows of the profiler's own synchronizations: by stack, or because nothing is open around them.
 
-    torch.profiler ends with one. Those after the last step are the profiler's too; without steps only the last
-    one is, as others may be the program's.
+    torch.profiler ends with a synchronization. All those after the last step are the profiler's too; without steps
+    only the last one is, as others may be the program's.
     """
     launches = trace.runtime.where(trace.gpu.launch[trace.gpu.launch >= 0])
     parts = [part for part in (trace.operators, trace.regions, trace.steps, launches) if part]

@@ -1,7 +1,7 @@
 """`Baseline`: a file of known synchronizations, for "no new syncs" in CI and as an allowlist with reasons.
 
-It is text with a line for each: fingerprint, maximum in a step (or ``*``), reason, and after `` # `` the place at
-the time of writing. Such a file may have comments, needs no library to read, and merges well.
+It is text with a line for each: fingerprint, maximum in a step (or ``*``), reason, and after `` # `` the call site
+at the time of writing. Such a file may have comments, needs no library to read, and merges well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BaselineEntry:
         fingerprint: fingerprint of the finding.
         most: maximum number in a step; None for any number.
         reason: why it is allowed; may be empty in a baseline.
-        where: the place, for people; it is not compared.
+        where: the call site, for people; it is not compared.
     """
 
     fingerprint: str
@@ -95,7 +95,7 @@ class Baseline:
         return known
 
     def write(self, path: str | Path) -> None:
-        """Write the file, its lines ordered by place."""
+        """Write the file, its lines ordered by call site."""
         entries = sorted(self.entries.values(), key=lambda entry: (entry.where, entry.fingerprint))
         lines = [
             f"{entry.fingerprint} {'*' if entry.most is None else entry.most} {entry.reason}".rstrip()
@@ -115,7 +115,7 @@ class Baseline:
             name: name of the file, the reason for entries that have none.
 
         Returns:
-            Place, number in a step and maximum of the synchronizations that exceed their maximum.
+            Call site, number in a step and maximum of the synchronizations that exceed their maximum.
         """
         reasons: dict[int, str] = {}
         more: list[tuple[str, int, int]] = []
@@ -136,13 +136,13 @@ class Baseline:
         return more
 
     def stale(self, several: Sequence[ReportData]) -> list[BaselineEntry]:
-        """Return the entries that none of ``several`` runs has."""
+        """Return the entries that occur in none of the ``several`` runs."""
         seen = {found.fingerprint for one in several for found in one.findings if found.covered}
         return [entry for entry in self.entries.values() if entry.fingerprint not in seen]
 
 
 def _groups(results: ReportData) -> Iterable[tuple[str, list[Finding]]]:
-    """Return the findings that are not allowed by fingerprint, which equal lines of a function share."""
+    """Return the findings that are not allowed, by fingerprint; equal lines of a function share one."""
     groups: dict[str, list[Finding]] = {}
     for found in results.syncs:
         groups.setdefault(found.fingerprint, []).append(found)

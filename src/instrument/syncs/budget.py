@@ -21,7 +21,7 @@ class Budget:
             "train/step" one directly inside a region "train". Regions nested inside count as well.
 
     Raises:
-        TypeError, ValueError: ``limits`` is neither.
+        TypeError, ValueError: ``limits`` is neither of these.
     """
 
     def __init__(self, limits: int | Mapping[str, int]) -> None:
@@ -31,7 +31,7 @@ class Budget:
         self._first: dict[str, Site | None] = {}  # line of the first synchronization beyond the limit
 
     def next_step(self) -> None:
-        """Begin a step with nothing spent."""
+        """Begin a step, with all counts at zero."""
         for name in self._exceeding():
             self._over.setdefault(name, []).append(self._spent[name])
         self._spent.clear()
@@ -61,7 +61,10 @@ class Budget:
         )
         upto = "up to " if len({*spent}) > 1 else ""
         where = f" (the first one too many: {site})" if (site := self._first.get(name)) else ""
-        return f"{_named(name)} waits {upto}{times(max(spent))}{often}; its budget is {self._limits[name]}{where}"
+        return (
+            f"{_named(name)} synchronizes {upto}{times(max(spent))}{often}; "
+            f"its budget is {self._limits[name]}{where}"
+        )
 
     def spend(self, event: SyncEvent) -> tuple[bool, str | None]:
         """Count one synchronization.
@@ -76,7 +79,9 @@ class Budget:
             self._spent[name] += 1
             if self._spent[name] > self._limits[name]:
                 self._first.setdefault(name, event.site or event.via)
-                exceeded = f"{_named(name)} waits {times(self._spent[name])}; its budget is {self._limits[name]}"
+                exceeded = (
+                    f"{_named(name)} synchronizes {times(self._spent[name])}; its budget is {self._limits[name]}"
+                )
         return bool(names), exceeded
 
 

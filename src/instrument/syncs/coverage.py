@@ -19,7 +19,7 @@ _ALWAYS = (
     "Not seen: libraries that call CUDA without torch, memory that the driver frees, and operators that "
     "synchronize inside CUDA's own libraries (unique, sparse coalesce).",
     "Not timed: operators called through torch.ops, and backward nodes written in C++.",
-    "Regions that were opened on steps that were not checked are unknown.",
+    "Regions opened in steps that were not checked are unknown.",
 )
 _BY_WARNING = (
     "This version of torch has no callback before a synchronization: those it warns about are counted without a "

@@ -171,7 +171,7 @@ class SyncDetector(SyncListener):
         self._stop_following()
         self._disarm()
         if self.recorder.steps:
-            self._relabel(None, self.recorder.step)  # what follows the last step is outside of steps
+            self._relabel(None, self.recorder.step)  # events after the last step are outside of steps
         if self._level == "log":
             self._log()
 

@@ -1,4 +1,4 @@
-"""Ends a run before its own end: on a signal, at a limit of steps or at a time limit."""
+"""Ends a run early: on a signal, at a limit of steps or at a time limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EarlyStop(SystemExit):
 
     Attributes:
         reason: what ended the program, in a few words.
-        code: the exit status; 0 if the user asked for this end.
+        code: the exit status; 0 if the user requested this end.
     """
 
     def __init__(self, reason: str, code: int = 0) -> None:
@@ -36,8 +36,8 @@ class ProgramStopper:
     """Ends a program from inside, and notices if the program catches that and goes on.
 
     Args:
-        exit_process: called with the `EarlyStop` if the program caught it and is to end again; must end the
-            process. Without it, `EarlyStop` is raised each time.
+        exit_process: called with the `EarlyStop` if the program caught an earlier one and goes on; must end the
+            process. Without this function, `EarlyStop` is raised each time.
     """
 
     def __init__(self, exit_process: Callable[[EarlyStop], None] | None = None) -> None:

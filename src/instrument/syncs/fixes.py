@@ -86,7 +86,7 @@ PACK = Fix("Pass the lengths on the CPU, and the sequences sorted by length (enf
 TESTING = Fix("A check for tests: keep it out of the step.")
 LIBRARY = Fix("A line of a library synchronizes: see whether an option, or a newer version, avoids that.")
 
-# Path and function of a library's line, which say more than the operation there
+# Path and function of a library's line, which say more than the operation on that line
 _BY_LIBRARY_LINE = (
     ("torch/amp/grad_scaler.py", "get_scale", SCALE),
     ("torch/amp/grad_scaler.py", "", SCALER),
@@ -125,7 +125,7 @@ def _of_operation(name: str) -> Fix:
 
 
 def _by_cause(op: str, found: Finding) -> Fix | None:
-    """Return the fix for what was done, where the operation alone does not say enough."""
+    """Return the fix by cause, if the operation alone does not determine it."""
     cause, up = found.cause.lower().replace("-", "_"), found.direction == "H2D"
     code = found.site.code if found.site else ""
     if op == "bool" and _GUARDS.search(code):

@@ -43,7 +43,7 @@ def detect_syncs(
             every step is checked.
 
     Raises:
-        TypeError, ValueError: an argument is not one of these.
+        TypeError, ValueError: an argument is not accepted.
 
     Example:
         >>> with detect_syncs() as syncs:
@@ -94,7 +94,7 @@ class NoSyncs:
             self._blocks.pop().__exit__(kind, error, traceback)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return ``function`` with each of its calls in a block of its own."""
+        """Return ``function`` with this block around each of its calls."""
         policy.check_decorable(function, "no_syncs")
 
         @transparent

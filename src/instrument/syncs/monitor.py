@@ -127,7 +127,7 @@ class SyncMonitor:
                 self._commit(call)
 
     def ended(self, frame: FrameType | None) -> None:
-        """Note that the call on this thread has returned, or a backward pass that synchronized on another one."""
+        """Note the return of the call on this thread, or of a backward pass that synchronized on another."""
         thread = threading.get_ident()
         scope = self._scope(thread)
         if (scope is not None and scope.synchronizes) or is_profiler_frame(frame):
@@ -155,7 +155,7 @@ class SyncMonitor:
             self._commit(call)
 
     def raise_pending(self, thread: int | None = None) -> None:
-        """Have all listeners give their queued warnings; raise the first error."""
+        """Have all listeners issue their queued warnings; raise the first error."""
         errors: list[Exception] = []
         for listener in reversed(self._listeners):
             try:

@@ -1,4 +1,4 @@
-"""Where synchronizations are allowed or forbidden: `allow_sync`, and the state behind `no_syncs`."""
+"""Allows and forbids synchronizations: `allow_sync`, and the state behind `no_syncs`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AllowSync(contextlib.ContextDecorator):
         return AllowSync(self._reason)
 
     def __call__(self, function: F) -> F:
-        """Return ``function`` with each of its calls in a block of its own."""
+        """Return ``function`` with this block around each of its calls."""
         check_decorable(function, "allow_sync")
         return super().__call__(function)
 
@@ -83,5 +83,5 @@ def allow_reason() -> str | None:
 
 
 def syncs_forbidden() -> bool:
-    """Return whether the caller is inside `forbid_syncs`, and not inside `allow_sync` further in."""
+    """Return whether the caller is inside `forbid_syncs`, and not in an `allow_sync` within it."""
     return _forbidden.get() and _allowed.get() is None

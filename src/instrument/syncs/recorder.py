@@ -19,7 +19,7 @@ from .fixes import fix_of
 
 Key = tuple[Site | None, Site | None, str, str | None, bool]
 Steps = Counter[int | None]  # number of calls by step; None for those outside of steps
-MAX_FINDINGS = 1000  # a program that generates code as it runs must not fill the memory
+MAX_FINDINGS = 1000  # a program that generates code at run time must not fill the memory
 
 
 class Tally:
@@ -52,7 +52,7 @@ class Tally:
             self._timed += 1
 
     def finding(self) -> Finding:
-        """Return what was counted so far."""
+        """Return the finding of the events so far."""
         first, vias = self._first, self._vias.most_common(1)
         found = Finding(
             first.op, first.cause, first.site, vias[0][0] if vias else None, first.direction, first.thread,
@@ -142,7 +142,7 @@ class Recorder:
 
 
 def findings_of(*events: SyncEvent) -> list[Finding]:
-    """Return the findings that ``events`` make up."""
+    """Return the findings of ``events``."""
     recorder = Recorder()
     for event in events:
         recorder.add(event)
@@ -159,7 +159,7 @@ class _Pending(NamedTuple):
 class SyncListener:
     """Base class for consumers of synchronization events.
 
-    `check` is called where nothing may be raised, such as inside torch's hooks; it queues warnings and errors,
+    `check` is called when nothing may be raised, as inside torch's hooks; it queues warnings and errors,
     which `raise_pending` delivers once the call has returned.
 
     Attributes:
@@ -179,7 +179,7 @@ class SyncListener:
         self._pending.append(_Pending(thread, text, event.site, error))
 
     def raise_pending(self, thread: int | None = None) -> None:
-        """Give the queued warnings of ``thread``, or of all threads, and raise the first queued error.
+        """Issue the queued warnings of ``thread``, or of all threads, and raise the first queued error.
 
         Raises:
             SyncError: for a synchronization that is not allowed.
@@ -211,7 +211,7 @@ def describe(event: SyncEvent) -> str:
 
 
 def _key(event: SyncEvent) -> Key:
-    """Return what identifies the finding of ``event``."""
+    """Return the key of the finding that ``event`` belongs to."""
     inner = (
         (event.via, event.backward) if event.site is None else (None, None)
     )  # a user's line identifies it alone

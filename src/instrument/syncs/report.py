@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _WIDTH = 100  # columns, without a terminal
-_INTERNAL = {"each_step", "most", "negligible", "sort", "typical", "why_untimed"}  # called by this room alone
+_INTERNAL = {"each_step", "most", "negligible", "sort", "typical", "why_untimed"}  # only for this package
 
 
 class SyncReport(ReportData):
     """The lines that make the CPU wait for the GPU; print it, or read the attributes of `ReportData`."""
 
     def assert_max(self, most: int | None = None) -> None:
-        """Fail if a step synchronizes more than ``most`` times, or exceeds its budget; allowed ones do not count.
+        """Fail if a step synchronizes more than ``most`` times or exceeds its budget; allowed calls do not count.
 
         Without ``most`` no step may synchronize, or only within the budget if one was given.
 

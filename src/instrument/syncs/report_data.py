@@ -27,8 +27,8 @@ class StepPattern:
     Attributes:
         counts: number of synchronizations in each step that has any, in ascending order.
         steps: number of steps that were checked; 0 if no steps are known.
-        outside: number of synchronizations outside of steps, such as set-up, an evaluation before the first step
-            and what follows the last update; all of them if no steps are known.
+        outside: number of synchronizations outside of steps, as in the set-up, in an evaluation before the first
+            step, and after the last update; all of them if no steps are known.
     """
 
     counts: tuple[int, ...]
@@ -92,7 +92,7 @@ class ReportData:
         unavailable_reason: why nothing could be checked, in a sentence; empty if something could.
         listed: fingerprints that an allowlist allowed.
         budgeted: whether a budget was given.
-        exceeded: sentences on where the budget was exceeded.
+        exceeded: sentences on exceeded budgets.
         span_ns: how long the checked part of the run took; None if unknown.
     """
 

@@ -21,7 +21,7 @@ from ..source_paths import INSTALLED
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _PATHS = sysconfig.get_paths()
 _STANDARD = tuple({_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep})
-# Files of torch that every call passes through: none of their lines did anything
+# Files of torch that calls only pass through: none of their lines synchronizes
 _PLUMBING = (
     "/_tensor.py", "/_tensor_str.py", "/functional.py", "/overrides.py", "/_ops.py", "/_compile.py", "/storage.py",
     "/utils/_contextlib.py", "/utils/_python_dispatch.py", "/utils/_device.py", "/_dynamo/", "/autograd/",
@@ -29,7 +29,7 @@ _PLUMBING = (
     "/_linalg_utils.py", "/_jit_internal.py", "/nn/functional.py", "/utils/_pytree.py", "/_prims_common/",
 )  # fmt: skip
 
-_PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")  # also where the user defines them
+_PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")  # even if the user defines them
 
 USER, LIBRARY, SKIPPED = range(3)
 
@@ -44,7 +44,7 @@ class Location(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def owner(filename: str) -> int:
-    """Return whose code a file is: USER, LIBRARY, or SKIPPED for lines that are never shown."""
+    """Return whose code is in a file: USER, LIBRARY, or SKIPPED for lines that are never shown."""
     if filename.startswith((_PACKAGE, TRANSPARENT, "<frozen", "<eval_with_key>", contextlib.__file__)):
         return SKIPPED
     rest = _path_in_torch(filename)
@@ -96,6 +96,6 @@ def _site_of(frame: FrameType | None) -> Site | None:
         return None
     code = frame.f_code
     filename = code.co_filename
-    if not filename.startswith(os.sep) and Path(filename).exists():  # relative to what is now the current folder
+    if not filename.startswith(os.sep) and Path(filename).exists():  # relative to the present current folder
         filename = str(Path(filename).absolute())
     return _site(filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))

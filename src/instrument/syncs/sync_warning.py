@@ -1,8 +1,8 @@
 """`SyncWarning`: torch's warning that a call synchronized, given once the call has returned.
 
 Programs change, copy and inspect ``warnings.filters`` at any time, also between the start of a call and its
-warning. An entry in the program's own list would be visible and could be displaced, so a list that hides its first
-entries and keeps them in front, in itself and in copies, takes its place meanwhile.
+warning. An entry in the program's own list would be visible and could be displaced. A list that hides its first
+entries and keeps them in front, in itself and in copies, therefore replaces it meanwhile.
 """
 
 from __future__ import annotations

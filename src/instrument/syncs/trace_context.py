@@ -20,7 +20,7 @@ _OPERATOR = re.compile(r"^(?!autograd::|torch::autograd::)[A-Za-z_]\w*::(\w+)")
 
 
 class CallContext(NamedTuple):
-    """What was open around a call on its thread.
+    """The operator, regions, step and stack around a call on its thread.
 
     Attributes:
         op: public name of the outermost operator; None outside of operators.
@@ -46,7 +46,7 @@ class CallContext(NamedTuple):
 
 
 class TraceContext:
-    """What was open on threads of a trace at given times.
+    """Finds the operators, regions, steps and stacks around given times on threads of a trace.
 
     Args:
         trace: the trace.
@@ -66,7 +66,7 @@ class TraceContext:
         self._main_regions = _open(trace.regions, np.where(in_main, main, -1), at_ns)
 
     def context(self, row: int) -> CallContext:
-        """Return what was open at the time in ``row``."""
+        """Return the context at the time in ``row``."""
         operators = _chain(self._trace.operators, self._operators[row])
         regions = _chain(self._trace.regions, self._regions[row])
         # Nsight Systems records the operators that torch marks as named ranges, among the regions.
@@ -75,7 +75,7 @@ class TraceContext:
         public = [(kind, each, found[1]) for kind, each, name in ranges if (found := _OPERATOR.match(name))]
         nodes = (node for _, _, name in ranges if (node := engine_node_name(name)))
         backward = next(nodes, None)
-        if backward is not None and not regions:  # autograd's own thread runs for the main thread
+        if backward is not None and not regions:  # autograd's thread works for the main thread
             regions = _chain(self._trace.regions, self._main_regions[row])
         op, operator, since = None, None, 0
         if public:

@@ -52,7 +52,7 @@ class StackSites:
                 self._lines[found["file"], found["function"]].add(found["line"])
 
     def locate(self, stack: list[str]) -> tuple[Site | None, Site | None, bool | None]:
-        """Return the site of the user's function, the site of the library's, and whether the profiler called.
+        """Return the sites of the user's and of the library's function, and whether the profiler made the call.
 
         Args:
             stack: the names of the frames, innermost first; the last result is None if there are none.

@@ -1,8 +1,8 @@
 """Wraps synchronizing calls that torch gives no hook for: explicit synchronization and copies of pageable memory.
 
-Calls that synchronize several times for one purpose are wrapped as well, to count once, and copies, for their
-size and direction. Under torch.compile the wrappers do nothing. While they are installed, a `__torch_function__`
-receives the wrappers in place of `torch.Tensor.to` and the like.
+Calls that synchronize several times for one purpose are wrapped as well, so that they count once; and copies, to
+learn their size and direction. Under torch.compile the wrappers do nothing. While they are installed, a
+`__torch_function__` receives the wrappers in place of `torch.Tensor.to` and the like.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class SyncCallContexts(Protocol):
     def synchronizing(
         self, op: str, cause: str, frame: FrameType, copy: Copy | None = None
     ) -> AbstractContextManager[None]:
-        """The call synchronizes, and counts once."""
+        """Return the context of a call that synchronizes, and counts once."""
 
     def counted_once(self) -> AbstractContextManager[None]:
-        """All synchronizations in the call count once."""
+        """Return the context of a call whose synchronizations count once."""
 
     def copying(self, copy: Copy) -> AbstractContextManager[None]:
-        """A synchronization in the call is due to a copy."""
+        """Return the context of a call that may synchronize for a copy."""
 
     def calling_backward(self, frame: FrameType) -> AbstractContextManager[None]:
-        """The call is a backward pass."""
+        """Return the context of a backward pass."""
 
 
 def patches(contexts: SyncCallContexts) -> Iterator[Patch]:
@@ -125,7 +125,7 @@ def _direction_and_bytes(source: Any) -> tuple[Direction | None, int | None]:
 
 
 def _pageable_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
-    """Return what describes a non_blocking copy that blocks, as its memory is not pinned; None for other calls."""
+    """Describe a non_blocking copy that blocks because its memory is not pinned; return None for other calls."""
     if kwargs.get("non_blocking") is not True and not any(value is True for value in args):
         return None
     with guard.contained("checking a copy"):
@@ -146,8 +146,8 @@ def _route(
 ) -> tuple[Any, str | None, Any] | None:
     """Return the source of a copy, the type of the target device, and the tensor on the CPU that must be pinned.
 
-    The last is None if torch pins memory itself, as for a copy to the CPU, or if the copy is blocking. The result
-    is None if torch refuses the arguments: the call itself raises the error.
+    The tensor is None if torch pins memory itself, as for a copy to the CPU, or if the copy is blocking. The
+    result is None if torch refuses the arguments: the call itself raises the error.
     """
     if op == "copy_":
         source, non_blocking = parse_copy(args, kwargs)

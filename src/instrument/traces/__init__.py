@@ -1,1 +1,1 @@
-"""What a profiler wrote, as numbers."""
+"""Reads the files that profilers write, as tables of numbers."""

@@ -81,7 +81,7 @@ def check_out(source: Path, out: Path) -> None:
     """Check that a copy of ``source`` can be written to ``out``.
 
     Raises:
-        ValueError: ``out`` is the source, not a file, or in a missing folder.
+        ValueError: ``out`` is the source, is not a file, or is in a missing folder.
     """
     if out.exists() and (not out.is_file() or out.samefile(source)):
         raise ValueError(f"{out} is {'the trace itself' if out.is_file() else 'not a file that can be replaced'}")

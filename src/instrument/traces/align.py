@@ -42,7 +42,7 @@ class Clock:
 
 
 def collective_kernels(trace: Trace) -> Array:
-    """Return a mask of `Trace.gpu`: the kernels that are collectives, as the file or their name says."""
+    """Return a mask of `Trace.gpu`: the kernels that are collectives, according to the file or their name."""
     gpu = trace.gpu
     named = (gpu.collective > 0) | gpu.matching("name", _NAME)
     mask: Array = (gpu.category == KERNEL) & named & ~gpu.matching("collective", _POINT_TO_POINT)

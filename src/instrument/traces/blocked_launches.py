@@ -23,7 +23,7 @@ class BlockedLaunches(NamedTuple):
     """Launches that blocked, in order of their start.
 
     Attributes:
-        start_ns: When the call had taken as long as a launch usually does.
+        start_ns: When the call had lasted as long as a launch usually does.
         end_ns: When it returned.
         thread: The thread, as in `Trace.runtime`.
     """

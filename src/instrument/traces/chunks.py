@@ -50,12 +50,12 @@ class EventChunks:
         self._texts = texts
         self._take = take
         self._lost = lost
-        self._offset = 0  # of the text that was not taken yet
+        self._offset = 0  # where the text that was not taken yet begins
         self.head = self.tail = b""
         self.index = EventIndex(path)
 
     def read(self) -> None:
-        """Take all events, of one array or of several, as where several traces were written to one file.
+        """Take all events, of one array or of several, as when several traces were written to one file.
 
         Raises:
             TraceError: the file has no array of events.
@@ -142,7 +142,7 @@ def _nothing(text: bytes) -> str:
 
 
 def _last_boundary(text: bytearray, known: int) -> int:
-    """Return where the last but one event seems to end; 1 if that is not beyond ``known``."""
+    """Return where the next-to-last event seems to end; 1 if that is not beyond ``known``."""
     size = 1 << 13
     while True:
         start = max(len(text) - size, known - _NEAR, 0)

@@ -1,4 +1,4 @@
-"""Numbers of the GPUs in a trace."""
+"""The numbers of the GPUs in a trace, and their count."""
 
 from __future__ import annotations
 

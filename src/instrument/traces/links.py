@@ -43,7 +43,7 @@ def assemble(
 
     Args:
         path: the file.
-        format: as in `Trace`; so are the rest from ``threads`` on.
+        format: as in `Trace`.
         columns: the known columns of each table of `COLUMNS`, with events in any order. The dict is emptied, which
             saves memory. Steps are found among the regions unless given.
         strings: the numbers of the strings that the columns hold.
@@ -221,7 +221,7 @@ def _recorded_steps(metadata: Mapping[str, Any], texts: list[str]) -> list[tuple
 
 
 def _steps_that_ran(tables: dict[str, Table], launches_ns: Array, run: list[tuple[int, int]]) -> Table:
-    """Return the steps that ran: a loop that ends has announced one more.
+    """Return the steps that ran: a loop announces one more step before it ends.
 
     If the trace does not record which steps ran, a last step in which nothing starts is dropped.
     """

@@ -11,8 +11,8 @@ from .table import Array
 class NestedRanges:
     """The ranges of one or many threads; ranges of different threads are unrelated.
 
-    The parent of a range is the last started range that contains it. Ranges of interleaved asyncio tasks overlap
-    without containing each other, and are siblings.
+    The parent of a range is the most recently started range that contains it. Ranges of interleaved asyncio tasks
+    overlap without containing each other, and are siblings.
 
     Args:
         start_ns: the starts in ascending order; of equal starts, the longest range first.

@@ -82,7 +82,7 @@ class TraceSet(Mapping[int, Trace]):
 
     @property
     def offsets_ns(self) -> dict[int, int]:
-        """What to add to the times of each rank, in ns, to get times on the clock of the lowest rank."""
+        """The offset from the times of each rank to times on the clock of the lowest rank, in ns."""
         return {rank: clock.offset_ns for rank, clock in self.clocks.items()}
 
     def start_ns(self, rank: int, kind: str = "gpu") -> Array:

@@ -51,7 +51,7 @@ _MOST_PROCESSES = (1 << 63 - PROCESS_BIT) - 1
 _RECORDS: dict[str, type[Record]] = {
     "kernel_dispatch": KernelDispatch,
     "memory_copy": MemoryCopy,
-}  # of all others, Call
+}  # all other lists hold calls
 _COUNTED = "counter_collection"
 _LABELS: dict[type[Struct], str] = {
     Agent: "agent",
@@ -72,8 +72,8 @@ _T = TypeVar("_T", bound=Struct)
 def read_rocprof(path: Path) -> Trace:
     """Read the JSON of rocprofv3 1.0 and later, gzip or plain, of one or more processes.
 
-    Of a file that is cut off or damaged, the records before the damage are read; see `Trace.lost`. Only a part of
-    the text is in memory at a time.
+    If a file is cut off or damaged, the records before the damage are read; see `Trace.lost`. Only a part of the
+    text is in memory at a time.
 
     Raises:
         TraceError: the file is not such JSON, or was written by an earlier version.

@@ -61,8 +61,7 @@ class LoopTotals:
         gpu_waits_ns: The part of ``gpu_ns`` during which the GPU had no work, and its next work was launched after
             it had run out.
         cpu_waits_ns: The part of ``cpu_ns`` during which a thread of the loop waited for a busy GPU in a call
-            within a
-            step: in synchronizations, memcpys, and launches that found the queue full.
+            within a step: in synchronizations, memcpys, and launches that found the queue full.
         busy_ns: The part of ``gpu_ns`` during which the GPU was busy.
         known_ns: The part during which it ran work that the steps launched.
         synchronized_steps: The steps between the first and the last synchronization at one place of the step that

@@ -1,4 +1,4 @@
-"""Finds the calls that made the CPU wait for the GPU, how long they blocked, and how long the GPU idled then."""
+"""Finds the calls that made the CPU wait for the GPU, how long they blocked, and how long the GPU was idle."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def _kinds(trace: Trace, launched: Array) -> tuple[Array, Array]:
     calls = gpu.launch[launched]
     kind[runtime.matching("name", _COPY)] = COPY
     inside = gpu.matching("name", _INSIDE)[launched]
-    # The host does not wait for a memcpy inside the GPU; ROCm gives this name to others too, and waits for those.
+    # The host does not wait for a memcpy inside the GPU; ROCm gives this name to other memcpys too, and waits for
+    # them.
     unmoved = inside & ~runtime.matching("name", _UPON_STREAM)[calls]
     returned = until[calls] < gpu.end_ns[launched]
     kind[calls[unmoved & (returned | runtime.matching("name", re.compile("^cu"))[calls])]] = NONE

@@ -173,7 +173,7 @@ class Table(Mapping[str, Array]):
         return [self.strings[code] for code in self._columns[column].tolist()]
 
     def matching(self, column: str, pattern: Any) -> Array:
-        """Return a mask of the rows whose string in ``column`` the compiled ``pattern`` is found in.
+        """Return a mask of the rows in whose string in ``column`` the compiled ``pattern`` is found.
 
         Each string is searched once, and only its first 2,048 characters: some patterns take quadratic time.
         """

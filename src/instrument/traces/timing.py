@@ -1,4 +1,4 @@
-"""Reads from the manifest how the run went around its recorded windows."""
+"""Reads the timing of a run, within and around its recorded windows, from the manifest."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ class Thread:
     """A thread of the program.
 
     Attributes:
-        process: the process id, or the text that the file has instead.
-        thread: the thread id, or the text that the file has instead.
+        process: the process id, or the text that the file gives instead.
+        thread: the thread id, or the text that the file gives instead.
         name: the name that the operating system shows; empty if the file does not say.
         autograd: whether this is an autograd thread, which runs the backward pass of a GPU's operators.
     """
@@ -49,7 +49,7 @@ class Device:
 
 @dataclass
 class ReadLosses:
-    """What could not be read of a file; false if all of it was read.
+    """The parts of a file that could not be read; false if there are none.
 
     Attributes:
         events: the number of events known to be lost.
@@ -75,7 +75,7 @@ class ReadLosses:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the GPU work is linked to something, such as the operators that launched it.
+    """How much of the GPU work is linked to rows of a table, such as the operators that launched it.
 
     Attributes:
         linked: the number of linked kernels, memcpys and memsets.
@@ -121,7 +121,7 @@ class Trace:
         metadata: all other information in the file.
         rank: the rank of the process in a distributed job; None if there is no job, or the file does not say.
         world_size: the number of ranks; None like `rank`.
-        epoch_ns: add this to times to get nanoseconds since 1970; 0 if the file does not say.
+        epoch_ns: the offset from times to nanoseconds since 1970; 0 if the file does not say.
         lost: what could not be read.
         unplaced: the number of regions on autograd threads without a parent, because several threads of the
             program may have called their backward pass.
@@ -159,17 +159,17 @@ class Trace:
 
     @property
     def kernels(self) -> Table:
-        """The kernels: rows of `gpu`, which are numbered anew."""
+        """The kernels: rows of `gpu`, renumbered from 0."""
         return self.gpu.where(self.gpu.category == KERNEL)
 
     @property
     def memcpys(self) -> Table:
-        """The memcpys: rows of `gpu`, which are numbered anew."""
+        """The memcpys: rows of `gpu`, renumbered from 0."""
         return self.gpu.where(self.gpu.category == MEMCPY)
 
     @property
     def memsets(self) -> Table:
-        """The memsets: rows of `gpu`, which are numbered anew."""
+        """The memsets: rows of `gpu`, renumbered from 0."""
         return self.gpu.where(self.gpu.category == MEMSET)
 
     def args(self, table: Table, row: int) -> dict[str, Any]:

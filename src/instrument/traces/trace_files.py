@@ -111,7 +111,7 @@ def _in_folder(folder: Path) -> FoundFiles:
 
 
 def _last(found: Sequence[tuple[Path, list[Path]]]) -> Path:
-    """Return the last folder by name; of several runs, of the one that was written last."""
+    """Return the last folder by name; with several runs, of the run that was written last."""
     written: dict[Path, int] = {}
     for path, files in found:
         newest = max(file.stat().st_mtime_ns for file in files)

@@ -1,4 +1,4 @@
-"""`BackgroundProcess`: starts a process that is not a child of the program, where the system allows it."""
+"""`BackgroundProcess`: starts a process that is not a child of the program, if the system allows it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class BackgroundProcess:
     On Linux the command is not a child of this process: `os.wait` does not return it, and its end raises no
     SIGCHLD. A shell starts it and exits; the constructor waits for that, about a millisecond. The line
     ``{"exit_code": N}`` follows the command's own output, and the caller stores it in `exit_code`. The session
-    gets the CPU time that the program leaves.
+    gets only the CPU time that the program does not use.
 
-    Elsewhere the command is a child; also where orphans become children of this process, as for process 1 of a
-    container, and without a shell or without `ctypes`.
+    The command is a child on other systems, without a shell, without `ctypes`, and where orphans become children
+    of this process, as in process 1 of a container.
 
     Args:
         command: the absolute path of the program, and its arguments.
@@ -49,7 +49,7 @@ class BackgroundProcess:
 
     def __init__(self, command: Sequence[str], connection: socket.socket, environment: Mapping[str, str]) -> None:
         self.exit_code: int | None = None
-        Path(command[0]).stat()  # raises now: the shell's error would be lost
+        Path(command[0]).stat()  # raises now if the file is missing: the shell's error would be lost
         self._libc = _libc()
         options: dict[str, Any] = {
             "stdin": connection.fileno(),

@@ -12,7 +12,7 @@ class ChangeQueue:
     """Makes the changes of one profile: start or end it, open or close a window.
 
     CPython calls signal handlers at any point of the main thread. A change requested within another one is made
-    when that one has ended, even by an error: to stop a recording that torch is stopping crashes the process.
+    when that one has ended, even by an error: a second stop while torch stops a recording crashes the process.
     """
 
     def __init__(self) -> None:

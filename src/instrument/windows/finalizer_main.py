@@ -1,7 +1,7 @@
 """The process that `FinalizerProcess` starts: compresses traces, writes manifest lines, renders the summary.
 
-The training process does not import this module. Each job is a line of JSON on standard input, and its answer
-one on standard output.
+The training process does not import this module. Each job is a line of JSON on standard input, each answer a
+line on standard output.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOK_S = 5  # ... which is checked this often
 
 
 class FinalizerJobs:
-    """Does the jobs; all windows that were read make one summary."""
+    """Does the jobs; one summary covers all windows whose traces were read."""
 
     def __init__(self) -> None:
         self._summary: Summary | None = None
@@ -241,7 +241,7 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
 
 
 def _start_time(process: int) -> str | None:
-    """Return a value that only this process of that number has; None if it has exited, even as a zombie."""
+    """Return a value that differs if the number is reused; None if the process has exited, even as a zombie."""
     if not Path("/proc/self/stat").exists():  # not Linux
         return "parent" if os.getppid() == process else None
     with suppress(OSError):

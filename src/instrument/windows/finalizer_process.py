@@ -81,7 +81,7 @@ class FinalizerProcess:
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
         self._rest = b""  # of an incomplete answer
         self._failed: str | None = None  # in words
-        self._deadline: float | None = None  # for `end`, where it receives the answers itself
+        self._deadline: float | None = None  # for `end`, when it receives the answers itself
         self.closed = False
         self.ended: str | None = None
         mine, other = socket.socketpair()

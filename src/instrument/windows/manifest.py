@@ -19,7 +19,7 @@ from ..config import settings
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
 
-_NUMBERS = count(1)  # of the runs of this process
+_NUMBERS = count(1)  # the numbers of the runs in this process
 NAME = "manifest.jsonl"
 
 
@@ -187,11 +187,11 @@ def append(folder: Path, lines: list[bytes]) -> None:
     """Append ``lines`` to the manifest in ``folder``; each that is written is removed from the list.
 
     Raises:
-        OSError: a line cannot be written; the file may end in a part of it, which the next line does not join.
+        OSError: a line cannot be written. The file may end with a part of it; the next call starts a new line.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
-    # Each line is one write in append mode, and nothing is taken back: ranks share the folder.
+    # Each line is one write in append mode, and the file is never truncated: ranks share the folder.
     with path.open("a+b", buffering=0) as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -200,7 +200,7 @@ def append(folder: Path, lines: list[bytes]) -> None:
         for line in tuple(lines):
             if line not in lines:  # a signal handler wrote it meanwhile
                 continue
-            # A nearly full disk takes part of a line. Readers skip the part; the whole line is tried again.
+            # A nearly full disk takes only part of a line. Readers skip the part; the whole line is tried again.
             if file.write(line) < len(line) and file.write(b"\n" + line) <= len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with Suppressed(ValueError):

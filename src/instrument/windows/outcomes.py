@@ -16,7 +16,7 @@ from .window_finalizer import WindowFinalizer
 
 _OTHER_THREAD = "steps ended on another thread than the one that opened the window"
 _NOT_SEEN = "step() was not called for each of the last steps"
-_warned: set[str] = set()  # texts of `warn_if_nothing_was_recorded`: each is logged once in a process
+_warned: set[str] = set()  # texts of `warn_if_nothing_was_recorded`: each is logged once per process
 
 
 class Outcomes:
@@ -174,7 +174,7 @@ class Outcomes:
         if steps > 0 and by_hand:
             fix += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
         files = [file["path"] for window in windows for file in window["files"]]
-        rest = f" ({files[0]} has what followed the last step that ended)" if files else ""
+        rest = f" ({files[0]} covers the time after the last complete step)" if files else ""
         text = f"no {'step' if files else 'window'} was recorded in {self._out}{rest}: {reason}; {fix}"
         if text not in _warned:
             _warned.add(text)

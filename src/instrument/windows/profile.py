@@ -55,7 +55,7 @@ class Profile(WindowRecorder):
 
     _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
     started: ClassVar[list[Callable[[], None]]] = []  # called when a profile starts
-    idle: ClassVar[list[Callable[[], None]]] = []  # called when no profile has a window open or to come
+    idle: ClassVar[list[Callable[[], None]]] = []  # called when no profile has an open or future window
     _made = False  # a profile with wrong arguments only counts steps
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
@@ -83,7 +83,7 @@ class Profile(WindowRecorder):
             keeps_events=keeps_events,
         )
         self._preemptible = preemptible
-        self._all_begun = False  # no window is to come
+        self._all_begun = False  # every window has begun
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
         self._end_unfinished = False  # an interrupt cut off a part of the end
@@ -180,9 +180,9 @@ class Profile(WindowRecorder):
             self._graphs = GraphFollower()
             self._graphs.follow()
         with guard.contained("preparing the exporter"):
-            following = self._schedule.next_window(self.step_num)
-            # May be less than before, as a window that the end of a loop cut is continued.
-            self._last_over = following.index - 1 if following is not None else self._schedule.count or 0
+            following = self._plan.next_window(self.step_num)
+            # May decrease: a window that the end of a loop cut short is continued.
+            self._last_over = following.index - 1 if following is not None else self._plan.count or 0
             if following is not None:
                 self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
                 self._exporter.prepare()
@@ -194,7 +194,7 @@ class Profile(WindowRecorder):
 
     @guard.contained(FEATURE)
     def stop(self) -> None:
-        """End: close an open window, wait for its files, account for windows not reached, print the summary.
+        """Close an open window, wait for its files, account for windows not reached, and print the summary.
 
         In a signal handler that interrupts the opening or closing of a window, this takes effect only after the
         handler has returned or raised: a handler that calls ``os._exit`` leaves the window without its files.
@@ -261,7 +261,7 @@ class Profile(WindowRecorder):
 
         `start` continues with the current step and records the rest of the window into a separate trace, or all of
         it if none of its steps has run. torch's profiler does not stay on, as this may be the last loop. `stop`,
-        or else the exit of the process, accounts for windows that are not reached. After the last window, this
+        or else the exit of the process, accounts for windows that are not reached. After the last window, `pause`
         waits for the files, which programs read after the loop; while windows may follow, only `windows`, `stop`
         and the exit of the process wait for the files.
 

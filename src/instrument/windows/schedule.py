@@ -1,4 +1,4 @@
-"""`schedule`: decides by a step's number alone whether it is recorded, so a resumed run loses nothing."""
+"""`schedule`: decides from a step's number alone whether the step is recorded, so a resumed run loses nothing."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Schedule(ABC):
         return list(_USER_NAMES)
 
     def __repr__(self) -> str:
-        # The steps as `schedule` would read them back: Schedule('2-4,7-9', warmup=1)
+        # The steps in the form that `schedule` reads: Schedule('2-4,7-9', warmup=1)
         head = list(islice(self.windows(), 4))
         shown = [str(window) for window in head]
         if self.count is None or self.count > 4:

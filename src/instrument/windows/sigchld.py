@@ -21,8 +21,8 @@ def held_back(libc: Any) -> Iterator[None]:
     """Discard SIGCHLD inside the block; Python code sees no change of its handlers.
 
     The block starts a child process and waits for it. If another child of the program is dead afterwards, one
-    SIGCHLD is sent, so that the program misses none. The handler may so be called once too often for a dead child
-    that the program never waits for.
+    SIGCHLD is sent, so that the program misses none. The handler may therefore be called once too often for a dead
+    child that the program never waits for.
 
     Args:
         libc: the C library, as `c_library` returns it.
@@ -80,7 +80,7 @@ def _dead_child() -> bool:
 
 @guard.contained("holding SIGCHLD back")
 def _forked() -> None:
-    """Restore the handler in a child that another thread forked inside the block, which nothing leaves."""
+    """Restore the handler in a child forked by another thread: the child never leaves the block."""
     global _lock, _saved
     _lock = threading.RLock()
     if _saved is not None:

@@ -103,7 +103,7 @@ class Count:
             self._compare(follower.parameters)
 
     def _compare(self, parameters: Sequence[Any]) -> None:
-        """Warn if a loop after the last window trains other parameters than the recorded one."""
+        """Warn if a loop after the last window trains different parameters from the recorded loop."""
         if not parameters or self._warned:
             return
         if not self._late or self._trained is None:
@@ -118,18 +118,18 @@ class Count:
         spans = ",".join(span(first, last + 1) for first, last in recorded[:10])
         log.warning(
             f"{'step' if one else 'steps'} {spans} {'was' if one else 'were'} recorded in an earlier loop at this"
-            " place, so nothing is recorded here; use another folder for this training"
+            " call site, so nothing is recorded here; use another folder for this training"
         )
 
     def _updated(self) -> None:
-        """Count an update; the last one of an item ends its step."""
+        """Count an update; the last update of an item ends its step."""
         self._updates += 1
         if self._updates == self._most:
             self.end_step()
 
 
 class Steps(Generic[T]):
-    """The items of ``iterable``, each a step of ``profile``. Iterated again, as in epochs, it counts on."""
+    """The items of ``iterable``, each a step of ``profile``. Iterating again, as for an epoch, counts on."""
 
     def __init__(self, iterable: Iterable[T], count: Count, again: Callable[[], Count]) -> None:
         self._iterable = iterable
@@ -275,10 +275,10 @@ def steps(
     return Steps(iterable, made, make)
 
 
-def _comparable(schedule: Any) -> Any:
-    """Return ``schedule`` in a form that can be compared: functions made for each epoch anew are not equal."""
-    if not inspect.isfunction(schedule):
-        return schedule
+def _comparable(plan: Any) -> Any:
+    """Return ``plan`` in a form that can be compared: functions created in each epoch are not equal."""
+    if not inspect.isfunction(plan):
+        return plan
     try:
         held = [cell.cell_contents for cell in schedule.__closure__ or ()]
     except ValueError:  # an empty cell
@@ -296,8 +296,8 @@ def schedule_of(
     """
     given = {name: value for name, value in named.items() if value is not None}
     if schedule is not None:
-        if given:
-            raise ValueError(f'"schedule" was given, so these cannot be: {", ".join(given)}')
+        if plan:
+            raise ValueError(f'"schedule" cannot be combined with: {", ".join(plan)}')
         return schedule
     given = given or dict(CYCLE)
     if "at" not in given and "every" not in given:

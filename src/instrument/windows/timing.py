@@ -97,11 +97,11 @@ class StepTimes:
     def timing(self, step: int) -> dict[str, Any]:
         """Return the timing of the last window for the manifest, at the beginning of ``step``.
 
-        ``recorded_ns`` and ``around_ns`` are the median durations of recorded steps and of those timed around
-        them; ``around_steps`` the first and last step of each run of the latter; ``own_ns`` the time of the
-        library's own work while the window was open; ``run_steps`` the number of steps of the run so far;
-        ``untimed_steps`` the first and last of those without a known time (None if all are known), and ``run_ns``
-        the wall time of the others.
+        ``recorded_ns`` and ``around_ns`` are the median durations of the recorded steps and of the steps timed
+        before and after them; ``around_steps`` lists the latter as pairs [first, last]; ``own_ns`` is the time of
+        the library's own work while the window was open; ``run_steps`` is the number of steps of the run so far;
+        ``untimed_steps`` holds the first and the last step whose time is unknown (None if all are known), and
+        ``run_ns`` is the wall time of the other steps.
         """
         first, timed, since_ns = self._run or (step, step, time.perf_counter_ns())
         around = self._before + self._after
@@ -117,7 +117,7 @@ class StepTimes:
 
 
 def stretches(numbers: Iterable[int]) -> list[list[int]]:
-    """Return the first and the last of each run of successive numbers in ``numbers``, which are sorted."""
+    """Return the first and the last of each run of consecutive numbers in ``numbers``, which are sorted."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:

@@ -13,7 +13,7 @@ _NONE, _WARMUP, _RECORD_AND_SAVE = 0, 1, 3  # the values of torch.profiler.Profi
 
 
 class TorchSchedule:
-    """Calls a function from a step's number to a `torch.profiler.ProfilerAction`: once for each step, in order.
+    """Calls a function that maps a step's number to a `torch.profiler.ProfilerAction`, once a step, in order.
 
     Later steps are unknown, so a window has no end until the function returns RECORD_AND_SAVE.
     """

@@ -151,7 +151,7 @@ class WindowFinalizer:
     def finish(self) -> None:
         """Wait until everything is written: for a minute, and a second more for each 2 MB of trace."""
         self._end_process()
-        self._abandon_jobs("was not given all of them")  # only after a failed call are jobs left
+        self._abandon_jobs("did not receive all of them")  # only after a failed call are jobs left
         self._manifest.flush()
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -288,7 +288,7 @@ def _write_while_read(text: str, file: Any) -> bool:
 
 
 def _wait_until_writable(file: Any) -> bool:
-    """Return whether ``file`` takes more within a time limit: a thread that hangs in a write aborts the exit."""
+    """Return whether ``file`` accepts more within a time limit: a thread that hangs in a write aborts the exit."""
     with Suppressed(OSError, ValueError):  # without a file descriptor, as in a notebook
         return bool(select.select([], [file.fileno()], [], _STDERR_S)[1])
     return True

@@ -30,7 +30,7 @@ from .torch_schedule import TorchSchedule
 FEATURE = "recording windows"
 _OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
 _IN_BACKWARD = "step() was called in the backward pass, where torch.profiler cannot start or stop"
-_IN_CAPTURE = "step() was called while a CUDA graph was captured, where nothing can start or stop"
+_IN_CAPTURE = "step() was called while a CUDA graph was captured, when nothing can start or stop"
 
 
 class WindowRecorder(TorchProfilerApi):
@@ -49,7 +49,7 @@ class WindowRecorder(TorchProfilerApi):
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
     """
 
-    # A profile that could not be made has these alone.
+    # A profile that could not be made has only these.
     _changes = ChangeQueue()
     _started = False
     _due = NEVER
@@ -86,13 +86,13 @@ class WindowRecorder(TorchProfilerApi):
         self._times = StepTimes()
         self._first = first_step
         self._started = False
-        self._unended: Recording | None = None  # until the next step, as its end was interrupted
+        self._unended: Recording | None = None  # its end was interrupted; the next step ends it
         self._last_over = 0  # the number of the last window that is over
-        self._continued = 0  # the number of the window that the end of a loop cut and the next loop continues
+        self._continued = 0  # the number of the window that a loop's end cut short and the next loop continues
         self._untimed: int | None = None  # the window that is over while the steps after it are timed
         self._closing = False  # on_trace_ready is being called
         self._postponed = ""  # why a change that was due could not be made; for the current or the next window
-        self._missed: list[Window] = []  # the windows that were to open then
+        self._missed: list[Window] = []  # the windows that should have opened then
         self._end_reason = "the schedule changed"  # how the loop ended, in words
 
     @guard.contained(FEATURE)

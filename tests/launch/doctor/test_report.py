@@ -118,8 +118,8 @@ def test_sentences_fit(words: list[str], width: int) -> None:
 @pytest.mark.parametrize(
     "statuses, conclusion",
     [
-        (["ok", "absent"], "No problem: what is installed records here."),
-        (["ok", "note"], "No problem, 1 note: what is installed records here."),
+        (["ok", "absent"], "No problem: everything installed records here."),
+        (["ok", "note"], "No problem, 1 note: everything installed records here."),
         (["problem", "note", "note"], "1 problem, 2 notes."),
         (["problem", "problem"], "2 problems."),
     ],

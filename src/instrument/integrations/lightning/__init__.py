@@ -2,9 +2,9 @@
 
     trainer = pl.Trainer(callbacks=[InstrumentCallback("runs/x", wait=10, active=3)])
 
-A step is a training batch in which an optimizer was updated: the last of those that gradients are accumulated
-over, once where several optimizers take turns, and also where a GradScaler skipped the update, as in
-``trainer.global_step``.
+A step is a training batch in which an optimizer is updated. With gradient accumulation that is the last of the
+accumulated batches; several optimizers that take turns make one step; an update that a GradScaler skips counts, as
+in ``trainer.global_step``.
 """
 
 from .auto import callbacks, install

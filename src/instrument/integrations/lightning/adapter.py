@@ -10,12 +10,12 @@ from .packages import FEATURE
 
 
 class TrainerAdapter(Adapter):
-    """Names what no callback marks the begin and end of: the forward pass and the writing of a checkpoint.
+    """Names parts of a run that no callback marks: the forward pass and the writing of a checkpoint.
 
     Args:
-        loop: what the run drives.
+        loop: the loop that the run drives.
         trainer: the Trainer.
-        module: its LightningModule; None leaves both without a region.
+        module: its LightningModule; with None, neither part gets a region.
     """
 
     feature = FEATURE

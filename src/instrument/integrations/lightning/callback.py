@@ -1,4 +1,4 @@
-"""`InstrumentCallback`: records windows of what a Trainer runs, by the events of the Trainer."""
+"""`InstrumentCallback`: records windows of a Trainer's run, driven by the Trainer's events."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _without(callback: InstrumentCallback, *_: Any, **__: Any) -> None:
 class InstrumentCallback(LightningMixin):
     """Records windows of a run, names its parts, and finds synchronizations, in ``Trainer(callbacks=[...])``.
 
-    A step is an optimizer step, or a batch where `validate`, `test` or `predict` is called without a `fit` before.
+    A step is an optimizer step, or a batch if `validate`, `test` or `predict` is called without a `fit` before.
 
-    Regions: "step", "micro-step" where gradients are accumulated, "forward", "backward", "checkpoint", and outside
+    Regions: "step", "micro-step" if gradients are accumulated, "forward", "backward", "checkpoint", and outside
     steps "sanity check", "evaluation", "test" and "predict". Checkpoints contain nothing of the callback. If a
     Trainer has several, only the first one works.
 
@@ -66,7 +66,7 @@ class InstrumentCallback(LightningMixin):
         self._evaluating = False  # without training: the batches are the steps
 
     def _inactive(self, trainer: Any) -> bool:
-        """Return whether another callback does the work: an automatic one comes last."""
+        """Return whether another callback does the work; automatic callbacks yield to others."""
         callbacks = [callback for callback in trainer.callbacks if isinstance(callback, InstrumentCallback)]
         callbacks.sort(key=lambda callback: callback.loop.automatic)
         return not settings.enabled or callbacks[:1] != [self]

@@ -12,7 +12,7 @@ from .packages import FEATURE, LightningMixin
 
 
 def _without(profiler: InstrumentProfiler, *_: Any, **__: Any) -> None:
-    """Make ``profiler`` one that profiles nothing."""
+    """Make ``profiler`` inert: it profiles nothing."""
     from ..loop import Loop
 
     super(InstrumentProfiler, profiler).__init__()

@@ -1,4 +1,4 @@
-"""`MegatronAdapter`: drives a loop by what Megatron does."""
+"""`MegatronAdapter`: drives a loop from Megatron's calls."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Hooks = Callable[["MegatronAdapter", ModuleType], Iterator[Change]]
 
 
 class MegatronAdapter(Adapter):
-    """Counts steps by the first of these that exists, and is the only one attached at a time.
+    """Counts steps by the first available sign of them. Only one adapter is attached at a time.
 
-    In this order: iterations of ``megatron.training``; calls of `step`; the steps of megatron.core's optimizers;
-    the steps of torch's first optimizer.
+    The signs, in order: iterations of ``megatron.training``; calls of `step`; the steps of megatron.core's
+    optimizers; the steps of torch's first optimizer.
 
     Args:
-        loop: what Megatron drives.
+        loop: the loop that Megatron drives.
         hooks: yields the changes to each module of Megatron, by its name.
-        first_step: the number of the first step, where no iteration has one.
+        first_step: the number of the first step, if no iteration has one.
     """
 
     feature = FEATURE
@@ -64,7 +64,7 @@ class MegatronAdapter(Adapter):
 
     @guard.contained(FEATURE)
     def detach(self) -> None:
-        """Stop the loop, which writes what was recorded, and undo every change; a second call does nothing."""
+        """Stop the loop, which writes an open window, and undo every change; a second call does nothing."""
         if MegatronAdapter._current is self:
             MegatronAdapter._current = None
         super().detach()
@@ -79,7 +79,7 @@ class MegatronAdapter(Adapter):
 
     @guard.contained(FEATURE)
     def step(self) -> None:
-        """Count a step of your own loop, where it has no optimizer of torch's or Megatron's."""
+        """Count a step of the user's own loop, if it has no optimizer of torch or Megatron."""
         if not self.attached or self._counted_by == "iteration":
             return
         counted = self._counted_by is not None and self._counted_by != "step"  # the optimizer counted this step

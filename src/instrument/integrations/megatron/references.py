@@ -12,7 +12,7 @@ FEATURE = "following Megatron"
 
 
 class ReferencesPatch:
-    """Replaces functions of ``module`` by ``makers[name](original)``, also where they were imported by name.
+    """Replaces functions of ``module`` by ``makers[name](original)``, also in modules that imported them by name.
 
     `apply` and `undo` search all names of all modules, which takes 50 ms for three thousand modules.
     """
@@ -26,7 +26,7 @@ class ReferencesPatch:
         _swap({id(original): replacement for original, replacement in self._pairs})
 
     def undo(self) -> None:
-        """Restore the functions, also where a replacement was imported by name."""
+        """Restore the functions, also in modules that imported a replacement by name."""
         _swap({id(replacement): original for original, replacement in self._pairs})
 
 

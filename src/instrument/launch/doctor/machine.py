@@ -31,9 +31,9 @@ class Check:
 
     Attributes:
         status: the status.
-        sentence: what was found.
+        sentence: the result, in a sentence.
         fix: a command or a setting that fixes it, if there is one.
-        facts: the same as data: versions, and ``proved`` where a trial was made.
+        facts: the same as data: versions, and ``proved`` if a trial was made.
     """
 
     status: Status

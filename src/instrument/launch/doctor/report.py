@@ -74,10 +74,10 @@ def examine(
     *,
     busy: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[Examined]:
-    """Run the checks one after the other; one that raises is a problem of its own, and the next ones run.
+    """Run the checks one after the other; a check that raises is reported as a problem, and the next ones run.
 
     Args:
-        machine: what to check.
+        machine: the machine to check.
         sections: the checks.
         busy: returns, for the name of each check, a context that is open while it runs.
     """
@@ -127,7 +127,7 @@ def _conclusion(shown: Sequence[Examined]) -> str:
     noted = f", {counted(notes, 'note')}" if notes else ""
     if problems:
         return f"{counted(problems, 'problem')}{noted}."
-    return f"No problem{noted}: what is installed records here."
+    return f"No problem{noted}: everything installed records here."
 
 
 def to_json(found: Sequence[Examined]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Emitters, each of which shows regions in one profiler, and the choice of those that listen."""
+"""Emitters, each of which shows regions in one profiler, and the choice of those that are active."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _FOUND: Mapping[str, Callable[[], bool]] = {
 
 
 def wanted() -> list[str]:
-    """Return the names of the emitters to attach: those whose tool is there, or those `configure` named."""
+    """Return the names of the emitters to attach: those that `configure` named, or whose tool is present."""
     if settings.emitters != "auto":
         return [name for name in settings.emitters if name in _FACTORIES]
     return [name for name, found in _FOUND.items() if found()]
@@ -82,7 +82,7 @@ def attached(before: Sequence[Emitter], failed: set[str]) -> list[Emitter]:
 
     Args:
         before: those attached so far, which are kept.
-        failed: the names of those that are not to be tried again; what fails here is added.
+        failed: the names of those that are not tried again; those that fail here are added.
     """
     known = {emitter.name: emitter for emitter in before}
     emitters = []
@@ -107,8 +107,8 @@ def redundant(names: Sequence[str], target: str) -> set[str]:
 
     Args:
         names: the emitters that listen.
-        target: what the running torch profiler turns its ranges into (`compat.profilers.profiler_patches`); under
-            ``emit_nvtx`` and ``emit_itt`` that is a tool which may be listening already.
+        target: the kind of range that the running torch profiler emits (`compat.profilers.profiler_patches`);
+            under ``emit_nvtx`` and ``emit_itt`` a tool may already receive ranges of that kind.
     """
     twins = {"NVTX": ("nvtx", "roctx"), "ITT": ("itt",)}.get(target, ())  # ROCm's emit_nvtx calls rocTX
     drop = {"torch"} & set(names) if any(twin in names for twin in twins) else set()

@@ -8,7 +8,7 @@ from ..region import Region
 
 
 class IttEmitter:
-    """Emits nested tasks, and overlapped tasks where code is suspended; needs the package ittapi."""
+    """Emits nested tasks, and overlapped tasks for code that is suspended; needs the package ittapi."""
 
     name = "itt"
 
@@ -28,7 +28,7 @@ class IttEmitter:
         return prepared
 
     def push(self, region: Region) -> Any:
-        """Begin a task nested in the one that this thread is in."""
+        """Begin a task nested in this thread's current task."""
         domain, text = region.prepared.get("itt") or self._prepare(region)
         self._itt.task_begin(domain, text)
         return domain
@@ -49,5 +49,5 @@ class IttEmitter:
         self._itt.task_end_overlapped(*handle)
 
     def mark(self, region: Region) -> None:
-        """Show an instant as a task of no length: ittapi has no markers."""
+        """Show an instant as a task of zero length: ittapi has no markers."""
         self.pop(self.push(region))

@@ -1,4 +1,4 @@
-"""Regions as JAX's own trace annotations, in programs that use JAX beside torch."""
+"""Regions as JAX's own trace annotations, in programs that use both JAX and torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..region import Region
 
 
 class JaxEmitter:
-    """Opens `jax.profiler.TraceAnnotation`; made only where the program imported jax itself."""
+    """Opens `jax.profiler.TraceAnnotation`; made only if the program itself imported jax."""
 
     name = "jax"
 
@@ -34,5 +34,5 @@ class JaxEmitter:
     end = pop
 
     def mark(self, region: Region) -> None:
-        """Show an instant as an annotation of no length."""
+        """Show an instant as an annotation of zero length."""
         self.pop(self.push(region))

@@ -42,7 +42,7 @@ class NvtxEmitter:
     def domain(self, name: str) -> Any:
         """Return the domain called ``name``, or None if the tool does not listen to it."""
         if name not in self._domains:
-            self._domains[name] = nvtx_domain(name)  # kept: destroyed with its last reference
+            self._domains[name] = nvtx_domain(name)  # kept, as the domain is destroyed with its last reference
         return self._domains[name]
 
     def _prepare(self, region: Region) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ class NvtxEmitter:
         if attributes is not None and region.payload is not None:
             try:
                 attributes.payload = _payload(region.payload)
-            except Exception as error:  # the range is worth more: nvtx needs numpy for anything but a number
+            except Exception as error:  # show the range without it: nvtx needs numpy for anything but a number
                 if is_interrupt(error):
                     raise
                 log.warning("payload not shown", region=region.name, error=repr(error))
@@ -74,7 +74,7 @@ class NvtxEmitter:
             domain.pop_range()
 
     def start(self, region: Region) -> tuple[Any, int]:
-        """Start a range of its own."""
+        """Start a range that others may overlap."""
         domain, attributes = region.prepared.get("nvtx") or self._prepare(region)
         return domain, (domain.start_range(attributes) if domain is not None else 0)
 
@@ -92,7 +92,7 @@ class NvtxEmitter:
 
 
 class NvtxStartEndEmitter(NvtxEmitter):
-    """Emits ranges that belong to no thread in the place of nested ones."""
+    """Emits ranges that belong to no thread instead of nested ones."""
 
     push = NvtxEmitter.start
     pop = NvtxEmitter.end

@@ -7,18 +7,18 @@ from typing import Any
 
 from ..region import Region
 
-# The profiler preloads its own library, which must win: the process itself is asked first.
+# The profiler preloads its own library, which must win: symbols of the process itself are tried first.
 LIBRARIES = (
     None, "librocprofiler-sdk-roctx.so", "librocprofiler-sdk-roctx.so.1", "libroctx64.so", "libroctx64.so.4",
 )  # fmt: skip
 
 
 def load() -> Any:
-    """Return the rocTX library, the profiler's own if there is one; raises ImportError where there is none."""
+    """Return the rocTX library, the profiler's own if there is one; raise ImportError if none is found."""
     for name in LIBRARIES:
         try:
             library = ctypes.CDLL(name)
-            library.roctxRangePushA  # noqa: B018  # raises where the library has no such symbol
+            library.roctxRangePushA  # noqa: B018  # raises if the library has no such symbol
         except (OSError, AttributeError):
             continue
         return library
@@ -55,7 +55,7 @@ class RoctxEmitter:
         self._pop()
 
     def start(self, region: Region) -> int:
-        """Start a range of its own."""
+        """Start a range that others may overlap."""
         return int(self._start(self._text(region)))
 
     def end(self, range_id: int) -> None:

@@ -1,10 +1,10 @@
-"""Torch.profiler ranges where the order counts in which they end: on a GPU's lane, and as NVTX or ITT ranges.
+"""torch.profiler ranges where the order in which they end matters: on a GPU's lane, and as NVTX or ITT ranges.
 
-There each thread has a stack of ids. Opening a range pushes its id; closing one pops the id on top, whosever it
-is, on the thread that closes it. A kernel shows under the id that is on top of the thread that launches it.
+There each thread has a stack of ids. Opening a range pushes its id; closing a range pops the top id of the closing
+thread, whichever range pushed it. A kernel shows under the id on top of the stack of the thread that launches it.
 
-torch (2.13 and before) has no range that pushes none. To pop in order, a range that goes on after the one around
-it would have to be closed and opened anew: for many tasks that is quadratic, and each counts many times.
+torch (2.13 and before) has no range that pushes no id. Popping in order would mean closing and reopening each
+range that outlives the one around it: for many tasks that is quadratic, and each task counts many times.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ...compat import profilers
 from ..region import OVERLAPPING, Region
 from .torch_profiler import TorchProfilerEmitter
 
-# What torch returned (None once the range is over), and the stack of the thread that opened it. A filler has None
-# for the stack: it covers the id of a range that is over, and ends when its own id is popped.
+# The value that torch returned (None once the range is over), and the stack of the thread that opened it. A filler
+# has None as its stack: it covers the id of a range that is over, and ends when its own id is popped.
 Opened = list[Any]
 
 
 class Stack(list[Opened]):
-    """The ids on one thread, as the ranges that pushed them, last on top.
+    """The ids on one thread, represented by the ranges that pushed them; the last one is on top.
 
     Attributes:
-        crossed: whether there is anything in the other two.
+        crossed: whether ``over`` or ``popped`` has items.
         over: ranges that are over and not closed yet.
-        popped: open ranges whose ids were popped by others, which left as many ids of ranges that are over.
+        popped: open ranges whose ids other ranges popped; for each, the id of a range that is over remains.
     """
 
     __slots__ = ("__weakref__", "crossed", "over", "popped")
@@ -51,11 +51,11 @@ _here = _Here()
 
 
 class NestedTorchProfilerEmitter(TorchProfilerEmitter):
-    """Opens one range for each region, and keeps kernels from showing under one that is over.
+    """Opens one range for each region, and keeps kernels from showing under a range that is over.
 
-    A range that ends before one that was opened in it leaves its id behind. Once that is on top, a filler called
-    `OVERLAPPING` covers it: one at most for each such range. A range that is over on another thread is closed when
-    its own thread opens or closes the next one.
+    A range that ends before a range inside it leaves its id behind. Once that id is on top, a filler called
+    `OVERLAPPING` covers it, at most one for each such range. A range that another thread ends is closed when its
+    own thread opens or closes the next one.
     """
 
     def push(self, region: Region) -> Opened:
@@ -122,7 +122,7 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
             self._exit(top[0])
 
     def _cover(self, stack: Stack) -> None:
-        """Open a filler where the id on top is of a range that is over."""
+        """Open a filler if the id on top belongs to a range that is over."""
         if stack and stack[-1][0] is None:
             stack.append([self._enter(OVERLAPPING), None])
 
@@ -133,7 +133,7 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
         _, leave = profilers.range_functions()
         for ref in _stacks.copy():
             stack = ref()
-            while stack:  # has at least as many ids as there are ranges without one
+            while stack:  # has at least as many ids as there are ranges in `popped`
                 ended = stack.popped.popitem()[1] if stack.popped else stack.pop()
                 record, ended[0] = ended[0], None
                 if record is not None:
@@ -141,5 +141,5 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
 
 
 def torch_emitter(profiler: Any) -> TorchProfilerEmitter:
-    """Return what opens torch's ranges in the recording of ``profiler``."""
+    """Return the emitter that opens torch's ranges in the recording of ``profiler``."""
     return NestedTorchProfilerEmitter() if profilers.needs_nested_ranges(profiler) else TorchProfilerEmitter()

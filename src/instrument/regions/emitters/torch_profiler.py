@@ -14,13 +14,13 @@ _KEYS = count()
 class TorchProfilerEmitter:
     """Opens torch.profiler ranges during one recording.
 
-    torch (2.13 and before) crashes on a range that is open when one recording stops and ends, or is freed,
-    during the next: it writes into the first one's memory. So those still open are ended as soon as a
-    recording stopped. They show in its trace, up to its end.
+    torch (2.13 and before) crashes if a range is open when one recording stops, and ends or is freed during the
+    next: torch writes into the first recording's memory. Open ranges are therefore ended as soon as a recording
+    stops. They show in its trace, up to its end.
     """
 
     name = "torch"
-    _open: ClassVar[dict[int, Any]] = {}  # of the whole process, as torch records one profile at a time
+    _open: ClassVar[dict[int, Any]] = {}  # shared by the process, as torch records one profile at a time
 
     def __init__(self) -> None:
         self._enter, self._exit = range_functions()
@@ -42,11 +42,11 @@ class TorchProfilerEmitter:
     end = pop
 
     def close(self, handle: Any) -> None:
-        """Close the range; another is opened at once, or the recording stops."""
+        """Close the range when another is opened at once or the recording stops."""
         self.pop(handle)
 
     def mark(self, region: Region) -> None:
-        """Show an instant as a range of no length: the trace format of torch.profiler has no instants."""
+        """Show an instant as a range of zero length: the trace format of torch.profiler has no instants."""
         self._exit(self._enter(region.plain))
 
     @classmethod
