@@ -12,7 +12,7 @@ from tests.test_layers import ORDER, SOURCE
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
-# Names (last part) of functions and attributes that change or register something outside of the package.
+# Names (last part) of functions and attributes that change or register something outside the package.
 NAMES = re.compile(
     r"Patch|register_\w*hook|_register_hook_dict|register_prehook|when_imported|ImportHook|register_at_fork|_queued_calls"
     r"|DEFAULT_CALLBACKS|sync_callbacks|set_sync_debug_mode|meta_path|path_hooks|set_wakeup_fd|setitimer|set_stance"
@@ -36,7 +36,7 @@ def full_name(node: ast.AST, imported: dict[str, str]) -> str:
 
 
 def changes(path: Path) -> Iterator[str]:
-    """Yield the names by which a module patches, hooks or registers something outside of the package."""
+    """Yield the names by which a module patches, hooks or registers something outside the package."""
     tree = ast.parse(path.read_text())
     imported = {}  # full names of modules and their members, by alias
     modules = set()

@@ -73,7 +73,7 @@ def test_kinds_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_a_capture_on_a_gpu() -> None:
-    """A graph capture is detected only inside of it."""
+    """A graph capture is detected only inside it."""
     weight = torch.ones(1, device="cuda")
     assert gpu.in_use() is torch.cuda
     graph = torch.cuda.CUDAGraph()

@@ -54,7 +54,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
 
 
 def violations() -> dict[str, list[str]]:
-    """Return the private names in each file outside of `ALLOWED`."""
+    """Return the private names in each file outside `ALLOWED`."""
     found: dict[str, list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         file = path.relative_to(SOURCE).as_posix()
@@ -66,7 +66,7 @@ def violations() -> dict[str, list[str]]:
 
 
 def test_private_names_occur_only_in_allowed_files() -> None:
-    """No file outside of `compat` and the dry run uses a private name."""
+    """No file outside `compat` and the dry run uses a private name."""
     assert violations() == {}
 
 

@@ -87,7 +87,7 @@ class Finding:
         timed: number of timed calls.
         idle_ns: time that the calls left the GPU idle; None if unknown.
         regions: number of calls by region path, outermost name first.
-        steps: number of calls by step; the key None counts calls outside of steps.
+        steps: number of calls by step; the key None counts calls outside steps.
         vias: number of calls by line of a library.
         fix: what to do instead; None for code that is not covered.
     """
@@ -123,7 +123,7 @@ class Finding:
 
     @property
     def step(self) -> int | None:
-        """The first step with a call; None if all calls were outside of steps."""
+        """The first step with a call; None if all calls were outside steps."""
         return min((step for step in self.steps if step is not None), default=None)
 
     @property

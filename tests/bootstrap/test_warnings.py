@@ -77,7 +77,7 @@ print(*places, sep="\\n")
 
 
 def test_locations_of_warnings(tmp_path: Path) -> None:
-    """Warnings with a ``stacklevel`` keep their locations, inside and outside of a window."""
+    """Warnings with a ``stacklevel`` keep their locations, inside and outside a window."""
     write(tmp_path, WARN)
     expected = run_warm(tmp_path, [sys.executable, "train.py"]).stdout
     assert "optimizer made 3" in expected

@@ -35,7 +35,7 @@ def test_kernel_table() -> None:
 
 @pytest.fixture
 def nested() -> Metrics:
-    """Return metrics of nested regions, with two overlapping kernels and one launched outside of them."""
+    """Return metrics of nested regions, with two overlapping kernels and one launched outside them."""
     pairs = [
         launch_of("k", 12, 100, 120, stream=1),
         launch_of("k", 31, 110, 140, stream=2),

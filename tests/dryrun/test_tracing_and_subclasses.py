@@ -110,7 +110,7 @@ def test_higher_order_operators(fake: bool) -> None:
     report = finished(step, fake=fake)
     assert {"item": 1, "tolist": 1} == ops(report)
     for name in ("flex_attention", "cond"):
-        assert f"the inside of the operator {name} was not checked" in notes(report)
+        assert f"the inside the operator {name} was not checked" in notes(report)
 
 
 # -------------------------------------------------------------------------------- subclasses, patches, modes

@@ -319,7 +319,7 @@ def test_nested_trainer(tmp_path: Path) -> None:
 
 
 def test_evaluation_outside_of_training(tmp_path: Path) -> None:
-    """An evaluation outside of training has no steps, and nothing is recorded."""
+    """An evaluation outside training has no steps, and nothing is recorded."""
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out"))
     assert 0 < trained.evaluate()["eval_loss"]
     assert not (tmp_path / "out").exists()

@@ -454,7 +454,7 @@ def test_lane_of_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_steps_on_the_lane_of_a_gpu(tmp_path: Path) -> None:
-    """A kernel outside of its step's regions shows under the step, even while a region across steps is open."""
+    """A kernel outside its step's regions shows under the step, even while a region across steps is open."""
     first, *work = loaded_operators()
     schedule = instrument.schedule(wait=0, warmup=0, active=3, repeat=1)
     with instrument.profile(tmp_path, schedule=schedule) as prof:

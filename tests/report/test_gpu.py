@@ -45,7 +45,7 @@ def graph_trace(call: str = "cudaGraphLaunch", format: str = "kineto") -> Trace:
     ],
 )
 def test_graph_launches(trace: Trace, expected: Graphs) -> None:
-    """Graph launches outside of operators are counted; reports of nsys may lack their kernels."""
+    """Graph launches outside operators are counted; reports of nsys may lack their kernels."""
     assert count_graph_launches(trace) == expected
 
 

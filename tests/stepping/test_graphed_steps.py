@@ -75,7 +75,7 @@ def test_step_in_two_graphs(counter: Counter) -> None:
 
 
 def test_optimizer_outside_of_the_graph(counter: Counter) -> None:
-    """An optimizer outside of the graph counts as without a graph."""
+    """An optimizer outside the graph counts as without a graph."""
     training = Training()
     with torch.cuda.graph(training.graph):
         training.half()

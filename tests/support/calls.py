@@ -97,7 +97,7 @@ class Calls:
     def _call(self, call: Callable[[], Any], module: nn.Module, inputs: object) -> Any:
         if module not in self._names:
             return call()
-        self.look(inputs)  # nodes made outside of torch functions, as by an autograd function, are new
+        self.look(inputs)  # nodes made outside torch functions, as by an autograd function, are new
         span = Span(self._names[module], self._tick())
         self._spans.append(span)
         self._stack.append(span)

@@ -171,7 +171,7 @@ def test_no_syncs_applies_to_its_block_only(gpu: Gpu) -> None:
 
 @pytest.mark.native
 def test_explicit_steps(gpu: Gpu) -> None:
-    """Steps are counted by `step()`; calls after the last one are outside of steps."""
+    """Steps are counted by `step()`; calls after the last one are outside steps."""
     with detect_syncs(every=1) as syncs:
         for _ in range(5):
             gpu.x.item()

@@ -72,7 +72,7 @@ async def both() -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("function", [generator, coroutine, both, "text"])
 def test_generators_and_coroutines_are_refused(function: Any) -> None:
-    """Functions whose code runs after the call, outside of the block, cannot be decorated."""
+    """Functions whose code runs after the call, outside the block, cannot be decorated."""
     for name, decorate in (("allow_sync", allow_sync("why")), ("no_syncs", no_syncs())):
         with pytest.raises(
             TypeError, match=f"{name} decorates plain functions; inside other functions use a with block"

@@ -81,7 +81,7 @@ medium  train.py:2 in step
 
 low     train.py:4 in step
     bool: reads a value back from the GPU
-    in 1 of 2 steps; once outside of the steps; how long is unknown: the start
+    in 1 of 2 steps; once outside the steps; how long is unknown: the start
     or end of the wait was not seen
     via torch/nn/utils/clip_grad.py:97 in clip, backward of MulBackward0, thread
     autograd
@@ -203,7 +203,7 @@ def test_order() -> None:
 
 @pytest.mark.parametrize("source", ["dry run", "live", "trace"])
 def test_order_by_pattern(source: Any) -> None:
-    """Findings are ordered by steps: most, some, bursts, single ones, then those outside of the steps."""
+    """Findings are ordered by steps: most, some, bursts, single ones, then those outside the steps."""
     every = tuple(range(7))
     found = [
         finding("setup", 1, steps=(None,) * 90),
@@ -223,8 +223,8 @@ def test_order_by_pattern(source: Any) -> None:
     assert ["high"] * 4 + ["medium"] * 2 + ["low"] * 3 == [ordered.severity(one) for one in ordered.findings]
     assert [
         "in every step, 2 times each", "in every step, once to 3 times",
-        "in every step; once outside of the steps", "in 6 of 7 steps", "in every step", "in 2 of 7 steps",
-        "in 1 of 7 steps, 61 times", "in 1 of 7 steps", "90 times outside of the steps",
+        "in every step; once outside the steps", "in 6 of 7 steps", "in every step", "in 2 of 7 steps",
+        "in 1 of 7 steps, 61 times", "in 1 of 7 steps", "90 times outside the steps",
     ] == [str(ordered.pattern(one)) for one in ordered.findings]  # fmt: skip
     text = shown(ordered, width=120)
     assert text.index("in 2 of 7 steps") < text.index("in 1 of 7 steps, 61 times")
@@ -248,7 +248,7 @@ def test_low_severity() -> None:
 
 
 def test_per_step() -> None:
-    """Means are over all steps and exclude calls outside of steps; without steps the run is one step."""
+    """Means are over all steps and exclude calls outside steps; without steps the run is one step."""
     found = finding(steps=(0, 0, 3, None))
     assert 3 / 4 == report(found, steps=4).per_step(found)
     assert 4 == report(found, steps=0).per_step(found)
@@ -334,7 +334,7 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "region": ["a", "b"],
         "regions": [{"path": ["a", "b"], "count": 2}],
         "count": 2,
-        "pattern": "once in the step; once outside of the steps",
+        "pattern": "once in the step; once outside the steps",
         "in_steps": 1,
         "outside": 1,
         "per_step": 1.0,
@@ -384,10 +384,10 @@ def test_headline() -> None:
 
 
 def test_findings_outside_of_steps() -> None:
-    """Findings outside of steps are listed separately, without a fix."""
+    """Findings outside steps are listed separately, without a fix."""
     text = shown(report(finding(steps=(None, None)), steps=2))
     assert (
-        "Outside of the steps, where a synchronization costs little:\n  - /x/train.py:3 in step: item, 2 times\n"
+        "Outside the steps, where a synchronization costs little:\n  - /x/train.py:3 in step: item, 2 times\n"
         in text
     )
     assert "Fix" not in text

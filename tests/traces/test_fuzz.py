@@ -120,7 +120,7 @@ def by_name(trace: Trace | None) -> dict[str, tuple[Any, ...]]:
     block=blocks,
 )
 def test_damage_in_one_place(path: Path, style: str, place: int, length: int, junk: bytes, block: int) -> None:
-    """Every event outside of the damage is read, with the same times and args."""
+    """Every event outside the damage is read, with the same times and args."""
     data = written(ordinary(9), style=style)
     place %= len(data)
     damaged = by_name(read(path, data[:place] + junk + data[place + length :], block))

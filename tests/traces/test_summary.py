@@ -349,7 +349,7 @@ def test_announced_step_that_did_not_run(tmp_path: Path) -> None:
 
 
 def test_steps_named_by_the_trace(tmp_path: Path) -> None:
-    """Events after the last step that ran, in a range announced by the loop, are outside of the steps."""
+    """Events after the last step that ran, in a range announced by the loop, are outside the steps."""
     steps = [region(f"ProfilerStep#{number}", 10 * number, 10) for number in range(1, 5)]
     work = [region("aten::mm", start, 4, cat="cpu_op") for start in (11, 21, 31, 42, 46)]
     path = tmp_path / "trace.json"
@@ -388,7 +388,7 @@ LACKS_G = ["G (backward)", "G (backward)/Linear (backward)"]
     [
         ([], []),  # G does not run in the step
         (node(3, 12), LACKS_G),
-        (node(3, 12, kind="MseLossBackward0"), []),  # the loss, outside of any module
+        (node(3, 12, kind="MseLossBackward0"), []),  # the loss, outside any module
         ([*node(3, 12), *node(25, 27)], []),  # a function, which has no region in later steps either
         ([addmm(9, 11), *node(9, 12)], LACKS_G),  # its forward is in the trace, before G had hooks
         ([addmm(4, 11, thread=7), *node(4, 12)], []),  # another thread, with its own numbers
@@ -398,7 +398,7 @@ LACKS_G = ["G (backward)", "G (backward)/Linear (backward)"]
 def test_partial_backward_regions(
     tmp_path: Path, first_step: list[Event], partial: list[str], thread: int
 ) -> None:
-    """A region is partial if nodes of its kind run outside of regions, and their forward ran before the window."""
+    """A region is partial if nodes of its kind run outside regions, and their forward ran before the window."""
     events = [region(f"ProfilerStep#{number}", 10 * number, 10) for number in range(1, 4)]
     events += [addmm(number, start) for number, start in ((10, 11), (20, 21), (30, 31))]
     for number, start in ((10, 15), (20, 25), (30, 35)):

@@ -15,7 +15,8 @@ from ..windows.schedule import Schedule
 from ..windows.steps import CYCLE, SCHEDULE_OPTIONS, schedule_of
 
 TORCH_OPTIONS = {"shapes": "record_shapes", "memory": "profile_memory", "stacks": "with_stack"}
-_WINDOWS = ("steps", *PLAN, "out", "ranks", *TORCH_OPTIONS)  # options that choose windows, and their content
+# Options that choose windows, and their content.
+_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "out", "ranks", *TORCH_OPTIONS)
 _NEEDS = {
     "region": ("ncu",),
     "launches": ("ncu",),

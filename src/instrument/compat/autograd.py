@@ -16,7 +16,7 @@ def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable
     """Return functions for the number of the next autograd node, the number of the backward pass, and its end.
 
     The third registers a callback for the end of the backward pass. Each thread numbers nodes in the order in
-    which its forward makes them; backward runs those that are ready in the reverse order. Outside of a backward
+    which its forward makes them; backward runs those that are ready in the reverse order. Outside a backward
     pass, the number of the pass is -1.
 
     Returns:
@@ -39,7 +39,7 @@ def in_backward() -> bool:
 
 
 def autograd_node() -> str | None:
-    """Return the name of the autograd node that runs on this thread, as "MulBackward0"; None outside of any."""
+    """Return the name of the autograd node that runs on this thread, as "MulBackward0"; None outside any."""
     node = getattr(getattr(sys.modules.get("torch"), "_C", None), "_current_autograd_node", None)
     running = node() if node is not None else None
     return running.name() if running is not None else None

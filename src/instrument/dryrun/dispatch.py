@@ -75,7 +75,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
             if not rule.writes:
                 self._tag(rule, out, device)
             if func.namespace not in _KNOWN:
-                state.record_not_covered(f"the inside of the operator {func._schema.name} was not checked")
+                state.record_not_covered(f"the inside the operator {func._schema.name} was not checked")
         return out
 
     def _whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -84,7 +84,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         out = func(*args, **kwargs)
         if device is not None:
             self._state.tags.put(out, device)
-            self._state.record_not_covered(f"the inside of the operator {func.name()} was not checked")
+            self._state.record_not_covered(f"the inside the operator {func.name()} was not checked")
         return out
 
     def _refused(self, name: str) -> None:

@@ -20,7 +20,7 @@ from .tags import Tags
 
 
 def changes(fake: Fake, state: State) -> Iterator[Made]:
-    """Return the replacements with which tensors without data answer as if they had data, outside of operators."""
+    """Return the replacements with which tensors without data answer as if they had data, outside operators."""
     mode, tags = fake.mode, state.tags
 
     def device(original: Any) -> property:

@@ -1,4 +1,4 @@
-"""The replacements outside of torch.cuda for the time of a dry run."""
+"""The replacements outside torch.cuda for the time of a dry run."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Run:
 
         A step ends with the update of the first optimizer. Calls before the first update count for step 0, but at
         most as many as in any other step: the rest are preparations. Calls after the last update, such as an
-        evaluation at the end, are outside of the steps. If a line synchronizes in all other steps, but after the
+        evaluation at the end, are outside the steps. If a line synchronizes in all other steps, but after the
         update, its calls after the last update fill up step 0. Without an optimizer, everything is one step.
         """
         settled = Counter({step: waits for step, waits in seen.items() if step is None or 0 < step < steps})

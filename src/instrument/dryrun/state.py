@@ -43,7 +43,7 @@ class ThreadState:
     """The state of one thread.
 
     Attributes:
-        call: the name of the running outermost torch function; empty outside of torch functions.
+        call: the name of the running outermost torch function; empty outside torch functions.
         waited: whether that call already synchronized; it counts once.
         inputs: the arguments of the innermost torch function, which determine the device of its results.
         last: the device of the previous operator that takes tensors; None is the CPU.

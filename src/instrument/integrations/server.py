@@ -67,7 +67,7 @@ class OnDemandSchedule(Schedule):
         return (Phase.WARMUP if step < window.active else Phase.ACTIVE), window
 
     def next_window(self, step: int) -> Window | None:
-        """Return the window that ``step`` is in or, outside of one, the earliest that may still be requested."""
+        """Return the window that ``step`` is in or, outside one, the earliest that may still be requested."""
         return self._window_at(step) or Window(self.count + 1, step + 1, step + 1, step + 2)
 
     def _window_at(self, step: int) -> Window | None:

@@ -40,7 +40,7 @@ def around(
     Args:
         begin: called before; its errors are contained.
         end: called with what ``begin`` returned, unless that is None, after any call; must not raise.
-        then: called after a successful call outside of any backward pass, once no other wrapper of this function
+        then: called after a successful call outside any backward pass, once no other wrapper of this function
             runs on the thread; its errors are contained.
     """
 

@@ -89,7 +89,7 @@ class ForwardPreHook(Hook):
                     layer = _alias(layer, stack)
             layer.seen = True
             if around is None and layer.alone is not None and not autograd.in_backward():
-                layer = layer.alone  # a call outside of any other, and not a recomputation
+                layer = layer.alone  # a call outside any other, and not a recomputation
             region = layer.evaluation if getattr(module, "training", True) is False else layer.region
             call = ModuleCall(layer, around, frame, next_number(), dispatch.NO_TOKEN)
             stack.append(call)  # before the region opens, so that the removal of hooks sees this call

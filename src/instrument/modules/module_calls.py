@@ -26,7 +26,7 @@ class Layer:
         region: the region of its forward; None if it only serves to tell calls inside it apart.
         evaluation: the region of its forward in evaluation mode.
         backward: the region of its backward; None if there is none.
-        alone: the layer for calls outside of any other call; its name differs from those of others of its class.
+        alone: the layer for calls outside any other call; its name differs from those of others of its class.
         parent: the layer that calls it, as far as the model's structure shows.
         primary: the first layer of its module, which the module's hooks refer to.
         aliases: for a primary layer, all layers of a module with several places; else empty.

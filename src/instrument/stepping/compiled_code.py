@@ -3,7 +3,7 @@
 torch compiles any Python function that is called between two of its graphs. Functions that inspect frames must run
 uncompiled, and compiling the others would cost seconds. A function that is inlined into a graph works as before.
 
-torch opens a range around compiled code, in C++: if a recording stops inside of it and another one starts there,
+torch opens a range around compiled code, in C++: if a recording stops inside it and another one starts there,
 torch crashes. So the end of a step is reported once the compiled function has ended.
 """
 

@@ -48,7 +48,7 @@ class OptimizerSteps:
     A step compiled by torch.compile is not seen, as a hook would become a part of it; ``compiled`` is true then.
 
     ``stepped`` is called after torch has closed its range around the step, and after the whole backward pass: if a
-    recording stops inside of these and another one starts there, torch crashes.
+    recording stops inside these and another one starts there, torch crashes.
     """
 
     def __init__(self, stepped: Callable[[], None], *, every: bool = False) -> None:

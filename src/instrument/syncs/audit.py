@@ -146,7 +146,7 @@ def _of_profiler(trace: Trace, waits: list[Synchronization], contexts: list[Call
 def _together(
     waits: list[Synchronization], contexts: list[CallContext], program: TraceContext, without: set[int]
 ) -> Iterable[list[int]]:
-    """Yield the rows of each event: those of one operator, or of one copy outside of operators."""
+    """Yield the rows of each event: those of one operator, or of one copy outside operators."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for row, (wait, context) in enumerate(zip(waits, contexts, strict=True)):
         if row in without:
@@ -161,7 +161,7 @@ def _together(
 
 
 def _is_copy(wait: Synchronization, program: TraceContext) -> bool:
-    """Return whether a wait outside of operators is a copy outside of operators, or directly follows one."""
+    """Return whether a wait outside operators is a copy outside operators, or directly follows one."""
     follows = wait.kind == COPY or "Stream" in wait.call
     return wait.adjacent and wait.copy >= 0 and follows and not program.launched_by_operator(wait.copy)
 
@@ -217,7 +217,7 @@ def _coverage(trace: Trace, count: int, own: int, unattributed: int) -> list[str
         said.append(f"Left out: {own} synchronization{'s' * (own > 1)} of the profiler itself.")
     if unattributed:
         said.append(
-            f"Unattributed: {unattributed} of {count} synchronizations are outside of operators, regions and "
+            f"Unattributed: {unattributed} of {count} synchronizations are outside operators, regions and "
             "Python functions."
         )
     return said

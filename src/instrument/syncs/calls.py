@@ -49,8 +49,8 @@ class Scope:
     """A wrapped call that runs on a thread.
 
     Attributes:
-        synchronizes: the call counts as one synchronization; those inside of it do not count.
-        counts_once: all synchronizations inside of the call count as one.
+        synchronizes: the call counts as one synchronization; those inside it do not count.
+        counts_once: all synchronizations inside the call count as one.
         copy: returns direction and bytes of the copy.
         call: the synchronization of a call that counts once.
     """

@@ -171,7 +171,7 @@ class SyncDetector(SyncListener):
         self._stop_following()
         self._disarm()
         if self.recorder.steps:
-            self._relabel(None, self.recorder.step)  # events after the last step are outside of steps
+            self._relabel(None, self.recorder.step)  # events after the last step are outside steps
         if self._level == "log":
             self._log()
 
@@ -181,7 +181,7 @@ class SyncDetector(SyncListener):
         self._relabel(0)
 
     def _follower_stepped(self) -> None:
-        """Begin the next step; everything before the end of the first step is outside of steps."""
+        """Begin the next step; everything before the end of the first step is outside steps."""
         first = self.recorder.step == 0
         if first:
             monitor.flush()

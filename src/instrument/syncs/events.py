@@ -27,7 +27,7 @@ class SyncEvent:
         blocked_ns: how long the CPU was blocked; None if unknown.
         idle_ns: how long the GPU was left idle; None if unknown.
         region: the names of the regions around the call, outermost first.
-        step: the number of the step; None outside of steps.
+        step: the number of the step; None outside steps.
         thread: the name of the thread.
         backward: the autograd node that ran.
         allowed: the reason why it is allowed; None if it is not.

@@ -273,7 +273,7 @@ class SyncMonitor:
         return begin_call(self._listeners, target, frame, self._caller(threading.get_ident()), copy, op, cause)
 
     def _caller(self, thread: int) -> Caller | None:
-        """Return the caller of the backward pass that this thread works for; None outside of backward passes."""
+        """Return the caller of the backward pass that this thread works for; None outside backward passes."""
         if not self._callers or autograd.autograd_node() is None:
             return None
         own = [caller for caller in self._callers if caller.thread == thread]

@@ -18,7 +18,7 @@ from .events import SyncEvent
 from .fixes import fix_of
 
 Key = tuple[Site | None, Site | None, str, str | None, bool]
-Steps = Counter[int | None]  # number of calls by step; None for those outside of steps
+Steps = Counter[int | None]  # number of calls by step; None for those outside steps
 MAX_FINDINGS = 1000  # a program that generates code at run time must not fill the memory
 
 
@@ -67,7 +67,7 @@ class Recorder:
 
     Attributes:
         steps: number of steps that were checked.
-        step: the number of the current step; None outside of steps.
+        step: the number of the current step; None outside steps.
         dropped: number of synchronizations at lines beyond the first `MAX_FINDINGS`.
     """
 

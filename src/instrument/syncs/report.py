@@ -28,7 +28,7 @@ class SyncReport(ReportData):
 
         Without ``most`` no step may synchronize, or only within the budget if one was given.
 
-        The step with the most synchronizations counts; those outside of steps do not. Without steps the whole run
+        The step with the most synchronizations counts; those outside steps do not. Without steps the whole run
         counts as one step. It also fails if anything inside `no_syncs` synchronized, if the run ended early, and
         if nothing could be checked. Code that is "not covered" but ran does not make it fail.
 

@@ -27,7 +27,7 @@ class StepPattern:
     Attributes:
         counts: number of synchronizations in each step that has any, in ascending order.
         steps: number of steps that were checked; 0 if no steps are known.
-        outside: number of synchronizations outside of steps, as in the set-up, in an evaluation before the first
+        outside: number of synchronizations outside steps, as in the set-up, in an evaluation before the first
             step, and after the last update; all of them if no steps are known.
     """
 
@@ -58,7 +58,7 @@ class StepPattern:
             return times(self.outside)
         parts = [self._inside()] if self.counts else []
         if self.outside:
-            parts.append(f"{times(self.outside)} outside of the steps")
+            parts.append(f"{times(self.outside)} outside the steps")
         return "; ".join(parts)
 
     def _inside(self) -> str:
@@ -141,7 +141,7 @@ class ReportData:
         return self.error is None
 
     def per_step(self, found: Finding) -> float:
-        """Return the mean number of calls of ``found`` in a step; calls outside of steps do not count."""
+        """Return the mean number of calls of ``found`` in a step; calls outside steps do not count."""
         if not self.steps:
             return float(found.count)
         return (found.count - found.steps[None]) / self.steps
@@ -149,7 +149,7 @@ class ReportData:
     def most(self, *findings: Finding) -> int:
         """Return the greatest number of synchronizations of ``findings`` in any one step.
 
-        Synchronizations outside of steps do not count; without steps the whole run counts as one step.
+        Synchronizations outside steps do not count; without steps the whole run counts as one step.
         """
         return max(self.each_step(*findings), default=0)
 
@@ -182,7 +182,7 @@ class ReportData:
 
         "high": waits for all work of the GPU in at least half of the steps, or synchronizes inside `no_syncs`.
         "medium": waits in at least a tenth of the steps, or waits for a copy to the GPU in half of them.
-        "low": everything else: seldom, in only one of several steps (such as a checkpoint), outside of the steps,
+        "low": everything else: seldom, in only one of several steps (such as a checkpoint), outside the steps,
         allowed, or taking next to no time.
         """
         if found.forbidden:

@@ -30,8 +30,8 @@ def as_dict(results: ReportData) -> dict[str, Any]:
       ``backward``, ``region`` (the names from the outermost, of the region with most calls), ``regions`` (path and
       count of each);
     - ``count``, ``pattern`` ("in 1 of 7 steps, 61 times"), ``in_steps`` (number of steps that synchronize there),
-      ``outside`` (calls outside of the steps), ``per_step`` (mean), ``step`` (the first), ``steps`` (number and
-      count of each; number null outside of steps);
+      ``outside`` (calls outside the steps), ``per_step`` (mean), ``step`` (the first), ``steps`` (number and
+      count of each; number null outside steps);
     - ``direction`` ("H2D", "D2H", null), ``bytes``, ``blocked_ns``, ``timed`` (number of calls in
       that sum), ``untimed`` (why it is null), ``idle_ns``: integers, null where unknown;
     - ``allowed`` (the reason, or null), ``forbidden`` (inside `no_syncs`), ``fingerprint``, and ``fix`` (text,

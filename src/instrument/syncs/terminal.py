@@ -21,7 +21,7 @@ _BLOCKS = 20  # findings shown in full; the others take a line each
 _AROUND = 2  # lines of code before and after
 _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 _INDENT = " " * 4
-_OUTSIDE = "Outside of the steps, where a synchronization costs little"
+_OUTSIDE = "Outside the steps, where a synchronization costs little"
 _PER = {0: "", 1: " in the step"}
 
 
@@ -127,7 +127,7 @@ def _short(results: ReportData, found: Finding) -> str:
 
 
 def _is_outside(results: ReportData, found: Finding) -> bool:
-    """Return whether ``found`` synchronizes outside of the steps only, and is not forbidden there."""
+    """Return whether ``found`` synchronizes outside the steps only, and is not forbidden there."""
     return bool(results.steps) and not results.pattern(found).counts and not found.forbidden
 
 

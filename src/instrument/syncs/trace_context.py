@@ -23,12 +23,12 @@ class CallContext(NamedTuple):
     """The operator, regions, step and stack around a call on its thread.
 
     Attributes:
-        op: public name of the outermost operator; None outside of operators.
-        operator: table and row of that operator; None outside of operators.
+        op: public name of the outermost operator; None outside operators.
+        operator: table and row of that operator; None outside operators.
         since_ns: when that operator began.
         backward: the autograd node that ran.
         region: names of the regions, outermost first.
-        step: number of the step; None outside of steps.
+        step: number of the step; None outside steps.
         site: the user's function; None if no stack was recorded.
         via: the innermost function of a library.
         profiler: whether the profiler itself made the call; None if no stack was recorded.

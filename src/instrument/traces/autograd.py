@@ -51,7 +51,7 @@ def engine_node_name(name: str) -> str | None:
 
 
 def autograd_nodes(operators: Table) -> AutogradNodes:
-    """Return the nodes that ran, and the operators outside of backward passes that created nodes."""
+    """Return the nodes that ran, and the operators outside backward passes that created nodes."""
     engine = operators.matching("name", _IS_ENGINE)
     run = operators.where(engine)
     made = operators.where((operators.sequence >= 0) & ~engine)

@@ -21,7 +21,7 @@ _LAST = np.iinfo(np.int64).max
 class MissingBackward:
     """Detects backward regions that lack calls in the steps of a trace.
 
-    Torch numbers autograd nodes in the order in which the forward creates them. A node outside of backward regions
+    Torch numbers autograd nodes in the order in which the forward creates them. A node outside backward regions
     with a lower number than the first forward region of a module may come from a forward before the module had
     hooks. In traces without these numbers, as of other profilers, no calls are detected as missing.
     """
@@ -30,7 +30,7 @@ class MissingBackward:
         self._words = trace.strings
         self._main = main_thread(trace)
         self._inside: dict[str, set[int]] = defaultdict(set)  # by backward region: the names of its nodes
-        self._outside: dict[int, dict[int, list[int]]] = {}  # by step and name: nodes outside of regions
+        self._outside: dict[int, dict[int, list[int]]] = {}  # by step and name: nodes outside regions
         nodes, forward = _autograd(trace)
         within = steps.rows_at(nodes.start_ns, nodes.thread)
         outside = ~self._in_regions(nodes, trace.regions) & (within >= 0)
@@ -44,8 +44,8 @@ class MissingBackward:
     def lacks(self, region: str, calls: Mapping[int, int]) -> bool:
         """Return whether a region lacks calls in a step.
 
-        That is so if nodes of its kind run outside of regions in a step that has fewer calls than every other
-        step. Kinds of nodes that run outside of regions later as well come from functions, and are not missing.
+        That is so if nodes of its kind run outside regions in a step that has fewer calls than every other
+        step. Kinds of nodes that run outside regions later as well come from functions, and are not missing.
 
         Args:
             region: the name of the region.

@@ -74,7 +74,7 @@ def _work(trace: Trace) -> tuple[_Work, LaneAxis]:
 def _lent(trace: Trace, rows: Array, threads: Array) -> tuple[Array, Array, Array]:
     """Return the work that autograd threads launched for another thread: its rows, that thread, and a time on it.
 
-    The time is the start of the outermost region around the launch or, outside of regions, the launch itself.
+    The time is the start of the outermost region around the launch or, outside regions, the launch itself.
     """
     autograd = np.array([thread.autograd for thread in trace.threads], bool)
     own = autograd[threads] & (trace.gpu.region[rows] >= 0)

@@ -238,7 +238,7 @@ class _BracketScanner:
         self._depth = 0
 
     def feed(self, text: bytes) -> tuple[Array, Array]:
-        """Return the positions of brackets outside of strings, and the depth after each, which starts at 0."""
+        """Return the positions of brackets outside strings, and the depth after each, which starts at 0."""
         self.ahead += len(text)
         self.step = min(4 * self.step, 1 << 20)
         before = int(self._escaped)
@@ -257,7 +257,7 @@ class _BracketScanner:
 
 
 def sections(text: JsonStream) -> Iterator[tuple[int, str, str]]:
-    """Yield the parts of each process: its number, a key, and a key inside of that part or "".
+    """Yield the parts of each process: its number, a key, and a key inside that part or "".
 
     The caller must read the value after each. An empty key begins a process, and has no value.
 

@@ -100,7 +100,7 @@ def in_no_region_ns(trace: Trace, regions: Table) -> int:
 
 
 def outside_ns(trace: Trace) -> int:
-    """Return how much of the time from the first event on the CPU to the last is outside of steps."""
+    """Return how much of the time from the first event on the CPU to the last is outside steps."""
     if not trace.steps:
         return 0
     start, end = span(trace.operators, trace.regions, trace.runtime)

@@ -74,7 +74,7 @@ class Summary:
     """The time of the recorded steps, by region and by operator.
 
     A step consists of the events that start in its range, on the threads of its process. GPU work belongs to the
-    step and the regions that launched it; work that was launched before the recording is outside of the steps. GPU
+    step and the regions that launched it; work that was launched before the recording is outside the steps. GPU
     time is the sum of the durations of kernels, memcpys and memsets, even if they run at the same time; it is the
     time of the outermost regions plus the unattributed time.
 
@@ -84,12 +84,12 @@ class Summary:
         regions: A tree in order of first call: each region is followed by the regions inside it.
         operators: The operators, longest own time first.
         gpu_total_ns: The GPU time of the steps; None without GPU work.
-        gpu_unattributed_ns: The part of it that was launched outside of regions, or whose launch is unknown.
+        gpu_unattributed_ns: The part of it that was launched outside regions, or whose launch is unknown.
         step_times_ns: The duration of each step.
         step_numbers: The number of each step; -1 if the trace does not say.
         no_region_ns: The time of the steps during which no region was open.
-        outside_ns: The recorded time outside of the steps.
-        outside_gpu_ns: The GPU time that was launched outside of the steps, or before the recording.
+        outside_ns: The recorded time outside the steps.
+        outside_gpu_ns: The GPU time that was launched outside the steps, or before the recording.
         before_gpu_ns: The GPU time that was launched before the recording.
         by_time_gpu_ns: The GPU time without a known launch, which counts toward the step in which it ran.
         overlap_ns: How long regions of one thread overlapped without nesting: the sum of the times that each

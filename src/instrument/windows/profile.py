@@ -180,9 +180,9 @@ class Profile(WindowRecorder):
             self._graphs = GraphFollower()
             self._graphs.follow()
         with guard.contained("preparing the exporter"):
-            following = self._plan.next_window(self.step_num)
+            following = self._schedule.next_window(self.step_num)
             # May decrease: a window that the end of a loop cut short is continued.
-            self._last_over = following.index - 1 if following is not None else self._plan.count or 0
+            self._last_over = following.index - 1 if following is not None else self._schedule.count or 0
             if following is not None:
                 self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
                 self._exporter.prepare()

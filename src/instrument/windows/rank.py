@@ -8,7 +8,7 @@ from typing import Any
 
 
 def rank() -> int:
-    """Return the rank of this process in its distributed job; 0 outside of one."""
+    """Return the rank of this process in its distributed job; 0 outside one."""
     group = _process_group()
     if group is not None:
         return int(group.get_rank())

@@ -275,10 +275,10 @@ def steps(
     return Steps(iterable, made, make)
 
 
-def _comparable(plan: Any) -> Any:
-    """Return ``plan`` in a form that can be compared: functions created in each epoch are not equal."""
-    if not inspect.isfunction(plan):
-        return plan
+def _comparable(schedule: Any) -> Any:
+    """Return ``schedule`` in a form that can be compared: functions created in each epoch are not equal."""
+    if not inspect.isfunction(schedule):
+        return schedule
     try:
         held = [cell.cell_contents for cell in schedule.__closure__ or ()]
     except ValueError:  # an empty cell
@@ -296,8 +296,8 @@ def schedule_of(
     """
     given = {name: value for name, value in named.items() if value is not None}
     if schedule is not None:
-        if plan:
-            raise ValueError(f'"schedule" cannot be combined with: {", ".join(plan)}')
+        if given:
+            raise ValueError(f'"schedule" cannot be combined with: {", ".join(given)}')
         return schedule
     given = given or dict(CYCLE)
     if "at" not in given and "every" not in given:
