@@ -77,14 +77,7 @@ class Recording:
 
     def warm_up(self) -> None:
         """Begin a warm-up step. Modules get hooks now: the backward of its forward may run in a recorded step."""
-        if not self._warming:
-            self._warming = True
-            dispatch.active.expect(1)
-
-    def _end_warm_up(self) -> None:
-        if self._warming:
-            self._warming = False
-            dispatch.active.expect(-1)
+        dispatch.active.begin_warm_up(self)
 
     def step(self, number: int, metadata: Mapping[str, str], mark: bool) -> None:
         """Begin to record step ``number``; the first one puts ``metadata`` into the trace.
