@@ -81,8 +81,8 @@ medium  train.py:2 in step
 
 low     train.py:4 in step
     bool: reads a value back from the GPU
-    in 1 of 2 steps; once outside the steps; how long is unknown: the start
-    or end of the wait was not seen
+    in 1 of 2 steps; once outside the steps; how long is unknown: the start or
+    end of the wait was not seen
     via torch/nn/utils/clip_grad.py:97 in clip, backward of MulBackward0, thread
     autograd
       2 | loss = model(batch)
