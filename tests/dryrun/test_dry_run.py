@@ -72,7 +72,7 @@ def test_a_step_without_an_optimizer() -> None:
 
 
 def test_earlier_optimizer() -> None:
-    """The steps of an optimizer that existed before the run count too, and there is no set-up."""
+    """Steps of an optimizer created before the run count too; nothing is reported as set-up."""
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
 

@@ -171,7 +171,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def test_earlier_choice_of_device() -> None:
-    """A device chosen before the run, without a GPU, is no error of the step; the message says what to do."""
+    """The message explains a device that the program chose before the run, when it saw no GPU."""
     model = nn.Linear(3, 1).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -81,7 +81,7 @@ def _program(request: dict[str, Any]) -> CodeType:
     command, env = request["command"], request["env"]
     if "INSTRUMENT_RUN_PROCESS" in env:  # the launcher becomes the program
         env["INSTRUMENT_RUN_PROCESS"] = str(os.getpid())
-    if ranks := request.get("ranks"):
+    if ranks := request["ranks"]:
         env |= _rank(ranks)
     _enter(request, command[1:])
     if command[1] == "-c":
@@ -109,11 +109,9 @@ def _rank(ranks: int) -> dict[str, str]:
     for rank in range(ranks):
         process = os.fork()
         if not process:
-            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-            return {
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                **{name: str(value) for name, value in variables.items()},
-            }  # fmt: skip
+            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            numbers["MASTER_PORT"] = port
+            return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in numbers.items()}}
         processes.append(process)
     codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
     os._exit(next((abs(code) for code in codes if code), 0))

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from inspect import signature
 from itertools import islice, pairwise
 from typing import Any
 
@@ -14,7 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from instrument.exporters import torch_profiler
 from instrument.windows.schedule import Phase, Schedule, Window, schedule
+from instrument.windows.steps import SCHEDULE_OPTIONS
 
 ACTION = torch.profiler.ProfilerAction
 PHASE = {
@@ -300,6 +303,11 @@ def test_user_names() -> None:
     for plan in (schedule("3"), schedule(active=1), schedule(every=3)):
         assert ["at", "count", "finite", "next_window", "window", "windows"] == dir(plan)
         assert all(hasattr(plan, name) for name in dir(plan))
+
+
+def test_names_of_the_arguments() -> None:
+    """`steps` and the hints of the exporter know every argument of a schedule."""
+    assert {*SCHEDULE_OPTIONS} == {*torch_profiler._SCHEDULE_OPTIONS} == {*signature(schedule).parameters}
 
 
 def test_imports_no_torch() -> None:

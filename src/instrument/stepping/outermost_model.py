@@ -67,7 +67,7 @@ class OutermostModel:
 
     The model is found by a class attribute that torch reads at each call of a module; it is reset at once, so that
     neither other modules nor compiled code ever see it. From then on a stand-in replaces the call of that model.
-    A hook is no alternative, as some libraries refuse models with hooks or run them differently.
+    Hooks are not used: some libraries refuse models with hooks, or run them differently.
     ``model.compile()`` sets the same attribute on the module, which hides the class attribute, so such modules
     have a stand-in until the model is found.
 
