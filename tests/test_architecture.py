@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts.module_index import module_index
+
 from tests.test_layers import ORDER, SOURCE
 
 ROOT = Path(__file__).parent.parent
@@ -128,3 +130,8 @@ def test_rooms() -> None:
     assert sorted(rooms) == sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
     (order,) = re.findall(r"```\n(.*?)```", section("The order of imports"), re.DOTALL)
     assert [line.split(", ") for line in order.splitlines()] == ORDER
+
+
+def test_every_module_is_listed() -> None:
+    """The last section is what ``python -m scripts.module_index`` writes."""
+    assert section("Every module") == module_index()

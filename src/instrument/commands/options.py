@@ -1,4 +1,4 @@
-"""The options of the commands: their conversion to arguments of the library, and which can be combined."""
+"""Checks the options of the commands, alone and in combination, and converts them to arguments of the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`PatchService`: applies requested patches and hooks while an emitter is active and nothing is compiled."""
+"""`PatchService`: decides when requested patches and hooks are in place: while recording, not while compiling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the user's line: walks frames outward, past torch and the libraries in between.
+"""Finds the user's line: decides whose code a file is, and walks frames outward past torch and libraries.
 
 A walk costs 1-3 us; `traceback.extract_stack` would cost 18.
 """

@@ -1,4 +1,4 @@
-"""`Manifest`: writes the outcome of each window as a line of JSON into ``manifest.jsonl``."""
+"""`Manifest`: writes the line of each window, as JSON, into ``manifest.jsonl``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Outcomes`: the manifest line of each window of a run, the summary, and the warning about an empty run."""
+"""`Outcomes`: decides whether a saved window counts as recorded or as partial, and warns about an empty run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`WindowRecorder`: opens, ends and abandons the windows of a loop, and reports the outcome of each."""
+"""`WindowRecorder`: opens, ends and abandons the windows of a loop; decides which are skipped or have failed."""
 
 from __future__ import annotations
 
