@@ -17,7 +17,10 @@ from instrument.traces.trace import Trace
 Event = dict[str, Any]
 Row = dict[str, Any]
 
-_DERIVED = {"parent", "launch", "operator", "region", "module", "step", "domain", "color", "payload"}
+_DERIVED = {
+    "short_name", "family", "parent", "launch", "operator", "region", "module", "step",
+    "domain", "color", "payload",
+}  # fmt: skip
 _RUNTIME = ("cuda_runtime", "cuda_driver", "runtime", "mtia_runtime", "xpu_runtime", "privateuse1_runtime")
 _TABLES = {
     **dict.fromkeys(("cpu_op", "operator"), "operators"),

@@ -156,7 +156,11 @@ DEFINITIONS: dict[str, Definition] = {
         "loop",
         "loop",
     ),
-    "kernel_table": _D("Kernels by name; `share` is the share of kernel_sum_ns.", "table"),
+    "kernel_table": _D(
+        "Kernels by name, each with a family and a short name that no other kernel of the trace has; `share` is "
+        "the share of kernel_sum_ns.",
+        "table",
+    ),
     "operator_table": _D(
         "Operators by name: calls, CPU time without children, GPU work without and with children, and the time "
         "during which any of the latter runs.",

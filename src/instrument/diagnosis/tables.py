@@ -17,7 +17,7 @@ _MODULE = re.compile(r"^nn\.Module: ")
 
 
 def kernel_table(gpu: Table) -> Rows:
-    """Return the number, durations and share of time of the kernels by name, the longest first."""
+    """Return the kernels by name, with their short name and family, number, durations and share, longest first."""
     kernels = gpu.category == KERNEL
     if not kernels.any():
         return []
@@ -35,7 +35,10 @@ def kernel_table(gpu: Table) -> Rows:
     }
     whole = int(total.sum())
     rows = _rows(gpu, name[first], columns, "sum_ns")
-    return [row | {"share": ratio(row["sum_ns"], whole)} for row in rows]
+    described = gpu.where(np.flatnonzero(kernels)[order][first])
+    texts = zip(*(described.text(column) for column in ("name", "short_name", "family")), strict=True)
+    about = {name: {"short_name": short, "family": family} for name, short, family in texts}
+    return [row | {"share": ratio(row["sum_ns"], whole)} | about[row["name"]] for row in rows]
 
 
 def operator_table(operators: Table, gpu: Table, work: GroupedEvents) -> Rows:

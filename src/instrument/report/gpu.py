@@ -87,7 +87,11 @@ def print_gpu_time(numbers: Metrics, *, console: Console) -> None:
     _render_parts(numbers, gpus, console)
     kernels = numbers["kernel_table"]
     rows = [
-        (0, kernel["name"], [count(kernel["count"]), duration(kernel["sum_ns"]), f"{100 * kernel['share']:.1f}"])
+        (
+            0,
+            kernel["short_name"],
+            [count(kernel["count"]), duration(kernel["sum_ns"]), f"{100 * kernel['share']:.1f}"],
+        )
         for kernel in kernels[:_KERNELS]
         if kernel["share"] is not None
     ]

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..regions.region import OVERLAPPING
 from .autograd import BackwardCallers, autograd_nodes, autograd_threads
+from .kernel_families import add_names
 from .nest import NestedRanges
 from .plausibility import plausible_devices, plausible_epoch_ns, plausible_rows
 from .table import COLUMNS, Array, Interner, Strings, Table, table
@@ -68,6 +69,7 @@ def assemble(
             rows = tables[kind]
             nests[kind] = NestedRanges(rows.start_ns, rows.end_ns, rows.thread)
             rows.parent[:] = nests[kind].parents
+    add_names(tables["gpu"], strings, texts)
     threads = list(threads)
     unplaced = _link(tables, nests, threads, _recorded_steps(metadata, texts))
     coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}

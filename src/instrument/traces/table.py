@@ -40,6 +40,8 @@ _KERNEL = {
     "elements_in": ("i8", -1),
     "elements_out": ("i8", -1),
     "dtype": ("i4", 0),
+    "short_name": ("i4", 0),
+    "family": ("i4", 0),
 }
 
 COLUMNS: dict[str, dict[str, tuple[str, float]]] = {
@@ -68,7 +70,21 @@ COLUMNS: dict[str, dict[str, tuple[str, float]]] = {
 }
 """The columns of each table: their numpy type, and the value that stands for unknown."""
 
-TEXT = frozenset({"name", "category", "domain", "payload", "shapes", "types", "collective", "group", "dtype"})
+TEXT = frozenset(
+    {
+        "name",
+        "category",
+        "domain",
+        "payload",
+        "shapes",
+        "types",
+        "collective",
+        "group",
+        "dtype",
+        "short_name",
+        "family",
+    }
+)
 """Columns that hold numbers of strings; 0 is the empty string."""
 
 

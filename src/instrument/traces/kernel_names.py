@@ -1,0 +1,324 @@
+"""Gives kernels short names, which tell the kernels of a trace apart at a glance."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple
+
+from .matrix_kernels import matrix_kernel
+
+_LONGEST = 4096  # characters of a name that are read
+_SEARCHED = 512  # characters of the name of a function
+_CUT = 120  # characters of a short name
+_WORDS = 4  # columns, of words and of numbers, that tell names with the same short name apart
+
+TYPES = {
+    "float": "f32", "double": "f64", "half": "f16", "__half": "f16", "Half": "f16", "half_t": "f16",
+    "_Float16": "f16", "BFloat16": "bf16", "__nv_bfloat16": "bf16", "nv_bfloat16": "bf16",
+    "__hip_bfloat16": "bf16", "hip_bfloat16": "bf16", "bfloat16_t": "bf16", "tfloat32_t": "tf32",
+    "complex<float>": "c64", "complex<double>": "c128", "bool": "bool",
+    "__nv_fp8_e4m3": "e4m3", "Float8_e4m3fn": "e4m3", "Float8_e4m3fnuz": "e4m3", "float_e4m3_t": "e4m3",
+    "__nv_fp8_e5m2": "e5m2", "Float8_e5m2": "e5m2", "Float8_e5m2fnuz": "e5m2", "float_e5m2_t": "e5m2",
+    "signed char": "i8", "char": "i8", "short": "i16", "int": "i32", "long": "i64", "long long": "i64",
+    "unsigned char": "u8", "unsigned short": "u16", "unsigned int": "u32", "unsigned long": "u64",
+    "unsigned long long": "u64",
+}  # fmt: skip
+_INTEGERS = re.compile("[iu]|bool")
+
+# The profilers' demanglers write `(int)4`, `4u` or `4`, and name lambdas and anonymous namespaces differently.
+_ANONYMOUS = ("(anonymous namespace)::", "<unnamed>::")
+_CAST = re.compile(r"\((?:int|bool|(?:unsigned )?(?:int|long))\)(?=[\w-])")
+_SUFFIX = re.compile(r"\b(\d+)[uU][lL]{0,2}\b")
+_INSTANCE = re.compile(r"\[lambda\(([^()]*)\) \(instance (\d+)\)\]")
+_QUALIFIERS = re.compile(r"\b(?:const|volatile|__restrict__)\b|[*&]")
+_SCOPE = re.compile(r"^(?:\w+::)+")
+_BRACKET = re.compile(r"[<({>)},]")
+_WORD = re.compile(r"[\w.]+")
+_EMPTY_WORDS = {
+    "at",
+    "native",
+    "detail",
+    "cub",
+    "std",
+    "c10",
+    "operator",
+    "const",
+    "cutlass",
+    "cute",
+    "cuda",
+    "void",
+}
+
+_ELEMENTWISE = {
+    "elementwise_kernel": "strided", "vectorized_elementwise_kernel": "vectorized",
+    "unrolled_elementwise_kernel": "unrolled", "elementwise_kernel_manual_unroll": "manual unroll",
+    "elementwise_kernel_with_index": "index", "index_elementwise_kernel": "index",
+    "_scatter_gather_elementwise_kernel": "scatter, gather", "legacy_elementwise_kernel": "legacy",
+    "vectorized_templated_elementwise_kernel": "vectorized, casts",
+}  # fmt: skip
+_ARITIES = {"UnaryFunctor", "AUnaryFunctor", "BUnaryFunctor", "BinaryFunctor"}
+_TYPED = {"func_wrapper_t", "ReduceOp"}  # the functor follows the type
+_CALLERS = {"gpu_kernel_impl", "gpu_kernel_impl_nocast", "gpu_index_kernel"}
+_LAMBDA = re.compile(r"\{lambda\(([^()]*)\)#\d+\}")
+_AFFIX = re.compile(
+    r"^CUDAFunctor(?:On\w+?)?_|^CUDAFunctor|^launch_|^_?cuda_"
+    r"|_?(?:cuda)?_?kernel(?:_impl|_cuda)*$|CUDAKernelImpl$|_cuda(?:_out)?$|_?[Ff]unctor$|Ops$|_impl$|_internal$"
+)
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+# Entry points that say nothing by themselves: the kernel is their argument.
+_ENTRIES = {"Kernel", "Kernel2", "device_kernel", "kernel", "kentry"}
+_VAGUE = _ENTRIES | {"GemmKernel", "dispatch", "combine"}  # shown with the namespace before them
+
+_NCCL_ALGORITHM = re.compile(r"_(?:RING|TREE|COLLNET|NVLS|PAT)\w*?_(?:LL128|LL|SIMPLE)")
+# In a mangled name: a substitution, a template argument that is a number, or the length of an identifier.
+_MANGLED = re.compile(r"S[0-9A-Z]*_|(?:L[a-z]n?|E)(\d+)E|([1-9]\d*)")
+
+
+class KernelName(NamedTuple):
+    """The name of a kernel in parts.
+
+    Attributes:
+        short: the part that a person reads first.
+        base: the name of the function, without namespaces and template arguments.
+        details: the other words of the full name, in order.
+    """
+
+    short: str
+    base: str
+    details: tuple[str, ...] = ()
+
+
+@lru_cache(4096)
+def parse(name: str) -> KernelName:
+    """Return the parts of the full name of a kernel, as a profiler wrote it: demangled, mangled or cut off."""
+    if name.startswith("_Z"):
+        return _mangled(name)
+    text = name[:_LONGEST].removeprefix("void ")
+    if text.startswith("std::enable_if<"):  # a return type
+        text = text.partition(">::type ")[2]
+    for anonymous in _ANONYMOUS:
+        text = text.replace(anonymous, "")
+    path, arguments, _ = _split(text)
+    arguments = [_respelled(text) for text in arguments]
+    base = _base(path)
+    if not arguments:
+        return _plain(path)
+    if base in _ELEMENTWISE:
+        operation = _operation(arguments)
+        details = (_ELEMENTWISE[base], *_words(arguments))
+        return KernelName(f"elementwise: {operation}" if operation else "elementwise", base, details)
+    if base == "reduce_kernel":
+        return KernelName(f"reduce: {_operation(arguments)}", base, _words(arguments))
+    if base == "multi_tensor_apply_kernel":
+        return KernelName(f"foreach: {_foreach(arguments)}", base, _words(arguments))
+    if base in _ENTRIES:
+        return _entry(path, arguments)
+    return KernelName(_last(path) + _of(_type(arguments)), base, _words(arguments))
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the short name of each full name; different names have different short names.
+
+    Where `parse` gives several names the same short one, the words in which they differ follow in brackets, or
+    part of a hash of the full name.
+    """
+    alike = defaultdict(list)
+    for name in dict.fromkeys(names):
+        alike[parse(name).short[:_CUT]].append(name)
+    result: dict[str, str] = {}
+    for short, same in alike.items():
+        words = _differences([parse(name).details for name in same])
+        seen = defaultdict(list)
+        for name, apart in zip(same, words, strict=True):
+            seen[f"{short} ({', '.join(apart)})" if apart else short].append(name)
+        for shown, left in seen.items():
+            unique = len(left) == 1 and (shown not in alike or shown == short)
+            result |= {name: shown if unique else f"{shown} #{_hash(name)}" for name in left}
+    return result
+
+
+def _hash(name: str) -> str:
+    return hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
+
+
+def _differences(details: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return, for each list of words, some words that tell it from the others where that is possible."""
+    if len({len(words) for words in details}) == 1:  # templates of one kind: compare argument by argument
+        columns = list(zip(*details, strict=True))
+    else:
+        words = dict.fromkeys(word for words in details for word in words)
+        columns = [tuple(word if word in own else "" for own in map(set, details)) for word in words]
+    columns = [column for column in columns if len(set(column)) > 1]
+    told: list[tuple[str, ...]] = [()] * len(details)
+    for numbers in (False, True):  # numbers say less
+        left = [column for column in columns if numbers == any(map(str.isdigit, column))]
+        for _ in range(_WORDS):
+            counts = [len({*zip(told, column, strict=True)}) for column in left]
+            if max(counts, default=0) <= len(set(told)):
+                break
+            best = left.pop(counts.index(max(counts)))
+            told = [(*words, word) for words, word in zip(told, best, strict=True)]
+    return [tuple(filter(None, words)) for words in told]
+
+
+def _split(text: str) -> tuple[str, list[str], str]:
+    """Return the path before the first bracket, the template arguments that follow it, and the rest."""
+    first = re.search(r"[<(]", text)
+    if not first:
+        return text, [], ""
+    path = text[: first.start()]
+    if first[0] == "(":
+        return path, [], text[first.start() :]
+    arguments, depth, begin = [], 0, first.end()
+    for match in _BRACKET.finditer(text, first.start()):
+        if match[0] in "<({":
+            depth += 1
+        elif match[0] == ",":
+            if depth == 1:
+                arguments.append(text[begin : match.start()].strip())
+                begin = match.end()
+        else:
+            depth -= 1
+            if not depth:
+                arguments.append(text[begin : match.start()].strip())
+                return path, arguments, text[match.end() :]
+    return path, [*arguments, text[begin:].strip()], ""  # the name was cut off
+
+
+def _respelled(text: str) -> str:
+    """Return the text in the spelling of Kineto on CUDA."""
+    text = _SUFFIX.sub(r"\1", _CAST.sub("", text))
+    return (
+        _INSTANCE.sub(r"{lambda(\1)#\2}", text).replace("operator ()", "operator()")
+        if "instance" in text
+        else text
+    )
+
+
+def _base(path: str) -> str:
+    return path.rpartition("::")[2].strip()
+
+
+def _last(path: str) -> str:
+    """Return the last part of a path, with the part before it if the last is vague."""
+    parts = path.strip().split("::")
+    return "::".join(parts[-2:]) if parts[-1] in _VAGUE else parts[-1]
+
+
+def _plain(path: str) -> KernelName:
+    """Return the parts of a name without template arguments."""
+    base = _base(path).removesuffix(".kd")  # the suffix of HIP's kernel descriptors
+    words = tuple(filter(None, base.split("_")))
+    if "-dtype_" in path:  # MTIA's names are operators
+        return KernelName(path, base, words)
+    if base.startswith("nccl"):
+        return KernelName(_NCCL_ALGORITHM.sub("", base[:_SEARCHED]), base, words)
+    return KernelName(matrix_kernel(base[:_SEARCHED]) or _last(path), base, words)
+
+
+def _entry(path: str, arguments: list[str]) -> KernelName:
+    """Return the parts of a name such as ``cutlass::Kernel2<...>``, whose argument is the kernel."""
+    inside, deeper, _ = _split(next((text for text in arguments if not _is_value(text)), ""))
+    if not inside or TYPES.get(_bare(inside)):
+        return KernelName(_last(path) + _of(_type(arguments)), _base(path), _words(arguments))
+    if not deeper:
+        return _plain(inside)
+    return KernelName(_last(inside) + _of(_type(deeper)), _base(inside), _words(arguments))
+
+
+def _operation(arguments: list[str]) -> str:
+    """Return the operation of PyTorch's elementwise and reducing kernels, with its type: "mul<bf16>"."""
+    dtype = ""
+    while True:
+        functor = next((text for text in arguments if not (_is_value(text) or TYPES.get(_bare(text)))), "")
+        path, inner, _ = _split(functor.removeprefix("void "))
+        base = _base(path)
+        if not inner or base not in _ARITIES | _TYPED | _CALLERS:
+            break
+        if base not in _CALLERS:
+            dtype = dtype or _type(inner[:1])
+        arguments = {True: inner[-1:], False: inner[1:] if base in _TYPED else inner}[base in _ARITIES]
+    if not dtype and inner:
+        dtype = _type(inner)
+    elif not dtype:
+        taken = [TYPES.get(_bare(text), "") for last in _LAMBDA.findall(functor)[-1:] for text in last.split(",")]
+        dtype = next((found for found in taken if found and found != "bool"), taken[0] if taken else "")
+    name = _base(path)
+    plain = _AFFIX.sub("", _AFFIX.sub("", name)) or name
+    return _HUMP.sub("_", plain).lower() + _of(dtype) if plain else ""
+
+
+def _foreach(arguments: list[str]) -> str:
+    path, inner, _ = _split(arguments[min(1, len(arguments) - 1)])
+    what = [_base(_split(text)[0]).removesuffix("Functor") for text in arguments[2:3] if "<" in text]
+    return " ".join([_base(path).removesuffix("Functor"), *what]) + _of(_type(inner))
+
+
+def _is_value(text: str) -> bool:
+    return bool(re.fullmatch(r"-?\d+|true|false", text))
+
+
+def _bare(text: str) -> str:
+    return _SCOPE.sub("", _QUALIFIERS.sub("", text).strip())
+
+
+def _of(dtype: str) -> str:
+    return f"<{dtype}>" if dtype else ""
+
+
+def _type(arguments: Sequence[str], depth: int = 3) -> str:
+    """Return the first floating-point type among template arguments, else the first integer type, else ""."""
+    known = [found for text in arguments if (found := _type_of(text))]
+    if known:
+        return next((found for found in known if not _INTEGERS.match(found)), known[0])
+    inner = (_type(_split(text)[1], depth - 1) for text in arguments if depth and "<" in text)
+    return next(filter(None, inner), "")
+
+
+def _type_of(text: str) -> str:
+    """Return the short name of a type of numbers, the size of an opaque one, or ""."""
+    bare = _bare(text)
+    opaque = re.fullmatch(r"OpaqueType<(\d+)>", bare)
+    return f"{opaque[1]} B" if opaque else TYPES.get(bare, "")
+
+
+def _words(arguments: Iterable[str]) -> tuple[str, ...]:
+    words = (word for text in arguments for word in _WORD.findall(text) if word not in _EMPTY_WORDS)
+    return tuple(TYPES.get(word, word) for word in islice(words, 200))
+
+
+def _mangled(name: str) -> KernelName:
+    """Return the parts of a mangled name from its identifiers alone: long names are often cut off."""
+    paths: list[list[str]] = [[]]
+    words, reached = [], 0
+    for word, begin, end in _mangled_words(name):
+        words.append(word)
+        if word.startswith("_GLOBAL__N_"):
+            reached = end
+        elif not word.isdigit():
+            if begin != reached and paths[-1]:
+                paths.append([])
+            paths[-1].append(word)
+            reached = end
+    path = next((path for path in paths if path and path[-1] not in _ENTRIES), paths[0])
+    found = _plain("::".join(path)) if path else KernelName(name, name)
+    return found._replace(details=tuple(words))
+
+
+def _mangled_words(name: str) -> Iterator[tuple[str, int, int]]:
+    place = 2
+    while match := _MANGLED.search(name, place, _LONGEST):
+        place = match.end()
+        if match[1]:
+            yield match[1], match.start(), place
+        elif match[2]:
+            word = name[place : place + int(match[2][:4])]
+            if word.isidentifier():
+                place += len(word)
+                yield word, match.start(), place
