@@ -113,7 +113,6 @@ def step() -> list[Event]:
     ("name", "node"),
     [
         ("autograd::engine::evaluate_function: MmBackward0", "MmBackward0"),
-        ("autograd::engine::evaluate_function: MmBackward0, seq = 5, op_id = 7", "MmBackward0"),
         (
             "autograd::engine::evaluate_function: torch::autograd::CppNode<Lookup<int, 4>>",
             "torch::autograd::CppNode<Lookup<int, 4>>",

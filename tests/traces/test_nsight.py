@@ -302,20 +302,6 @@ def test_values_of_each_table(tmp_path: Path) -> None:
     assert trace.rank is None
 
 
-def test_suffixes_of_emit_nvtx(tmp_path: Path) -> None:
-    """The suffixes that emit_nvtx appends to operator names are removed."""
-    tid, database = thread(42, 43), Database()
-    for number in range(2):
-        database.span(f"aten::mm, op_id = {12 + number}", 100 * number, 100 * number + 50, tid)
-        database.span(
-            f"AddmmBackward0, seq = {number}, op_id = {20 + number}", 300 + 9 * number, 305 + 9 * number, tid
-        )
-        sizes = f"sizes = [[4, 8], []], input_op_ids = [[{number}, 0], []]"
-        database.span(f"aten::add, op_id = {7 + number}, {sizes}", 500 + 9 * number, 505 + 9 * number, tid)
-    names = read_nsight(database.write(tmp_path / "made.sqlite")).regions.text("name")
-    assert names == [*["aten::mm"] * 2, *["AddmmBackward0"] * 2, *["aten::add, sizes = [[4, 8], []]"] * 2]
-
-
 def test_args_of_single_events(tmp_path: Path) -> None:
     """All values of an event are read from the file again, also by an unpickled trace."""
     trace = pickle.loads(pickle.dumps(read_nsight(one_of_each_kind().write(tmp_path / "made.sqlite"))))

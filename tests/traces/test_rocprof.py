@@ -119,6 +119,17 @@ def test_markers(read: Read) -> None:
     assert trace.gpu.step.tolist() == [-1, 0, 0, 0, -1]
 
 
+def test_operators_of_emit_nvtx(read: Read) -> None:
+    """The ranges of torch's emit_nvtx are operators with their sequence number, on ROCm as on CUDA."""
+    named = [
+        Call("MARKER_CORE_RANGE_API", "roctxThreadRangeA", 100, 900, 1, text="data, op_id = 4"),
+        Call("MARKER_CORE_RANGE_API", "roctxThreadRangeA", 200, 800, 2, text="aten::mul, seq = 7, op_id = 5"),
+    ]
+    trace = read(Recording(calls=named))
+    assert trace.regions.text("name") == ["data"]
+    assert rows(trace.operators, "name", "start_ns", "sequence") == [("aten::mul", 200, 7)]
+
+
 def test_allocations(read: Read) -> None:
     """Allocations of HIP are separate from allocations of PyTorch."""
     trace = read(STEP)

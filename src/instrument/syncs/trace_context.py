@@ -24,7 +24,7 @@ class CallContext(NamedTuple):
 
     Attributes:
         op: public name of the outermost operator; None outside operators.
-        operator: table and row of that operator; None outside operators.
+        operator: row of that operator; None outside operators.
         since_ns: when that operator began.
         backward: the autograd node that ran.
         region: names of the regions, outermost first.
@@ -35,7 +35,7 @@ class CallContext(NamedTuple):
     """
 
     op: str | None
-    operator: tuple[str, int] | None
+    operator: int | None
     since_ns: int
     backward: str | None
     region: tuple[str, ...]
@@ -69,23 +69,16 @@ class TraceContext:
         """Return the context at the time in ``row``."""
         operators = _chain(self._trace.operators, self._operators[row])
         regions = _chain(self._trace.regions, self._regions[row])
-        # Nsight Systems records the operators that torch marks as named ranges, among the regions.
-        ranges = [("operators", each, name) for each, name in operators]
-        ranges += [("regions", each, name) for each, name in regions]
-        public = [(kind, each, found[1]) for kind, each, name in ranges if (found := _OPERATOR.match(name))]
-        nodes = (node for _, _, name in ranges if (node := engine_node_name(name)))
-        backward = next(nodes, None)
+        public = [(each, found[1]) for each, name in operators if (found := _OPERATOR.match(name))]
+        backward = next((node for _, name in operators if (node := engine_node_name(name))), None)
         if backward is not None and not regions:  # autograd's thread works for the main thread
             regions = _chain(self._trace.regions, self._main_regions[row])
         op, operator, since = None, None, 0
         if public:
-            kind, each, name = public[-1]
-            op, operator = public_name(name), (kind, each)
-            since = int(getattr(self._trace, kind).start_ns[each])
+            operator, name = public[-1]
+            op, since = public_name(name), int(self._trace.operators.start_ns[operator])
         step = self._steps[row]
-        named = tuple(
-            name for _, name in reversed(regions) if not _OPERATOR.match(name) and not engine_node_name(name)
-        )
+        named = tuple(name for _, name in reversed(regions))
         stack = [name for _, name in _chain(self._trace.frames, self._frames[row])]
         site, via, profiler = self._functions.locate(stack)
         return CallContext(
@@ -94,9 +87,7 @@ class TraceContext:
 
     def launched_by_operator(self, work: int) -> bool:
         """Return whether a row of `Trace.gpu` was launched inside an operator."""
-        gpu = self._trace.gpu
-        regions = _chain(self._trace.regions, gpu.region[work])
-        return bool(gpu.operator[work] >= 0 or any(_OPERATOR.match(name) for _, name in regions))
+        return bool(self._trace.gpu.operator[work] >= 0)
 
     def thread(self, number: int) -> str:
         """Return the name of the thread, or its number."""

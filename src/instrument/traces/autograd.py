@@ -25,8 +25,7 @@ OWN_NAME = re.compile(r"\bpt_autograd_\d")
 
 _ENGINE = "autograd::engine::evaluate_function"  # the operator around each node
 _IS_ENGINE = re.compile(f"^{_ENGINE}")
-_IN_BACKWARD = re.compile(rf"{re.escape(BACKWARD)}$|^{_ENGINE}")
-_NUMBERS = re.compile(", (?:seq|op_id) = ")  # appended by torch for NVTX
+_IN_BACKWARD = re.compile(rf"{re.escape(BACKWARD)}$")
 _NAMED_SO = re.compile("backward", re.IGNORECASE)
 _MOST = 64  # training threads of a process
 _AT_ONCE = 1 << 15  # times that are processed at once
@@ -47,7 +46,7 @@ class AutogradNodes(NamedTuple):
 def engine_node_name(name: str) -> str | None:
     """Return the node that an operator of the autograd engine runs, by its name; None for other operators."""
     engine, runs, node = name.partition(": ")
-    return _NUMBERS.split(node, maxsplit=1)[0] if runs and engine == _ENGINE else None
+    return node if runs and engine == _ENGINE else None
 
 
 def autograd_nodes(operators: Table) -> AutogradNodes:

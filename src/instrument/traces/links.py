@@ -16,6 +16,7 @@ from .kernel_families import add_names
 from .nest import NestedRanges
 from .plausibility import plausible_devices, plausible_epoch_ns, plausible_rows
 from .table import COLUMNS, Array, Interner, Strings, Table, table
+from .torch_ranges import split_off_operators
 from .trace import Coverage, Device, ReadLosses, Thread, Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
@@ -57,6 +58,8 @@ def assemble(
         epoch_ns: as in `Trace`.
         look_up: returns the args of the event with a number.
     """
+    if format != "kineto":
+        split_off_operators(columns, strings)
     texts = list(strings)
     tables: dict[str, Table] = {}
     nests: dict[str, NestedRanges] = {}

@@ -22,8 +22,6 @@ _PAYLOAD = (
     *("jsonText", "binaryData"),
 )
 _STEP = re.compile(r"[0-9]{1,18}")
-# torch's emit_nvtx appends these to the name of an operator; they differ from call to call.
-_NUMBERS = re.compile(r", (?:seq|op_id) = \d+|, input_op_ids = \[.*\]$")
 _OWN = "instrument"  # the domain in which this library marks windows and steps
 
 
@@ -61,7 +59,6 @@ def read_nvtx_ranges(report: NsightReport, origins: Origins, last_ns: int) -> Nv
     rows = report.drop_invalid_times(RANGES, rows)
 
     strings, texts = report.strings, list(report.strings)
-    rows["text"] = map_unique(rows["text"], lambda code: strings[_NUMBERS.sub("", texts[code])])
     mark = np.isin(rows["eventType"], _MARKS)
     own = (rows["domainId"] == strings[_OWN]) & (rows["eventType"] == _START_END)
     number = map_unique(rows["payload"], lambda code: int(texts[code]) if _STEP.fullmatch(texts[code]) else -1)
