@@ -44,6 +44,9 @@ def summarize(
             help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
         ),
     ] = "auto",
+    expand: Annotated[
+        bool, typer.Option("--expand", help="Show regions whose names differ only in numbers one by one.")
+    ] = False,
     lanes: Annotated[
         Path | None,
         typer.Option(
@@ -85,7 +88,7 @@ def summarize(
             continue
         if len(traces) > 1:
             print_line(console, path, bold=True, space=True)
-        failed = not _print(trace, path, run, pattern, console) or failed
+        failed = not _print(trace, path, run, pattern, expand, console) or failed
     if numbers:
         typer.echo(json.dumps(numbers if len(traces) > 1 else numbers[0], indent=2))
     if failed:
@@ -145,20 +148,34 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
 
 
 def _print(
-    trace: Trace | TraceSet, path: str, run: Recorded | None, collectives: Collectives, console: Console
+    trace: Trace | TraceSet,
+    path: str,
+    run: Recorded | None,
+    collectives: Collectives,
+    expand: bool,
+    console: Console,
 ) -> bool:
     """Print the summary of a trace, a set or a run; return whether every trace could be read."""
     first = next(iter(trace.values())) if isinstance(trace, TraceSet) else trace
     last: Windows = [(first, Timing.from_manifest(entry_of(first.path)))]
     files, folder, unread = [first.path], first.path.parent, list[Path]()
     if not isinstance(trace, TraceSet):
-        print_windows(last, collectives, console=console)
+        print_windows(last, collectives, expand=expand, console=console)
     elif run is None or len(run.windows) < 2:
-        print_trace_set(trace, collectives, windows=last, hidden=run.hidden if run else (), console=console)
+        hidden = run.hidden if run else ()
+        print_trace_set(trace, collectives, windows=last, hidden=hidden, expand=expand, console=console)
     else:
         files, folder = [file for file, _ in run.windows], run.folder
         windows = _read(run, first, unread)
-        print_trace_set(trace, collectives, windows=windows, title=run.title, hidden=run.hidden, console=console)
+        print_trace_set(
+            trace,
+            collectives,
+            windows=windows,
+            title=run.title,
+            hidden=run.hidden,
+            expand=expand,
+            console=console,
+        )
     if first.format == "kineto" and path != "-":
         print_files(files, folder, console=console)
     return not unread

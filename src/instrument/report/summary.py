@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from ..traces.summary import OperatorStat, RegionStat, Summary
 from ..traces.trace import ReadLosses
 from ..units import count, counted, duration, percent
 from .console import print_line, print_table, print_wrapped
+from .numbered import join_numbered
 from .steps import describe_steps, headline
 
 _REGIONS = 30  # rows
@@ -23,7 +25,13 @@ _BAR = 8
 
 
 def print_summary(
-    summary: Summary, *, files: Sequence[Path], folder: Path, hidden: Sequence[str] = (), console: Console
+    summary: Summary,
+    *,
+    files: Sequence[Path],
+    folder: Path,
+    hidden: Sequence[str] = (),
+    expand: bool = False,
+    console: Console,
 ) -> None:
     """Print the steps, regions and operators, then the files and how to open them.
 
@@ -35,15 +43,20 @@ def print_summary(
         files: The traces that the summary was computed from; may be empty.
         folder: The folder to open in TensorBoard.
         hidden: Regions that were not recorded because they are inside compiled code.
+        expand: Print regions that differ only in the numbers in their names as one row each.
         console: Where to print. Long names are cut to its width.
     """
     print_line(console, headline(summary), bold=True)
     for text in describe_steps(summary):
         print_wrapped(console, text)
-    if summary.regions:
-        _print_regions(summary, console)
+    regions = summary.regions if expand else join_numbered(summary.regions)
+    if regions:
+        _print_regions(replace(summary, regions=regions), console)
     else:
         print_line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
+    if joined := len(summary.regions) - len(regions):
+        more = counted(joined, "more region")
+        print_wrapped(console, f'"*" stands for numbers: instrument summarize --expand shows {more}.')
     if hidden:
         more = f" and {len(hidden) - _HIDDEN} more, see manifest.jsonl" if len(hidden) > _HIDDEN else ""
         print_line(

@@ -35,6 +35,7 @@ def print_windows(
     collectives: Collectives,
     *,
     hidden: Sequence[str] = (),
+    expand: bool = False,
     console: Console,
 ) -> None:
     """Print the sum of several windows of one process; the GPU's time is from the last window.
@@ -43,6 +44,7 @@ def print_windows(
         windows: The trace of each window, at least one, and its timing from the manifest.
         collectives: Which kernels communicate.
         hidden: Regions that were not recorded because they are inside compiled code.
+        expand: Print regions that differ only in the numbers in their names as one row each.
         console: Where to print.
     """
     summaries, lost, graphs = [], [], Graphs()
@@ -52,7 +54,7 @@ def print_windows(
         graphs += count_graph_launches(trace)
     several = len(summaries) > 1
     summary = merge(summaries) if several else summaries[0]
-    print_summary(summary, files=[], folder=trace.path.parent, hidden=hidden, console=console)
+    print_summary(summary, files=[], folder=trace.path.parent, hidden=hidden, expand=expand, console=console)
     numbers = metrics_of(trace, collectives, summaries[-1].lengths)
     if several and numbers["gpu_events"]:
         print_line(console, f"The last of {len(summaries)} windows", bold=True, space=True)
@@ -69,6 +71,7 @@ def print_trace_set(
     windows: Iterable[tuple[Trace, Timing | None]] = (),
     title: str = "",
     hidden: Sequence[str] = (),
+    expand: bool = False,
     console: Console,
 ) -> None:
     """Print the ranks of a job side by side, then the lowest rank: its trace or, if given, its ``windows``.
@@ -79,6 +82,7 @@ def print_trace_set(
         windows: As in `print_windows`.
         title: A name for the windows; by default the path of the trace.
         hidden: As in `print_windows`.
+        expand: As in `print_windows`.
         console: Where to print.
     """
     several = traces.world_size > 1
@@ -86,4 +90,4 @@ def print_trace_set(
     rank, trace = next(iter(traces.items()))
     heading = f"Rank {rank}{', ' * bool(title)}{title}" if several else ""
     print_line(console, heading, bold=True, space=several)
-    print_windows(windows or [(trace, None)], collectives, hidden=hidden, console=console)
+    print_windows(windows or [(trace, None)], collectives, hidden=hidden, expand=expand, console=console)

@@ -37,7 +37,7 @@ class RegionStat:
         cpu_ns: The sum of their durations.
         self_ns: The part of this time that is not inside another region.
         gpu_ns: The durations of the GPU work launched in it and in the regions inside; None without GPU work.
-        steps: The number of steps in which it ran; 0 if the trace marks no steps.
+        in_steps: The steps in which it ran, counted from 0; empty if the trace marks no steps.
         partial: Whether some calls are missing, because their forward ran before the modules had hooks.
     """
 
@@ -46,8 +46,13 @@ class RegionStat:
     cpu_ns: int
     self_ns: int
     gpu_ns: int | None
-    steps: int = 0
+    in_steps: frozenset[int] = frozenset()
     partial: bool = False
+
+    @property
+    def steps(self) -> int:
+        """The number of steps in which it ran."""
+        return len(self.in_steps)
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ class Summary:
 
 @dataclass
 class _Total:
-    """One row of a table while it is summed up; ``by_step`` counts the calls in each row of the steps."""
+    """One row of a table while it is summed up; ``by_step`` counts the calls of a region in each step."""
 
     calls: int = 0
     cpu_ns: int = 0
@@ -168,9 +173,10 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
         by_path[path].by_step[step] += 1
     missing = MissingBackward(trace, steps)
     for path, total in by_path.items():
-        total.steps = len(total.by_step) if trace.steps else 0
         around = by_path.get(path[:-1])  # its parent comes first, and is partial as well
         total.partial = (around is not None and around.partial) or missing.lacks(path[-1], total.by_step)
+        if not trace.steps:
+            total.by_step.clear()
 
     gpu_total_ns = int(gpu.duration_ns.sum())
     attributed_ns = sum(total.gpu_ns for path, total in by_path.items() if len(path) == 1)
@@ -202,11 +208,14 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     summaries = whole or summaries
     by_path: dict[tuple[str, ...], _Total] = {}
     by_name: dict[str, _Total] = {}
+    first = 0  # the number of its first step
     for summary in summaries:
         for region in summary.regions:
             row = by_path.setdefault(region.path, _Total())
-            _add(row, region.calls, region.cpu_ns, region.self_ns, region.gpu_ns or 0, region.steps)
+            _add(row, region.calls, region.cpu_ns, region.self_ns, region.gpu_ns or 0)
+            row.by_step.update(first + step for step in region.in_steps)
             row.partial |= region.partial
+        first += summary.steps
         for operator in summary.operators:
             row = by_name.setdefault(operator.name, _Total())
             _add(row, operator.calls, 0, operator.self_ns, operator.gpu_ns or 0, operator.steps)
@@ -268,7 +277,15 @@ def _summary(
         tree.append(open_.pop())
         open_ += inside.get(tree[-1], [])[::-1]
     regions = tuple(
-        RegionStat(path, row.calls, row.cpu_ns, row.self_ns, row.gpu_ns if gpu else None, row.steps, row.partial)
+        RegionStat(
+            path,
+            row.calls,
+            row.cpu_ns,
+            row.self_ns,
+            row.gpu_ns if gpu else None,
+            frozenset(row.by_step),
+            row.partial,
+        )
         for path in tree
         for row in [by_path[path]]
     )
