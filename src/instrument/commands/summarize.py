@@ -19,6 +19,7 @@ from ..traces.add_lanes import add_gpu_lanes, check_out, check_source
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.ranks import TraceSet
 from ..traces.read import read_any, read_file
+from ..traces.region_steps import steps_found, steps_from_regions
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..units import counted
@@ -44,6 +45,14 @@ def summarize(
             help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
         ),
     ] = "auto",
+    steps_from: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of the regions that are the steps. Without it, a trace without steps takes the one "
+            "outermost region that repeats and takes most of the time.",
+            metavar="REGEX",
+        ),
+    ] = None,
     expand: Annotated[
         bool, typer.Option("--expand", help="Show regions whose names differ only in numbers one by one.")
     ] = False,
@@ -72,11 +81,12 @@ def summarize(
     console, failed, numbers = Console(), False, []
     for path in traces:
         try:
-            trace = read_any(last_window(path))
+            read = read_any(last_window(path))
         except (TraceError, OSError) as error:
             print_message(describe(error))
             failed = True
             continue
+        trace = _with_steps(read, steps_from)
         if lanes is not None and isinstance(trace, Trace):
             _add(trace, lanes)
         run = recorded(path, trace) if isinstance(trace, TraceSet) else None
@@ -88,11 +98,26 @@ def summarize(
             continue
         if len(traces) > 1:
             print_line(console, path, bold=True, space=True)
-        failed = not _print(trace, path, run, pattern, expand, console) or failed
+        failed = not _print(trace, path, run, pattern, steps_from, expand, console) or failed
     if numbers:
         typer.echo(json.dumps(numbers if len(traces) > 1 else numbers[0], indent=2))
     if failed:
         raise typer.Exit(1)
+
+
+def _with_steps(trace: Trace | TraceSet, pattern: str | None) -> Trace | TraceSet:
+    """Return the traces with steps from the regions with such names or, without a pattern, from what repeats."""
+    if isinstance(trace, TraceSet):
+        traces = {rank: _stepped(one, pattern) for rank, one in trace.items()}
+        return TraceSet(traces, failed=trace.failed, left_out=trace.left_out, guessed=trace.guessed)
+    return _stepped(trace, pattern)
+
+
+def _stepped(trace: Trace, pattern: str | None) -> Trace:
+    try:
+        return steps_found(trace) if pattern is None else steps_from_regions(trace, pattern)
+    except ValueError as error:
+        raise _refused(str(error).removeprefix('"steps_from" '), "--steps-from") from None
 
 
 def _check(traces: list[str], lanes: Path) -> None:
@@ -134,6 +159,7 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
         about: dict[str, Any] = {"path": str(trace.path), "format": trace.format, "rank": trace.rank}
         about["timing"] = (entry_of(trace.path) or {}).get("timing")
         coverage = {link: vars(part) for link, part in trace.coverage.items()}
+        about["steps_from"] = trace.steps_from
         known = {"coverage": coverage, "lost": vars(trace.lost), "unplaced": trace.unplaced}
         return about | metrics(trace, collectives) | known
     return {
@@ -152,6 +178,7 @@ def _print(
     path: str,
     run: Recorded | None,
     collectives: Collectives,
+    steps_from: str | None,
     expand: bool,
     console: Console,
 ) -> bool:
@@ -166,7 +193,7 @@ def _print(
         print_trace_set(trace, collectives, windows=last, hidden=hidden, expand=expand, console=console)
     else:
         files, folder = [file for file, _ in run.windows], run.folder
-        windows = _read(run, first, unread)
+        windows = _read(run, first, steps_from, unread)
         print_trace_set(
             trace,
             collectives,
@@ -181,14 +208,15 @@ def _print(
     return not unread
 
 
-def _read(run: Recorded, held: Trace, unread: list[Path]) -> Windows:
+def _read(run: Recorded, held: Trace, steps_from: str | None, unread: list[Path]) -> Windows:
     """Yield the windows of a run one by one, except ``held``, which is read already.
 
     Those that cannot be read are reported, and added to ``unread``.
     """
     for file, entry in run.windows:
         try:
-            yield held if file == held.path else read_file(file), Timing.from_manifest(entry)
+            trace = held if file == held.path else _stepped(read_file(file), steps_from)
+            yield trace, Timing.from_manifest(entry)
         except (TraceError, OSError) as error:
             print_message(describe(error))
             unread.append(file)

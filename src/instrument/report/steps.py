@@ -61,6 +61,8 @@ def _cut_short(summary: Summary) -> str:
 def describe_steps(summary: Summary) -> Iterator[str]:
     """Yield the sentences on the durations of the steps and on what bounds the loop."""
     times = summary.step_times_ns
+    if summary.steps_from:
+        yield f'A step is a call of the region "{summary.steps_from}".'
     if len(times) > 1:
         clock = ", CPU" * bool(_on_gpu(summary))
         yield f"{_which(summary.step_numbers, len(times)).capitalize()}{clock}: {_times(times)}"

@@ -75,7 +75,7 @@ def assemble(
     add_names(tables["gpu"], strings, texts)
     threads = list(threads)
     unplaced = _link(tables, nests, threads, _recorded_steps(metadata, texts))
-    coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}
+    coverage = {link: link_coverage(tables["gpu"], link) for link in _LINKS}
     return Trace(
         path=path,
         format=format,
@@ -88,6 +88,7 @@ def assemble(
         world_size=world_size,
         epoch_ns=plausible_epoch_ns(epoch_ns, lost),
         lost=lost,
+        steps_from="",
         unplaced=unplaced,
         coverage=coverage,
         look_up=look_up,
@@ -293,6 +294,7 @@ def _modules(frames: Table, thread: Array, at: Array) -> Array:
     return np.where(found >= 0, modules[found] if len(modules) else -1, -1)
 
 
-def _coverage(gpu: Table, link: str) -> Coverage:
+def link_coverage(gpu: Table, link: str) -> Coverage:
+    """Return how much GPU work has a link."""
     linked = gpu[link] >= 0
     return Coverage(int(linked.sum()), len(gpu), int(gpu.duration_ns[linked].sum()), int(gpu.duration_ns.sum()))

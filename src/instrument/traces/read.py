@@ -20,6 +20,7 @@ from ..errors import TraceError
 from .database import is_database, open_database
 from .kineto import read_kineto
 from .progress import progress_bar
+from .region_steps import steps_from_regions
 from .table import TooLargeError
 from .trace import Trace
 
@@ -31,7 +32,7 @@ _REPORTS = (".nsys-rep", ".qdrep")
 _HEAD_BYTES = 1 << 16
 
 
-def read_trace(path: str | os.PathLike[str]) -> Trace:
+def read_trace(path: str | os.PathLike[str], *, steps_from: str | None = None) -> Trace:
     """Read the trace of one process.
 
     Kineto JSON of torch.profiler, plain or gzip, damaged files included; reports of Nsight Systems, ``.sqlite``
@@ -40,16 +41,20 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
     Args:
         path: a file, or "-" for standard input.
+        steps_from: a regular expression: the regions in whose names it is found are the steps, for programs that
+            mark steps in their own way; None takes the steps that the profiler knows.
 
     Raises:
         TypeError: ``path`` is not a path.
+        ValueError: ``steps_from`` is not a regular expression, or no region has such a name.
         TraceError: ``path`` is a folder or a pattern; or the file is not a trace, or no event can be read.
         FileNotFoundError: the file does not exist.
         OSError: the file cannot be opened.
     """
     _check_path(path)
     if _is_file(path):
-        return read_file(Path(path))
+        trace = read_file(Path(path))
+        return trace if steps_from is None else steps_from_regions(trace, steps_from)
     if not str(path):
         raise TraceError(Path(), '"path" must not be empty')
     if Path(path).is_dir():

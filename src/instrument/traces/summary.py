@@ -104,6 +104,7 @@ class Summary:
         timing: The timing of the run from the manifest; None if there is none.
         lengths: The lengths of the steps on the CPU and on the GPU; None without a GPU.
         gpus: The number of GPUs that did the work.
+        steps_from: The regions whose calls are the steps; "" for marked steps.
     """
 
     steps: int
@@ -124,6 +125,7 @@ class Summary:
     timing: Timing | None = None
     lengths: StepLengths | None = None
     gpus: int = 0
+    steps_from: str = ""
 
     @property
     def cut_steps(self) -> list[int]:
@@ -198,6 +200,7 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
         timing=timing,
         lengths=step_lengths(trace, collectives),
         gpus=count_gpus(trace.gpu),
+        steps_from=trace.steps_from,
     )
 
 
@@ -239,6 +242,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         timing=timing,
         lengths=merge_step_lengths((s.lengths, s.step_times_ns) for s in summaries),
         gpus=max((s.gpus for s in summaries), default=0),
+        steps_from=next((s.steps_from for s in summaries if s.steps_from), ""),
     )
 
 

@@ -113,7 +113,7 @@ class Trace:
         syncs: synchronizations that the GPU's driver recorded.
         memory: allocations (``bytes`` > 0) and frees (``bytes`` < 0) of PyTorch's allocators.
         counters: values over time.
-        steps: the steps of the training loop, as the program marked them.
+        steps: the steps of the training loop, as the program marked them, or the calls of `steps_from`.
         others: complete events and instants of all other categories.
         strings: the texts that the numbers in text columns stand for: ``strings[number]``.
         threads: the threads that the numbers in ``thread`` columns stand for.
@@ -123,6 +123,7 @@ class Trace:
         world_size: the number of ranks; None like `rank`.
         epoch_ns: the offset from times to nanoseconds since 1970; 0 if the file does not say.
         lost: what could not be read.
+        steps_from: the names of the regions whose calls are the steps, with "*" for numbers; "" for marked steps.
         unplaced: the number of regions on autograd threads without a parent, because several threads of the
             program may have called their backward pass.
         coverage: how much GPU work has a "launch", "operator", "region", "module" or "step".
@@ -150,6 +151,7 @@ class Trace:
     world_size: int | None = None
     epoch_ns: int = 0
     lost: ReadLosses = field(default_factory=ReadLosses)
+    steps_from: str = ""
     unplaced: int = 0
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
     look_up: Callable[[int], dict[str, Any]] | None = field(default=None, repr=False)

@@ -1,0 +1,106 @@
+"""Takes regions for steps, in traces of programs that mark their steps in their own way."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from .links import link_coverage, main_thread
+from .step_content import StepIndex, span
+from .table import Array, Table, table
+from .trace import Trace
+
+_NUMBERS = re.compile(r"\d+")
+_LAST_NUMBER = re.compile(r"(\d{1,18})\D*$")
+_PART = re.compile(r"^(?:Optimizer\.|enumerate\(DataLoader\)|nccl:)")  # torch's own, of which a step has several
+_SEVERAL = 3  # calls that make a region a step
+_MOST = 0.5  # of the time from the first event on the CPU to the last, and of the GPU work with a known launch
+
+
+def steps_from_regions(trace: Trace, steps_from: str) -> Trace:
+    """Return a copy of the trace whose steps are the calls of some regions.
+
+    Regions inside a step are part of it. The number of a step is the last number in its name if these numbers
+    increase, else its place, counted from 0.
+
+    Args:
+        trace: the trace; its own steps are replaced.
+        steps_from: a regular expression that is searched in the names of regions.
+
+    Raises:
+        ValueError: ``steps_from`` is not a regular expression, or no region has such a name.
+    """
+    try:
+        chosen = trace.regions.matching("name", re.compile(steps_from))
+    except (re.error, TypeError) as error:
+        raise ValueError(f'"steps_from" must be a regular expression: {steps_from!r} ({error})') from None
+    if not chosen.any():
+        known = ", ".join(dict.fromkeys(trace.regions.where(trace.regions.parent < 0).text("name")))
+        raise ValueError(
+            f'"steps_from" must match the name of a region: {steps_from!r}; the outermost are: {known:.300}'
+        )
+    return _with_steps(trace, np.flatnonzero(chosen & ~_inside(trace.regions, chosen)))
+
+
+def steps_found(trace: Trace) -> Trace:
+    """Return a copy of a trace without steps whose steps are the calls of its one outermost region that repeats.
+
+    The region is called at least three times on the thread of the program, one call after the other. Its calls
+    take more than half of the recorded time and launch more than half of the GPU work. Names that differ only in
+    numbers count as one; torch's own names, of parts of a step, do not count. If the trace has steps, or not
+    exactly one such region, it is returned unchanged.
+    """
+    regions = trace.regions
+    if trace.steps or not regions:
+        return trace
+    rows = np.flatnonzero((regions.parent < 0) & (regions.thread == main_thread(trace)))
+    names = [_NUMBERS.sub("*", name) for name in regions.where(rows).text("name")]
+    start, end = span(trace.operators, regions, trace.runtime)
+    found = []
+    for name in dict.fromkeys(names):
+        calls = rows[[each == name for each in names]]
+        apart = np.all(regions.end_ns[calls][:-1] <= regions.start_ns[calls][1:])
+        long = regions.duration_ns[calls].sum() > _MOST * (end - start)
+        if len(calls) >= _SEVERAL and apart and long and not _PART.search(name):
+            found.append(_with_steps(trace, calls))
+    return found[0] if len(found) == 1 and _holds_work(found[0]) else trace
+
+
+def _holds_work(trace: Trace) -> bool:
+    """Return whether most of the GPU work whose launch is known was launched in steps."""
+    known = (trace.gpu.launch >= 0) | (trace.gpu.operator >= 0)
+    in_steps = trace.gpu.step[known] >= 0
+    return not known.any() or bool(in_steps.mean() > _MOST)
+
+
+def _inside(regions: Table, chosen: Array) -> Array:
+    """Return a mask of the regions with a chosen region around them."""
+    inside = np.zeros(len(regions), bool)
+    for row, parent in enumerate(regions.parent.tolist()):  # parents come first
+        if parent >= 0:
+            inside[row] = inside[parent] or chosen[parent]
+    return inside
+
+
+def _with_steps(trace: Trace, rows: Array) -> Trace:
+    part = trace.regions.where(rows)
+    names = part.text("name")
+    said = [int(found[1]) if (found := _LAST_NUMBER.search(name)) else -1 for name in names]
+    numbers = said if np.all(np.diff(said) > 0) and said[0] >= 0 else range(len(said))
+    columns = {name: part[name] for name in ("start_ns", "duration_ns", "name", "event", "thread")}
+    steps = table("steps", columns | {"number": np.array(numbers, np.int64)}, trace.strings)
+    gpu = Table(
+        {name: trace.gpu[name] for name in trace.gpu} | {"step": np.full(len(trace.gpu), -1, np.int32)},
+        trace.strings,
+    )
+    pattern = dict.fromkeys(_NUMBERS.sub("*", name) for name in names)
+    result = replace(trace, steps=steps, gpu=gpu, steps_from=" | ".join(pattern))
+    index = StepIndex(result)
+    for link, calls in (("operator", trace.operators), ("launch", trace.runtime)):
+        known = np.flatnonzero(gpu[link] >= 0)
+        origin = gpu[link][known]
+        gpu.step[known] = index.rows_at(calls.start_ns[origin], calls.thread[origin])
+    result.coverage = {**trace.coverage, "step": link_coverage(gpu, "step")}
+    return result
