@@ -25,7 +25,7 @@ _PATTERNS = tuple(
     for family, pattern in (
         ("copy", r"reshape_and_cache"),
         # foreach kernels update parameters and clip gradients
-        ("optimizer", r"^foreach|multi_tensor|adam|adagrad|lamb_|(?:^|_)sgd"),
+        ("optimizer", r"foreach|multi_tensor|adam|adagrad|lamb_|(?:^|_)sgd"),
         ("attention", r"flash|fmha|attention|attn|sdpa|mha_(?:fwd|bwd)"),
         (
             "convolution",
@@ -49,8 +49,12 @@ _PATTERNS = tuple(
             "reduction",
             r"reduce|(?:^|_|: )(?:sum|mean|arg_?max|arg_?min)|nll_?loss|nllcriterion|cross_entropy|m(?:ax|in)_dim",
         ),
-        ("copy", r"copy|catarray|(?:^|::)cat\W|transpose|nchw|nhwc|permute|cast|(?:^|_)(?:roll|flip)_|to_dense"),
-        ("elementwise", r"elementwise|-dtype_|subtensorop"),
+        (
+            "copy",
+            r"copy|catarray|(?:^|::)cat\W|transpose|nchw|nhwc|permute|cast|(?:^|_)(?:roll|flip)_|to_dense"
+            r"|transdata|tensormove",
+        ),
+        ("elementwise", r"elementwise|-dtype_|subtensorop|(?:mul|add|sub|div|fill|oneslike|equal)aicore"),
         ("memory", r"^__amd_rocclr_"),
     )
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import TraceError
+from .ascend import is_ascend, read_ascend
 from .database import is_database, open_database
 from .kineto import read_kineto
 from .progress import progress_bar
@@ -151,6 +152,9 @@ def _read_file(path: Path) -> Trace:
         from .rocprof import read_rocprof
 
         return read_rocprof(path)
+    if is_ascend(path, head):
+        with suppress(TraceError):  # a damaged file is read below, without the work of the NPU
+            return read_ascend(path)
     with progress_bar(path) as advance:
         return read_kineto(path, advance)
 
