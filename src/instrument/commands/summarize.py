@@ -160,6 +160,7 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
         about["timing"] = (entry_of(trace.path) or {}).get("timing")
         coverage = {link: vars(part) for link, part in trace.coverage.items()}
         about["steps_from"] = trace.steps_from
+        about["unread_devices"] = {name: vars(left) for name, left in trace.unread_devices.items()}
         known = {"coverage": coverage, "lost": vars(trace.lost), "unplaced": trace.unplaced}
         return about | metrics(trace, collectives) | known
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..traces.salvage import OTHER_TYPES
 from ..traces.summary import OperatorStat, RegionStat, Summary
-from ..traces.trace import ReadLosses
+from ..traces.trace import ReadLosses, UnreadDevice
 from ..units import count, counted, duration, percent
 from .console import print_line, print_table, print_wrapped
 from .numbered import join_numbered
@@ -83,6 +83,15 @@ def print_losses(lost: ReadLosses, *, console: Console) -> None:
     print_line(console, f"The file is damaged: {'; '.join(parts)}")
     known = f"{lost.events:,} ({lost.bytes:,} bytes)"
     print_line(console, f"Events known to be lost: {known}; repaired: {lost.repaired:,}")
+
+
+def print_unread_devices(devices: Mapping[str, UnreadDevice], *, console: Console) -> None:
+    """Print whose events are in no table, because this library does not know their categories."""
+    if devices:
+        print_line(console, "")
+    for name, left in devices.items():
+        work = f"{counted(left.events, 'event')} of {name}, {duration(left.busy_ns)}"
+        print_wrapped(console, f"Left out: {work}, as their categories are unknown.")
 
 
 def _print_regions(summary: Summary, console: Console) -> None:

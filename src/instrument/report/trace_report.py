@@ -11,11 +11,11 @@ from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.summary import merge, summarize
 from ..traces.timing import Timing
-from ..traces.trace import Trace
+from ..traces.trace import Trace, UnreadDevice
 from .console import print_line
 from .gpu import Graphs, count_graph_launches, print_gpu_time, print_graph_launches
 from .ranks import print_rank_table
-from .summary import print_losses, print_summary
+from .summary import print_losses, print_summary, print_unread_devices
 
 
 def print_trace(trace: Trace, collectives: Collectives, *, timing: Timing | None = None, console: Console) -> None:
@@ -48,7 +48,9 @@ def print_windows(
         console: Where to print.
     """
     summaries, lost, graphs = [], [], Graphs()
+    unread: dict[str, UnreadDevice] = {}
     for trace, timing in windows:
+        unread |= trace.unread_devices
         summaries.append(summarize(trace, timing, collectives))
         lost.append(trace.lost)
         graphs += count_graph_launches(trace)
@@ -62,6 +64,7 @@ def print_windows(
     print_graph_launches(graphs, console=console)
     for one in lost:
         print_losses(one, console=console)
+    print_unread_devices(unread, console=console)
 
 
 def print_trace_set(

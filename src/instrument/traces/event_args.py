@@ -70,6 +70,7 @@ class _MemoryArgs(Struct, gc=False):
 
 class _NameArgs(Struct, gc=False):
     name: str = ""
+    labels: str = ""
 
 
 _Args = TypeVar("_Args", bound=Struct)
@@ -108,8 +109,8 @@ def _read_odd(kind: type[_Args], raw: Raw) -> _Args:
 
 
 def names(raws: Sequence[Raw]) -> list[str]:
-    """Return the ``name`` in the args of each event."""
-    return [args.name for args in _read(_NameArgs, raws)]
+    """Return the ``name``, or the ``labels``, in the args of each event."""
+    return [args.name or args.labels for args in _read(_NameArgs, raws)]
 
 
 def values(raws: Sequence[Raw]) -> tuple[list[int], list[str], list[float]]:

@@ -104,6 +104,7 @@ class Collector:
         strings: the numbers of strings.
         threads: the numbers of pairs of process and thread.
         thread_names: the names of threads, as far as known.
+        processes: the label of each process, such as "CPU" or "GPU 0", else its name.
         count: the number of events so far.
         unread: the numbers of events by phase, for phases that a `Trace` has no table for.
     """
@@ -113,6 +114,8 @@ class Collector:
         self._most = event_limit
         self.threads: Interner[tuple[Any, Any]] = Interner()
         self.thread_names: dict[tuple[Any, Any], str] = {}
+        self.processes: dict[Any, str] = {}
+        self._labelled = set[Any]()
         self.count = 0
         self.unread: dict[str, int] = {}
         self._kinds: Interner[tuple[str, str]] = Interner()
@@ -211,6 +214,12 @@ class Collector:
             # Kineto may also write the name that the thread had before autograd named it.
             if not OWN_NAME.search(self.thread_names.get(place, "")):
                 self.thread_names[place] = name
+        for event in events:  # MTIA's traces have a label for every event
+            if event.name == "process_labels" and event.pid not in self._labelled:
+                self._labelled.add(event.pid)
+                self.processes[event.pid] = names([event.args])[0] or self.processes.get(event.pid, "")
+            elif event.name == "process_name" and not self.processes.get(event.pid):
+                self.processes[event.pid] = names([event.args])[0]
 
 
 def _kind(phase: str, category: str | None) -> tuple[str, str]:

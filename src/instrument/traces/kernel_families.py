@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import numpy as np
 
@@ -64,6 +65,7 @@ _INDUCTOR_COPY = re.compile(r"triton_poi_fused_(?:_?(?:to_copy|clone|cat|copy|vi
 _INDUCTOR_NORM = re.compile(r"norm|rsqrt|var_mean")
 
 
+@lru_cache(4096)
 def family(name: KernelName) -> str:
     """Return the family of a kernel that does not communicate."""
     short = name.short[:_SEARCHED].lower()

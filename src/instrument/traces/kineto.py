@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import TraceError
 from .chunks import EventChunks
 from .events import Collector
+from .intervals import merge_overlaps, total_ns
 from .links import assemble
 from .salvage import metadata
 from .text import event_limit, read_blocks, text_limit
-from .trace import Device, ReadLosses, Thread, Trace
+from .trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 
 _PHASES = 10  # phases that are listed by name
+_DEVICE = re.compile(r"GPU|NPU|TPU|XPU|HPU|MTIA|Ascend|/device:(?!CPU)")
 
 
 def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None) -> Trace:
@@ -45,7 +50,7 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
     if more := unread[_PHASES:]:
         lost.add(f"events of {len(more):,} more phases are not read", events=sum(count for _, count in more))
     distributed = _mapping(about.get("distributedInfo"))
-    return assemble(
+    trace = assemble(
         path,
         "kineto",
         collector.columns(),
@@ -59,6 +64,24 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         epoch_ns=_integer(about.get("baseTimeNanoseconds")) or 0,
         look_up=chunks.index,
     )
+    trace.unread_devices = _unread_devices(trace, collector.processes)
+    return trace
+
+
+def _unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, UnreadDevice]:
+    """Return the devices with events of unknown categories, or any process if no event has a known one."""
+    others = trace.others.where(trace.others.duration_ns > 0)
+    anything = trace.operators or trace.regions or trace.gpu
+    names = [processes.get(thread.process, "") for thread in trace.threads]
+    found = {}
+    for name in dict.fromkeys(names if others else ()):
+        if _DEVICE.search(name) or not anything:
+            threads = [number for number, each in enumerate(names) if each == name]
+            rows = others.where(np.isin(others.thread, threads))
+            if rows:
+                busy = merge_overlaps(rows.start_ns, rows.end_ns)
+                found[name or "an unnamed process"] = UnreadDevice(len(rows), total_ns(busy))
+    return found
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -89,6 +89,7 @@ def assemble(
         epoch_ns=plausible_epoch_ns(epoch_ns, lost),
         lost=lost,
         steps_from="",
+        unread_devices={},
         unplaced=unplaced,
         coverage=coverage,
         look_up=look_up,

@@ -90,6 +90,19 @@ class Coverage:
     of_ns: int
 
 
+@dataclass(frozen=True)
+class UnreadDevice:
+    """Events of a device, or of a profiler, that this library does not know.
+
+    Attributes:
+        events: the number of its events.
+        busy_ns: the time during which any of them lasted.
+    """
+
+    events: int
+    busy_ns: int
+
+
 @dataclass
 class Trace:
     """The recording of one process, as tables of events.
@@ -124,6 +137,7 @@ class Trace:
         epoch_ns: the offset from times to nanoseconds since 1970; 0 if the file does not say.
         lost: what could not be read.
         steps_from: the names of the regions whose calls are the steps, with "*" for numbers; "" for marked steps.
+        unread_devices: the devices whose work is not in `gpu`, because this library does not know its categories.
         unplaced: the number of regions on autograd threads without a parent, because several threads of the
             program may have called their backward pass.
         coverage: how much GPU work has a "launch", "operator", "region", "module" or "step".
@@ -152,6 +166,7 @@ class Trace:
     epoch_ns: int = 0
     lost: ReadLosses = field(default_factory=ReadLosses)
     steps_from: str = ""
+    unread_devices: Mapping[str, UnreadDevice] = field(default_factory=dict)
     unplaced: int = 0
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
     look_up: Callable[[int], dict[str, Any]] | None = field(default=None, repr=False)
