@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 
@@ -212,6 +213,19 @@ def test_absurdly_many_names() -> None:
     shorts = trace.gpu.text("short_name")
     assert len({*shorts}) == 10_003
     assert sum(short.startswith("void ") for short in shorts) == 3
+
+
+def test_names_that_nearly_agree() -> None:
+    """Thousands of names with the same short name, or in groups of them, are told apart in bounded time."""
+    dice = random.Random(0)
+    begin = time.process_time()
+    for size in (32, 3000):
+        texts = [
+            ", ".join(f"w{dice.randrange(10**6)}" for _ in range(dice.randrange(30, 60))) for _ in range(3000)
+        ]
+        names = [f"void k{number // size}<{text}>(int)" for number, text in enumerate(texts)]
+        assert len({*short_names(names).values()}) == len(names)
+    assert time.process_time() - begin < 30
 
 
 # The operators that launch them say what kernels do; kernels beside them, such as fills, differ.

@@ -15,7 +15,9 @@ from .matrix_kernels import matrix_kernel
 _LONGEST = 4096  # characters of a name that are read
 _SEARCHED = 512  # characters of the name of a function
 _CUT = 120  # characters of a short name
-_WORDS = 4  # columns, of words and of numbers, that tell names with the same short name apart
+_DETAILS = 200  # words
+# Names with the same short name are told apart by at most four words and four numbers; this bounds the time.
+_WORDS, _COLUMNS, _ALIKE = 4, 100, 32
 
 TYPES = {
     "float": "f32", "double": "f64", "half": "f16", "__half": "f16", "Half": "f16", "half_t": "f16",
@@ -104,7 +106,7 @@ def parse(name: str) -> KernelName:
         text = text.partition(">::type ")[2]
     for anonymous in _ANONYMOUS:
         text = text.replace(anonymous, "")
-    path, arguments, _ = _split(text)
+    path, arguments = _split(text)
     arguments = [_respelled(text) for text in arguments]
     base = _base(path)
     if not arguments:
@@ -149,13 +151,11 @@ def _hash(name: str) -> str:
 
 def _differences(details: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return, for each list of words, some words that tell it from the others where that is possible."""
-    if len({len(words) for words in details}) == 1:  # templates of one kind: compare argument by argument
-        columns = list(zip(*details, strict=True))
-    else:
-        words = dict.fromkeys(word for words in details for word in words)
-        columns = [tuple(word if word in own else "" for own in map(set, details)) for word in words]
-    columns = [column for column in columns if len(set(column)) > 1]
     told: list[tuple[str, ...]] = [()] * len(details)
+    if not 1 < len(details) <= _ALIKE:
+        return told
+    differing = (column for column in _columns(details) if len(set(column)) > 1)
+    columns = list(islice(differing, _COLUMNS))
     for numbers in (False, True):  # numbers say less
         left = [column for column in columns if numbers == any(map(str.isdigit, column))]
         for _ in range(_WORDS):
@@ -167,38 +167,38 @@ def _differences(details: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [tuple(filter(None, words)) for words in told]
 
 
-def _split(text: str) -> tuple[str, list[str], str]:
-    """Return the path before the first bracket, the template arguments that follow it, and the rest."""
+def _columns(details: Sequence[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
+    """Return words of each list side by side: one by one, or by presence where the lists have other lengths."""
+    if len({len(words) for words in details}) == 1:
+        return zip(*details, strict=True)
+    words = dict.fromkeys(word for own in details for word in own)
+    sets = [set(own) for own in details]
+    return (tuple(word if word in own else "" for own in sets) for word in words)
+
+
+def _split(text: str) -> tuple[str, list[str]]:
+    """Return the path before the first bracket, and the template arguments that follow it."""
     first = re.search(r"[<(]", text)
-    if not first:
-        return text, [], ""
-    path = text[: first.start()]
-    if first[0] == "(":
-        return path, [], text[first.start() :]
-    arguments, depth, begin = [], 0, first.end()
+    if not first or first[0] == "(":
+        return text[: first.start()] if first else text, []
+    path, arguments, depth, begin = text[: first.start()], [], 0, first.end()
     for match in _BRACKET.finditer(text, first.start()):
         if match[0] in "<({":
             depth += 1
-        elif match[0] == ",":
-            if depth == 1:
-                arguments.append(text[begin : match.start()].strip())
-                begin = match.end()
-        else:
+        elif match[0] != ",":
             depth -= 1
+        if depth == (1 if match[0] == "," else 0):
+            arguments.append(text[begin : match.start()].strip())
+            begin = match.end()
             if not depth:
-                arguments.append(text[begin : match.start()].strip())
-                return path, arguments, text[match.end() :]
-    return path, [*arguments, text[begin:].strip()], ""  # the name was cut off
+                return path, arguments
+    return path, [*arguments, text[begin:].strip()]  # the name was cut off
 
 
 def _respelled(text: str) -> str:
     """Return the text in the spelling of Kineto on CUDA."""
     text = _SUFFIX.sub(r"\1", _CAST.sub("", text))
-    return (
-        _INSTANCE.sub(r"{lambda(\1)#\2}", text).replace("operator ()", "operator()")
-        if "instance" in text
-        else text
-    )
+    return _INSTANCE.sub(r"{lambda(\1)#\2}", text).replace("operator ()", "operator()")
 
 
 def _base(path: str) -> str:
@@ -214,7 +214,7 @@ def _last(path: str) -> str:
 def _plain(path: str) -> KernelName:
     """Return the parts of a name without template arguments."""
     base = _base(path).removesuffix(".kd")  # the suffix of HIP's kernel descriptors
-    words = tuple(filter(None, base.split("_")))
+    words = tuple(filter(None, base.split("_")))[:_DETAILS]
     if "-dtype_" in path:  # MTIA's names are operators
         return KernelName(path, base, words)
     if base.startswith("nccl"):
@@ -224,7 +224,7 @@ def _plain(path: str) -> KernelName:
 
 def _entry(path: str, arguments: list[str]) -> KernelName:
     """Return the parts of a name such as ``cutlass::Kernel2<...>``, whose argument is the kernel."""
-    inside, deeper, _ = _split(next((text for text in arguments if not _is_value(text)), ""))
+    inside, deeper = _split(next((text for text in arguments if not _is_value(text)), ""))
     if not inside or TYPES.get(_bare(inside)):
         return KernelName(_last(path) + _of(_type(arguments)), _base(path), _words(arguments))
     if not deeper:
@@ -237,13 +237,13 @@ def _operation(arguments: list[str]) -> str:
     dtype = ""
     while True:
         functor = next((text for text in arguments if not (_is_value(text) or TYPES.get(_bare(text)))), "")
-        path, inner, _ = _split(functor.removeprefix("void "))
+        path, inner = _split(functor.removeprefix("void "))
         base = _base(path)
         if not inner or base not in _ARITIES | _TYPED | _CALLERS:
             break
         if base not in _CALLERS:
             dtype = dtype or _type(inner[:1])
-        arguments = {True: inner[-1:], False: inner[1:] if base in _TYPED else inner}[base in _ARITIES]
+        arguments = inner[-1:] if base in _ARITIES else inner[1:] if base in _TYPED else inner
     if not dtype and inner:
         dtype = _type(inner)
     elif not dtype:
@@ -255,7 +255,7 @@ def _operation(arguments: list[str]) -> str:
 
 
 def _foreach(arguments: list[str]) -> str:
-    path, inner, _ = _split(arguments[min(1, len(arguments) - 1)])
+    path, inner = _split(arguments[min(1, len(arguments) - 1)])
     what = [_base(_split(text)[0]).removesuffix("Functor") for text in arguments[2:3] if "<" in text]
     return " ".join([_base(path).removesuffix("Functor"), *what]) + _of(_type(inner))
 
@@ -290,7 +290,7 @@ def _type_of(text: str) -> str:
 
 def _words(arguments: Iterable[str]) -> tuple[str, ...]:
     words = (word for text in arguments for word in _WORD.findall(text) if word not in _EMPTY_WORDS)
-    return tuple(TYPES.get(word, word) for word in islice(words, 200))
+    return tuple(TYPES.get(word, word) for word in islice(words, _DETAILS))
 
 
 def _mangled(name: str) -> KernelName:
@@ -308,7 +308,7 @@ def _mangled(name: str) -> KernelName:
             reached = end
     path = next((path for path in paths if path and path[-1] not in _ENTRIES), paths[0])
     found = _plain("::".join(path)) if path else KernelName(name, name)
-    return found._replace(details=tuple(words))
+    return found._replace(details=tuple(words[:_DETAILS]))
 
 
 def _mangled_words(name: str) -> Iterator[tuple[str, int, int]]:
