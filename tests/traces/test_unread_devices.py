@@ -65,10 +65,10 @@ def test_known_device(tmp_path: Path) -> None:
 
 def test_unknown_events_of_the_cpu(tmp_path: Path) -> None:
     """Unknown events of the CPU beside known ones are no device; alone, they are all that there is."""
-    host = [*process("h", name="/host:CPU"), work("h", 0, 10), work("x", 20, 25)]
+    host = [*process("h", name="my profiler"), work("h", 0, 10), work("x", 20, 25)]
     assert read(tmp_path, OPERATOR, *host).unread_devices == {}
     assert read(tmp_path, *host).unread_devices == {
-        "/host:CPU": UnreadDevice(1, 10_000),
+        "my profiler": UnreadDevice(1, 10_000),
         "an unnamed process": UnreadDevice(1, 5_000),
     }
 

@@ -68,6 +68,10 @@ class _MemoryArgs(Struct, gc=False):
     reserved_bytes: int = field(default=-1, name="Total Reserved")
 
 
+class _StepArgs(Struct, gc=False):
+    step: int | str = field(default=-1, name="step_num")
+
+
 class _NameArgs(Struct, gc=False):
     name: str = ""
     labels: str = ""
@@ -76,7 +80,7 @@ class _NameArgs(Struct, gc=False):
 _Args = TypeVar("_Args", bound=Struct)
 _DECODERS: dict[type[Struct], Callable[[bytes], Any]] = {
     kind: msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
-    for kind in (_Ids, _OperatorArgs, _GpuArgs, _MemoryArgs, _NameArgs)
+    for kind in (_Ids, _OperatorArgs, _GpuArgs, _MemoryArgs, _StepArgs, _NameArgs)
 }
 
 
@@ -175,8 +179,11 @@ def _nothing(_: Strings, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
 
 
 def _categories(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    """Return the categories and, for JAX's events, which have none, the number of the step."""
     found = (strings[(event.cat or "").lower()] for event in events)
-    return {"category": np.fromiter(found, np.int32, len(events))}
+    steps = (args.step for args in _read(_StepArgs, [event.args for event in events]))
+    numbers = [int(step) if str(step).isdecimal() and len(str(step)) < 19 else -1 for step in steps]
+    return {"category": np.fromiter(found, np.int32, len(events)), "number": np.array(numbers, np.int64)}
 
 
 def _category(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:

@@ -190,7 +190,8 @@ class Collector:
             self._name(events)
         else:
             for event in events:
-                self.unread[event.ph] = self.unread.get(event.ph, 0) + 1
+                if event.ph or event.name:  # JAX ends its array with an empty event
+                    self.unread[event.ph] = self.unread.get(event.ph, 0) + 1
 
     def _add(self, table: str, category: str, part: dict[str, Array], events: Sequence[TraceEvent]) -> None:
         if events:

@@ -1,4 +1,4 @@
-"""Reads the JSON of torch.profiler since 2021, of NVIDIA, AMD and MTIA devices or of a CPU alone."""
+"""Reads the JSON of torch.profiler since 2021, of NVIDIA, AMD and MTIA devices or of a CPU alone, and of JAX."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .links import assemble
 from .salvage import metadata
 from .text import event_limit, read_blocks, text_limit
 from .trace import Device, ReadLosses, Thread, Trace, UnreadDevice
+from .xla import HOST, sort_events
 
 _PHASES = 10  # phases that are listed by name
 _DEVICE = re.compile(r"GPU|NPU|TPU|XPU|HPU|MTIA|Ascend|/device:(?!CPU)")
@@ -50,12 +51,18 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
     if more := unread[_PHASES:]:
         lost.add(f"events of {len(more):,} more phases are not read", events=sum(count for _, count in more))
     distributed = _mapping(about.get("distributedInfo"))
+    columns = collector.columns()
+    threads = [(*place, collector.thread_names.get(place, "")) for place in collector.threads]
+    jax = HOST in collector.processes.values() and "others" in columns
+    if jax:
+        places = [(process, name) for process, _, name in threads]
+        sort_events(columns, collector.strings, places, collector.processes)
     trace = assemble(
         path,
-        "kineto",
-        collector.columns(),
+        "jax" if jax else "kineto",
+        columns,
         collector.strings,
-        [Thread(*place, collector.thread_names.get(place, "")) for place in collector.threads],
+        [Thread(*thread) for thread in threads],
         devices=_devices(about.get("deviceProperties")),
         metadata=about,
         lost=lost,
@@ -64,7 +71,8 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         epoch_ns=_integer(about.get("baseTimeNanoseconds")) or 0,
         look_up=chunks.index,
     )
-    trace.unread_devices = _unread_devices(trace, collector.processes)
+    if not (jax and trace.gpu):  # beside the streams of a device, JAX shows lanes that it derives from them
+        trace.unread_devices = _unread_devices(trace, collector.processes)
     return trace
 
 

@@ -113,7 +113,7 @@ class Trace:
 
     Attributes:
         path: the file; "-" is standard input.
-        format: "kineto", "nsight systems", "rocprof" or "ascend".
+        format: "kineto", "jax", "nsight systems", "rocprof" or "ascend".
         operators: PyTorch operators on the CPU; ``parent`` is a row of this table, or -1.
         regions: named ranges: record_function, NVTX and rocTX. ``parent`` is a row of this table, or -1; the
             outermost regions of autograd threads have the region that was open on the thread that called the
