@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..diagnosis.metrics import metrics
 from ..errors import TraceError
-from ..report.console import print_line
+from ..console import print_line
 from ..report.summary import print_files
 from ..report.trace_report import print_trace_set, print_windows
 from ..traces.add_lanes import add_gpu_lanes, check_out, check_source

@@ -14,7 +14,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-from ..report.console import print_line
+from ..console import print_line
 from ..stepping.function_calls import check_step_on
 from ..syncs.baseline import Baseline
 from ..syncs.early_stop import EarlyStop

@@ -55,7 +55,7 @@ class Ncu:
 
     def show(self, reports: Sequence[Path], console: Console) -> None:
         """Print a table of kernels by region, or the command that prints one."""
-        from ..report.console import print_line
+        from ..console import print_line
         from ..report.kernels import print_measured_kernels
         from ..traces.ncu import read_kernels
 

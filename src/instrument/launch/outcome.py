@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ..config import settings
 from ..guard import guard
-from ..report.console import print_line
+from ..console import print_line
 from ..traces.trace_files import rank_from_name
 from ..windows.manifest import NAME, entries_of, size_of
 from .request import LaunchRequest, Vendor

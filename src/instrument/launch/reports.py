@@ -29,7 +29,7 @@ def _parts(name: str) -> list[str]:
 def show_traces(reports: Sequence[Path], console: Console) -> None:
     """Print the sum of the windows of one process, or the last window of each rank side by side."""
     # Not at the top: a program starts under the tool 0.2 s earlier.
-    from ..report.console import print_line
+    from ..console import print_line
     from ..report.trace_report import print_trace_set, print_windows
     from ..traces.read import read_file, read_traces
     from ..traces.trace_files import rank_from_name

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..report.console import print_line
+from ..console import print_line
 from .installed import Tool, find_tool
 from .request import LaunchRequest
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from ..diagnosis.metrics import Metrics
 from ..traces.trace import Trace
 from ..units import count, counted, duration, percent
-from .console import print_line, print_table, print_wrapped
+from ..console import print_line, print_table, print_wrapped
 
 _GRAPH = re.compile(r"^CUDA graph \d+$")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")

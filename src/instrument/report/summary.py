@@ -13,7 +13,7 @@ from ..traces.salvage import OTHER_TYPES
 from ..traces.summary import OperatorStat, RegionStat, Summary
 from ..traces.trace import ReadLosses, UnreadDevice
 from ..units import count, counted, duration, percent
-from .console import print_line, print_table, print_wrapped
+from ..console import print_line, print_table, print_wrapped
 from .numbered import join_numbered
 from .steps import describe_steps, headline
 

@@ -12,7 +12,7 @@ from ..traces.ranks import TraceSet
 from ..traces.summary import merge, summarize
 from ..traces.timing import Timing
 from ..traces.trace import Trace, UnreadDevice
-from .console import print_line
+from ..console import print_line
 from .gpu import Graphs, count_graph_launches, print_gpu_time, print_graph_launches
 from .ranks import print_rank_table
 from .summary import print_losses, print_summary, print_unread_devices

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ... import __version__
 from ...printable import printable
-from ...report.console import print_line
+from ...console import print_line
 from ...units import counted
 from . import profilers, software, system
 from .machine import Check, Machine, Status

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..printable import printable
+from .printable import printable
 
 _NAME = 12
 _GAP = 2
