@@ -1,4 +1,4 @@
-"""`Finding`: the result of one rule at one line of the program: how often it applies, its cost and its fix."""
+"""`Finding`: what a rule found: place, evidence, cost and fix; `SyncFinding`: a line that synchronizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import linecache
 import os
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .source_paths import portable
 
@@ -63,11 +63,89 @@ class Fix:
     after: str = ""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one rule at one line of the program.
+class Evidence(NamedTuple):
+    """A number, or a word, that a finding rests on.
 
-    A rule is a synchronizing operation: ``op`` names it and ``cause`` is the evidence. Cost is how often it
+    Attributes:
+        name: a short name, unique within the finding.
+        value: the value; None if it is unknown.
+        unit: "ns", "bytes", "%", "1" (a ratio), "events" or "" for words.
+        definition: what the value is, in a sentence.
+    """
+
+    name: str
+    value: int | float | str | None
+    unit: str
+    definition: str
+
+
+class Where(NamedTuple):
+    """The place of a finding; empty fields are unknown or do not apply.
+
+    Attributes:
+        region: the path of the region, outermost name first.
+        module: the ``nn.Module``.
+        operator: PyTorch's operator.
+        kernel: the short name of the kernel.
+        step: the number of the step.
+        site: the line of the program.
+        rank: the rank of the process in its job.
+    """
+
+    region: tuple[str, ...] = ()
+    module: str = ""
+    operator: str = ""
+    kernel: str = ""
+    step: int | None = None
+    site: Site | None = None
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        parts = [
+            str(self.site) if self.site else "",
+            " > ".join(self.region),
+            self.module,
+            self.operator,
+            self.kernel,
+            f"step {self.step}" if self.step is not None else "",
+            f"rank {self.rank}" if self.rank is not None else "",
+        ]
+        return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one rule found: where, on what evidence, what removing it can win, and how.
+
+    Attributes:
+        rule: the name of the rule.
+        severity: "high", "medium" or "low".
+        title: the finding in a sentence.
+        where: the place.
+        evidence: the numbers that it rests on, with their definitions.
+        win_ns: the most time per step that removing it can win; None if that is unknown.
+        fix: what to do instead; None if there is nothing to suggest.
+        confidence: how sure the rule is of the cause: "high", "medium" or "low".
+        coverage: the share, from 0 to 1, of the GPU time or of the calls for which the trace has what the rule
+            needs; None if the rule needs nothing that can be missing.
+    """
+
+    rule: str = ""
+    severity: Severity = "low"
+    title: str = ""
+    where: Where = field(default_factory=Where)
+    evidence: tuple[Evidence, ...] = ()
+    win_ns: int | None = None
+    fix: Fix | None = None
+    confidence: Severity = "high"
+    coverage: float | None = None
+
+
+@dataclass(frozen=True)
+class SyncFinding(Finding):
+    """The synchronizations of one operation at one line of the program.
+
+    ``op`` names the operation and ``cause`` says why it synchronizes. Cost is how often it
     happened (``count``, ``steps``) and what that took (``blocked_ns``, ``idle_ns``, ``bytes``).
 
     Attributes:
@@ -89,7 +167,6 @@ class Finding:
         regions: number of calls by region path, outermost name first.
         steps: number of calls by step; the key None counts calls outside steps.
         vias: number of calls by line of a library.
-        fix: what to do instead; None for code that is not covered.
     """
 
     op: str
@@ -109,7 +186,6 @@ class Finding:
     regions: Counter[tuple[str, ...]] = field(default_factory=Counter)
     steps: Counter[int | None] = field(default_factory=Counter)
     vias: Counter[Site] = field(default_factory=Counter)
-    fix: Fix | None = None
 
     @property
     def covered(self) -> bool:

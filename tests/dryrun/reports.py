@@ -14,7 +14,7 @@ import torch
 
 import instrument
 from instrument import dry_run
-from instrument.findings import Finding
+from instrument.findings import SyncFinding
 from instrument.syncs.report import SyncReport
 from tests.support import warm
 from tests.support.programs import environment
@@ -47,7 +47,7 @@ def waits(step: Callable[[], Any], **options: Any) -> list[Wait]:
     return listed(report)
 
 
-def only(report: SyncReport) -> Finding:
+def only(report: SyncReport) -> SyncFinding:
     (found,) = report.syncs
     return found
 

@@ -16,7 +16,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from instrument.dryrun.run import dry_run
-from instrument.findings import Finding
+from instrument.findings import SyncFinding
 from instrument.syncs.report import SyncReport
 from tests.dryrun import long_idioms, short_idioms, unseen_idioms
 
@@ -53,7 +53,7 @@ def names() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(source: str, fake: bool) -> tuple[SyncReport, list[Finding]]:
+def run(source: str, fake: bool) -> tuple[SyncReport, list[SyncFinding]]:
     """Return the report of a dry run of ``source``, and its findings in that source."""
     code = compile(source, FILE, "exec")
     report = dry_run(lambda: exec(code, names()), fake=fake)

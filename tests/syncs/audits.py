@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from instrument.findings import Finding
+from instrument.findings import SyncFinding
 from instrument.syncs.audit import audit_syncs
 from instrument.syncs.report import SyncReport
 from tests.diagnosis.small_traces import Row, memcpy, on_cpu, trace_of
@@ -22,7 +22,7 @@ def audit(**tables: list[Row]) -> SyncReport:
     return audit_syncs(trace_of(**{**tables, "operators": [*tables.get("operators", []), *around]}))
 
 
-def only_finding(report: SyncReport) -> Finding:
+def only_finding(report: SyncReport) -> SyncFinding:
     (found,) = report.findings
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from instrument.findings import Finding, Site
+from instrument.findings import Site, SyncFinding
 from instrument.syncs.events import Source, SyncEvent
 from instrument.syncs.recorder import findings_of
 from instrument.syncs.report import SyncReport
@@ -35,7 +35,7 @@ def finding(
     file: Path | str = "/x/train.py",
     steps: tuple[int | None, ...] = (0,),
     **more: Any,
-) -> Finding:
+) -> SyncFinding:
     """Return the finding of ``op`` at a line with one call in each of ``steps``; ``more`` as in `SyncEvent`."""
     site = more.pop("site", Site(str(file), line, "step"))
     cause = more.pop("cause", "reads a value back from the GPU")
@@ -43,6 +43,6 @@ def finding(
     return findings_of(*events)[0]
 
 
-def report(*findings: Finding, steps: int = 1, source: Source = "dry run", **more: Any) -> SyncReport:
+def report(*findings: SyncFinding, steps: int = 1, source: Source = "dry run", **more: Any) -> SyncReport:
     """Return the report of ``findings``."""
     return SyncReport(source, list(findings), steps, **more)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.findings import Finding, Fix, Site
+from instrument.findings import Fix, Site, SyncFinding
 from instrument.syncs import fixes, operations, wrappers
 from instrument.syncs.events import SyncEvent
 from instrument.syncs.fixes import fix_of
@@ -93,7 +93,7 @@ def test_fixes_are_short(fix: Fix) -> None:
     assert len(fix.after.splitlines()) <= 3
 
 
-def finding(op: str, **more: Any) -> Finding:
+def finding(op: str, **more: Any) -> SyncFinding:
     return findings_of(SyncEvent(op, more.pop("cause", ""), Site("/x/train.py", 1, "step"), **more))[0]
 
 

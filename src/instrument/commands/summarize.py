@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ..console import print_line
 from ..diagnosis.metrics import metrics
 from ..errors import TraceError
-from ..console import print_line
 from ..report.summary import print_files
 from ..report.trace_report import print_trace_set, print_windows
 from ..traces.add_lanes import add_gpu_lanes, check_out, check_source

@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from ..config import settings
-from ..guard import guard
 from ..console import print_line
+from ..guard import guard
 from ..traces.trace_files import rank_from_name
 from ..windows.manifest import NAME, entries_of, size_of
 from .request import LaunchRequest, Vendor

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
+from ..console import print_line, print_table, print_wrapped
 from ..diagnosis.metrics import Metrics
 from ..traces.trace import Trace
 from ..units import count, counted, duration, percent
-from ..console import print_line, print_table, print_wrapped
 
 _GRAPH = re.compile(r"^CUDA graph \d+$")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")

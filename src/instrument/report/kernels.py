@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
+from ..console import print_line, print_table
 from ..traces.ncu import MeasuredKernel
 from ..units import count, counted, duration
-from ..console import print_line, print_table
 
 _SHOWN = 30
 _COLUMNS = ("region / kernel", "calls", "GPU", "SM %", "memory %", "occupancy %")

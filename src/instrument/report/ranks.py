@@ -7,13 +7,13 @@ from itertools import islice
 
 from rich.console import Console
 
+from ..console import print_line, print_table, print_wrapped
 from ..diagnosis.metrics import Metrics, metrics
 from ..traces.align import Clock
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.salvage import OTHER_TYPES
 from ..units import duration, percent
-from ..console import print_line, print_table, print_wrapped
 
 _MOST = 20  # ranks on one line
 _FILES = 20

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..console import print_line, print_table, print_wrapped
 from ..traces.salvage import OTHER_TYPES
 from ..traces.summary import OperatorStat, RegionStat, Summary
 from ..traces.trace import ReadLosses, UnreadDevice
 from ..units import count, counted, duration, percent
-from ..console import print_line, print_table, print_wrapped
 from .numbered import join_numbered
 from .steps import describe_steps, headline
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
+from ..console import print_line
 from ..diagnosis.metrics import metrics_of
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.summary import merge, summarize
 from ..traces.timing import Timing
 from ..traces.trace import Trace, UnreadDevice
-from ..console import print_line
 from .gpu import Graphs, count_graph_launches, print_gpu_time, print_graph_launches
 from .ranks import print_rank_table
 from .summary import print_losses, print_summary, print_unread_devices

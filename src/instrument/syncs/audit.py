@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..findings import Finding
+from ..findings import SyncFinding
 from ..traces.read import read_any
 from ..traces.synchronizations import COPY, EXPLICIT, FREE, Synchronization, direction, find_synchronizations
 from ..traces.trace import Trace
@@ -82,7 +82,7 @@ def _span(trace: Trace) -> int | None:
     return max(int(part.end_ns.max()) for part in parts) - min(int(part.start_ns.min()) for part in parts)
 
 
-def unexplained(audit: SyncReport, live: SyncReport) -> list[Finding]:
+def unexplained(audit: SyncReport, live: SyncReport) -> list[SyncFinding]:
     """Return the findings in a trace that live detection of the same run did not report.
 
     Synchronizations are compared by their number for each operation, and for each step if both reports number
@@ -223,7 +223,7 @@ def _coverage(trace: Trace, count: int, own: int, unattributed: int) -> list[str
     return said
 
 
-def _comparison(missed: list[Finding]) -> str:
+def _comparison(missed: list[SyncFinding]) -> str:
     if not missed:
         return "Live detection explains every synchronization in the trace."
     counts: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..findings import Finding
+from ..findings import SyncFinding
 from ..source_paths import portable
 from .report_data import ReportData
 
@@ -141,15 +141,15 @@ class Baseline:
         return [entry for entry in self.entries.values() if entry.fingerprint not in seen]
 
 
-def _groups(results: ReportData) -> Iterable[tuple[str, list[Finding]]]:
+def _groups(results: ReportData) -> Iterable[tuple[str, list[SyncFinding]]]:
     """Return the findings that are not allowed, by fingerprint; equal lines of a function share one."""
-    groups: dict[str, list[Finding]] = {}
+    groups: dict[str, list[SyncFinding]] = {}
     for found in results.syncs:
         groups.setdefault(found.fingerprint, []).append(found)
     return groups.items()
 
 
-def _where(found: Finding) -> str:
+def _where(found: SyncFinding) -> str:
     site = found.site or found.via
     if site is None:
         return f"thread {found.thread or '?'}, {found.op}"

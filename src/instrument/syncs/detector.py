@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from .. import log
-from ..findings import Finding, Site
+from ..findings import Site, SyncFinding
 from ..guard import guard
 from ..regions.dispatch import active
 from ..regions.path import RegionPath
@@ -41,7 +41,7 @@ class SyncDetector(SyncListener):
         self._warned: set[tuple[Site | None, str]] = set()
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[SyncFinding]:
         """The findings so far, worst first."""
         return self.report.findings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..findings import Finding, Fix
+from ..findings import Fix, SyncFinding
 from .operations import MASKED, OTHER, TO_CPU, TO_GPU, operation
 
 PAGEABLE = Fix(
@@ -104,7 +104,7 @@ _CREATES = re.compile(
 )
 
 
-def fix_of(found: Finding) -> Fix:
+def fix_of(found: SyncFinding) -> Fix:
     """Return what to do instead of ``found``."""
     via = f"/{found.via.file}".replace("\\", "/") if found.via else ""
     for path, function, fix in _BY_LIBRARY_LINE:
@@ -124,7 +124,7 @@ def _of_operation(name: str) -> Fix:
     return OTHER if row is None else row.fix
 
 
-def _by_cause(op: str, found: Finding) -> Fix | None:
+def _by_cause(op: str, found: SyncFinding) -> Fix | None:
     """Return the fix by cause, if the operation alone does not determine it."""
     cause, up = found.cause.lower().replace("-", "_"), found.direction == "H2D"
     code = found.site.code if found.site else ""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..compat import autograd
 from ..errors import SyncError
-from ..findings import NOT_COVERED, Finding, Site
+from ..findings import NOT_COVERED, Site, SyncFinding
 from . import comments, policy, sites
 from .events import SyncEvent
 from .fixes import fix_of
@@ -51,10 +51,10 @@ class Tally:
             self._blocked_ns = _sum(self._blocked_ns, event.blocked_ns)
             self._timed += 1
 
-    def finding(self) -> Finding:
+    def finding(self) -> SyncFinding:
         """Return the finding of the events so far."""
         first, vias = self._first, self._vias.most_common(1)
-        found = Finding(
+        found = SyncFinding(
             first.op, first.cause, first.site, vias[0][0] if vias else None, first.direction, first.thread,
             first.backward, first.allowed, self._forbidden, self._count, self._bytes, self._blocked_ns,
             self._timed, self._idle_ns, self._regions.copy(), self.steps.copy(), self._vias.copy(),
@@ -128,7 +128,7 @@ class Recorder:
         return not self._tallies
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[SyncFinding]:
         """The findings so far, in the order in which they were first seen."""
         with self._lock:
             tallies = list(self._tallies.values())
@@ -141,7 +141,7 @@ class Recorder:
             self.dropped = 0
 
 
-def findings_of(*events: SyncEvent) -> list[Finding]:
+def findings_of(*events: SyncEvent) -> list[SyncFinding]:
     """Return the findings of ``events``."""
     recorder = Recorder()
     for event in events:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ..findings import Finding, Severity
+from ..findings import Evidence, Severity, SyncFinding, Where
 from ..units import count
 from .early_stop import describe_error
 from .events import Source
@@ -17,6 +17,12 @@ _UNTIMED = {
     "dry run": "a dry run has no GPU to wait for",
     "live": "the start or end of the wait was not seen",
     "trace": "the trace has no times for it",
+}
+_EVIDENCE = {
+    "count": ("events", "Calls that synchronized."),
+    "blocked_ns": ("ns", "Time that the CPU was blocked in all timed calls."),
+    "idle_ns": ("ns", "Time that the calls left the GPU idle."),
+    "bytes": ("bytes", "Bytes of all copies."),
 }
 
 
@@ -97,7 +103,7 @@ class ReportData:
     """
 
     source: Source
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[SyncFinding] = field(default_factory=list)
     steps: int = 0
     coverage: list[str] = field(default_factory=list)
     error: BaseException | None = None
@@ -112,21 +118,35 @@ class ReportData:
         self.sort()
 
     def sort(self) -> None:
-        """Order the findings: the worst first, then those that are allowed, then code that is not covered."""
-        self.findings = sorted(self.findings, key=self._rank)
+        """Rate the findings and order them: the worst first, then the allowed ones, then code not covered."""
+        self.findings = sorted(map(self._rated, self.findings), key=self._rank)
+
+    def _rated(self, found: SyncFinding) -> SyncFinding:
+        """Return the finding with what follows from the whole run: severity, title, evidence and time to win."""
+        idle_ns = found.idle_ns
+        return replace(
+            found,
+            rule=f"synchronization/{found.op}" if found.covered else found.op,
+            severity=self.severity(found),
+            title=f"{found.op}: {found.cause}, {self.pattern(found)}" if found.covered else found.cause,
+            where=Where(region=found.region, step=found.step, site=found.site or found.via),
+            evidence=tuple(Evidence(name, getattr(found, name), *about) for name, about in _EVIDENCE.items()),
+            win_ns=None if idle_ns is None else idle_ns // max(self.steps, 1),
+            coverage=found.timed / found.count if found.count else None,
+        )
 
     @property
-    def syncs(self) -> list[Finding]:
+    def syncs(self) -> list[SyncFinding]:
         """The synchronizations that are not allowed, worst first."""
         return [found for found in self.findings if found.covered and found.allowed is None]
 
     @property
-    def allowed(self) -> list[Finding]:
+    def allowed(self) -> list[SyncFinding]:
         """The synchronizations that are allowed."""
         return [found for found in self.findings if found.covered and found.allowed is not None]
 
     @property
-    def not_covered(self) -> list[Finding]:
+    def not_covered(self) -> list[SyncFinding]:
         """Code that could not be checked, and why."""
         return [found for found in self.findings if not found.covered]
 
@@ -140,24 +160,24 @@ class ReportData:
         """Whether the run came to its end."""
         return self.error is None
 
-    def per_step(self, found: Finding) -> float:
+    def per_step(self, found: SyncFinding) -> float:
         """Return the mean number of calls of ``found`` in a step; calls outside steps do not count."""
         if not self.steps:
             return float(found.count)
         return (found.count - found.steps[None]) / self.steps
 
-    def most(self, *findings: Finding) -> int:
+    def most(self, *findings: SyncFinding) -> int:
         """Return the greatest number of synchronizations of ``findings`` in any one step.
 
         Synchronizations outside steps do not count; without steps the whole run counts as one step.
         """
         return max(self.each_step(*findings), default=0)
 
-    def typical(self, *findings: Finding) -> int:
+    def typical(self, *findings: SyncFinding) -> int:
         """Return the median number of synchronizations of ``findings`` in a step."""
         return int(statistics.median_low(self.each_step(*findings)))
 
-    def each_step(self, *findings: Finding) -> list[int]:
+    def each_step(self, *findings: SyncFinding) -> list[int]:
         """Return the number of synchronizations of ``findings`` in each step; a run without steps is one step."""
         if not self.steps:
             return [sum(found.count for found in findings)]
@@ -167,17 +187,17 @@ class ReportData:
         counts = [number for step, number in steps.items() if step is not None]
         return counts + [0] * (self.steps - len(counts))
 
-    def pattern(self, found: Finding) -> StepPattern:
+    def pattern(self, found: SyncFinding) -> StepPattern:
         """Return in how many steps ``found`` synchronizes, and how often."""
         return StepPattern.of(found.steps if self.steps else Counter({None: found.count}), self.steps)
 
-    def negligible(self, found: Finding) -> bool:
+    def negligible(self, found: SyncFinding) -> bool:
         """Return whether ``found`` is known to take less than a thousandth of the time."""
         took = max(found.blocked_ns or 0, found.idle_ns or 0)
         timed = found.blocked_ns is not None and found.timed == found.count
         return bool(self.span_ns) and timed and took < NEGLIGIBLE * (self.span_ns or 0)
 
-    def severity(self, found: Finding) -> Severity:
+    def severity(self, found: SyncFinding) -> Severity:
         """Return how bad ``found`` is: a line that synchronizes repeatedly comes before one that does so once.
 
         "high": waits for all work of the GPU in at least half of the steps, or synchronizes inside `no_syncs`.
@@ -196,11 +216,11 @@ class ReportData:
             return "medium" if upward else "high"
         return "medium" if pattern.share >= SELDOM and not upward else "low"
 
-    def why_untimed(self, found: Finding) -> str | None:
+    def why_untimed(self, found: SyncFinding) -> str | None:
         """Return why it is unknown how long ``found`` waited; None if it is known."""
         return _UNTIMED[self.source] if found.blocked_ns is None else None
 
-    def _rank(self, found: Finding) -> tuple[object, ...]:
+    def _rank(self, found: SyncFinding) -> tuple[object, ...]:
         order = {"high": 0, "medium": 1, "low": 2}[self.severity(found)]
         return (
             not found.covered, found.allowed is not None, not found.forbidden, order, -self.pattern(found).share,

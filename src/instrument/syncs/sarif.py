@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..findings import Finding, Site
+from ..findings import Site, SyncFinding
 from ..source_paths import root_of
 from .fixes import fix_of
 from .report_data import ReportData
@@ -69,7 +69,7 @@ def to_sarif(several: Sequence[ReportData]) -> str:
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
-def _rule(found: Finding) -> dict[str, Any]:
+def _rule(found: SyncFinding) -> dict[str, Any]:
     if not found.covered:
         return {
             "id": "sync/not-covered",
@@ -93,7 +93,7 @@ def _rule(found: Finding) -> dict[str, Any]:
     }
 
 
-def _message(results: ReportData, found: Finding) -> str:
+def _message(results: ReportData, found: SyncFinding) -> str:
     if not found.covered:
         return f"Not covered: {found.cause}"
     often = str(results.pattern(found))
@@ -102,7 +102,7 @@ def _message(results: ReportData, found: Finding) -> str:
     return f"{found.op} makes the CPU wait for the GPU: {found.cause} ({often}{region}).{fix}"
 
 
-def _result(results: ReportData, found: Finding, root: Path) -> dict[str, Any]:
+def _result(results: ReportData, found: SyncFinding, root: Path) -> dict[str, Any]:
     site = found.site or found.via
     assert site is not None
     result: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..findings import Finding, Site
+from ..findings import Site, SyncFinding
 from .report_data import ReportData
 
 VERSION = 1
@@ -53,7 +53,7 @@ def as_dict(results: ReportData) -> dict[str, Any]:
     }
 
 
-def _finding(results: ReportData, found: Finding) -> dict[str, Any]:
+def _finding(results: ReportData, found: SyncFinding) -> dict[str, Any]:
     pattern = results.pattern(found)
     status = "not covered" if not found.covered else "sync" if found.allowed is None else "allowed"
     return {

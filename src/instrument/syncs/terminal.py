@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..findings import Finding, Site
+from ..findings import Site, SyncFinding
 from ..printable import printable
 from ..source_paths import portable
 from ..units import count, duration
@@ -81,7 +81,7 @@ def headline(results: ReportData) -> str:
     return f"{lines} the CPU wait for the GPU: {found} ({how})"
 
 
-def _block(results: ReportData, found: Finding, width: int) -> Iterator[Line]:
+def _block(results: ReportData, found: SyncFinding, width: int) -> Iterator[Line]:
     severity = results.severity(found)
     yield Line(printable(_where(found)), "bold", f"{severity:<8}", _COLOURS[severity])
     size = f", {count(found.bytes)} bytes{' in all' * (found.count > 1)}" if found.bytes is not None else ""
@@ -109,7 +109,7 @@ def _block(results: ReportData, found: Finding, width: int) -> Iterator[Line]:
             yield Line(f"{_INDENT}  {sign} {line}", style=style)
 
 
-def _where(found: Finding) -> str:
+def _where(found: SyncFinding) -> str:
     if found.site is not None:
         return f"{found.site} in {found.site.function}"
     if found.via is not None:
@@ -117,21 +117,21 @@ def _where(found: Finding) -> str:
     return f"no line of Python, {_thread(found)}"
 
 
-def _thread(found: Finding) -> str:
+def _thread(found: SyncFinding) -> str:
     name = found.thread or "?"
     return name if name.startswith("thread ") else f"thread {name}"  # the name that some profilers write
 
 
-def _short(results: ReportData, found: Finding) -> str:
+def _short(results: ReportData, found: SyncFinding) -> str:
     return f"{_where(found)}: {found.op}, {results.pattern(found)}"
 
 
-def _is_outside(results: ReportData, found: Finding) -> bool:
+def _is_outside(results: ReportData, found: SyncFinding) -> bool:
     """Return whether ``found`` synchronizes outside the steps only, and is not forbidden there."""
     return bool(results.steps) and not results.pattern(found).counts and not found.forbidden
 
 
-def _blocked(results: ReportData, found: Finding) -> str:
+def _blocked(results: ReportData, found: SyncFinding) -> str:
     if results.source == "dry run":
         return ""
     if found.blocked_ns is None:

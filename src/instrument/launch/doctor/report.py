@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ... import __version__
-from ...printable import printable
 from ...console import print_line
+from ...printable import printable
 from ...units import counted
 from . import profilers, software, system
 from .machine import Check, Machine, Status
