@@ -6,7 +6,9 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
     from .config import configure
+    from .diagnosis.diagnose import Diagnosis, diagnose
     from .diagnosis.metrics import Metrics, metrics
+    from .diagnosis.rule import rule
     from .dryrun.run import dry_run
     from .errors import CaptureError, InstrumentError, LaunchError, SyncError, TraceError
     from .findings import Finding
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "CaptureError",
+    "Diagnosis",
     "Finding",
     "Handle",
     "InstrumentError",
@@ -49,6 +52,7 @@ __all__ = [
     "audit_syncs",
     "configure",
     "detect_syncs",
+    "diagnose",
     "dry_run",
     "mark",
     "metrics",
@@ -56,12 +60,14 @@ __all__ = [
     "profile",
     "read_trace",
     "read_traces",
+    "rule",
     "schedule",
     "steps",
 ]
 
 _HOMES = {
     "CaptureError": ".errors",
+    "Diagnosis": ".diagnosis.diagnose",
     "Finding": ".findings",
     "Handle": ".modules.service",
     "InstrumentError": ".errors",
@@ -82,6 +88,7 @@ _HOMES = {
     "audit_syncs": ".syncs.audit",
     "configure": ".config",
     "detect_syncs": ".syncs.live",
+    "diagnose": ".diagnosis.diagnose",
     "dry_run": ".dryrun.run",
     "mark": ".regions.annotation",
     "metrics": ".diagnosis.metrics",
@@ -89,6 +96,7 @@ _HOMES = {
     "profile": ".windows.api",
     "read_trace": ".traces.read",
     "read_traces": ".traces.read",
+    "rule": ".diagnosis.rule",
     "schedule": ".windows.schedule",
     "steps": ".windows.steps",
 }

@@ -12,7 +12,7 @@ import typer
 from . import __version__
 from .commands.parsing import Group
 
-SUBCOMMANDS = ("run", "summarize", "syncs", "doctor")
+SUBCOMMANDS = ("run", "summarize", "diagnose", "syncs", "doctor")
 
 
 class Subcommands(Group):
@@ -48,7 +48,7 @@ def _version(wanted: bool) -> None:
 def command(
     version: Annotated[bool, typer.Option("--version", callback=_version, help="Print the version.")] = False,
 ) -> None:
-    """Record the steps of a program, summarize traces, and find the lines that make the CPU wait for the GPU."""
+    """Record the steps of a program, summarize and diagnose traces, and find lines that wait for the GPU."""
 
 
 def main() -> None:

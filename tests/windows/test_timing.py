@@ -12,8 +12,8 @@ import torch
 import instrument
 from instrument.config import settings
 from instrument.integrations.server import OnDemandSchedule
+from instrument.traces.run_folder import entry_of
 from instrument.windows import profile, timing
-from instrument.windows.manifest import entry_of
 from instrument.windows.timing import AROUND
 
 from .training import Recorder, content, manifest, traces, train

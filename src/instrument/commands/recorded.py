@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..traces.ranks import TraceSet
-from ..windows.manifest import entries_of, files_of
+from ..traces.run_folder import traces_in
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,13 @@ class Recorded:
         return {file: f"rank {self.rank}, {_steps(entry)}" for file, entry in self.windows[:-1]}
 
 
-def last_window(path: str) -> str:
-    """Return the folder of the window that ended last if ``path`` is the folder of a run, else ``path``."""
-    ended = {file: entry["end_ns"] for file, entry in _traces(Path(path)) if isinstance(entry.get("end_ns"), int)}
-    return str(max(ended, key=lambda file: ended[file]).parent) if ended else path
-
-
 def recorded(path: str, traces: TraceSet) -> Recorded | None:
     """Return the windows of the lowest rank's run; None if ``path`` is not the folder of a run.
 
     Traces of that rank's other runs are added to `TraceSet.left_out`.
     """
     rank, trace = next(iter(traces.items()))
-    files = dict(_traces(Path(path)))
+    files = dict(traces_in(Path(path)))
     own = files.get(trace.path)
     if own is None:
         return None
@@ -64,14 +58,6 @@ def recorded(path: str, traces: TraceSet) -> Recorded | None:
         elif entry.get("rank") == own.get("rank"):
             traces.left_out[file] = f"rank {rank}, {_steps(entry)}, another run"
     return Recorded(Path(path), rank, windows)
-
-
-def _traces(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the traces with steps in a folder, each with its line of the manifest."""
-    for entry in entries_of(folder) if folder.is_dir() else ():
-        for name in files_of(entry):
-            if entry.get("steps") and (folder / name).is_file():
-                yield folder / name, entry
 
 
 def _steps(entry: Mapping[str, Any]) -> str:

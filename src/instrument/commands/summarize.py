@@ -20,13 +20,13 @@ from ..traces.communication import Collectives, compile_collectives
 from ..traces.ranks import TraceSet
 from ..traces.read import read_any, read_file
 from ..traces.region_steps import steps_found, steps_from_regions
+from ..traces.run_folder import entry_of, last_window
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..units import counted
-from ..windows.manifest import entry_of
 from .errors import describe, print_message
 from .parsing import subcommand_of
-from .recorded import Recorded, last_window, recorded
+from .recorded import Recorded, recorded
 
 _TRACE = "TRACE"
 

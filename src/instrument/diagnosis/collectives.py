@@ -11,7 +11,7 @@ from ..traces.table import Array, Table
 from .activity import ratio
 from .groups import sum_by_group
 
-_BYTES = {
+BYTES = {
     **dict.fromkeys(("byte", "char", "bool", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"), 1),
     **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
     **dict.fromkeys(("half", "bfloat16", "short"), 2),
@@ -38,7 +38,7 @@ def collective_table(gpu: Table, mask: Array, compute: Intervals) -> list[dict[s
     columns = (np.ones_like(which), elements, elements < 0, part.duration_ns, exposed)
     totals = zip(*(sum_by_group(column, which, len(keys)).tolist() for column in columns), strict=True)
     for (name, group, dtype), (count, size, unknown, duration, alone) in zip(keys.tolist(), totals, strict=True):
-        each = _BYTES.get(strings[dtype].lower())
+        each = BYTES.get(strings[dtype].lower())
         total = None if each is None or unknown else size * each
         rows.append(
             {

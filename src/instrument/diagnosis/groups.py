@@ -103,6 +103,16 @@ def ancestor_pairs(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]
             yield np.concatenate([which for which, _ in levels]) + begin, np.concatenate([on for _, on in levels])
 
 
+def inside_rows(chosen: Array, parents: Array) -> Array:
+    """Return a mask of the rows that are among the chosen ones, or inside one of them."""
+    mask = np.zeros(len(parents), bool)
+    mask[chosen] = True
+    result: Array = mask.copy()
+    for which, above in ancestor_levels(np.arange(len(parents)), parents):
+        result[which] |= mask[above]
+    return result
+
+
 def unique_codes(codes: Array) -> tuple[Array, Array]:
     """Return the distinct values of non-negative integers, and the index of each value among them."""
     used = np.zeros(int(codes.max(initial=-1)) + 1, bool)

@@ -102,12 +102,17 @@ def _matmuls(operators: Table) -> tuple[Array, list[Matmul], Array]:
     numbers: dict[Matmul, int] = {}
     of_text = np.full(len(texts), -1)
     for place, (name, shapes, types) in enumerate(texts.tolist()):
-        matmul = _matmul(strings[name], strings[shapes], strings[types])
+        matmul = matmul_of(strings[name], strings[shapes], strings[types])
         if matmul is not None:
             of_text[place] = numbers.setdefault(matmul, len(numbers))
     of_row = of_text[which.reshape(-1)]
     known = of_row >= 0
     return rows[known], list(numbers), of_row[known]
+
+
+def element_size(kind: str) -> int | None:
+    """Return the bytes per element of a type as torch.profiler names it; None if it is unknown."""
+    return _SIZES.get(kind)
 
 
 def _innermost(operators: Table) -> Array:
@@ -121,7 +126,7 @@ def _innermost(operators: Table) -> Array:
     return rows[~calls_another[rows]]
 
 
-def _matmul(name: str, shapes: str, types: str) -> Matmul | None:
+def matmul_of(name: str, shapes: str, types: str) -> Matmul | None:
     """Return what a call computes; None if the trace does not say, or its shapes do not fit."""
     try:
         dims, kinds = json.loads(shapes), json.loads(types or "[]")
@@ -138,7 +143,7 @@ def _matmul(name: str, shapes: str, types: str) -> Matmul | None:
         extra = prod(map(int, dims[added])) if added is not None and len(dims) > added and dims[added] else 0
     except (ValueError, TypeError, IndexError, KeyError):
         return None
-    left, right = (_SIZES.get(kind) for kind in kind_of)
+    left, right = (element_size(kind) for kind in kind_of)
     moved = None
     if left and right and name not in _OTHER_RESULT:
         moved = prod(first) * left + prod(second) * right + (extra + batch * m * n) * left

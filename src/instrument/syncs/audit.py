@@ -40,6 +40,11 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
     recorded = read_any(trace) if isinstance(trace, (str, os.PathLike)) else trace
     if not isinstance(recorded, Trace):
         raise TypeError(f'"trace" must be one trace, or the path of its file: {trace!r:.200}')
+    return audit(recorded, live)[0]
+
+
+def audit(recorded: Trace, live: SyncReport | None = None) -> tuple[SyncReport, list[Synchronization]]:
+    """Return the report of `audit_syncs`, and the synchronizations of the program one by one."""
     waits = find_synchronizations(recorded)
     thread = np.array([wait.thread for wait in waits], np.int64)
     program = TraceContext(recorded, thread, np.array([wait.start_ns for wait in waits], np.int64))
@@ -69,7 +74,7 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
     report.coverage = _coverage(recorded, sum(found.count for found in findings), len(own), unattributed)
     if live is not None:
         report.coverage.append(_comparison(unexplained(report, live)))
-    return report
+    return report, [wait for row, wait in enumerate(waits) if row not in own]
 
 
 def _span(trace: Trace) -> int | None:

@@ -17,6 +17,7 @@ from .operations import public_name
 from .trace_stacks import StackSites
 
 _OPERATOR = re.compile(r"^(?!autograd::|torch::autograd::)[A-Za-z_]\w*::(\w+)")
+_MODULE = "nn.Module: "
 
 
 class CallContext(NamedTuple):
@@ -32,6 +33,7 @@ class CallContext(NamedTuple):
         site: the user's function; None if no stack was recorded.
         via: the innermost function of a library.
         profiler: whether the profiler itself made the call; None if no stack was recorded.
+        module: the innermost ``nn.Module`` of the stack, such as "Linear_3"; empty if none was recorded.
     """
 
     op: str | None
@@ -43,6 +45,7 @@ class CallContext(NamedTuple):
     site: Site | None
     via: Site | None
     profiler: bool | None
+    module: str = ""
 
 
 class TraceContext:
@@ -81,9 +84,9 @@ class TraceContext:
         named = tuple(name for _, name in reversed(regions))
         stack = [name for _, name in _chain(self._trace.frames, self._frames[row])]
         site, via, profiler = self._functions.locate(stack)
-        return CallContext(
-            op, operator, since, backward, named, None if step < 0 else int(step), site, via, profiler
-        )
+        module = next((name.removeprefix(_MODULE) for name in stack if name.startswith(_MODULE)), "")
+        number = None if step < 0 else int(step)
+        return CallContext(op, operator, since, backward, named, number, site, via, profiler, module)
 
     def launched_by_operator(self, work: int) -> bool:
         """Return whether a row of `Trace.gpu` was launched inside an operator."""

@@ -138,7 +138,9 @@ def _link(
     numbers: Interner[Any] = Interner()
     # The last element is for thread -1.
     process_of = np.array([*(numbers[thread.process] for thread in threads), -1])
-    gpu.launch[:] = _matching(gpu.correlation, runtime.correlation)
+    # Tools that rewrite traces drop the correlation ids, and keep these.
+    ids = "correlation" if (gpu.correlation >= 0).any() or (runtime.correlation >= 0).any() else "external"
+    gpu.launch[:] = _matching(gpu[ids], runtime[ids])
     gpu.launch[
         np.isin(gpu.correlation, _ambiguous_correlations(runtime, process_of)) if len(numbers) > 1 else []
     ] = -1

@@ -9,7 +9,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from .. import log
 from ..config import settings
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
+from ..traces.run_folder import NAME
 
 _NUMBERS = count(1)  # the numbers of the runs in this process
-NAME = "manifest.jsonl"
 
 
 class Manifest:
@@ -143,44 +143,6 @@ def unwritable(folder: Path) -> str | None:
         where = "" if place == folder else f"nothing can be created in {place}: "
         return f"cannot write to {folder}: {where}{error.strerror}"
     return None
-
-
-def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the readable lines of the manifest in ``folder``; none without a manifest.
-
-    Args:
-        folder: the folder of the manifest.
-        start: the number of bytes to skip, as returned by `size_of`.
-    """
-    with Suppressed(OSError), (folder / NAME).open("rb") as lines:
-        lines.seek(start)
-        for line in lines:
-            with Suppressed(ValueError, RecursionError):
-                entry = json.loads(line)
-                if isinstance(entry, dict):
-                    yield entry
-
-
-def entry_of(trace: Path) -> dict[str, Any] | None:
-    """Return the last line of the manifest that names ``trace``; None if there is none."""
-    folder = trace.absolute().parent.parent
-    name = f"{trace.absolute().parent.name}/{trace.name}"
-    found = None
-    for entry in entries_of(folder):
-        if name in files_of(entry):
-            found = entry
-    return found
-
-
-def files_of(entry: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the files that a line names; all are relative to the folder and inside it."""
-    files = entry.get("files")
-    names = [file.get("path") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    return [name for name in names if isinstance(name, str) and _inside(Path(name))]
-
-
-def _inside(path: Path) -> bool:
-    return not path.is_absolute() and ".." not in path.parts
 
 
 def append(folder: Path, lines: list[bytes]) -> None:

@@ -1,0 +1,91 @@
+"""Writes docs/rules.md: every rule of `instrument diagnose`, and on how many real traces it fires.
+
+``python -m scripts.rules_page FOLDER`` reads the traces in FOLDER (``make traces`` puts them into build/traces).
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from instrument.diagnosis.diagnose import BUILT_IN, diagnose
+from instrument.diagnosis.rule import RULES, Rule
+from instrument.errors import TraceError
+from instrument.traces.read import read_file
+
+PAGE = Path(__file__).parent.parent / "docs" / "rules.md"
+_SHOWN = 3
+_HEAD = """# Rules
+
+What `instrument diagnose` looks for. Each rule is a function that yields findings, or says what the trace lacks. The
+time to win is the most that removing the cause can give per step: GPU time counts as far as the GPU sets the length
+of the step, CPU time as far as the GPU idles for it. A rule that never fires on the real traces is marked "not seen
+in a real trace"; tests show it on a made one.
+
+A threshold `share` is the least share of the step that a finding must be worth. Leave a rule out with `--ignore RULE`, change a threshold with `--set RULE.NAME=VALUE`, or write both into
+`pyproject.toml`:
+
+```toml
+[tool.instrument.diagnose]
+ignore = ["memsets"]
+input-wait = {share = 0.1}
+```
+
+Rules of your own are functions with the decorator `instrument.rule`, in a module that is imported before, or named by
+an entry point of the group `instrument.rules`. [The architecture](architecture.md) says where the rules here live.
+
+<!-- Made by python -m scripts.rules_page; tests/test_rules_page.py compares. -->
+"""
+
+
+def samples(folder: Path) -> list[Path]:
+    """Return the traces in a folder, without those that were damaged on purpose."""
+    found = sorted(path for pattern in ("*.json", "*.json.gz", "*.sqlite") for path in folder.rglob(pattern))
+    return [path for path in found if not path.name.startswith(("malformed", "reference"))]
+
+
+def fired(folder: Path) -> tuple[dict[str, list[str]], int]:
+    """Return the names of the traces on which each rule fires, and the number of traces that could be read."""
+    names: dict[str, list[str]] = defaultdict(list)
+    count = 0
+    for path in samples(folder):
+        try:
+            diagnosis = diagnose(read_file(path))
+        except TraceError:
+            continue
+        count += 1
+        for rule in dict.fromkeys(found.rule for found in diagnosis.findings):
+            names[rule].append(path.name.partition(".")[0])
+    return names, count
+
+
+def entry(rule: Rule) -> str:
+    """Return the text about a rule, without how often it fires."""
+    title, _, rest = inspect.getdoc(rule.function).partition("\n\n")  # type: ignore[union-attr]
+    thresholds = ", ".join(f"`{name}` {value:g}" for name, value in rule.thresholds.items()) or "none"
+    return f"### {rule.name}\n\n{title}\n\n{rest}\n\nThresholds: {thresholds}.".replace("\n\n\n", "\n")
+
+
+def seen(rule: str, names: dict[str, list[str]], count: int) -> str:
+    """Return on how many traces a rule fires, in a sentence."""
+    if not names[rule]:
+        return f"Not seen in a real trace (0 of {count})."
+    shown = ", ".join(f"`{name}`" for name in names[rule][:_SHOWN])
+    return f"Fires on {len(names[rule])} of {count} real traces: {shown}{', ...' * (len(names[rule]) > _SHOWN)}."
+
+
+def page(names: dict[str, list[str]], count: int) -> str:
+    """Return the page."""
+    parts = [_HEAD]
+    for module in BUILT_IN:
+        own = [rule for rule in RULES.values() if rule.function.__module__ == module.__name__]
+        subject = inspect.getdoc(module).removeprefix("Rules on ").rstrip(".")  # type: ignore[union-attr]
+        parts.append(f"\n## {subject[0].upper()}{subject[1:]}\n")
+        parts += [f"\n{entry(rule)} {seen(rule.name, names, count)}\n" for rule in own]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(*fired(Path(sys.argv[1] if len(sys.argv) > 1 else "build/traces"))))

@@ -1,0 +1,141 @@
+"""``instrument diagnose``: says what is slow in a trace, why, and what a fix would win."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..console import print_line
+from ..diagnosis.diagnose import Diagnosis, chosen_rules, diagnose
+from ..diagnosis.serialize import as_dict, plain
+from ..errors import TraceError
+from ..traces.communication import compile_collectives
+from .errors import describe, exit_unusable, print_message
+from .parsing import subcommand_of
+
+_TABLE = "tool.instrument.diagnose"
+
+
+def diagnose_command(
+    traces: Annotated[
+        list[str],
+        typer.Argument(metavar="TRACE...", help="Files, or folders of a run or of the ranks' files."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole diagnosis as JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")] = False,
+    ignore: Annotated[list[str] | None, typer.Option(help="Leave out a rule.", metavar="RULE")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Change a threshold of a rule: --set input-wait.share=0.1", metavar="RULE.NAME=N"
+        ),
+    ] = None,
+    collectives: Annotated[
+        str,
+        typer.Option(
+            help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
+        ),
+    ] = "auto",
+) -> None:
+    """Say what is slow in a trace, why, and what a fix would win.
+
+    The verdict is what bounds a step. The findings follow, those with the most time to win first, each with its
+    place, the numbers that it rests on, and a fix. TRACE is a trace of torch.profiler (.json, .json.gz), a report
+    of Nsight Systems (.sqlite, .nsys-rep) or of rocprofv3 (.json, .db), or the folder of a run.
+
+    Rules are left out and tuned by --ignore and --set, or in pyproject.toml, in the current folder or above it:
+
+    [tool.instrument.diagnose]
+
+    ignore = ["memsets"]
+
+    input-wait = {share = 0.1}
+
+    docs/rules.md lists the rules.
+    """
+    try:
+        if as_json and as_markdown:
+            raise ValueError("--json and --markdown exclude each other")
+        ignored, thresholds = _settings(ignore or [], change or [])
+        compile_collectives(collectives)
+    except (ValueError, OSError) as error:
+        raise exit_unusable(error) from None
+    found, failed = [], False
+    for path in traces:
+        try:
+            found.append(diagnose(path, ignore=ignored, thresholds=thresholds, collectives=collectives))
+        except (TraceError, OSError) as error:
+            print_message(describe(error))
+            failed = True
+    if as_json:
+        dicts = [as_dict(each) for each in found]
+        typer.echo(json.dumps(dicts if len(traces) > 1 else dicts[0], indent=2, default=plain) if dicts else "[]")
+    else:
+        _print(found, as_markdown, several=len(traces) > 1)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print(found: list[Diagnosis], as_markdown: bool, *, several: bool) -> None:
+    console = Console()
+    for diagnosis in found:
+        if as_markdown:
+            typer.echo((f"## {diagnosis.path}\n\n" if several else "") + diagnosis.to_markdown())
+            continue
+        if several:
+            print_line(console, diagnosis.path, bold=True, space=True)
+        console.print(diagnosis, soft_wrap=True)
+
+
+def _settings(ignore: list[str], change: list[str]) -> tuple[list[str], dict[str, dict[str, float]]]:
+    """Return the rules to ignore and the thresholds: those of pyproject.toml, then those of the command line.
+
+    Raises:
+        ValueError: a rule or a threshold that does not exist, or is no number.
+    """
+    table = _pyproject()
+    ignored = table.pop("ignore", [])
+    if not isinstance(ignored, list):
+        raise ValueError(f'"ignore" in [{_TABLE}] must be a list of rules: {ignored!r}')
+    thresholds: dict[str, dict[str, float]] = {}
+    for name, values in table.items():
+        if not isinstance(values, Mapping):
+            raise ValueError(f'"{name}" in [{_TABLE}] must be a table of thresholds: {values!r}')
+        thresholds[name] = dict(values)
+    for text in change:
+        place, _, value = text.partition("=")
+        name, _, threshold = place.rpartition(".")
+        try:
+            thresholds.setdefault(name, {})[threshold] = float(value)
+        except ValueError:
+            raise ValueError(f"--set must be RULE.NAME=NUMBER: {text!r}") from None
+    chosen_rules([*ignored, *ignore], thresholds)
+    return [*ignored, *ignore], thresholds
+
+
+def _pyproject() -> dict[str, Any]:
+    """Return the table of this command in the nearest pyproject.toml; empty without one."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        file = folder / "pyproject.toml"
+        if file.is_file():
+            try:
+                read = tomllib.loads(file.read_text(encoding="utf-8"))
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+                raise ValueError(f"cannot read {file}: {error}") from None
+            table = read.get("tool", {}).get("instrument", {}).get("diagnose", {})
+            return dict(table) if isinstance(table, Mapping) else {}
+    return {}
+
+
+subcommand = subcommand_of(diagnose_command)

@@ -1,0 +1,241 @@
+"""`diagnose`: reads a trace, applies the rules, and says what is slow and what a fix would win."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..config import settings
+from ..findings import Evidence, Finding
+from ..traces.communication import Collectives, compile_collectives
+from ..traces.ranks import TraceSet
+from ..traces.read import read_any
+from ..traces.region_steps import steps_found
+from ..traces.run_folder import entry_of, last_window
+from ..traces.timing import Timing
+from ..traces.trace import Trace
+from . import markdown, serialize, terminal
+from .metrics import Metrics
+from .rule import RULES, Rule, load_rules
+from .rules import attention, communication, compiled, device, fusion, host, kernels, memory, recording
+from .trace_facts import MissingEvidenceError, TraceFacts
+from .verdict import Bound, Verdict, verdict_of
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+BUILT_IN = (host, device, kernels, attention, fusion, compiled, memory, communication, recording)
+"""The modules that define rules, in the order of docs/rules.md."""
+
+_STRETCHED = 1.3  # times as long as outside the window: times on the CPU are inflated
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is slow in a trace, and why; print it, or read its attributes.
+
+    Attributes:
+        path: the file.
+        verdict: what bounds the steps, in one sentence.
+        bound: "overhead", "compute", "memory", "communication", "input", "synchronization", or None if that is not
+            known (`coverage` says why).
+        parts: how a step divides, in ns; see `instrument.diagnosis.verdict.PARTS`.
+        coverage: on what the verdict rests, or why it abstains.
+        findings: the findings, those with the most time to win first.
+        steps: the number of recorded steps; 1 without steps, as the whole window then counts as one.
+        step_ns: the mean time of a step.
+        idle_by_cause: the idle time of the GPU per step by cause; see `instrument.diagnosis.idle_causes.CAUSES`.
+        stretch: how many times as long a step takes in the window as outside; None if that is not known.
+        goodput: the useful operations and their share of the peak; see `goodput_of`.
+        abstained: the rules that lacked evidence, with what the trace lacks.
+        failed: the rules that raised an error, with the error.
+        metrics: all metrics of the trace.
+        regions: the path and the CPU and GPU time per step of the outermost regions, the longest first.
+    """
+
+    path: str
+    verdict: str
+    bound: Bound | None
+    parts: Mapping[str, int]
+    coverage: str
+    findings: tuple[Finding, ...]
+    steps: int
+    step_ns: float
+    idle_by_cause: Mapping[str, int]
+    stretch: float | None
+    goodput: Mapping[str, Any]
+    abstained: Mapping[str, str]
+    failed: Mapping[str, str]
+    metrics: Metrics = field(repr=False)
+    regions: tuple[tuple[str, int, int], ...] = ()
+
+    def worth(self, share: float = 0.01) -> list[Finding]:
+        """Return the findings that can win at least this share of a step, and those of unknown win."""
+        return [found for found in self.findings if found.win_ns is None or found.win_ns >= share * self.step_ns]
+
+    def to_json(self) -> str:
+        """Return the diagnosis as JSON text; see `instrument.diagnosis.serialize.as_dict` for its keys."""
+        return serialize.to_json(self)
+
+    def to_markdown(self) -> str:
+        """Return the diagnosis as Markdown, for a pull request."""
+        return markdown.to_markdown(self)
+
+    def __str__(self) -> str:
+        return terminal.as_text(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from terminal.render(self, options.max_width)
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+
+def diagnose(
+    trace: Trace | TraceSet | str | os.PathLike[str],
+    *,
+    ignore: Collection[str] = (),
+    thresholds: Mapping[str, Mapping[str, float]] | None = None,
+    collectives: Collectives = "auto",
+) -> Diagnosis:
+    """Return what is slow in a trace, why, and what a fix would win.
+
+    Of several ranks, the one whose steps take longest is diagnosed; findings name it. Of the folder of a run, that
+    is the last window. The manifest beside the trace says how long steps take outside the window.
+
+    Args:
+        trace: a trace, the traces of several ranks, or the path of either.
+        ignore: the names of rules to leave out.
+        thresholds: by rule, the thresholds to change: ``{"input-wait": {"share": 0.1}}``.
+        collectives: which kernels communicate, as in `instrument.metrics`.
+
+    Raises:
+        TypeError: ``trace`` is none of these.
+        ValueError: a rule or a threshold that does not exist, or ``collectives`` is not a regular expression.
+        TraceError, OSError: the file cannot be read.
+    """
+    broken = {name: repr(error) for name, error in load_rules()}
+    rules = chosen_rules(ignore, thresholds or {})
+    pattern = compile_collectives(collectives)
+    recorded = read_any(last_window(os.fspath(trace))) if isinstance(trace, (str, os.PathLike)) else trace
+    if isinstance(recorded, TraceSet):
+        recorded = _slowest(recorded)
+    if not isinstance(recorded, Trace):
+        raise TypeError(f'"trace" must be a trace, a set of traces, or a path: {trace!r:.200}')
+    timing = Timing.from_manifest(entry_of(recorded.path))
+    facts = TraceFacts(steps_found(recorded), pattern, timing)
+    return _diagnosis(facts, rules, thresholds or {}, broken)
+
+
+def chosen_rules(ignore: Collection[str], thresholds: Mapping[str, Mapping[str, float]]) -> list[Rule]:
+    """Return the rules that are not ignored.
+
+    Raises:
+        ValueError: a rule or a threshold that does not exist.
+    """
+    if isinstance(ignore, str):
+        raise ValueError(f'"ignore" must be a collection of names of rules: {ignore!r}')
+    for name in (*ignore, *thresholds):
+        if name not in RULES:
+            raise ValueError(f"unknown rule {name!r}; the rules are: {', '.join(RULES)}")
+    for name, values in thresholds.items():
+        RULES[name].check(values)
+    return [each for each in RULES.values() if each.name not in ignore]
+
+
+def _slowest(traces: TraceSet) -> Trace:
+    """Return the trace whose steps take longest."""
+    return max(traces.values(), key=lambda trace: int(trace.steps.duration_ns.sum()) if trace.steps else 0)
+
+
+def _diagnosis(
+    facts: TraceFacts, rules: list[Rule], thresholds: Mapping[str, Mapping[str, float]], failed: dict[str, str]
+) -> Diagnosis:
+    abstained: dict[str, str] = {}
+    found: list[tuple[Rule, Finding]] = []
+    for rule in rules:
+        try:
+            found += [(rule, each) for each in rule.function(facts, **thresholds.get(rule.name, {}))]
+        except MissingEvidenceError as reason:
+            abstained[rule.name] = str(reason)
+        except Exception as error:  # one rule must not hide what the others found
+            if settings.strict:
+                raise
+            failed[rule.name] = repr(error)
+    located = facts.located([each for _, each in found])
+    findings = [_finished(facts, rule, each) for (rule, _), each in zip(found, located, strict=True)]
+    findings.sort(key=lambda each: (-(each.win_ns or 0), _SEVERITIES.index(each.severity), each.rule))
+    verdict: Verdict = verdict_of(facts)
+    idle = facts.idle.totals() if facts.gpu else {}
+    return Diagnosis(
+        path=str(facts.trace.path),
+        verdict=verdict.text,
+        bound=verdict.bound,
+        parts=verdict.parts,
+        coverage=verdict.coverage,
+        findings=tuple(findings),
+        steps=facts.steps,
+        step_ns=facts.step_ns,
+        idle_by_cause={cause: facts.per_step(ns) for cause, ns in idle.items()},
+        stretch=facts.stretch,
+        goodput=goodput_of(facts),
+        abstained=abstained,
+        failed=failed,
+        metrics=facts.metrics,
+        regions=_regions(facts),
+    )
+
+
+_SEVERITIES = ("high", "medium", "low")
+
+
+def _finished(facts: TraceFacts, rule: Rule, found: Finding) -> Finding:
+    """Return a finding with the name of its rule and, if it rests on inflated times, a statement of that."""
+    found = replace(found, rule=rule.name)
+    if not rule.on_cpu or facts.stretch is None or facts.stretch <= _STRETCHED:
+        return found
+    inflated = Evidence(
+        "stretch", facts.stretch, "1", "Times on the CPU are inflated: step in the window / step outside."
+    )
+    title = f"{found.title} (inflated: recording made steps {facts.stretch:.2f} times as long)"
+    return replace(found, title=title, evidence=(*found.evidence, inflated), confidence="low")
+
+
+def goodput_of(facts: TraceFacts) -> dict[str, Any]:
+    """Return the useful work of the window.
+
+    ``flops`` are the operations of matmuls, attention and convolutions per step, ``mfu`` the time that they would
+    take at the GPU's peak / the time of the step, ``coverage`` the share of the kernels' time whose operations are
+    known, and ``unknown`` why there is no ``mfu``. Recomputed activations count like others: the trace does not
+    show which they are. Above 1, the figures or the peak are wrong, and ``unknown`` says so.
+    """
+    line = facts.roofline
+    reason = None
+    if not line.flops:
+        reason = "no operator with known operations ran on the GPU: record with record_shapes=True"
+    elif line.peak_ns is None:
+        reason = "the peaks of the GPU are not known" if line.peak is None else "the peak of a type is not known"
+    mfu = line.peak_ns / facts.window_ns if not reason and line.peak_ns and facts.window_ns else None
+    if mfu is not None and mfu > 1:
+        reason = "more operations than the peak allows: the recorded shapes or the peak cannot be right"
+    return {
+        "flops": facts.per_step(line.flops),
+        "mfu": mfu,
+        "coverage": line.coverage,
+        "peak": line.peak.name if line.peak else None,
+        "unknown": reason,
+    }
+
+
+def _regions(facts: TraceFacts) -> tuple[tuple[str, int, int], ...]:
+    """Return the names and the CPU and GPU time per step of the outermost regions on the main thread."""
+    regions = facts.trace.regions
+    outer = {regions.strings[code] for code in regions.name[regions.parent < 0].tolist()}
+    rows = [
+        (row["name"], facts.per_step(row["cpu_ns"]), facts.per_step(row["gpu_ns"]))
+        for row in facts.metrics["region_table"]
+        if row["name"] in outer
+    ]
+    return tuple(sorted(rows, key=lambda row: -max(row[1:])))

@@ -1,0 +1,83 @@
+"""Renders a diagnosis as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..findings import Evidence, Finding
+from ..units import count, duration
+
+if TYPE_CHECKING:
+    from .diagnose import Diagnosis
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
+
+
+def to_markdown(diagnosis: Diagnosis) -> str:
+    """Return the verdict, the parts of the step and the findings as Markdown."""
+    return "\n".join(_lines(diagnosis)) + "\n"
+
+
+def _lines(diagnosis: Diagnosis) -> Iterator[str]:
+    yield f"**{_escaped(diagnosis.verdict)}**"
+    yield ""
+    if diagnosis.parts:
+        yield "| part of the step | time | share |"
+        yield "|---|--:|--:|"
+        for name, ns in diagnosis.parts.items():
+            if ns:
+                yield f"| {name} | {duration(ns)} | {100 * ns / diagnosis.step_ns:.1f} % |"
+        yield ""
+    worth = diagnosis.worth()
+    for number, found in enumerate(worth, 1):
+        yield from _finding(number, found, diagnosis.step_ns)
+    if not worth:
+        yield "No rule found anything worth 1 % of the step."
+        yield ""
+    if diagnosis.abstained:
+        yield f"<sub>{len(diagnosis.abstained)} rules abstained for lack of evidence.</sub>"
+
+
+def _finding(number: int, found: Finding, step_ns: float) -> Iterator[str]:
+    win = (
+        "" if found.win_ns is None else f" (up to {duration(found.win_ns)}, {100 * found.win_ns / step_ns:.1f} %)"
+    )
+    yield f"### {number}. {_escaped(found.title)}{win}"
+    yield ""
+    place = str(found.where)
+    yield f"`{found.rule}`, {found.severity}, confidence {found.confidence}" + (
+        f"; at {_escaped(place)}" if place else ""
+    )
+    yield ""
+    for each in found.evidence:
+        yield f"- {_escaped(each.definition.rstrip('.:'))}: {_escaped(value_of(each))}"
+    if found.fix:
+        yield ""
+        yield _escaped(found.fix.text)
+        if found.fix.after:
+            before = [f"- {line}" for line in found.fix.before.splitlines()]
+            after = [f"+ {line}" for line in found.fix.after.splitlines()]
+            yield "\n".join(["```diff", *before, *after, "```"])
+    yield ""
+
+
+def value_of(evidence: Evidence) -> str:
+    """Return the value with its unit, for people."""
+    value = evidence.value
+    if value is None:
+        return "unknown"
+    if isinstance(value, str):
+        return value
+    if evidence.unit == "ns":
+        return duration(value)
+    if evidence.unit == "1":
+        return f"{value:.2f}"
+    if evidence.unit == "bytes":
+        return f"{value / 1e6:,.1f} MB"
+    return f"{count(value)} {evidence.unit}".removesuffix(" events")
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text).replace("\n", " ")

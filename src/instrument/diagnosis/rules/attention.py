@@ -1,0 +1,247 @@
+"""Rules on attention: whether it is fused, and how well the fused kernels run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...findings import Evidence, Finding, Fix
+from ...traces.table import Array, Table
+from ...units import duration
+from ..roofline import RooflineRow
+from ..rule import rule
+from ..trace_facts import MissingEvidenceError, TraceFacts
+
+_SOFTMAX = ("aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data")
+_PRODUCTS = ("aten::bmm", "aten::baddbmm")
+_FUSED_SHARE = 0.5  # of the peak; FlashAttention-2 (Dao 2023) reports 50 to 73 % on an A100
+_SHORT = 512  # queries
+_HEAD_SIZES = (32, 64, 96, 128, 160, 192, 224, 256)  # for which FlashAttention has kernels
+
+_SDPA = Fix(
+    "Let one fused kernel compute it, which never writes the scores to memory.",
+    "scores = (q @ k.transpose(-2, -1)) * scale + mask\nout = scores.softmax(-1) @ v",
+    "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)\n"
+    '# transformers: from_pretrained(..., attn_implementation="sdpa")',
+)
+
+
+@rule("unfused-attention")
+def unfused_attention(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
+    """Attention runs as separate kernels: a batched matmul, a softmax, and another batched matmul.
+
+    Needs operators; shapes make it certain. Everything that the thread launches from the first matmul to the end
+    of the second counts. The time to win is that time without what a fused kernel would take: the operations of
+    both matmuls at half of the peak, or without known peaks the time of all except the matmuls.
+    """
+    facts.require_gpu()
+    operators = facts.trace.operators
+    chosen = np.sort(np.concatenate([facts.rows(operators, *_SOFTMAX), facts.rows(operators, *_PRODUCTS)]))
+    softmax = np.isin(chosen, facts.rows(operators, *_SOFTMAX))
+    if not softmax.any():
+        return
+    order = np.lexsort((operators.start_ns[chosen], operators.thread[chosen]))
+    chosen, softmax = chosen[order], softmax[order]
+    thread = operators.thread[chosen]
+    middle = np.flatnonzero(softmax[1:-1] & ~softmax[:-2] & ~softmax[2:]) + 1
+    middle = middle[(thread[middle - 1] == thread[middle]) & (thread[middle + 1] == thread[middle])]
+    fits: dict[tuple[int, int, int], bool] = {}
+    shapes = operators.shapes[chosen]
+    kept = []
+    for place in middle.tolist():
+        key = tuple(shapes[place - 1 : place + 2].tolist())
+        if key not in fits:
+            fits[key] = _fits(*(operators.strings[code] for code in key))
+        if fits[key]:
+            kept.append(place)
+    if not kept:
+        return
+    at = np.array(kept)
+    first, last, scores = chosen[at - 1], chosen[at + 1], chosen[at]
+    rows = _launched_between(facts, operators, first, last)
+    gpu_ns = int(facts.gpu.duration_ns[rows].sum())
+    products = np.isin(facts.gpu.operator[rows], np.concatenate((first, last)))
+    matmul_ns = int(facts.gpu.duration_ns[rows[products]].sum())
+    fused_ns = _fused_ns(facts, np.concatenate((first, last)))
+    win = facts.gpu_win(gpu_ns - (matmul_ns if fused_ns is None else min(fused_ns, gpu_ns)))
+    if facts.share(win) < share:
+        return
+    softmax_ns = int(facts.gpu.duration_ns[rows[np.isin(facts.gpu.operator[rows], scores)]].sum())
+    yield facts.finding(
+        f"Attention is not fused: softmax and its matmuls take {duration(facts.per_step(gpu_ns))} per step",
+        win_ns=win,
+        operator="aten::_softmax",
+        evidence=(
+            Evidence("calls", len(kept) / facts.steps, "events", "Such attentions per step."),
+            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "GPU time from the first matmul to the second."),
+            Evidence("softmax_ns", facts.per_step(softmax_ns), "ns", "Its part in the softmax."),
+            Evidence(
+                "fused_ns",
+                None if fused_ns is None else facts.per_step(fused_ns),
+                "ns",
+                "What a fused kernel would take at half of the GPU's peak.",
+            ),
+        ),
+        fix=_SDPA,
+        confidence="high" if operators.shapes.any() else "medium",
+        at=facts.place_of_operator(int(scores[0])),
+    )
+
+
+def _fits(first: str, scores: str, last: str) -> bool:
+    """Return whether the shapes of the operators fit attention; unknown shapes do."""
+    try:
+        product, softmax, second = (json.loads(text) for text in (first, scores, last))
+        product, second = (dims[-2:] if len(dims) < 3 else dims[:2] for dims in (product, second))
+        keys = softmax[0][-1]
+        return bool(keys > 1) and keys in product[1][-1:] + product[0][-2:] and keys in second[0] + second[1]
+    except (ValueError, TypeError, IndexError):
+        return not (first and scores and last)
+
+
+def _launched_between(facts: TraceFacts, operators: Table, first: Array, last: Array) -> Array:
+    """Return the rows of the GPU work that threads launched from the start of ``first`` to the end of ``last``."""
+    gpu = facts.gpu
+    linked = np.flatnonzero(gpu.operator >= 0)
+    at, thread = operators.start_ns[gpu.operator[linked]], operators.thread[gpu.operator[linked]]
+    order = np.argsort(operators.start_ns[first], kind="stable")
+    starts, ends = operators.start_ns[first][order], operators.end_ns[last][order]
+    of = np.searchsorted(starts, at, "right") - 1
+    inside = (of >= 0) & (at < ends[of]) & (thread == operators.thread[first][order][of])
+    rows: Array = linked[inside]
+    return rows
+
+
+def _fused_ns(facts: TraceFacts, products: Array) -> int | None:
+    """Return how long a fused kernel would take for the operations of these matmuls; None if that is unknown."""
+    peak, total, seen = facts.peak, 0.0, 0
+    if peak is None:
+        return None
+    for row in facts.roofline.rows:
+        if row.work.kind == "matmul" and row.name in _PRODUCTS:
+            calls = int(np.isin(row.rows, products).sum())
+            flops = peak.flops_per_s.get(row.kind)
+            if calls and not flops:
+                return None
+            total += calls * row.work.flops / ((flops or 1) * _FUSED_SHARE)
+            seen += calls
+    return round(total * 1e9) if seen else None
+
+
+def _attention_rows(facts: TraceFacts) -> list[RooflineRow]:
+    facts.require_gpu()
+    facts.require_shapes()
+    return [row for row in facts.roofline.rows if row.work.kind == "attention"]
+
+
+@rule("slow-attention")
+def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3, share: float = 0.02) -> Iterator[Finding]:
+    """Fused attention over long sequences stays far below the peak.
+
+    Needs shapes and the peaks of the GPU. FlashAttention-2 reaches 50 to 73 % of an A100's peak (Dao 2023); below
+    30 %, another backend or a newer library is worth a try. The time to win is the time above the roofline.
+    """
+    rows = [row for row in _attention_rows(facts) if row.work.sizes[2] > _SHORT]
+    if rows and facts.peak is None:
+        raise MissingEvidenceError("the peaks of the GPU are not known")
+    slow = [row for row in rows if row.share is not None and row.share < of_peak]
+    win = facts.gpu_win(sum(row.gpu_ns * (1 - (row.share or 0)) for row in slow))
+    if not slow or facts.share(win) < share:
+        return
+    row = slow[0]
+    batch, heads, queries, keys, size, _ = row.work.sizes
+    yield facts.finding(
+        f"Fused attention reaches {100 * (row.share or 0):.0f} % of the peak: "
+        f"{batch} x {heads} heads, {queries} queries, {keys} keys, head size {size}",
+        win_ns=win,
+        operator=row.name,
+        confidence="medium",
+        evidence=(
+            Evidence("share_of_peak", row.share, "1", "Operations per second / peak, without a causal mask."),
+            Evidence("gpu_ns", facts.per_step(sum(each.gpu_ns for each in slow)), "ns", "Its time per step."),
+            Evidence("backend", _backend(row.name), "", "The backend that ran."),
+        ),
+        fix=Fix(
+            "Try the other backends of scaled_dot_product_attention, or a newer FlashAttention (3 on Hopper, "
+            "CK or AITER on AMD).",
+            "out = F.scaled_dot_product_attention(q, k, v)",
+            "with torch.nn.attention.sdpa_kernel(SDPBackend.CUDNN_ATTENTION):\n"
+            "    out = F.scaled_dot_product_attention(q, k, v)",
+        ),
+        at=facts.place_of_operator(int(row.rows[0])),
+    )
+
+
+def _backend(operator: str) -> str:
+    return next((name for name in ("flash", "efficient", "cudnn") if name in operator), operator)
+
+
+@rule("short-attention")
+def short_attention(facts: TraceFacts, *, of_peak: float = 0.2, share: float = 0.02) -> Iterator[Finding]:
+    """Fused attention over short sequences: most of a kernel's time is not its operations.
+
+    Needs shapes and the peaks of the GPU. Up to 512 queries a tile of FlashAttention holds a large part of the
+    sequence, and setting it up costs as much as computing it. The time to win is the time above the roofline.
+    """
+    rows = [row for row in _attention_rows(facts) if row.work.sizes[2] <= _SHORT]
+    if rows and facts.peak is None:
+        raise MissingEvidenceError("the peaks of the GPU are not known")
+    slow = [row for row in rows if row.share is not None and row.share < of_peak]
+    win = facts.gpu_win(sum(row.gpu_ns * (1 - (row.share or 0)) for row in slow))
+    if not slow or facts.share(win) < share:
+        return
+    row = slow[0]
+    batch, heads, queries, *_ = row.work.sizes
+    yield facts.finding(
+        f"Attention over {queries} queries is too short for its kernel, "
+        f"which reaches {100 * (row.share or 0):.0f} % of the peak",
+        win_ns=win,
+        operator=row.name,
+        confidence="medium",
+        evidence=(
+            Evidence("share_of_peak", row.share, "1", "What it reaches of the roofline."),
+            Evidence("tiles", batch * heads * -(-queries // 128), "events", "Batch x heads x queries / 128."),
+            Evidence("gpu_ns", facts.per_step(sum(each.gpu_ns for each in slow)), "ns", "Its time per step."),
+        ),
+        fix=Fix(
+            "Pack several sequences into one, with a mask for each document.",
+            "out = F.scaled_dot_product_attention(q, k, v)  # batch x heads x 128 x size",
+            "out = flex_attention(q, k, v, block_mask=create_block_mask(same_document, ...))",
+        ),
+        at=facts.place_of_operator(int(row.rows[0])),
+    )
+
+
+@rule("padded-heads")
+def padded_heads(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """The head size is not one for which fused attention has kernels, and is padded to the next.
+
+    Needs shapes. FlashAttention has kernels for 32, 64, 96, 128, 160, 192, 224 and 256. The time to win is the
+    share of the padded operations.
+    """
+    found, saved = [], 0.0
+    for row in _attention_rows(facts):
+        size = row.work.sizes[4]
+        padded = next((known for known in _HEAD_SIZES if known >= size), size)
+        if padded > size:
+            saved += row.gpu_ns * (1 - size / padded)
+            found.append((row, size, padded))
+    win = facts.gpu_win(saved)
+    if not found or facts.share(win) < share:
+        return
+    row, size, padded = found[0]
+    yield facts.finding(
+        f"Heads of size {size} are padded to {padded}",
+        win_ns=win,
+        operator=row.name,
+        confidence="medium",
+        evidence=(
+            Evidence("head_size", size, "events", "Elements of a head."),
+            Evidence("padded", padded, "events", "Elements that the kernel computes."),
+            Evidence("gpu_ns", facts.per_step(row.gpu_ns), "ns", "Its time per step."),
+        ),
+        fix=Fix(f"Choose heads of {padded} elements for a new model: they take no longer."),
+        at=facts.place_of_operator(int(row.rows[0])),
+    )

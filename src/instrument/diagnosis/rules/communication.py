@@ -1,0 +1,100 @@
+"""Rules on communication within one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...findings import Evidence, Finding, Fix
+from ...traces.intervals import clip, covered_ns, total_ns
+from ...units import count, duration
+from ..collectives import BYTES
+from ..rule import rule
+from ..trace_facts import MissingEvidenceError, TraceFacts
+
+_SMALL_BYTES = 1 << 20
+
+
+def _exposed_ns(facts: TraceFacts) -> int:
+    working, compute = (clip(times, *facts.window) for times in (facts.activity.working, facts.activity.compute))
+    return total_ns(working) - total_ns(compute)
+
+
+def _require_communication(facts: TraceFacts) -> None:
+    facts.require_gpu()
+    if not facts.communication.any():
+        raise MissingEvidenceError("nothing communicates")
+
+
+@rule("exposed-communication")
+def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The GPU communicates while nothing computes.
+
+    Needs kernels that communicate. The time to win is that time, exactly; a part of it may be waiting for a rank
+    that comes late, which several ranks show. 5 % is the threshold of TraceLens.
+    """
+    _require_communication(facts)
+    win = facts.per_step(_exposed_ns(facts))
+    if facts.share(win) < share:
+        return
+    gpu = facts.gpu
+    rows = np.flatnonzero(facts.communication)
+    alone = gpu.duration_ns[rows] - covered_ns(facts.activity.compute, gpu.start_ns[rows], gpu.end_ns[rows])
+    longest = rows[np.argmax(alone)]
+    total = total_ns(facts.activity.communication)
+    yield facts.finding(
+        f"{duration(win)} of communication per step overlap with no compute, "
+        f"{100 * facts.share(win):.0f} % of the step",
+        win_ns=win,
+        kernel=gpu.strings[gpu.short_name[longest]],
+        evidence=(
+            Evidence("exposed_comm_ns", win, "ns", "Time of communication outside compute, per step."),
+            Evidence("comm_ns", facts.per_step(total), "ns", "Time of communication per step."),
+            Evidence("overlapped", 1 - _exposed_ns(facts) / max(total, 1), "1", "Share that overlaps."),
+        ),
+        fix=Fix(
+            "Start collectives earlier, in smaller buckets that overlap with the backward pass; "
+            "let FSDP prefetch.",
+            "DistributedDataParallel(model, bucket_cap_mb=400)",
+            "DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",
+        ),
+        at=facts.place_of(gpu.where(rows[np.argsort(-alone)[:1]])),
+    )
+
+
+@rule("small-collectives")
+def small_collectives(facts: TraceFacts, *, per_step: int = 10, share: float = 0.01) -> Iterator[Finding]:
+    """Many small collectives, each of which takes its latency and not its bytes.
+
+    Needs collectives with their sizes. NCCL reaches its bandwidth from some MB on; below 1 MB latency rules. The
+    time to win is the exposed time of the small ones.
+    """
+    _require_communication(facts)
+    gpu = facts.gpu
+    elements = np.maximum(gpu.elements_in, gpu.elements_out)
+    if not (elements[facts.communication] >= 0).any():
+        raise MissingEvidenceError("the collectives have no sizes")
+    sizes = np.array([BYTES.get(word.lower(), 4) for word in gpu.strings], np.int64)[gpu.dtype]
+    rows = np.flatnonzero(facts.communication & (elements >= 0) & (elements * sizes < _SMALL_BYTES))
+    if len(rows) < per_step * facts.steps:
+        return
+    alone = gpu.duration_ns[rows] - covered_ns(facts.activity.compute, gpu.start_ns[rows], gpu.end_ns[rows])
+    win = facts.gpu_win(float(alone.sum()))
+    if facts.share(win) < share:
+        return
+    yield facts.finding(
+        f"{count(len(rows) / facts.steps)} collectives of less than 1 MB per step",
+        win_ns=win,
+        confidence="medium",
+        evidence=(
+            Evidence("collectives", len(rows) / facts.steps, "events", "Collectives below 1 MB per step."),
+            Evidence("exposed_ns", win, "ns", "Their time outside compute, per step."),
+        ),
+        fix=Fix(
+            "Join tensors before they are reduced.",
+            "for grad in grads: dist.all_reduce(grad)",
+            "flat = torch.cat([g.view(-1) for g in grads]); dist.all_reduce(flat)",
+        ),
+        at=facts.place_of(gpu.where(rows)),
+    )

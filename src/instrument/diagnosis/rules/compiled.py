@@ -1,0 +1,152 @@
+"""Rules on torch.compile: graph breaks, recompilations and overhead."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...findings import Evidence, Finding, Fix
+from ...traces.table import Table
+from ...units import count, counted, duration
+from ..idle_causes import named_ranges
+from ..rule import rule
+from ..trace_facts import MissingEvidenceError, TraceFacts
+
+_REGION = re.compile(r"^Torch-Compiled Region: (\d+)/(\d+)")
+_LOOK_UP = re.compile("^TorchDynamo Cache Lookup")
+
+
+def _compiled(facts: TraceFacts) -> Table:
+    """Return the calls of compiled code; abstain if there are none."""
+    for found in named_ranges(facts.trace, _REGION):
+        if found:
+            return found
+    raise MissingEvidenceError("nothing ran that torch.compile compiled")
+
+
+@rule("graph-breaks", on_cpu=True)
+def graph_breaks(facts: TraceFacts, *, most: int = 1) -> Iterator[Finding]:
+    """A step runs several compiled graphs, with Python in between.
+
+    Needs the ranges that torch records around compiled code. Each frame number is one compiled piece of the
+    program; a break in the graph makes two of one. How much a whole graph would win is unknown.
+    """
+    calls = _compiled(facts)
+    frames = {match[1] for name in calls.text("name") if (match := _REGION.match(name))}
+    per_step = len(calls) / facts.steps
+    if len(frames) <= most:
+        return
+    yield facts.finding(
+        f"A step runs {count(per_step)} compiled graphs of {counted(len(frames), 'frame')}: the graph breaks, or "
+        "several functions are compiled",
+        win_ns=None,
+        severity="medium" if per_step > 8 else "low",
+        confidence="medium",
+        evidence=(
+            Evidence(
+                "frames", len(frames), "events", 'Distinct frames in "Torch-Compiled Region: FRAME/VERSION".'
+            ),
+            Evidence("calls_per_step", per_step, "events", "Calls of compiled code per step."),
+        ),
+        fix=Fix(
+            "Let torch name the breaks, and remove them.",
+            "model = torch.compile(model)",
+            "model = torch.compile(model, fullgraph=True)  # or TORCH_LOGS=graph_breaks python train.py",
+        ),
+        at=(int(calls.thread[0]), int(calls.start_ns[0])),
+    )
+
+
+@rule("recompilations", on_cpu=True)
+def recompilations(facts: TraceFacts) -> Iterator[Finding]:
+    """The same code was compiled in several versions.
+
+    Needs the ranges that torch records around compiled code: the second number in their names counts the versions.
+    Each version is a compilation that the run has paid, and a guard that each call checks.
+    """
+    calls = _compiled(facts)
+    versions: Counter[str] = Counter()
+    for name in set(calls.text("name")):
+        if match := _REGION.match(name):
+            versions[match[1]] = max(versions[match[1]], int(match[2]))
+    frame, most = max(versions.items(), key=lambda item: item[1])
+    if not most:
+        return
+    yield facts.finding(
+        f"Frame {frame} was recompiled {counted(most, 'time')}",
+        win_ns=None,
+        severity="medium" if most > 2 else "low",
+        evidence=(Evidence("recompilations", sum(versions.values()), "events", "Versions beyond the first."),),
+        fix=Fix(
+            "Let torch say what changed, and mark it as dynamic.",
+            "model = torch.compile(model)",
+            "torch._dynamo.mark_dynamic(batch, 1)  # TORCH_LOGS=recompiles says which dimension",
+        ),
+    )
+
+
+@rule("cache-lookups", on_cpu=True)
+def cache_lookups(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """Each call of compiled code checks its guards, which takes a noticeable part of the step.
+
+    Needs the ranges that torch records around the look-up. The time to win is that time, as far as the GPU idles.
+    """
+    facts.require_gpu()
+    found = [rows for rows in named_ranges(facts.trace, _LOOK_UP) if rows]
+    if not found:
+        raise MissingEvidenceError("nothing ran that torch.compile compiled")
+    ns = sum(int(rows.duration_ns.sum()) for rows in found)
+    calls = sum(len(rows) for rows in found) / facts.steps
+    win = facts.cpu_win(ns)
+    if facts.share(win) < share:
+        return
+    yield facts.finding(
+        f"{count(calls)} look-ups of compiled code per step take {duration(facts.per_step(ns))}",
+        win_ns=win,
+        evidence=(Evidence("calls_per_step", calls, "events", "Look-ups per step."),),
+        fix=Fix(
+            "Compile one larger function instead of many small ones; skip guards that cannot fail.",
+            "for layer in layers: layer.forward = torch.compile(layer.forward)",
+            "model = torch.compile(model)",
+        ),
+    )
+
+
+@rule("compiled-overhead", on_cpu=True)
+def compiled_overhead(facts: TraceFacts, *, ratio: float = 3, share: float = 0.02) -> Iterator[Finding]:
+    """Compiled code keeps the CPU busy much longer than the GPU.
+
+    Needs the ranges that torch records around compiled code. On tiny work the wrapper of a compiled function costs
+    more than eager operators. The time to win is the CPU time above the GPU time, as far as the GPU idles.
+    """
+    facts.require_gpu()
+    calls = _compiled(facts)
+    cpu_ns = int(calls.duration_ns.sum())
+    starts = np.sort(calls.start_ns)
+    ends = calls.end_ns[np.argsort(calls.start_ns)]
+    launched = facts.gpu.launch >= 0
+    at = facts.trace.runtime.start_ns[facts.gpu.launch[launched]]
+    of = np.searchsorted(starts, at, "right") - 1
+    inside = (of >= 0) & (at < ends[of])
+    gpu_ns = int(facts.gpu.duration_ns[launched][inside].sum())
+    win = facts.cpu_win(max(cpu_ns - gpu_ns, 0))
+    if cpu_ns < ratio * gpu_ns or facts.share(win) < share:
+        return
+    yield facts.finding(
+        f"Compiled code takes {duration(facts.per_step(cpu_ns))} per step on the CPU for "
+        f"{duration(facts.per_step(gpu_ns))} on the GPU",
+        win_ns=win,
+        evidence=(
+            Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "CPU time in compiled code per step."),
+            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "GPU time that it launched per step."),
+        ),
+        fix=Fix(
+            "Let CUDA graphs replay it.",
+            "model = torch.compile(model)",
+            'model = torch.compile(model, mode="reduce-overhead")',
+        ),
+        at=(int(calls.thread[0]), int(calls.start_ns[0])),
+    )

@@ -1,0 +1,132 @@
+"""Rules on kernels that only pass memory through, and that one fused kernel could replace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...findings import Evidence, Finding, Fix
+from ...traces.table import KERNEL, Array
+from ...units import count, duration
+from ..rule import rule
+from ..trace_facts import TraceFacts
+
+_LONG = 3  # kernels that make a chain
+_GENERATED = re.compile("^triton_|^fused_|nvfuser")
+_NORM = ("aten::pow", "aten::mean", "aten::rsqrt")
+_NORM_PARTS = (*_NORM, "aten::add", "aten::mul", "aten::sub", "aten::var", "aten::to", "aten::_to_copy")
+_REACH = 8  # operators around a reciprocal square root
+_COMPILE = Fix(
+    "torch.compile fuses them into one kernel.",
+    "out = gelu(x @ w + b) * scale",
+    "@torch.compile\ndef block(x): return gelu(x @ w + b) * scale",
+)
+
+
+@rule("elementwise-chains")
+def elementwise_chains(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
+    """Element-wise kernels follow each other on a stream, each reading what the one before wrote.
+
+    Needs kernels only. Three or more in a row, without another kernel between them, are a chain; kernels that a
+    compiler generated are none. A fused kernel reads and writes memory about once: the time to win is the time of
+    the chain without its longest kernel.
+    """
+    facts.require_gpu()
+    gpu = facts.gpu
+    order = np.flatnonzero(gpu.category == KERNEL)
+    order = order[np.lexsort((gpu.start_ns[order], gpu.stream[order], gpu.device[order]))]
+    family = np.array([word == "elementwise" for word in gpu.strings], bool)
+    simple = family[gpu.family[order]] & ~gpu.where(order).matching("short_name", _GENERATED)
+    simple &= ~np.isin(order, _norm_work(facts))
+    stream = np.diff(gpu.stream[order], prepend=-1) != 0
+    begins = simple & (np.concatenate(([True], ~simple[:-1])) | stream)
+    of = np.cumsum(begins)[simple] - 1
+    rows = order[simple]
+    if not len(rows):
+        return
+    calls = np.bincount(of)
+    sums, longest = np.bincount(of, gpu.duration_ns[rows]), np.zeros(len(calls), np.int64)
+    np.maximum.at(longest, of, gpu.duration_ns[rows])
+    chains = calls >= _LONG
+    win = facts.gpu_win(float((sums - longest)[chains].sum()))
+    if not chains.any() or facts.share(win) < share:
+        return
+    worst = rows[of == np.flatnonzero(chains)[np.argmax(sums[chains])]]
+    yield facts.finding(
+        f"{count(chains.sum() / facts.steps)} chains of element-wise kernels per step take "
+        f"{duration(facts.per_step(float(sums[chains].sum())))}",
+        win_ns=win,
+        kernel=gpu.strings[gpu.short_name[worst[0]]],
+        confidence="medium",
+        evidence=(
+            Evidence("chains", chains.sum() / facts.steps, "events", "Chains of three or more kernels per step."),
+            Evidence("kernels", calls[chains].sum() / facts.steps, "events", "The kernels in them per step."),
+            Evidence("gpu_ns", facts.per_step(float(sums[chains].sum())), "ns", "Their time per step."),
+        ),
+        fix=_COMPILE,
+        at=facts.place_of(gpu.where(worst)),
+    )
+
+
+def _norm_work(facts: TraceFacts) -> Array:
+    """Return the rows of `TraceFacts.gpu` that belong to normalizations written as several operators."""
+    operators = facts.trace.operators
+    roots = facts.rows(operators, "aten::rsqrt")
+    if not len(roots):
+        return np.empty(0, np.int64)
+    parts = facts.rows(operators, *_NORM_PARTS)
+    parts = parts[np.lexsort((operators.start_ns[parts], operators.thread[parts]))]
+    names = operators.name[parts]
+    codes = {operators.strings[code]: code for code in np.unique(names).tolist()}
+    place = np.full(len(operators), -1)
+    place[parts] = np.arange(len(parts))
+    chosen = np.zeros(len(parts), bool)
+    for at in place[roots].tolist():
+        before = names[max(at - _REACH, 0) : at]
+        squares = np.flatnonzero(before == codes.get("aten::pow", -1))
+        if len(squares) and (before[squares[-1] :] == codes.get("aten::mean", -1)).any():
+            first = max(at - _REACH, 0) + int(squares[-1])
+            chosen[first : at + 2] = True  # and the multiplication that follows
+    mask = np.zeros(len(operators) + 1, bool)
+    mask[parts[chosen]] = True
+    rows: Array = np.flatnonzero(mask[facts.gpu.operator])
+    return rows
+
+
+@rule("unfused-normalization")
+def unfused_normalization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """A normalization is written as several operators: a square, a mean, a reciprocal square root, a product.
+
+    Needs operators. Such are the RMSNorm layers of most language models. A fused kernel reads and writes memory
+    once: the time to win is all but the longest kernel of each.
+    """
+    facts.require_gpu()
+    rows = _norm_work(facts)
+    gpu = facts.gpu
+    if not len(rows):
+        return
+    roots = len(facts.rows(facts.trace.operators, "aten::rsqrt"))
+    gpu_ns = int(gpu.duration_ns[rows].sum())
+    longest = float(np.sort(gpu.duration_ns[rows])[-roots:].sum())
+    win = facts.gpu_win(gpu_ns - longest)
+    if facts.share(win) < share:
+        return
+    yield facts.finding(
+        f"{count(roots / facts.steps)} normalizations per step run as separate operators, "
+        f"{duration(facts.per_step(gpu_ns))}",
+        win_ns=win,
+        operator="aten::rsqrt",
+        confidence="medium",
+        evidence=(
+            Evidence("normalizations", roots / facts.steps, "events", "Reciprocal square roots per step."),
+            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "GPU time of their operators per step."),
+        ),
+        fix=Fix(
+            "Use the fused operator, or torch.compile.",
+            "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight",
+            "torch.nn.functional.rms_norm(x, weight.shape, weight, eps)",
+        ),
+        at=facts.place_of(gpu.where(rows)),
+    )

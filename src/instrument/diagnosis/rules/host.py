@@ -1,0 +1,411 @@
+"""Rules on time that the CPU takes while the GPU waits: input, launches, synchronizations, compilation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...findings import Evidence, Finding, Fix
+from ...traces.intervals import merge_overlaps, total_ns
+from ...units import count, counted, duration
+from ..groups import inside_rows, sum_by_group
+from ..idle_causes import ALLOCATION, CAUSES, COLLECTION, INPUT, LOADING, named_ranges
+from ..rule import rule
+from ..trace_facts import MissingEvidenceError, TraceFacts
+
+_FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
+_OPTIMIZER = r"^Optimizer\.step#|^optimizer$"
+
+
+def _idle(facts: TraceFacts, cause: str) -> Evidence:
+    about = f"Idle time of the GPU per step while {CAUSES[cause]}."
+    return Evidence("idle_ns", facts.per_step(facts.idle.total(cause)), "ns", about)
+
+
+def _percent(facts: TraceFacts, ns: float) -> str:
+    return f"{100 * facts.share(ns):.0f} % of the step"
+
+
+@rule("input-wait", on_cpu=True)
+def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The loop waits for its next batch.
+
+    Needs the ranges that torch records around a DataLoader, or regions of Lightning or this library. The time to
+    win is the time during which the GPU idles meanwhile; without a GPU, the time of the ranges on the thread of
+    the loop. The default threshold, 5 % of the step, is that of torch_tb_profiler.
+    """
+    tables = [found for found in named_ranges(facts.trace, INPUT) if found]
+    tables = [found for rows in tables if (found := rows.where(rows.thread == facts.main_thread))]
+    if not tables:
+        raise MissingEvidenceError("the trace has no ranges of a DataLoader")
+    first, last = facts.window
+    starts, ends = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start_ns", "end_ns"))
+    times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
+    waited = facts.per_step(total_ns(times))
+    win = facts.per_step(facts.idle.total("input")) if facts.gpu else waited
+    if facts.share(win) < share:
+        return
+    longest = tables[0]
+    row = int(np.argmax(longest.duration_ns))
+    name = longest.strings[longest.name[row]]
+    single = "SingleProcess" in name
+    how = "The DataLoader has no worker processes: " if single else "The workers do not keep up: "
+    yield facts.finding(
+        f"The loop waits {duration(waited)} per step for the next batch, {_percent(facts, win)} with an idle GPU"
+        if facts.gpu
+        else f"The loop waits {duration(waited)} per step for the next batch, {_percent(facts, waited)}",
+        win_ns=win,
+        evidence=(
+            Evidence("waited_ns", waited, "ns", "Time of the loop in the DataLoader per step."),
+            _idle(facts, "input"),
+        ),
+        fix=Fix(
+            how + "load batches in other processes, ahead of the loop.",
+            "DataLoader(dataset, batch_size=64)" if single else "DataLoader(dataset, num_workers=2)",
+            "DataLoader(dataset, batch_size=64, num_workers=8, pin_memory=True, persistent_workers=True)"
+            if single
+            else "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True)",
+        ),
+        at=(int(longest.thread[row]), int(longest.start_ns[row])),
+    )
+
+
+@rule("launch-overhead", on_cpu=True)
+def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float = 10) -> Iterator[Finding]:
+    """The GPU idles because the CPU does not launch its work fast enough.
+
+    Needs GPU work with known launches. The time to win is the idle time whose next work was launched after the gap
+    began, as far as no other cause is known (see ``idle_by_cause``), and gaps shorter than 30 us before work that
+    was launched in time. nsys-ai takes kernels shorter than 10 us as a sign; the threshold, 5 % of the step, is
+    half of xprof's for all idle time.
+    """
+    facts.require_gpu()
+    win = facts.per_step(facts.idle.total("launch_overhead") + facts.idle.total("launch_latency"))
+    if facts.share(win) < share or not facts.kernels:
+        return
+    kernels = facts.kernels.duration_ns
+    short = float(np.mean(kernels < 1000 * short_us))
+    per_step = len(kernels) / facts.steps
+    graphs = len(facts.rows_matching(facts.trace.runtime, "GraphLaunch"))
+    yield facts.finding(
+        f"The GPU idles {_percent(facts, win)} because the CPU launches work too slowly: "
+        f"{counted(per_step, 'kernel')} per step, {100 * short:.0f} % shorter than {short_us:g} us",
+        win_ns=win,
+        evidence=(
+            _idle(facts, "launch_overhead"),
+            _idle(facts, "launch_latency"),
+            Evidence("kernels_per_step", per_step, "events", "Kernels per step."),
+            Evidence("median_kernel_ns", float(np.median(kernels)), "ns", "Median duration of a kernel."),
+            Evidence("short_kernels", short, "1", f"Share of the kernels shorter than {short_us:g} us."),
+            Evidence("graph_launches", graphs, "events", "Launches of CUDA graphs in the trace."),
+        ),
+        fix=Fix(
+            "Launch the step as a CUDA graph, fuse its kernels with torch.compile, or give each kernel more work "
+            "with a larger batch.",
+            "model = MyModel().cuda()",
+            'model = torch.compile(MyModel().cuda(), mode="reduce-overhead")  # compiles, and uses CUDA graphs',
+        ),
+        coverage=facts.metrics.about("gaps_device_ns").coverage,
+    )
+
+
+@rule("long-synchronization", on_cpu=True)
+def long_synchronization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """A line makes the CPU wait for the GPU, and the GPU then idles until the CPU has launched more work.
+
+    Needs calls of the CUDA or HIP runtime. The profiler's own synchronizations are left out. The time to win is
+    the idle time after the synchronization, at most the time that the CPU was blocked: that long it could have
+    run ahead. Idle time with a better known cause, such as a DataLoader, is not counted here.
+    """
+    facts.require_gpu()
+    if not facts.trace.runtime and not facts.trace.syncs:
+        raise MissingEvidenceError("the trace has no calls of the runtime")
+    budget = facts.per_step(facts.idle.total("synchronization"))
+    for found in facts.syncs.syncs:
+        win = min(found.win_ns or 0, budget)
+        budget -= win
+        if facts.share(win) < share:
+            continue
+        yield facts.finding(
+            f"{found.op} makes the CPU wait for the GPU, which then idles {duration(win)} per step",
+            win_ns=win,
+            evidence=found.evidence,
+            fix=found.fix,
+            coverage=found.coverage,
+            region=found.region,
+            site=found.site or found.via,
+            operator=found.op,
+        )
+
+
+@rule("cold-first-step", on_cpu=True)
+def cold_first_step(facts: TraceFacts, *, ratio: float = 1.5) -> Iterator[Finding]:
+    """The first recorded step is much longer than the others.
+
+    Needs three steps. Causes are workspaces, cuBLAS heuristics, modules that are loaded at their first use, and
+    an empty allocator. It costs once: leave the step out of averages. torch's own schedule recommends a warm-up
+    step for the same reason; the ratio 1.5 is this library's choice.
+    """
+    lengths = facts.trace.steps.duration_ns
+    if len(lengths) < 3:
+        raise MissingEvidenceError("fewer than three steps are recorded")
+    usual = float(np.median(lengths[1:]))
+    if lengths[0] < ratio * usual:
+        return
+    yield facts.finding(
+        f"The first recorded step takes {lengths[0] / usual:.1f} times as long as the others: "
+        "leave it out of averages",
+        win_ns=None,
+        severity="low",
+        evidence=(
+            Evidence("first_ns", int(lengths[0]), "ns", "Duration of the first step on the CPU."),
+            Evidence("usual_ns", usual, "ns", "Median duration of the other steps on the CPU."),
+        ),
+        fix=Fix(
+            "Record later steps, after a warm-up.",
+            "instrument.schedule(wait=0, warmup=0, active=3)",
+            "instrument.schedule(wait=5, warmup=2, active=3)",
+        ),
+        step=int(facts.trace.steps.number[0]),
+    )
+
+
+@rule("slow-region-start", on_cpu=True)
+def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]:
+    """Time passes in Python between the start of a region and its first operator.
+
+    Needs regions and operators. Regions in which something else is known to take the time, such as waiting for a
+    batch, are left out. The time to win is at most the idle time of the GPU. The threshold of 3 % is this
+    library's choice.
+    """
+    regions, operators = facts.trace.regions, facts.trace.operators
+    if not regions or not operators:
+        raise MissingEvidenceError("the trace has no regions, or no operators")
+    facts.require_gpu()
+    rows = np.flatnonzero(~regions.matching("name", INPUT) & (regions.thread == facts.main_thread))
+    rows = rows[(regions.start_ns[rows] >= facts.window[0]) & (regions.end_ns[rows] <= facts.window[1])]
+    starts = [
+        table.start_ns[table.thread == facts.main_thread] for table in (operators, regions, facts.trace.runtime)
+    ]
+    events = np.sort(np.concatenate(starts))
+    following = np.searchsorted(events, regions.start_ns[rows], "right")
+    rows, following = rows[following < len(events)], following[following < len(events)]
+    dead = np.minimum(events[following], regions.end_ns[rows]) - regions.start_ns[rows]
+    names, of = np.unique(regions.name[rows], return_inverse=True)
+    for name, ns in zip(names.tolist(), sum_by_group(dead, of, len(names)).tolist(), strict=True):
+        win = facts.cpu_win(ns)
+        if facts.share(win) < share:
+            continue
+        text = regions.strings[name]
+        yield facts.finding(
+            f"{duration(facts.per_step(ns))} per step pass between the start of {text} and its first operator",
+            win_ns=win,
+            evidence=(
+                Evidence("dead_ns", facts.per_step(ns), "ns", "Time per step from the start to the next event."),
+            ),
+            fix=Fix("Look at the Python code at the start of the region: record it with stacks to see its lines."),
+            region=(text,),
+            confidence="medium",
+        )
+
+
+@rule("occupancy-queries", on_cpu=True)
+def occupancy_queries(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """Launches ask the driver about occupancy or attributes of the kernel each time.
+
+    Needs calls of the CUDA or HIP runtime. Such calls surround kernels that are launched with a computed grid or
+    much shared memory, and cost as much CPU time as the launch itself.
+    """
+    facts.require_gpu()
+    runtime = facts.trace.runtime
+    rows = facts.rows_matching(
+        runtime, r"Occupancy|Func(?:Get|Set)Attribute|GetDeviceProperties|DeviceGetAttribute"
+    )
+    ns = int(runtime.duration_ns[rows].sum())
+    if facts.share(facts.per_step(ns)) < share or facts.share(facts.cpu_win(ns)) < share:
+        return
+    calls = len(rows) / facts.steps
+    yield facts.finding(
+        f"{count(calls)} calls per step ask the driver about kernels and devices, {duration(facts.per_step(ns))}",
+        win_ns=facts.cpu_win(ns),
+        evidence=(
+            Evidence("calls_per_step", calls, "events", "Such calls per step."),
+            Evidence("calls_ns", facts.per_step(ns), "ns", "Their time per step."),
+        ),
+        fix=Fix("A CUDA graph repeats the launches without these calls."),
+    )
+
+
+@rule("garbage-collection", on_cpu=True)
+def garbage_collection(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """Python's garbage collector stops the loop while the GPU idles.
+
+    Needs the pauses that torch records with ``record_python_gc_info`` or regions named ``gc.collect``.
+    """
+    facts.require_gpu()
+    if not any(rows for rows in named_ranges(facts.trace, COLLECTION)):
+        raise MissingEvidenceError("the trace has no pauses of the garbage collector")
+    yield from _of_cause(
+        facts,
+        "garbage_collection",
+        share,
+        "Python's garbage collector stops the loop",
+        Fix(
+            "Freeze what lives long, and collect between steps at a time of your choice.",
+            "for batch in loader: ...",
+            "gc.freeze(); gc.disable()\nfor batch in loader: ...  # gc.collect(1) every 1,000 steps",
+        ),
+    )
+
+
+@rule("driver-allocation", on_cpu=True)
+def driver_allocation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """The driver allocates or frees memory in the loop, which also synchronizes.
+
+    Needs calls of the CUDA or HIP runtime. A loop whose shapes do not change allocates in its first steps only;
+    frees in later steps are retries of an allocator that is short of memory, or ``empty_cache()``.
+    """
+    facts.require_gpu()
+    runtime = facts.trace.runtime
+    rows = np.flatnonzero(runtime.matching("name", ALLOCATION))
+    rows = rows[(runtime.start_ns[rows] >= facts.window[0]) & (runtime.start_ns[rows] < facts.window[1])]
+    frees = len(facts.rows_matching(runtime.where(rows), "Free|Unmap|Release"))
+    yield from _of_cause(
+        facts,
+        "allocation",
+        share,
+        f"The driver allocates or frees memory {counted(len(rows), 'time')} in the window",
+        Fix(
+            "Let the caching allocator keep its memory: drop torch.cuda.empty_cache() from the loop, keep shapes "
+            "fixed, and use expandable segments against fragmentation.",
+            "torch.cuda.empty_cache()",
+            '# PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"',
+        ),
+        Evidence("calls", len(rows), "events", "Calls that allocate or free memory, in the window."),
+        Evidence("frees", frees, "events", "Those that free memory."),
+    )
+
+
+@rule("module-loading", on_cpu=True)
+def module_loading(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """The driver loads the code of kernels in the recorded window.
+
+    Needs calls of the driver. CUDA loads a kernel at its first launch (lazy loading): a warm-up that runs all
+    shapes moves it out of the window.
+    """
+    facts.require_gpu()
+    calls = int(facts.trace.runtime.matching("name", LOADING).sum())
+    yield from _of_cause(
+        facts,
+        "module_loading",
+        share,
+        f"The driver loads the code of kernels {counted(calls, 'time')}",
+        Fix("Record after a warm-up. In production, CUDA_MODULE_LOADING=EAGER loads everything at the start."),
+        Evidence("calls", calls, "events", "Calls that load code."),
+    )
+
+
+@rule("compilation", on_cpu=True)
+def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """torch.compile compiles in the recorded window.
+
+    Needs the phases that torch records while it compiles.
+    """
+    facts.require_gpu()
+    yield from _of_cause(
+        facts,
+        "compilation",
+        share,
+        "torch.compile compiles while the GPU idles",
+        Fix(
+            "Record after the warm-up. If it compiles in every step, the shapes or the code change: mark the "
+            "dimensions that do as dynamic.",
+            "step = torch.compile(step)",
+            "step = torch.compile(step, dynamic=True)",
+        ),
+    )
+
+
+def _of_cause(
+    facts: TraceFacts, cause: str, share: float, title: str, fix: Fix, *evidence: Evidence
+) -> Iterator[Finding]:
+    """Yield the finding of one cause of idle time, if it takes at least this share of the step."""
+    win = facts.per_step(facts.idle.total(cause))
+    if win and facts.share(win) >= share:
+        yield facts.finding(
+            f"{title}: the GPU idles {_percent(facts, win)}",
+            win_ns=win,
+            evidence=(_idle(facts, cause), *evidence),
+            fix=fix,
+        )
+
+
+@rule("unexplained-idle", on_cpu=True)
+def unexplained_idle(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The GPU idles although its next work was launched long before, or the launch is not in the trace.
+
+    Such gaps come from streams that wait for each other, from the driver, or from another process on the GPU.
+    The threshold is half of xprof's for all idle time.
+    """
+    facts.require_gpu()
+    win = facts.per_step(facts.idle.total("other") + facts.idle.total("unknown"))
+    if facts.share(win) < share:
+        return
+    gaps = facts.idle.end_ns - facts.idle.start_ns
+    yield facts.finding(
+        f"The GPU idles {_percent(facts, win)} for a reason that the trace does not show",
+        win_ns=win,
+        confidence="low",
+        evidence=(
+            _idle(facts, "other"),
+            _idle(facts, "unknown"),
+            Evidence("longest_gap_ns", int(gaps.max(initial=0)), "ns", "The longest gap of any cause."),
+        ),
+        fix=Fix("Look at the longest gaps in Perfetto: events between streams, other processes, the driver."),
+        coverage=facts.metrics.about("gaps_device_ns").coverage,
+    )
+
+
+@rule("for-loop-optimizer", on_cpu=True)
+def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100, share: float = 0.01) -> Iterator[Finding]:
+    """The optimizer launches several kernels for each parameter.
+
+    Needs the range that torch records around an optimizer's step. Foreach and fused implementations update many
+    parameters with one kernel. The time to win is the optimizer's time on the CPU, as far as the GPU idles for
+    it, or its kernels' time.
+    """
+    facts.require_gpu()
+    trace = facts.trace
+    tables = ((trace.regions, "region"), (trace.operators, "operator"))
+    found = [(table, link, rows) for table, link in tables if len(rows := facts.rows_matching(table, _OPTIMIZER))]
+    if not found:
+        raise MissingEvidenceError("the trace has no range of an optimizer")
+    table, link, rows = found[0]
+    inside = np.append(inside_rows(rows, table.parent), False)
+    work = facts.gpu.where(inside[facts.gpu[link]])
+    fused = work.matching("name", _FUSED)
+    alone = work.where(~fused)
+    per_step = len(alone) / facts.steps
+    if per_step < kernels or fused.sum() > len(alone):
+        return
+    cpu_ns = int(table.duration_ns[rows].sum())
+    win = max(facts.cpu_win(cpu_ns), facts.gpu_win(int(alone.duration_ns.sum())))
+    if facts.share(win) < share:
+        return
+    yield facts.finding(
+        f"The optimizer launches {count(per_step)} kernels per step, most for one parameter each",
+        win_ns=win,
+        evidence=(
+            Evidence("kernels_per_step", per_step, "events", "GPU work of the optimizer per step."),
+            Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "Time of the optimizer on the CPU per step."),
+            Evidence("gpu_ns", facts.per_step(int(work.duration_ns.sum())), "ns", "GPU time of it per step."),
+        ),
+        fix=Fix(
+            "Use the fused implementation, or foreach where there is none.",
+            "torch.optim.AdamW(model.parameters(), foreach=False)",
+            "torch.optim.AdamW(model.parameters(), fused=True)",
+        ),
+        at=facts.place_of(alone),
+    )

@@ -1,0 +1,77 @@
+"""Rules on the recording itself: what it stretched, and what it lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...findings import Evidence, Finding, Fix
+from ...units import counted
+from ..rule import rule
+from ..trace_facts import MissingEvidenceError, TraceFacts
+
+_LAUNCH = re.compile("LaunchKernel")
+
+
+@rule("stretched-window")
+def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Finding]:
+    """The steps in the window take longer than those around it: the profiler costs time on the CPU.
+
+    Needs the manifest of the run, with steps timed outside the window. nsys-ai calls 5 % overhead notable and 15 %
+    contaminated; from 1.3 on, this library says with each finding on CPU time that it is inflated.
+    """
+    stretch = facts.stretch
+    if stretch is None:
+        raise MissingEvidenceError("the time of steps outside the window is not known")
+    if stretch < ratio:
+        return
+    yield facts.finding(
+        f"Recording makes a step {stretch:.2f} times as long: times on the CPU are inflated",
+        win_ns=None,
+        severity="low",
+        evidence=(
+            Evidence("stretch", stretch, "1", "Median step in the window / median step outside."),
+            Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
+        ),
+        fix=Fix("Record without stacks, shapes and memory events, or with Nsight Systems, which costs less."),
+    )
+
+
+@rule("lost-kernels")
+def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """Launches have no kernel in the trace, or kernels begin before their launch.
+
+    Needs calls of the runtime. CUPTI drops records at the head of a window (pytorch#192021) and when its buffers
+    run out; kernels of a CUDA graph that is being captured run later. GPU times are then too low.
+    """
+    facts.require_gpu()
+    runtime, gpu = facts.trace.runtime, facts.trace.gpu
+    calls = np.flatnonzero(runtime.matching("name", _LAUNCH))
+    if not len(calls):
+        raise MissingEvidenceError("the trace has no launches")
+    inside = (runtime.start_ns[calls] >= facts.window[0]) & (runtime.end_ns[calls] < facts.window[1])
+    calls = calls[inside]
+    linked = np.zeros(len(runtime), bool)
+    linked[gpu.launch[gpu.launch >= 0]] = True
+    missing = int((~linked[calls]).sum())
+    known = gpu.where(gpu.launch >= 0)
+    early = int((known.start_ns < runtime.start_ns[known.launch]).sum())
+    zero = int((gpu.start_ns <= 0).sum())
+    if max(missing, early) < share * max(len(calls), 1) and not zero:
+        return
+    yield facts.finding(
+        f"{counted(missing, 'launch', 'launches')} of {len(calls):,} have no kernel in the trace"
+        + (f", and {counted(early, 'kernel')} begin before their launch" if early else "")
+        + ": GPU times are too low",
+        win_ns=None,
+        severity="medium" if missing > 0.1 * len(calls) else "low",
+        evidence=(
+            Evidence("missing", missing, "events", "Launches without a kernel."),
+            Evidence("launches", len(calls), "events", "Launches in the window."),
+            Evidence("early", early, "events", "Kernels that begin before their launch."),
+            Evidence("zero", zero, "events", "GPU events at time 0."),
+        ),
+        fix=Fix("Record one window per process: each further window of a process loses kernels at its head."),
+    )

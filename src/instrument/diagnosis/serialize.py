@@ -1,0 +1,101 @@
+"""Exports a diagnosis as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..findings import Finding, Site
+from .idle_causes import CAUSES
+from .rule import RULES
+from .verdict import PARTS
+
+if TYPE_CHECKING:
+    from .diagnose import Diagnosis
+
+VERSION = 1
+
+
+def to_json(diagnosis: Diagnosis) -> str:
+    """Return the diagnosis as JSON text."""
+    return json.dumps(as_dict(diagnosis), indent=2, default=plain)
+
+
+def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the diagnosis as a dict of JSON values; while ``version`` is 1, keys are only added.
+
+    ``path``, ``verdict``, ``bound`` (or null), ``coverage`` (what the verdict rests on, or why it abstains),
+    ``steps``, ``step_ns``, ``stretch`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step
+    and ``definition``), ``goodput`` (see `goodput_of`), ``abstained`` and ``failed`` (rule and reason),
+    ``metrics`` (each metric that is one number, with ``value``, ``unit``, ``definition`` and ``coverage``), and
+    ``findings``,
+    those with the most time to win first, each with
+
+    - ``rule``, ``severity``, ``confidence`` ("high", "medium", "low"), ``title``, ``meaning`` (of the rule);
+    - ``where``: ``region`` (names, outermost first), ``module``, ``operator``, ``kernel``, ``step``, ``rank``,
+      ``site`` (null, or ``file``, ``line``, ``function``);
+    - ``win_ns`` (the most time per step that removing it can win, or null), ``win_share`` (of the step);
+    - ``evidence``: ``name``, ``value``, ``unit``, ``definition`` of each number;
+    - ``coverage`` (a share, or null), ``fix`` (null, or ``text``, ``before``, ``after``).
+    """
+    return {
+        "version": VERSION,
+        "path": diagnosis.path,
+        "verdict": diagnosis.verdict,
+        "bound": diagnosis.bound,
+        "coverage": diagnosis.coverage,
+        "steps": diagnosis.steps,
+        "step_ns": diagnosis.step_ns,
+        "stretch": diagnosis.stretch,
+        "parts": {name: {"ns": ns, "definition": PARTS[name]} for name, ns in diagnosis.parts.items()},
+        "idle_by_cause": {
+            name: {"ns": ns, "definition": CAUSES[name]} for name, ns in diagnosis.idle_by_cause.items()
+        },
+        "goodput": dict(diagnosis.goodput),
+        "findings": [_finding(found, diagnosis.step_ns) for found in diagnosis.findings],
+        "abstained": dict(diagnosis.abstained),
+        "failed": dict(diagnosis.failed),
+        "metrics": dict(_metrics(diagnosis)),
+    }
+
+
+def _finding(found: Finding, step_ns: float) -> dict[str, Any]:
+    rule = RULES.get(found.rule)
+    return {
+        "rule": found.rule,
+        "severity": found.severity,
+        "confidence": found.confidence,
+        "title": found.title,
+        "meaning": (rule.function.__doc__ or "").partition("\n")[0] if rule else "",
+        "where": found.where._asdict() | {"site": _site(found.where.site)},
+        "win_ns": found.win_ns,
+        "win_share": None if found.win_ns is None or not step_ns else found.win_ns / step_ns,
+        "evidence": [each._asdict() for each in found.evidence],
+        "coverage": found.coverage,
+        "fix": None if found.fix is None else vars(found.fix),
+    }
+
+
+def _site(site: Site | None) -> dict[str, Any] | None:
+    return None if site is None else {"file": site.file, "line": site.line, "function": site.function}
+
+
+def _metrics(diagnosis: Diagnosis) -> Iterator[tuple[str, dict[str, Any]]]:
+    for key, value in diagnosis.metrics.items():
+        about = diagnosis.metrics.about(key)
+        if value is None or isinstance(value, (int, float)):
+            yield (
+                key,
+                {
+                    "value": value,
+                    "unit": about.unit,
+                    "definition": about.definition,
+                    "coverage": about.coverage,
+                },
+            )
+
+
+def plain(value: Any) -> Any:
+    """Return a number of numpy as one of Python; anything else as text."""
+    return value.item() if hasattr(value, "item") else str(value)

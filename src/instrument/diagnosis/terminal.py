@@ -1,0 +1,142 @@
+"""Renders a diagnosis for a terminal: the verdict, one bar of the step, the findings and the longest regions."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ..findings import Finding
+from ..printable import printable
+from ..units import counted, duration
+from .markdown import value_of
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from .diagnose import Diagnosis
+
+_WIDTH = 80  # columns, without a terminal
+_LETTERS = {
+    "compute": ("#", "green"), "communication": ("=", "magenta"), "copies": ("c", "cyan"),
+    "input": ("i", "yellow"), "synchronization": ("s", "red"), "overhead": ("o", "bright_red"),
+    "other": (".", "dim"),
+}  # fmt: skip
+_COLOURS = {"high": "red", "medium": "yellow", "low": "cyan"}
+_REGIONS, _EVIDENCE = 5, 4
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    """Return what `render` renders as plain text, 80 columns wide."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    console = Console(file=out, width=_WIDTH, color_system=None, legacy_windows=False)
+    for line in render(diagnosis, _WIDTH):
+        console.print(line, soft_wrap=True)
+    return out.getvalue().rstrip("\n")
+
+
+def render(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
+    """Yield the lines of the diagnosis, wrapped to this width."""
+    from rich.text import Text
+
+    yield from (Text(line, style="bold") for line in _wrapped(diagnosis.verdict, width))
+    if diagnosis.parts:
+        yield _bar(diagnosis.parts, width)
+        yield from _legend(diagnosis, width)
+    if diagnosis.coverage:
+        yield from (Text(line, style="dim") for line in _wrapped(f"Rests on: {diagnosis.coverage}.", width))
+    if mfu := _mfu(diagnosis):
+        yield from map(Text, _wrapped(mfu, width))
+    yield Text("")
+    worth = diagnosis.worth()
+    for number, found in enumerate(worth, 1):
+        yield from _finding(number, found, diagnosis.step_ns, width)
+    if not worth:
+        yield Text("No rule found anything worth 1 % of the step.")
+        yield Text("")
+    if hidden := len(diagnosis.findings) - len(worth):
+        yield Text(f"{counted(hidden, 'finding')} worth less than 1 % of the step: see --json.", style="dim")
+    yield from _regions(diagnosis, width)
+    if diagnosis.abstained:
+        text = f"{counted(len(diagnosis.abstained), 'rule')} abstained for lack of evidence: see --json."
+        yield Text(text, style="dim")
+    for name, error in diagnosis.failed.items():
+        yield Text(printable(f"The rule {name} failed: {error}"), style="red")
+
+
+def _bar(parts: Mapping[str, int], width: int) -> Text:
+    from rich.text import Text
+
+    whole = max(sum(parts.values()), 1)
+    bar, drawn, reached = Text(), 0, 0
+    for name, ns in parts.items():
+        letter, style = _LETTERS[name]
+        reached += ns
+        cells = round(reached * width / whole) - drawn
+        drawn += cells
+        bar.append(letter * cells, style)
+    return bar
+
+
+def _legend(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
+    from rich.text import Text
+
+    parts = sorted(diagnosis.parts.items(), key=lambda item: -item[1])
+    shown = [
+        f"{_LETTERS[name][0]} {name} {duration(ns)} ({100 * ns / diagnosis.step_ns:.1f} %)"
+        for name, ns in parts
+        if ns
+    ]
+    yield from map(Text, _wrapped("  ".join(text.replace(" ", "\0") for text in shown), width))
+
+
+def _mfu(diagnosis: Diagnosis) -> str:
+    known = diagnosis.goodput
+    if known["mfu"] is None:
+        return ""
+    said = f": {known['unknown']}" if known["unknown"] else ""
+    return f"Model FLOPs utilization: {100 * known['mfu']:.1f} % of the peak of {known['peak']}{said}."
+
+
+def _finding(number: int, found: Finding, step_ns: float, width: int) -> Iterator[Text]:
+    from rich.text import Text
+
+    win = "    ?" if found.win_ns is None else f"{100 * found.win_ns / step_ns:4.1f} %"
+    head = f"{number}. {printable(found.title)}"
+    for index, line in enumerate(_wrapped(head, width, "   ")):
+        yield Text(line, style=f"bold {_COLOURS[found.severity]}" if not index else _COLOURS[found.severity])
+    won = "unknown" if found.win_ns is None else f"{duration(found.win_ns)} per step ({win.strip()})"
+    yield Text(f"   To win: {won}; {found.severity}, confidence {found.confidence}; rule {found.rule}")
+    if place := printable(str(found.where)):
+        yield from map(Text, _wrapped(f"   At: {place}", width, "       "))
+    for each in found.evidence[:_EVIDENCE]:
+        text = printable(f"   - {each.definition.rstrip('.:')}: {value_of(each)}")
+        yield from (Text(line, style="dim") for line in _wrapped(text, width, "     "))
+    if found.fix:
+        yield from map(Text, _wrapped(f"   Fix: {found.fix.text}", width, "        "))
+        for sign, code, style in (("-", found.fix.before, "red"), ("+", found.fix.after, "green")):
+            for line in code.splitlines():
+                yield Text(f"   {sign} {line}", style=style)
+    yield Text("")
+
+
+def _regions(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
+    from rich.text import Text
+
+    if not diagnosis.regions:
+        return
+    yield Text(f"{'Longest regions, per step':<{max(width - 24, 30)}}{'CPU':>11}{'GPU':>11}", style="bold")
+    for name, cpu_ns, gpu_ns in diagnosis.regions[:_REGIONS]:
+        room = max(width - 24, 30)
+        cut = printable(name)
+        cut = cut if len(cut) < room else cut[: room - 4] + "..."
+        yield Text(f"{cut:<{room}}{duration(cpu_ns):>11}{duration(gpu_ns):>11}")
+    yield Text("")
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]

@@ -1,0 +1,303 @@
+"""`TraceFacts`: what the rules read of a trace, each computed once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..findings import Evidence, Finding, Fix, Severity, Where
+from ..syncs.audit import audit
+from ..syncs.report import SyncReport
+from ..syncs.trace_context import TraceContext
+from ..traces.communication import Collectives, communication_mask
+from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
+from ..traces.links import main_thread
+from ..traces.step_lengths import StepLengths
+from ..traces.step_work import step_lengths
+from ..traces.synchronizations import Synchronization
+from ..traces.table import KERNEL, Array, Table
+from ..traces.timing import Timing
+from ..traces.trace import Trace
+from .activity import Activity, activity
+from .groups import inside_rows
+from .idle_causes import IdleCauses, idle_causes
+from .metrics import Metrics, metrics_of
+from .peaks import Peak, peak_of
+from .roofline import Roofline, roofline
+
+_HIGH, _MEDIUM = 0.1, 0.03  # shares of a step
+_BUSY = 0.9  # share of the step from which the GPU sets its length
+_HOST_CAUSES = ("launch_overhead", "synchronization", "launch_latency")
+
+
+class MissingEvidenceError(Exception):
+    """Raised by a rule whose evidence is missing; the message says what the trace lacks."""
+
+
+class TraceFacts:
+    """What rules read of one trace.
+
+    Attributes:
+        trace: the trace.
+        collectives: which kernels communicate.
+        timing: the timing of the run from the manifest; None if there is none.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        collectives: Collectives = "auto",
+        timing: Timing | None = None,
+    ) -> None:
+        self.trace, self.collectives, self.timing = trace, collectives, timing
+        self._places: dict[int, tuple[Finding, tuple[int, int]]] = {}  # by identity
+
+    @cached_property
+    def lengths(self) -> StepLengths | None:
+        """The lengths of the steps; None without steps or without GPU work."""
+        return step_lengths(self.trace, self.collectives)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The metrics of the trace."""
+        return metrics_of(self.trace, self.collectives, self.lengths)
+
+    @property
+    def steps(self) -> int:
+        """The number of recorded steps; 1 without steps, as the whole window then counts as one."""
+        return max(len(self.trace.steps), 1)
+
+    @cached_property
+    def window(self) -> tuple[int, int]:
+        """The time that counts, in ns: the steps and the work that they launched; else the time of GPU work."""
+        for name in ("step_lengths", "span_ns"):
+            if (bounds := self.metrics.about(name).window_ns) is not None:
+                return bounds
+        return self.metrics.about("sync_calls").window_ns or (0, 0)
+
+    @property
+    def window_ns(self) -> int:
+        """The length of the window."""
+        return self.window[1] - self.window[0]
+
+    @property
+    def step_ns(self) -> float:
+        """The mean time of a step: the window divided by the number of steps."""
+        return self.window_ns / self.steps
+
+    @property
+    def usual_step_ns(self) -> float | None:
+        """The median time of the steps around the window, from the manifest; None if it is not known."""
+        around = self.timing.around if self.timing else None
+        return around[1] if around else None
+
+    @cached_property
+    def stretch(self) -> float | None:
+        """How many times as long a step takes in the window as outside; None if that is not known."""
+        usual = self.usual_step_ns
+        if not usual or not self.trace.steps:
+            return None
+        return float(np.median(self.trace.steps.duration_ns)) / usual
+
+    @cached_property
+    def gpu(self) -> Table:
+        """The GPU work that starts in the window."""
+        gpu = self.trace.gpu
+        return gpu.where((gpu.start_ns >= self.window[0]) & (gpu.start_ns < self.window[1]))
+
+    @cached_property
+    def kernels(self) -> Table:
+        """The kernels that start in the window."""
+        return self.gpu.where(self.gpu.category == KERNEL)
+
+    @cached_property
+    def communication(self) -> Array:
+        """A mask of the rows of `gpu` that communicate."""
+        return communication_mask(self.gpu, self.collectives)
+
+    @cached_property
+    def activity(self) -> Activity:
+        """When the GPUs were busy with each kind of work."""
+        return activity(self.gpu, self.communication)
+
+    @cached_property
+    def busy_ns(self) -> int:
+        """The time of the window during which any GPU works."""
+        return total_ns(clip(self.activity.busy, *self.window))
+
+    @cached_property
+    def _audit(self) -> tuple[SyncReport, list[Synchronization]]:
+        return audit(self.trace)
+
+    @property
+    def syncs(self) -> SyncReport:
+        """The synchronizations of the program by line."""
+        return self._audit[0]
+
+    @property
+    def waits(self) -> list[Synchronization]:
+        """The synchronizations of the program, one by one, without those of the profiler."""
+        return self._audit[1]
+
+    @cached_property
+    def idle(self) -> IdleCauses:
+        """The idle time of the GPUs in the window by cause."""
+        return idle_causes(self.trace, self.activity.busy, self.window, self.waits)
+
+    @cached_property
+    def peak(self) -> Peak | None:
+        """What the GPU can do; None if it is not known."""
+        names = {device.name for device in self.trace.devices}
+        return peak_of(names.pop()) if len(names) == 1 else None
+
+    @cached_property
+    def roofline(self) -> Roofline:
+        """The operators with their FLOPs, bytes and shares of the peak, for the work in the window."""
+        return roofline(replace(self.trace, gpu=self.gpu))
+
+    @cached_property
+    def blocked(self) -> Intervals:
+        """When the CPU was blocked by synchronizations."""
+        times = np.array([(wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in self.waits], np.int64)
+        return merge_overlaps(*times.reshape(-1, 2).T)
+
+    @cached_property
+    def gpu_limited_ns(self) -> int:
+        """The part of the window whose length depends on the GPU.
+
+        That is the whole window if the GPU works 90 % of it, else the time during which the CPU waited for it.
+        """
+        if self.busy_ns >= _BUSY * self.window_ns:
+            return self.window_ns
+        waited = overlap_ns(clip(self.activity.busy, *self.window), self.blocked)
+        tail = self._tail_ns()
+        queue_ns = self.lengths.totals.queue_waits_ns if self.lengths else 0
+        return min(waited + tail + queue_ns, self.window_ns)
+
+    def _tail_ns(self) -> int:
+        """Return how long the GPU works after the last step has ended on the CPU."""
+        steps = self.trace.steps
+        last = int(steps.end_ns.max()) if steps else max((wait.end_ns for wait in self.waits), default=0)
+        return max(self.window[1] - last, 0) if steps else 0
+
+    def require_gpu(self) -> None:
+        """Raise `MissingEvidenceError` if the trace has no GPU work."""
+        if not self.gpu:
+            raise MissingEvidenceError("the trace has no GPU work")
+
+    def require_shapes(self) -> None:
+        """Raise `MissingEvidenceError` if the operators have no shapes."""
+        if not self.trace.operators.shapes.any():
+            raise MissingEvidenceError("the trace has no shapes: record with record_shapes=True")
+
+    def per_step(self, ns: float) -> int:
+        """Return a time in the window as time per step."""
+        return round(ns / self.steps)
+
+    def gpu_win(self, ns: float) -> int:
+        """Return how much of a step can be won if GPU work of this sum of durations is removed."""
+        return self.per_step(min(ns, self.gpu_limited_ns))
+
+    def cpu_win(self, ns: float) -> int:
+        """Return how much of a step can be won if the CPU saves this time: no more than the GPU idles for it."""
+        idle = sum(self.idle.total(cause) for cause in _HOST_CAUSES)
+        return self.per_step(min(ns, idle))
+
+    def share(self, win_ns: float) -> float:
+        """Return a time per step as a share of the step."""
+        return win_ns / self.step_ns if self.step_ns else 0.0
+
+    def rows(self, table: Table, *names: str) -> Array:
+        """Return the rows of a table with one of these names."""
+        codes = [code for code in np.unique(table.name).tolist() if table.strings[code] in names]
+        return np.flatnonzero(np.isin(table.name, codes))
+
+    def rows_matching(self, table: Table, pattern: str) -> Array:
+        """Return the rows of a table in whose names the regular expression is found."""
+        return np.flatnonzero(table.matching("name", re.compile(pattern)))
+
+    def work_of(self, chosen: Array) -> Table:
+        """Return the GPU work in the window that the operators in these rows, or those inside them, launched."""
+        mask = np.append(inside_rows(chosen, self.trace.operators.parent), False)
+        return self.gpu.where(mask[self.gpu.operator])
+
+    def finding(
+        self,
+        title: str,
+        *,
+        win_ns: int | None,
+        evidence: Sequence[Evidence] = (),
+        fix: Fix | None = None,
+        severity: Severity | None = None,
+        confidence: Severity = "high",
+        coverage: float | None = None,
+        at: tuple[int, int] | None = None,
+        **where: Any,
+    ) -> Finding:
+        """Return a finding of this trace.
+
+        Args:
+            title: the finding in a sentence.
+            win_ns: as in `Finding`.
+            evidence: as in `Finding`.
+            fix: as in `Finding`.
+            severity: as in `Finding`; by default from the share of the step that can be won: "high" from 10 %,
+                "medium" from 3 %.
+            confidence: as in `Finding`.
+            coverage: as in `Finding`.
+            at: the number of a thread and a time on it at which the finding shows; region, module and line are
+                looked up there.
+            **where: fields of `Where` that are known.
+        """
+        if severity is None:
+            share = self.share(win_ns or 0)
+            severity = "high" if share >= _HIGH else "medium" if share >= _MEDIUM else "low"
+        found = Finding(
+            severity=severity,
+            title=title,
+            where=Where(**{"rank": self.trace.rank, **where}),
+            evidence=tuple(evidence),
+            win_ns=win_ns,
+            fix=fix,
+            confidence=confidence,
+            coverage=coverage,
+        )
+        if at is not None:
+            self._places[id(found)] = found, at
+        return found
+
+    def place_of(self, work: Table) -> tuple[int, int] | None:
+        """Return the thread and the time of the launch of the longest of these kernels, for ``at``."""
+        known = np.flatnonzero(work.launch >= 0)
+        if not len(known):
+            return None
+        row = work.launch[known[np.argmax(work.duration_ns[known])]]
+        return int(self.trace.runtime.thread[row]), int(self.trace.runtime.start_ns[row])
+
+    def place_of_operator(self, row: int) -> tuple[int, int]:
+        """Return the thread and the time of an operator, for ``at``."""
+        return int(self.trace.operators.thread[row]), int(self.trace.operators.start_ns[row])
+
+    def located(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Return the findings with the regions, modules and lines that are known at their places."""
+        findings = list(findings)
+        placed = [index for index, found in enumerate(findings) if id(found) in self._places]
+        if not placed:
+            return findings
+        places = np.array([self._places[id(findings[index])][1] for index in placed], np.int64)
+        contexts = TraceContext(self.trace, places[:, 0], places[:, 1])
+        for row, index in enumerate(placed):
+            context, where = contexts.context(row), findings[index].where
+            where = where._replace(region=where.region or context.region, site=where.site or context.site)
+            findings[index] = replace(findings[index], where=where._replace(module=where.module or context.module))
+        return findings
+
+    @property
+    def main_thread(self) -> int:
+        """The number of the thread of the program's loop."""
+        return main_thread(self.trace)

@@ -1,0 +1,173 @@
+"""The verdict: how a step divides into classes of time, and which of them bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..traces.intervals import clip, total_ns
+from ..traces.table import KERNEL
+from ..units import counted, duration
+from .trace_facts import TraceFacts
+
+Bound = Literal["overhead", "compute", "memory", "communication", "input", "synchronization"]
+
+PARTS = {
+    "compute": "kernels that compute, and memsets",
+    "communication": "communication while nothing computes",
+    "copies": "memcpys while nothing computes or communicates",
+    "input": "an idle GPU while the loop waits for its next batch",
+    "synchronization": "an idle GPU after the CPU had waited for it",
+    "overhead": "an idle GPU while the CPU launches, compiles, allocates or collects garbage",
+    "other": "an idle GPU for another reason, or one that the trace does not show",
+}
+"""The parts of the recorded time, which add up to it exactly."""
+
+_OVERHEAD = (
+    "launch_overhead", "launch_latency", "compilation", "garbage_collection", "allocation", "module_loading",
+)  # fmt: skip
+_COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
+    "normalization", "softmax", "elementwise", "reduction", "copy", "optimizer", "embedding", "memory",
+)  # fmt: skip
+_LEAST = 1 / 3  # of the step, for one class to bound it
+_CLOSE = 0.05  # of the step: a second class this close is named, too
+_COVERAGE = 0.5  # of the kernels' time, to tell compute from memory
+
+_SENTENCES: dict[Bound, str] = {
+    "input": "idles while the loop waits for the next batch",
+    "synchronization": "idles after lines that make the CPU wait for it",
+    "overhead": "idles because the CPU is too slow to launch its work",
+    "communication": "communicates without computing",
+    "compute": "computes at the speed of its arithmetic units",
+    "memory": "moves data to and from its memory",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What bounds a step.
+
+    Attributes:
+        bound: the class with the largest share of the time; None if no class has a third of it, or the evidence
+            is missing.
+        text: the verdict in one sentence.
+        parts: the time of each of `PARTS` per step in ns; they add up to the step.
+        coverage: why it abstains, or on what share of the GPU time the split into compute and memory rests.
+    """
+
+    bound: Bound | None
+    text: str
+    parts: Mapping[str, int]
+    coverage: str
+
+
+def verdict_of(facts: TraceFacts) -> Verdict:
+    """Return what bounds the recorded steps."""
+    if not facts.gpu:
+        return Verdict(None, _without_gpu(facts), {}, "the trace has no GPU work")
+    parts = _parts(facts)
+    memory, coverage = _memory_share(facts)
+    busy = parts["compute"]
+    classes: dict[Bound, float] = {
+        "input": parts["input"],
+        "synchronization": parts["synchronization"],
+        "overhead": parts["overhead"],
+        "communication": parts["communication"],
+    }
+    if memory is not None:
+        classes |= {"compute": busy * (1 - memory), "memory": busy * memory + parts["copies"]}
+    window = max(facts.window_ns, 1)
+    order = sorted(classes, key=lambda name: -classes[name])
+    bound: Bound | None = order[0]
+    per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
+    if memory is None and busy > classes[order[0]]:
+        bound, coverage = None, "it is not known whether compute or memory limits the kernels: " + coverage
+    elif classes[order[0]] < _LEAST * window:
+        bound, coverage = None, "no class takes a third of the time"
+    return Verdict(bound, _sentence(facts, bound, order, classes, parts), per_step, coverage)
+
+
+def _parts(facts: TraceFacts) -> dict[str, int]:
+    done, idle = facts.activity, facts.idle.totals()
+    compute, working, busy = (
+        total_ns(clip(times, *facts.window)) for times in (done.compute, done.working, done.busy)
+    )
+    parts = {
+        "compute": compute,
+        "communication": working - compute,
+        "copies": busy - working,
+        "input": idle.get("input", 0),
+        "synchronization": idle.get("synchronization", 0),
+        "overhead": sum(idle.get(cause, 0) for cause in _OVERHEAD),
+        "other": idle.get("other", 0) + idle.get("unknown", 0),
+    }
+    assert sum(parts.values()) == facts.window_ns
+    return parts
+
+
+def _memory_share(facts: TraceFacts) -> tuple[float | None, str]:
+    """Return the part of the compute time that memory limits, and on what that rests."""
+    line = facts.roofline
+    compute, memory = line.bound_ns("compute"), line.bound_ns("memory")
+    kernel_ns = int(facts.kernels.duration_ns[~_of_kernels(facts)].sum())
+    if kernel_ns and (compute + memory) >= _COVERAGE * kernel_ns:
+        share = min((compute + memory) / kernel_ns, 1)
+        return memory / (compute + memory), f"the rooflines of operators with {100 * share:.0f} % of the GPU time"
+    kernels = facts.kernels
+    family = np.array([_COMPUTE.count(word) - _MEMORY.count(word) for word in kernels.strings])[kernels.family]
+    compute, memory = (int(kernels.duration_ns[family == sign].sum()) for sign in (1, -1))
+    if kernel_ns and (compute + memory) >= _COVERAGE * kernel_ns:
+        share = min((compute + memory) / kernel_ns, 1)
+        return memory / (compute + memory), f"the families of kernels with {100 * share:.0f} % of the GPU time"
+    known = (compute + memory) / kernel_ns if kernel_ns else 0
+    return None, f"the kinds of kernels with only {100 * known:.0f} % of the GPU time are known"
+
+
+def _of_kernels(facts: TraceFacts) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return a mask of `TraceFacts.kernels` that communicate."""
+    mask: np.ndarray[tuple[int], np.dtype[np.bool_]] = facts.communication[facts.gpu.category == KERNEL]
+    return mask
+
+
+def _sentence(
+    facts: TraceFacts,
+    bound: Bound | None,
+    order: list[Bound],
+    classes: Mapping[Bound, float],
+    parts: Mapping[str, int],
+) -> str:
+    window, busy, copies = max(facts.window_ns, 1), parts["compute"], parts["copies"]
+    what, said = _what(facts), dict(_SENTENCES)
+    if copies > classes.get("memory", 0) / 2:
+        said["memory"] = "copies data while nothing computes"
+    if bound is None:
+        idle = 100 - 100 * facts.busy_ns / window
+        return f"No single limit: of {what}, the GPU idles {idle:.0f} % and computes {100 * busy / window:.0f} %."
+    second = order[1]
+    text = f"Bound by {bound}: for {100 * classes[bound] / window:.0f} % of {what}, the GPU {said[bound]}"
+    if classes[bound] - classes[second] < _CLOSE * window:
+        text += f"; for {100 * classes[second] / window:.0f} % it {said[second]}"
+    if facts.stretch is not None:
+        text += f". Recording made a step {facts.stretch:.2f} times as long"
+    return text + "."
+
+
+def _what(facts: TraceFacts) -> str:
+    if not facts.trace.steps:
+        return f"the {duration(facts.window_ns)} of GPU work recorded"
+    if facts.steps == 1:
+        return f"the recorded step of {duration(facts.step_ns)}"
+    return f"{counted(facts.steps, 'step')} of {duration(facts.step_ns)} each"
+
+
+def _without_gpu(facts: TraceFacts) -> str:
+    left = sum(device.events for device in facts.trace.unread_devices.values())
+    if left:
+        names = ", ".join(facts.trace.unread_devices)
+        return f"Nothing can be said of the GPU: {counted(left, 'event')} of {names} are of an unknown kind."
+    if not facts.trace.operators and not facts.trace.regions:
+        return "The trace has neither operators nor GPU work."
+    return "The trace has no GPU work, so that nothing can be said of what bounds the GPU."

@@ -1,0 +1,66 @@
+"""Reads the folder of a run: the lines of its manifest, and the traces that they name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..interrupts import Suppressed
+
+NAME = "manifest.jsonl"
+
+
+def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the readable lines of the manifest in ``folder``; none without a manifest.
+
+    Args:
+        folder: the folder of the manifest.
+        start: the number of bytes to skip, as returned by `size_of`.
+    """
+    with Suppressed(OSError), (folder / NAME).open("rb") as lines:
+        lines.seek(start)
+        for line in lines:
+            with Suppressed(ValueError, RecursionError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    yield entry
+
+
+def entry_of(trace: Path) -> dict[str, Any] | None:
+    """Return the last line of the manifest that names ``trace``; None if there is none."""
+    folder = trace.absolute().parent.parent
+    name = f"{trace.absolute().parent.name}/{trace.name}"
+    found = None
+    for entry in entries_of(folder):
+        if name in files_of(entry):
+            found = entry
+    return found
+
+
+def files_of(entry: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the files that a line names; all are relative to the folder and inside it."""
+    files = entry.get("files")
+    names = [file.get("path") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    return [name for name in names if isinstance(name, str) and _inside(Path(name))]
+
+
+def _inside(path: Path) -> bool:
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def last_window(path: str) -> str:
+    """Return the folder of the window that ended last if ``path`` is the folder of a run, else ``path``."""
+    ended = {
+        file: entry["end_ns"] for file, entry in traces_in(Path(path)) if isinstance(entry.get("end_ns"), int)
+    }
+    return str(max(ended, key=lambda file: ended[file]).parent) if ended else path
+
+
+def traces_in(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the traces with steps in a folder, each with its line of the manifest."""
+    for entry in entries_of(folder) if folder.is_dir() else ():
+        for name in files_of(entry):
+            if entry.get("steps") and (folder / name).is_file():
+                yield folder / name, entry
