@@ -19,12 +19,14 @@ PAGE = Path(__file__).parent.parent / "docs" / "rules.md"
 _SHOWN = 3
 _HEAD = """# Rules
 
-What `instrument diagnose` looks for. Each rule is a function that yields findings, or says what the trace lacks. The
-time to win is the most that removing the cause can give per step: GPU time counts as far as the GPU sets the length
-of the step, CPU time as far as the GPU idles for it. A rule that never fires on the real traces is marked "not seen
-in a real trace"; tests show it on a made one.
+What `instrument diagnose` looks for. Each rule is a function that yields findings, or says what the trace lacks.
 
-A threshold `share` is the least share of the step that a finding must be worth. Leave a rule out with `--ignore RULE`, change a threshold with `--set RULE.NAME=VALUE`, or write both into
+The time to win is the most that removing the cause can give per step: GPU time counts as far as the GPU sets the
+length of the step, CPU time as far as the GPU idles for it. A threshold `share` is the least share of the step
+that a finding must be worth. A rule that never fires on the real traces is marked "not seen in a real trace";
+tests show it on a made one.
+
+Leave a rule out with `--ignore RULE`, change a threshold with `--set RULE.NAME=VALUE`, or write both into
 `pyproject.toml`:
 
 ```toml
@@ -33,8 +35,8 @@ ignore = ["memsets"]
 input-wait = {share = 0.1}
 ```
 
-Rules of your own are functions with the decorator `instrument.rule`, in a module that is imported before, or named by
-an entry point of the group `instrument.rules`. [The architecture](architecture.md) says where the rules here live.
+Rules of your own are functions with the decorator `instrument.rule`, in a module that is imported before, or that
+an entry point of the group `instrument.rules` names. [The guide](diagnose.md) shows one.
 
 <!-- Made by python -m scripts.rules_page; tests/test_rules_page.py compares. -->
 """

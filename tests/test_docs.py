@@ -68,7 +68,11 @@ def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(tmp_path.rglob("*.pt.trace.json.gz"))) >= 2
 
 
-OWN_TESTS = {"syncs.md": "tests/syncs/test_guide.py", "traces.md": "tests/traces/test_guide.py"}
+OWN_TESTS = {
+    "diagnose.md": "tests/diagnosis/test_guide.py",
+    "syncs.md": "tests/syncs/test_guide.py",
+    "traces.md": "tests/traces/test_guide.py",
+}
 BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n+)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -87,7 +91,7 @@ def test_code_of_pages_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
         "model": torch.nn.Linear(2, 2),
     }
     for reason, language, code in BLOCK.findall(page.read_text()):
-        assert language in ("", "python", "console", "yaml", "diff"), language
+        assert language in ("", "python", "console", "yaml", "toml", "diff"), language
         if language == "python" and not reason:
             exec(code, names)
             if "handle" in names:

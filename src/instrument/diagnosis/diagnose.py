@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..config import settings
@@ -17,11 +18,11 @@ from ..traces.run_folder import entry_of, last_window
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from . import markdown, serialize, terminal
-from .metrics import Metrics
+from .diagnosis_data import DiagnosisData
 from .rule import RULES, Rule, load_rules
 from .rules import attention, communication, compiled, device, fusion, host, kernels, memory, recording
 from .trace_facts import MissingEvidenceError, TraceFacts
-from .verdict import Bound, Verdict, verdict_of
+from .verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -32,48 +33,8 @@ BUILT_IN = (host, device, kernels, attention, fusion, compiled, memory, communic
 _STRETCHED = 1.3  # times as long as outside the window: times on the CPU are inflated
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What is slow in a trace, and why; print it, or read its attributes.
-
-    Attributes:
-        path: the file.
-        verdict: what bounds the steps, in one sentence.
-        bound: "overhead", "compute", "memory", "communication", "input", "synchronization", or None if that is not
-            known (`coverage` says why).
-        parts: how a step divides, in ns; see `instrument.diagnosis.verdict.PARTS`.
-        coverage: on what the verdict rests, or why it abstains.
-        findings: the findings, those with the most time to win first.
-        steps: the number of recorded steps; 1 without steps, as the whole window then counts as one.
-        step_ns: the mean time of a step.
-        idle_by_cause: the idle time of the GPU per step by cause; see `instrument.diagnosis.idle_causes.CAUSES`.
-        stretch: how many times as long a step takes in the window as outside; None if that is not known.
-        goodput: the useful operations and their share of the peak; see `goodput_of`.
-        abstained: the rules that lacked evidence, with what the trace lacks.
-        failed: the rules that raised an error, with the error.
-        metrics: all metrics of the trace.
-        regions: the path and the CPU and GPU time per step of the outermost regions, the longest first.
-    """
-
-    path: str
-    verdict: str
-    bound: Bound | None
-    parts: Mapping[str, int]
-    coverage: str
-    findings: tuple[Finding, ...]
-    steps: int
-    step_ns: float
-    idle_by_cause: Mapping[str, int]
-    stretch: float | None
-    goodput: Mapping[str, Any]
-    abstained: Mapping[str, str]
-    failed: Mapping[str, str]
-    metrics: Metrics = field(repr=False)
-    regions: tuple[tuple[str, int, int], ...] = ()
-
-    def worth(self, share: float = 0.01) -> list[Finding]:
-        """Return the findings that can win at least this share of a step, and those of unknown win."""
-        return [found for found in self.findings if found.win_ns is None or found.win_ns >= share * self.step_ns]
+class Diagnosis(DiagnosisData):
+    """What is slow in a trace, and why; print it, or read the attributes of `DiagnosisData`."""
 
     def to_json(self) -> str:
         """Return the diagnosis as JSON text; see `instrument.diagnosis.serialize.as_dict` for its keys."""
@@ -126,7 +87,8 @@ def diagnose(
         raise TypeError(f'"trace" must be a trace, a set of traces, or a path: {trace!r:.200}')
     timing = Timing.from_manifest(entry_of(recorded.path))
     facts = TraceFacts(steps_found(recorded), pattern, timing)
-    return _diagnosis(facts, rules, thresholds or {}, broken)
+    found = diagnosis_of(facts, rules, thresholds or {})
+    return replace(found, failed=broken | dict(found.failed))
 
 
 def chosen_rules(ignore: Collection[str], thresholds: Mapping[str, Mapping[str, float]]) -> list[Rule]:
@@ -139,7 +101,7 @@ def chosen_rules(ignore: Collection[str], thresholds: Mapping[str, Mapping[str, 
         raise ValueError(f'"ignore" must be a collection of names of rules: {ignore!r}')
     for name in (*ignore, *thresholds):
         if name not in RULES:
-            raise ValueError(f"unknown rule {name!r}; the rules are: {', '.join(RULES)}")
+            raise ValueError(f"unknown rule {name!r}; the rules are: {', '.join(sorted(RULES))}")
     for name, values in thresholds.items():
         RULES[name].check(values)
     return [each for each in RULES.values() if each.name not in ignore]
@@ -150,10 +112,13 @@ def _slowest(traces: TraceSet) -> Trace:
     return max(traces.values(), key=lambda trace: int(trace.steps.duration_ns.sum()) if trace.steps else 0)
 
 
-def _diagnosis(
-    facts: TraceFacts, rules: list[Rule], thresholds: Mapping[str, Mapping[str, float]], failed: dict[str, str]
+def diagnosis_of(
+    facts: TraceFacts,
+    rules: Collection[Rule] = RULES.values(),
+    thresholds: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> Diagnosis:
-    abstained: dict[str, str] = {}
+    """Return what the rules find in the facts of one trace."""
+    abstained, failed = dict[str, str](), dict[str, str]()
     found: list[tuple[Rule, Finding]] = []
     for rule in rules:
         try:

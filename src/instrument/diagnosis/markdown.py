@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..findings import Evidence, Finding
 from ..units import count, duration
-
-if TYPE_CHECKING:
-    from .diagnose import Diagnosis
+from .diagnosis_data import DiagnosisData
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 
-def to_markdown(diagnosis: Diagnosis) -> str:
+def to_markdown(diagnosis: DiagnosisData) -> str:
     """Return the verdict, the parts of the step and the findings as Markdown."""
     return "\n".join(_lines(diagnosis)) + "\n"
 
 
-def _lines(diagnosis: Diagnosis) -> Iterator[str]:
+def _lines(diagnosis: DiagnosisData) -> Iterator[str]:
     yield f"**{_escaped(diagnosis.verdict)}**"
     yield ""
     if diagnosis.parts:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..findings import Finding, Site
+from .diagnosis_data import DiagnosisData
 from .idle_causes import CAUSES
 from .rule import RULES
 from .verdict import PARTS
 
-if TYPE_CHECKING:
-    from .diagnose import Diagnosis
-
 VERSION = 1
 
 
-def to_json(diagnosis: Diagnosis) -> str:
+def to_json(diagnosis: DiagnosisData) -> str:
     """Return the diagnosis as JSON text."""
     return json.dumps(as_dict(diagnosis), indent=2, default=plain)
 
 
-def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
+def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
     """Return the diagnosis as a dict of JSON values; while ``version`` is 1, keys are only added.
 
     ``path``, ``verdict``, ``bound`` (or null), ``coverage`` (what the verdict rests on, or why it abstains),
@@ -81,7 +79,7 @@ def _site(site: Site | None) -> dict[str, Any] | None:
     return None if site is None else {"file": site.file, "line": site.line, "function": site.function}
 
 
-def _metrics(diagnosis: Diagnosis) -> Iterator[tuple[str, dict[str, Any]]]:
+def _metrics(diagnosis: DiagnosisData) -> Iterator[tuple[str, dict[str, Any]]]:
     for key, value in diagnosis.metrics.items():
         about = diagnosis.metrics.about(key)
         if value is None or isinstance(value, (int, float)):

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from ..findings import Finding
 from ..printable import printable
 from ..units import counted, duration
+from .diagnosis_data import DiagnosisData
 from .markdown import value_of
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from .diagnose import Diagnosis
 
 _WIDTH = 80  # columns, without a terminal
 _LETTERS = {
@@ -27,7 +26,7 @@ _COLOURS = {"high": "red", "medium": "yellow", "low": "cyan"}
 _REGIONS, _EVIDENCE = 5, 4
 
 
-def as_text(diagnosis: Diagnosis) -> str:
+def as_text(diagnosis: DiagnosisData) -> str:
     """Return what `render` renders as plain text, 80 columns wide."""
     from rich.console import Console
 
@@ -38,7 +37,7 @@ def as_text(diagnosis: Diagnosis) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def render(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
+def render(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     """Yield the lines of the diagnosis, wrapped to this width."""
     from rich.text import Text
 
@@ -81,7 +80,7 @@ def _bar(parts: Mapping[str, int], width: int) -> Text:
     return bar
 
 
-def _legend(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
+def _legend(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     from rich.text import Text
 
     parts = sorted(diagnosis.parts.items(), key=lambda item: -item[1])
@@ -93,7 +92,7 @@ def _legend(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
     yield from map(Text, _wrapped("  ".join(text.replace(" ", "\0") for text in shown), width))
 
 
-def _mfu(diagnosis: Diagnosis) -> str:
+def _mfu(diagnosis: DiagnosisData) -> str:
     known = diagnosis.goodput
     if known["mfu"] is None:
         return ""
@@ -123,7 +122,7 @@ def _finding(number: int, found: Finding, step_ns: float, width: int) -> Iterato
     yield Text("")
 
 
-def _regions(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
+def _regions(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     from rich.text import Text
 
     if not diagnosis.regions:

@@ -32,7 +32,8 @@ def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator
     """The GPU communicates while nothing computes.
 
     Needs kernels that communicate. The time to win is that time, exactly; a part of it may be waiting for a rank
-    that comes late, which several ranks show. 5 % is the threshold of TraceLens.
+    that comes late, which several ranks show. Confidence is medium where the CPU is too slow to use the time. 5 %
+    is the threshold of TraceLens.
     """
     _require_communication(facts)
     win = facts.per_step(_exposed_ns(facts))
@@ -47,6 +48,7 @@ def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator
         f"{duration(win)} of communication per step overlap with no compute, "
         f"{100 * facts.share(win):.0f} % of the step",
         win_ns=win,
+        confidence="high" if facts.gpu_win(_exposed_ns(facts)) >= win else "medium",
         kernel=gpu.strings[gpu.short_name[longest]],
         evidence=(
             Evidence("exposed_comm_ns", win, "ns", "Time of communication outside compute, per step."),
@@ -80,7 +82,7 @@ def small_collectives(facts: TraceFacts, *, per_step: int = 10, share: float = 0
     if len(rows) < per_step * facts.steps:
         return
     alone = gpu.duration_ns[rows] - covered_ns(facts.activity.compute, gpu.start_ns[rows], gpu.end_ns[rows])
-    win = facts.gpu_win(float(alone.sum()))
+    win = facts.per_step(min(float(alone.sum()), _exposed_ns(facts)))
     if facts.share(win) < share:
         return
     yield facts.finding(

@@ -21,7 +21,7 @@ _OPTIMIZER = r"^Optimizer\.step#|^optimizer$"
 
 def _idle(facts: TraceFacts, cause: str) -> Evidence:
     about = f"Idle time of the GPU per step while {CAUSES[cause]}."
-    return Evidence("idle_ns", facts.per_step(facts.idle.total(cause)), "ns", about)
+    return Evidence(f"{cause}_ns", facts.per_step(facts.idle.total(cause)), "ns", about)
 
 
 def _percent(facts: TraceFacts, ns: float) -> str:

@@ -20,7 +20,7 @@ _SINGLE = re.compile(r"\btf32\b|\bf32\b|sgemm|scudnn|<f32>|<float\b")
 _TF32 = re.compile(r"\btf32\b")
 _HALF = re.compile(r"\b(?:b?f16|half)\b")
 _HELPER = re.compile(r"split_?k|reduce|post_?gsu|offsets|transform|winograd", re.IGNORECASE)
-_GENERATION = re.compile(r"\bsm_?(\d{2,3})\b|cutlass_(\d{2})_|(maxwell|volta|turing|ampere|hopper)_")
+_GENERATION = re.compile(r"\bsm_?(\d{2,3})(?!\d)|cutlass_(\d{2})_|(maxwell|volta|turing|ampere|hopper)_")
 _GENERATIONS = {"maxwell": 50, "volta": 70, "turing": 75, "ampere": 80, "hopper": 90}
 _TILE = re.compile(r"(?:MT|\b)(\d{2,3})x(\d{2,3})(?:x\d+)?\b")
 _SPLIT = re.compile(r"GSU(\d+)")
@@ -239,7 +239,8 @@ def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
         if multiple is None or min(m, n, k) < 2 * multiple or not any(size % multiple for size in (m, n, k)):
             continue
         rows = np.flatnonzero(facts.roofline.of_work == index)
-        if peak and peak.generation and (generations[rows] // 10 < peak.generation // 10).any():
+        known = generations[rows][generations[rows] > 0]
+        if peak and peak.generation and (known // 10 < peak.generation // 10).any():
             continue
         waste = 1 - row.share if row.share else _tile_waste(gpu, rows, m, n)
         if waste > 0:

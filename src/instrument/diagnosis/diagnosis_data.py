@@ -1,0 +1,55 @@
+"""`DiagnosisData`: the verdict and the findings of one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..findings import Finding
+from .metrics import Metrics
+from .verdict import Bound
+
+
+@dataclass(frozen=True)
+class DiagnosisData:
+    """What is slow in a trace, and why.
+
+    Attributes:
+        path: the file.
+        verdict: what bounds the steps, in one sentence.
+        bound: "overhead", "compute", "memory", "communication", "input", "synchronization", or None if that is not
+            known (`coverage` says why).
+        parts: how a step divides, in ns; see `instrument.diagnosis.verdict.PARTS`.
+        coverage: on what the verdict rests, or why it abstains.
+        findings: the findings, those with the most time to win first.
+        steps: the number of recorded steps; 1 without steps, as the whole window then counts as one.
+        step_ns: the mean time of a step.
+        idle_by_cause: the idle time of the GPU per step by cause; see `instrument.diagnosis.idle_causes.CAUSES`.
+        stretch: how many times as long a step takes in the window as outside; None if that is not known.
+        goodput: the useful operations and their share of the peak; see `goodput_of`.
+        abstained: the rules that lacked evidence, with what the trace lacks.
+        failed: the rules that raised an error, with the error.
+        metrics: all metrics of the trace.
+        regions: the path and the CPU and GPU time per step of the outermost regions, the longest first.
+    """
+
+    path: str
+    verdict: str
+    bound: Bound | None
+    parts: Mapping[str, int]
+    coverage: str
+    findings: tuple[Finding, ...]
+    steps: int
+    step_ns: float
+    idle_by_cause: Mapping[str, int]
+    stretch: float | None
+    goodput: Mapping[str, Any]
+    abstained: Mapping[str, str]
+    failed: Mapping[str, str]
+    metrics: Metrics = field(repr=False)
+    regions: tuple[tuple[str, int, int], ...] = ()
+
+    def worth(self, share: float = 0.01) -> list[Finding]:
+        """Return the findings that can win at least this share of a step, and those of unknown win."""
+        return [found for found in self.findings if found.win_ns is None or found.win_ns >= share * self.step_ns]

@@ -1,0 +1,325 @@
+"""The contract of `diagnose`: what it accepts, what it returns, and how that looks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import instrument
+from instrument import cli
+from instrument.config import settings
+from instrument.diagnosis.idle_causes import CAUSES
+from instrument.diagnosis.rule import GROUP, RULES
+from instrument.diagnosis.trace_facts import MissingEvidenceError, TraceFacts
+from instrument.diagnosis.verdict import PARTS
+from instrument.findings import Finding
+from instrument.traces.timing import Timing
+from tests.support.shared_traces import shared
+
+from .made_loops import GEMM, MadeLoop
+
+SAMPLE = Path(__file__).parents[1] / "data" / "gpu_two_steps.json"
+OWL = "tl_h100_owlv2.json.gz"
+
+
+@pytest.fixture(autouse=True)
+def rules() -> Iterator[None]:
+    """Put back the rules that a test registers."""
+    before = dict(RULES)
+    yield
+    RULES.clear()
+    RULES.update(before)
+
+
+def idle_loop() -> MadeLoop:
+    """Return a loop whose GPU idles half of the time while it waits for its next batch."""
+    loop = MadeLoop(busy=False)
+    for start in (0, 1000, 2000):
+        loop.region("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start, start + 500)
+        loop.work(GEMM, start + 500, start + 501, start + 1000)
+    return loop
+
+
+def events(loop: MadeLoop) -> list[dict[str, Any]]:
+    """Return the loop as events of torch.profiler."""
+    categories = {"regions": "user_annotation", "runtime": "cuda_runtime", "gpu": "kernel", "operators": "cpu_op"}
+    return [
+        {
+            "ph": "X",
+            "cat": categories[table],
+            "name": row["name"],
+            "pid": 0 if table == "gpu" else 1,
+            "tid": 7 if table == "gpu" else 1,
+            "ts": row["start_ns"] / 1000,
+            "dur": row["duration_ns"] / 1000,
+            "args": {"correlation": row.get("correlation", 0), "device": 0, "stream": 7},
+        }
+        for table, rows in loop.rows.items()
+        for row in rows
+    ]
+
+
+def write(path: Path, loop: MadeLoop) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"schemaVersion": 1, "traceEvents": events(loop)}).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def test_accepts_a_path_a_trace_and_ranks(tmp_path: Path) -> None:
+    """A path, a trace and a set give the same diagnosis; of several ranks, the slowest is read."""
+    path = write(tmp_path / "one.json", idle_loop())
+    verdict = instrument.diagnose(path).verdict
+    assert verdict == instrument.diagnose(str(path)).verdict
+    assert verdict == instrument.diagnose(instrument.read_trace(path)).verdict
+    for rank, steps in enumerate((2, 3)):
+        write(tmp_path / "ranks" / f"rank{rank}.json", MadeLoop(steps=steps))
+    found = instrument.diagnose(tmp_path / "ranks")
+    assert (Path(found.path).name, found.steps) == ("rank1.json", 3)
+    assert found.path == instrument.diagnose(instrument.read_traces(tmp_path / "ranks")).path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"trace": 3}, TypeError, '"trace" must be a trace, a set of traces, or a path: 3'),
+        ({"ignore": ["nothing"]}, ValueError, "unknown rule 'nothing'; the rules are: bias-copies, "),
+        ({"ignore": "memsets"}, ValueError, "\"ignore\" must be a collection of names of rules: 'memsets'"),
+        ({"thresholds": {"nothing": {}}}, ValueError, "unknown rule 'nothing'"),
+        ({"thresholds": {"memsets": {"most": 1}}}, ValueError, "has no threshold 'most'; it has: per_step, share"),
+        ({"thresholds": {"memsets": {"share": "1"}}}, ValueError, "must be a number: '1'"),
+        ({"collectives": "("}, ValueError, '"collectives" must be "auto" or a regular expression'),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    """Errors name the argument, the value and what is accepted."""
+    with pytest.raises(error, match=re.escape(text)):
+        instrument.diagnose(**{"trace": MadeLoop().trace(), **arguments})
+
+
+def test_thresholds() -> None:
+    """A threshold changes when a rule fires."""
+    trace = idle_loop().trace()
+    assert "input-wait" in {found.rule for found in instrument.diagnose(trace).findings}
+    tuned = instrument.diagnose(trace, thresholds={"input-wait": {"share": 0.6}})
+    assert "input-wait" not in {found.rule for found in tuned.findings}
+
+
+def test_rules_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule of a user runs; one that fails is reported, one that lacks evidence is, too."""
+    monkeypatch.setattr(settings, "strict", False)
+
+    @instrument.rule("always")
+    def always(facts: TraceFacts, *, most: int = 2) -> Iterator[Finding]:
+        yield facts.finding(f"more than {most}", win_ns=round(facts.step_ns))
+
+    @instrument.rule("broken")
+    def broken(facts: TraceFacts) -> Iterator[Finding]:
+        yield facts.finding("before", win_ns=None)
+        raise RuntimeError("no")
+
+    @instrument.rule("abstains")
+    def abstains(facts: TraceFacts) -> Iterator[Finding]:
+        raise MissingEvidenceError("no shapes")
+        yield
+
+    found = instrument.diagnose(MadeLoop().trace(), thresholds={"always": {"most": 7}})
+    assert (found.findings[0].rule, found.findings[0].title) == ("always", "more than 7")
+    assert found.failed == {"broken": "RuntimeError('no')"}
+    assert found.abstained["abstains"] == "no shapes"
+
+
+@pytest.mark.parametrize(("name", "error"), [(1, TypeError), ("Two Words", ValueError), ("", ValueError)])
+def test_names_of_rules(name: Any, error: type[Exception]) -> None:
+    """A rule has a name in lower case with hyphens."""
+    with pytest.raises(error, match='"name" must be'):
+        instrument.rule(name)
+
+
+def test_rules_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution adds rules by an entry point; one that cannot be imported is reported."""
+    (tmp_path / "house_rules.py").write_text(
+        "import instrument\n@instrument.rule('house')\ndef house(facts):\n    '''Ours.'''\n"
+        "    yield facts.finding('ours', win_ns=None)\n"
+    )
+    about = tmp_path / "house-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: house\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{GROUP}]\nhouse = house_rules\ngone = no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = instrument.diagnose(MadeLoop().trace())
+    assert [each.title for each in found.findings] == ["ours"]
+    assert found.failed == {"gone": "ModuleNotFoundError(\"No module named 'no_such_module'\")"}
+    sys.modules.pop("house_rules")
+
+
+def test_inflated_times() -> None:
+    """Findings on CPU time say that the window stretched it; the verdict says by how much."""
+    from instrument.diagnosis.diagnose import diagnosis_of
+
+    facts = TraceFacts(idle_loop().trace(), "auto", Timing(around_ns=(500_000,), around_steps=((0, 9),)))
+    found = diagnosis_of(facts)
+    assert found.stretch == 2.0
+    assert "Recording made a step 2.00 times as long." in found.verdict
+    by_rule = {each.rule: each for each in found.findings}
+    assert by_rule["input-wait"].title.endswith("(inflated: recording made steps 2.00 times as long)")
+    assert by_rule["input-wait"].confidence == "low"
+    assert by_rule["input-wait"].evidence[-1].value == 2.0
+    assert by_rule["stretched-window"].evidence[0].value == 2.0
+
+
+def test_the_manifest_gives_the_stretch(tmp_path: Path) -> None:
+    """For a trace of a run, and for its folder, the manifest says how long steps take outside the window."""
+    path = write(tmp_path / "window-0001" / "rank0.pt.trace.json.gz", idle_loop())
+    line = {
+        "run": "a", "rank": 0, "window": 1, "status": "recorded", "steps": [0, 2], "end_ns": 5,
+        "files": [{"path": "window-0001/rank0.pt.trace.json.gz"}],
+        "timing": {"run_steps": 9, "run_ns": 9000, "around_ns": 800_000, "around_steps": [[3, 8]], "own_ns": 0},
+    }  # fmt: skip
+    (tmp_path / "manifest.jsonl").write_text(json.dumps(line) + "\n")
+    for place in (path, tmp_path):
+        assert instrument.diagnose(place).stretch == 1.25
+
+
+def test_json() -> None:
+    """The JSON holds everything, each number with its definition."""
+    found = instrument.diagnose(idle_loop().trace())
+    data = json.loads(found.to_json())
+    assert (data["version"], data["bound"], data["steps"]) == (1, "input", 3)
+    assert {name: part["definition"] for name, part in data["parts"].items()} == PARTS
+    assert set(data["idle_by_cause"]) <= set(CAUSES)
+    first = data["findings"][0]
+    assert first["rule"] == "input-wait"
+    assert first["meaning"] == "The loop waits for its next batch."
+    assert first["win_share"] == pytest.approx(0.5, rel=0.01)
+    assert {"name", "value", "unit", "definition"} == {*first["evidence"][0]}
+    assert set(first["where"]) == {"region", "module", "operator", "kernel", "step", "site", "rank"}
+    assert data["abstained"]["memory-growth"] == "the trace has no memory events: record with profile_memory=True"
+    assert data["metrics"]["busy_pct"]["definition"] == "busy_ns / span_ns."
+    assert data["goodput"]["unknown"]
+
+
+def test_markdown() -> None:
+    """The Markdown has the verdict, a table of parts, and each finding with its fix as a diff."""
+    text = instrument.diagnose(idle_loop().trace()).to_markdown()
+    assert text.startswith("**Bound by input: for 50 % of 3 steps of 1.00 ms each, the GPU idles while")
+    assert "| input | 500 us | 50.0 % |" in text
+    assert "### 1. The loop waits 500 us per step" in text
+    assert "```diff\n- DataLoader(" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_terminal(width: int) -> None:
+    """At any width the bar fills a line, and without colour every part has its letter."""
+    out = StringIO()
+    Console(file=out, width=width).print(instrument.diagnose(idle_loop().trace()), soft_wrap=True)
+    lines = out.getvalue().splitlines()
+    assert "i" * (width // 2) + "#" * 0 in "".join(
+        sorted(next(line for line in lines if set(line) <= {"#", "i", "o"}))
+    )
+    prose = [line for line in lines if not line.lstrip().startswith(("- DataLoader", "+ DataLoader"))]
+    assert width < 80 or max(map(len, prose)) <= width
+
+
+def test_print_and_notebook() -> None:
+    """``print`` shows the findings in plain text; a notebook shows Markdown."""
+    found = instrument.diagnose(idle_loop().trace())
+    assert "1. The loop waits 500 us per step for the next batch" in str(found)
+    assert "\x1b" not in str(found)
+    assert found._repr_markdown_() == found.to_markdown()
+
+
+def test_hostile_names() -> None:
+    """Control characters of names reach neither the terminal nor Markdown."""
+    loop = idle_loop().region("\x1b[31mred|`#", 0, 900)
+    found = instrument.diagnose(loop.trace())
+    assert "\x1b" not in str(found)
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(cli.app, ["diagnose", *map(str, arguments)])
+
+
+def test_command(tmp_path: Path) -> None:
+    """The command prints, exports, ignores and tunes; each file that cannot be read is named."""
+    path = write(tmp_path / "one.json", idle_loop())
+    assert "1. The loop waits" in run(path).stdout
+    assert json.loads(run(path, "--json").stdout)["bound"] == "input"
+    assert run(path, "--markdown").stdout.startswith("**Bound by input")
+    assert "The loop waits" not in run(path, "--ignore", "input-wait").stdout
+    assert "The loop waits" not in run(path, "--set", "input-wait.share=0.9").stdout
+    both = run(path, tmp_path / "gone.json", "--json")
+    assert (both.exit_code, len(json.loads(both.stdout))) == (1, 1)
+    assert "gone.json" in both.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--json", "--markdown"], "--json and --markdown exclude each other"),
+        (["--ignore", "nothing"], "unknown rule 'nothing'"),
+        (["--set", "input-wait.share"], "--set must be RULE.NAME=NUMBER: 'input-wait.share'"),
+        (["--set", "input-wait.most=1"], "has no threshold 'most'"),
+        (["--collectives", "("], "regular expression"),
+    ],
+)
+def test_wrong_options(arguments: list[str], text: str) -> None:
+    """Wrong options end the command with code 2, before a file is read."""
+    result = run("gone.json", *arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+def test_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyproject.toml silences and tunes rules, from the current folder or above; the command line adds to it."""
+    path = write(tmp_path / "one.json", idle_loop())
+    file = tmp_path / "pyproject.toml"
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    file.write_text("[tool.instrument.diagnose]\ninput-wait = {share = 0.9}\n")
+    assert "The loop waits" not in run(path).stdout
+    assert "The loop waits" in run(path, "--set", "input-wait.share=0.1").stdout
+    file.write_text('[tool.instrument.diagnose]\nignore = ["input-wait"]\n')
+    assert "The loop waits" not in run(path).stdout
+    for wrong, text in (
+        ("ignore = 3", '"ignore" in [tool.instrument.diagnose] must be a list of rules: 3'),
+        ("memsets = 3", '"memsets" in [tool.instrument.diagnose] must be a table of thresholds: 3'),
+        ("nothing = {}", "unknown rule 'nothing'"),
+        ("= 3", f"cannot read {file}"),
+    ):
+        file.write_text(f"[tool.instrument.diagnose]\n{wrong}\n")
+        result = run(path)
+        assert result.exit_code == 2
+        assert text in result.stderr
+
+
+def test_a_damaged_and_a_foreign_file(tmp_path: Path) -> None:
+    """A file cut in the middle gives what it holds; a chrome trace of another program gives no finding."""
+    whole = write(tmp_path / "whole.json", idle_loop()).read_bytes()
+    (tmp_path / "cut.json").write_bytes(whole[: len(whole) // 2])
+    assert instrument.diagnose(tmp_path / "cut.json").failed == {}
+    foreign = {"traceEvents": [{"ph": "X", "cat": "x", "name": "f", "pid": 1, "tid": 1, "ts": 1, "dur": 5}]}
+    (tmp_path / "foreign.json").write_text(json.dumps(foreign))
+    found = instrument.diagnose(tmp_path / "foreign.json")
+    assert (found.findings, found.bound, found.failed) == ((), None, {})
+
+
+def test_every_real_trace_is_diagnosed() -> None:
+    """No rule fails on a real trace, wins more than the step, or has a finding without evidence."""
+    folder = shared(OWL).parent
+    files = [path for path in sorted(folder.glob("*.json.gz")) if not path.name.startswith("malformed")]
+    assert len(files) > 20
+    for path in files:
+        found = instrument.diagnose(path)
+        assert found.failed == {}, path
+        assert all(each.evidence and (each.win_ns or 0) <= found.step_ns + 1 for each in found.findings), path
