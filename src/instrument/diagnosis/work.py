@@ -139,7 +139,7 @@ def operator_work(name: str, shapes: str, types: str) -> Work | None:
         return None
     try:
         return _WORK[name](name, json.loads(shapes), [str(kind) for kind in json.loads(types)])
-    except (ValueError, TypeError, IndexError, KeyError):
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError):
         return None
 
 
@@ -149,7 +149,7 @@ def forward_convolution(shapes: str, types: str, results: dict[tuple[str, str], 
         dims, kinds = json.loads(shapes), json.loads(types)
         result = results.get((json.dumps(dims[0]), json.dumps(dims[1])))
         return convolution(dims[0], dims[1], result, str(kinds[0])) if result else None
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
 
 
@@ -160,6 +160,6 @@ def results_of_convolutions(backward_shapes: Sequence[str]) -> dict[tuple[str, s
         try:
             result, image, weight = json.loads(shapes)[:3]
             found.setdefault((json.dumps(image), json.dumps(weight)), set()).add(tuple(map(int, result)))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             continue
     return {key: results.pop() for key, results in found.items() if len(results) == 1}

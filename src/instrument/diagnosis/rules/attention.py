@@ -97,7 +97,7 @@ def _fits(first: str, scores: str, last: str) -> bool:
         product, second = (dims[-2:] if len(dims) < 3 else dims[:2] for dims in (product, second))
         keys = softmax[0][-1]
         return bool(keys > 1) and keys in product[1][-1:] + product[0][-2:] and keys in second[0] + second[1]
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         return not (first and scores and last)
 
 
