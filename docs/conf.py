@@ -26,8 +26,19 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 
 CONTENTS = {
-    "Use": ["annotating", "modules", "windows", "run", "frameworks", "syncs", "dry-run", "traces", "doctor"],
-    "Look up": ["reference", "glossary", "globals", "costs", "support", "public-scripts"],
+    "Use": [
+        "annotating",
+        "modules",
+        "windows",
+        "run",
+        "frameworks",
+        "syncs",
+        "dry-run",
+        "traces",
+        "diagnose",
+        "doctor",
+    ],
+    "Look up": ["reference", "rules", "glossary", "globals", "costs", "support", "public-scripts"],
     "Work on it": ["architecture", "/CONTRIBUTING", "/CHANGELOG"],
 }
 

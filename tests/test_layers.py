@@ -36,7 +36,7 @@ ORDER = [
     ["config", "compat"],
     ["console", "errors", "gpu", "identity", "imports", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
-    ["findings"],
+    ["findings", "run_folder"],
     ["interrupts", "printable", "source_paths", "units"],
 ]
 # Modules that adapters may import besides the public names of the package: their internal interface.

@@ -18,7 +18,7 @@ import pytest
 import instrument
 from instrument.integrations.loop import Loop
 from instrument.regions import dispatch
-from instrument.traces.run_folder import entries_of, files_of
+from instrument.run_folder import entries_of, files_of
 from instrument.windows import manifest as module
 from instrument.windows.manifest import Manifest, append
 

@@ -12,7 +12,7 @@ import torch
 import instrument
 from instrument.config import settings
 from instrument.integrations.server import OnDemandSchedule
-from instrument.traces.run_folder import entry_of
+from instrument.run_folder import entry_of
 from instrument.windows import profile, timing
 from instrument.windows.timing import AROUND
 

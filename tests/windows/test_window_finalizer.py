@@ -471,6 +471,25 @@ def test_the_text_of_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "\x1b" not in second
 
 
+def test_the_summary_ends_with_a_diagnosis(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `diagnose=True` the text says what is slow in the last window, as `instrument.diagnose` does."""
+    texts: list[str] = []
+    monkeypatch.setattr(settings, "summary", True)
+    monkeypatch.setenv("COLUMNS", "80")
+    for _ in instrument.steps(range(6), out, wait=1, warmup=1, active=3, diagnose=True, on_summary=texts.append):
+        torch.ones(3).sum()
+    (text,) = texts
+    head, _, diagnosis = text.partition("\nWhat is slow in the last window\n")
+    assert head.startswith("Where the step went")
+    assert diagnosis.startswith(str(instrument.diagnose(out)).partition("\n")[0])
+
+
+def test_diagnose_is_true_or_false(out: Path) -> None:
+    """A value that is neither fails at once."""
+    with pytest.raises(TypeError, match='"diagnose" must be True or False: 1'):
+        instrument.profile(out, diagnose=1)  # type: ignore[arg-type]
+
+
 def test_memory_of_many_windows(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a window only its line stays: no object in training, and no memory in the process."""
     monkeypatch.setattr(settings, "summary", True)

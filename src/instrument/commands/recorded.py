@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..run_folder import traces_in
 from ..traces.ranks import TraceSet
-from ..traces.run_folder import traces_in
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import settings
 from ..findings import Evidence, Finding
+from ..run_folder import entry_of, last_window
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.ranks import TraceSet
 from ..traces.read import read_any
 from ..traces.region_steps import steps_found
-from ..traces.run_folder import entry_of, last_window
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from . import markdown, serialize, terminal

@@ -45,8 +45,9 @@ def render(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     if diagnosis.parts:
         yield _bar(diagnosis.parts, width)
         yield from _legend(diagnosis, width)
-    if diagnosis.coverage:
-        yield from (Text(line, style="dim") for line in _wrapped(f"Rests on: {diagnosis.coverage}.", width))
+    if diagnosis.parts:
+        said = "Rests on" if diagnosis.bound else "No bound is named"
+        yield from (Text(line, style="dim") for line in _wrapped(f"{said}: {diagnosis.coverage}.", width))
     if mfu := _mfu(diagnosis):
         yield from map(Text, _wrapped(mfu, width))
     yield Text("")

@@ -14,7 +14,7 @@ from rich.console import Console
 from ..config import settings
 from ..console import print_line
 from ..guard import guard
-from ..traces.run_folder import NAME, entries_of
+from ..run_folder import NAME, entries_of
 from ..traces.trace_files import rank_from_name
 from ..windows.manifest import size_of
 from .request import LaunchRequest, Vendor

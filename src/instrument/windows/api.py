@@ -51,6 +51,7 @@ def profile(
     schedule: Schedule | str | Callable[[int], Any] | None = None,
     on_trace_ready: Callable[[Profile], Any] | None = None,
     on_summary: Callable[[str], None] | None = None,
+    diagnose: bool = False,
     exporter: ExporterName | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
@@ -68,6 +69,7 @@ def profile(
             such as `torch.profiler.schedule` returns; None records everything in one window.
         on_trace_ready: called at the end of each window, on the loop's thread, with the profile.
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
+        diagnose: add to the summary what is slow in the last window, and why, as `instrument.diagnose` says.
         exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", or an object
             with the methods of an exporter. "auto" means the vendor's tool that the process runs under, else
             torch.profiler.
@@ -93,6 +95,7 @@ def profile(
         schedule=schedule,
         on_trace_ready=on_trace_ready,
         on_summary=on_summary,
+        diagnose=diagnose,
         exporter=exporter,
         ranks=ranks,
         first_step=first_step,
@@ -107,6 +110,7 @@ def new_profile(
     schedule: Schedule | str | Callable[[int], Any] | None = None,
     on_trace_ready: Callable[[Profile], Any] | None = None,
     on_summary: Callable[[str], None] | None = None,
+    diagnose: bool = False,
     exporter: str | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
@@ -123,6 +127,8 @@ def new_profile(
     for name, callback in (("on_trace_ready", on_trace_ready), ("on_summary", on_summary)):
         if callback is not None and not callable(callback):
             raise TypeError(f'"{name}" must be a function: {callback!r}')
+    if not isinstance(diagnose, bool):
+        raise TypeError(f'"diagnose" must be True or False: {diagnose!r}')
     if ranks is not None and not isinstance(ranks, Iterable):
         raise TypeError(f'"ranks" must be several integers, such as [0]: {ranks!r}')
     chosen = None if ranks is None else frozenset(ranks)
@@ -136,6 +142,7 @@ def new_profile(
         has_schedule=schedule is not None,
         steps_hint=driver.steps_hint,
         on_summary=on_summary,
+        diagnose=diagnose,
         file_hint="" if os.environ.get(LAUNCHED) else chosen_exporter.hint,
     )
     return Profile(

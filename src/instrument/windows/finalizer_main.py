@@ -28,6 +28,8 @@ from .manifest import append, describe_files, uncompressed_entry
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import Console
+
     from ..traces.summary import Summary
 
 Job = Mapping[str, Any]
@@ -142,6 +144,9 @@ class FinalizerJobs:
             self._summary, files=files, folder=_relative_path(job["folder"], job["cwd"]), hidden=job["hidden"],
             console=console,
         )  # fmt: skip
+        if job["diagnose"] and self._files:
+            with self._collect_error("the diagnosis"):
+                _print_diagnosis(Path(self._files[-1]), console)
         file.flush()
         file.seek(0)
         return {"text": file.read()}
@@ -165,6 +170,14 @@ class FinalizerJobs:
             yield
         except Exception as error:
             self._add_error(what, error)
+
+
+def _print_diagnosis(path: Path, console: Console) -> None:
+    from ..console import print_line
+    from ..diagnosis.diagnose import diagnose
+
+    print_line(console, "What is slow in the last window", bold=True, space=True)
+    console.print(diagnose(path), soft_wrap=True)
 
 
 def _read(raw: Path) -> Summary:

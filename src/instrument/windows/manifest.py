@@ -18,7 +18,7 @@ from .. import log
 from ..config import settings
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
-from ..traces.run_folder import NAME
+from ..run_folder import NAME
 
 _NUMBERS = count(1)  # the numbers of the runs in this process
 

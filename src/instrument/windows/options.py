@@ -36,6 +36,7 @@ class ProfileOptions(TorchProfilerOptions, total=False):
 
     on_trace_ready: Callable[[Profile], Any] | None
     on_summary: Callable[[str], None] | None
+    diagnose: bool
     exporter: ExporterName | Exporter
     ranks: Iterable[int] | None
     first_step: int

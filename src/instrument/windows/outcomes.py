@@ -29,6 +29,7 @@ class Outcomes:
         has_schedule: whether the run has a schedule; without one, a window may have no marked steps.
         steps_hint: how the user writes the steps to record, with "{}" for the steps; for messages.
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
+        diagnose: whether the summary ends with a diagnosis of the last window.
         file_hint: the message for users if the exporter writes no files.
 
     Attributes:
@@ -45,6 +46,7 @@ class Outcomes:
         has_schedule: bool,
         steps_hint: str,
         on_summary: Callable[[str], None] | None,
+        diagnose: bool,
         file_hint: str,
     ) -> None:
         self.rank = 0
@@ -54,6 +56,7 @@ class Outcomes:
         self._has_schedule = has_schedule
         self._steps_hint = steps_hint
         self._on_summary = on_summary
+        self._diagnose = diagnose
         self._manifest = Manifest(out)
         self.finalizer = WindowFinalizer(self._manifest, file_hint)
 
@@ -149,7 +152,7 @@ class Outcomes:
         """Print the summary of the windows so far, on the rank that prints it."""
         dispatch.log_hidden()
         if self._reports:
-            self.finalizer.report(sorted(dispatch.compiled_away), self._on_summary)
+            self.finalizer.report(sorted(dispatch.compiled_away), self._on_summary, diagnose=self._diagnose)
 
     def warn_if_nothing_was_recorded(self, first: int, steps: int, scheduled: int | None, end_reason: str) -> None:
         """Warn if no window even began, and suggest what to write instead; each text is logged once.

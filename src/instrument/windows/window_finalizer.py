@@ -124,12 +124,19 @@ class WindowFinalizer:
         else:
             self._manifest.add(entry)
 
-    def report(self, hidden: Sequence[str], on_summary: Callable[[str], None] | None = None) -> None:
+    def report(
+        self,
+        hidden: Sequence[str],
+        on_summary: Callable[[str], None] | None = None,
+        *,
+        diagnose: bool = False,
+    ) -> None:
         """Print the summary of the windows so far, unless it was printed.
 
         Args:
             hidden: regions inside compiled code.
             on_summary: called with the text, on another thread; None writes it to `stderr`.
+            diagnose: whether the text ends with a diagnosis of the last window.
         """
         with guard.contained("the summary"):
             unreported, unread = self._unreported, self._unread
@@ -137,7 +144,8 @@ class WindowFinalizer:
             if unread and settings.summary:
                 self._on_summary = on_summary
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
-                self._send("report", **places, hidden=list(hidden), terminal=_terminal(self.stderr or sys.stderr))
+                terminal = _terminal(self.stderr or sys.stderr)
+                self._send("report", **places, hidden=list(hidden), diagnose=diagnose, terminal=terminal)
             if unreported and self._hint and settings.summary:
                 windows = "1 window" if unreported == 1 else f"{unreported} windows"
                 (on_summary or self._print)(f"instrument: {windows} {self._hint}\n")

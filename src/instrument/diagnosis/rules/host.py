@@ -59,7 +59,7 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
         win_ns=win,
         evidence=(
             Evidence("waited_ns", waited, "ns", "Time of the loop in the DataLoader per step."),
-            _idle(facts, "input"),
+            *([_idle(facts, "input")] if facts.gpu else []),
         ),
         fix=Fix(
             how + "load batches in other processes, ahead of the loop.",

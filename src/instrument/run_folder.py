@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..interrupts import Suppressed
+from .interrupts import Suppressed
 
 NAME = "manifest.jsonl"
 
