@@ -36,6 +36,14 @@ def diagnose_command(
             "--set", help="Change a threshold of a rule: --set input-wait.share=0.1", metavar="RULE.NAME=N"
         ),
     ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="The rank to diagnose, of several: by default the one that the others wait for.",
+            metavar="N",
+        ),
+    ] = None,
     collectives: Annotated[
         str,
         typer.Option(
@@ -69,8 +77,8 @@ def diagnose_command(
     found, failed = [], False
     for path in traces:
         try:
-            found.append(diagnose(path, ignore=ignored, thresholds=thresholds, collectives=collectives))
-        except (TraceError, OSError) as error:
+            found.append(diagnose(path, ignore=ignored, thresholds=thresholds, collectives=collectives, rank=rank))
+        except (TraceError, OSError, ValueError) as error:
             print_message(describe(error))
             failed = True
     if as_json:

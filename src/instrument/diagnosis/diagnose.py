@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +15,22 @@ from ..findings import Evidence, Finding
 from ..run_folder import entry_of, last_window
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.ranks import TraceSet
-from ..traces.read import read_any
+from ..traces.read import check_ranks_path, read_file
 from ..traces.region_steps import steps_found
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from . import markdown, serialize, terminal
 from .diagnosis_data import DiagnosisData
+from .job import Job, job_of
 from .rule import RULES, Rule, load_rules
-from .rules import attention, communication, compiled, device, fusion, host, kernels, memory, recording
+from .rules import attention, communication, compiled, device, fusion, host, kernels, memory, ranks, recording
 from .trace_facts import MissingEvidenceError, TraceFacts
 from .verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-BUILT_IN = (host, device, kernels, attention, fusion, compiled, memory, communication, recording)
+BUILT_IN = (host, device, kernels, attention, fusion, compiled, memory, communication, ranks, recording)
 """The modules that define rules, in the order of docs/rules.md."""
 
 _STRETCHED = 1.3  # times as long as outside the window: times on the CPU are inflated
@@ -60,33 +63,35 @@ def diagnose(
     ignore: Collection[str] = (),
     thresholds: Mapping[str, Mapping[str, float]] | None = None,
     collectives: Collectives = "auto",
+    rank: int | None = None,
+    executor: Executor | None = None,
 ) -> Diagnosis:
     """Return what is slow in a trace, why, and what a fix would win.
 
-    Of several ranks, the one whose steps take longest is diagnosed; findings name it. Of the folder of a run, that
-    is the last window. The manifest beside the trace says how long steps take outside the window.
+    Of several ranks, the one that the others wait for is diagnosed, else the one that takes longest; the files are
+    read one after the other, so that any number of ranks fits into memory. Of the folder of a run, the last window
+    is read. The manifest beside the trace says how long steps take outside the window.
 
     Args:
         trace: a trace, the traces of several ranks, or the path of either.
         ignore: the names of rules to leave out.
         thresholds: by rule, the thresholds to change: ``{"input-wait": {"share": 0.1}}``.
         collectives: which kernels communicate, as in `instrument.metrics`.
+        rank: the rank to diagnose, of several.
+        executor: reads the files of several ranks; by default processes of this machine, one for each core.
 
     Raises:
         TypeError: ``trace`` is none of these.
-        ValueError: a rule or a threshold that does not exist, or ``collectives`` is not a regular expression.
+        ValueError: a rule, a threshold or a rank that does not exist, or ``collectives`` is not a regular
+            expression.
         TraceError, OSError: the file cannot be read.
     """
     broken = {name: repr(error) for name, error in load_rules()}
     rules = chosen_rules(ignore, thresholds or {})
     pattern = compile_collectives(collectives)
-    recorded = read_any(last_window(os.fspath(trace))) if isinstance(trace, (str, os.PathLike)) else trace
-    if isinstance(recorded, TraceSet):
-        recorded = _slowest(recorded)
-    if not isinstance(recorded, Trace):
-        raise TypeError(f'"trace" must be a trace, a set of traces, or a path: {trace!r:.200}')
+    recorded, job = _chosen(trace, rank, pattern, executor)
     timing = Timing.from_manifest(entry_of(recorded.path))
-    facts = TraceFacts(steps_found(recorded), pattern, timing)
+    facts = TraceFacts(steps_found(recorded), pattern, timing, job)
     found = diagnosis_of(facts, rules, thresholds or {})
     return replace(found, failed=broken | dict(found.failed))
 
@@ -107,9 +112,27 @@ def chosen_rules(ignore: Collection[str], thresholds: Mapping[str, Mapping[str, 
     return [each for each in RULES.values() if each.name not in ignore]
 
 
-def _slowest(traces: TraceSet) -> Trace:
-    """Return the trace whose steps take longest."""
-    return max(traces.values(), key=lambda trace: int(trace.steps.duration_ns.sum()) if trace.steps else 0)
+def _chosen(
+    trace: Trace | TraceSet | str | os.PathLike[str],
+    rank: int | None,
+    collectives: Collectives,
+    executor: Executor | None,
+) -> tuple[Trace, Job | None]:
+    """Return the trace to diagnose and, of several ranks, their job."""
+    if isinstance(trace, (str, os.PathLike)):
+        path = last_window(os.fspath(trace))
+        several = Path(path).is_dir() or not Path(path).exists()  # a pattern, or a mistake
+        trace = path if several and path != "-" else read_file(Path(path))
+    if isinstance(trace, Trace):
+        if rank is not None and rank != (trace.rank or 0):
+            raise ValueError(f'"rank" must be the rank of the trace, {trace.rank or 0}: {rank!r}')
+        return trace, None
+    if not isinstance(trace, (TraceSet, str)):
+        raise TypeError(f'"trace" must be a trace, a set of traces, or a path: {trace!r:.200}')
+    if isinstance(trace, str):
+        check_ranks_path(trace)
+    job = job_of(trace, collectives, executor)
+    return job.trace(job.focus if rank is None else rank), job
 
 
 def diagnosis_of(

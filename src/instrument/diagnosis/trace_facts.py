@@ -26,6 +26,7 @@ from ..traces.trace import Trace
 from .activity import Activity, activity
 from .groups import inside_rows
 from .idle_causes import IdleCauses, idle_causes
+from .job import Job
 from .metrics import Metrics, metrics_of
 from .peaks import Peak, peak_of
 from .roofline import Roofline, roofline
@@ -46,6 +47,7 @@ class TraceFacts:
         trace: the trace.
         collectives: which kernels communicate.
         timing: the timing of the run from the manifest; None if there is none.
+        job: the ranks of the job; None if only this trace is known.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class TraceFacts:
         trace: Trace,
         collectives: Collectives = "auto",
         timing: Timing | None = None,
+        job: Job | None = None,
     ) -> None:
-        self.trace, self.collectives, self.timing = trace, collectives, timing
+        self.trace, self.collectives, self.timing, self.job = trace, collectives, timing, job
         self._places: dict[int, tuple[Finding, tuple[int, int]]] = {}  # by identity
 
     @cached_property

@@ -140,7 +140,8 @@ def _sentence(
     parts: Mapping[str, int],
 ) -> str:
     window, busy, copies = max(facts.window_ns, 1), parts["compute"], parts["copies"]
-    what, said = _what(facts), dict(_SENTENCES)
+    on = f" on rank {facts.trace.rank or 0}" if facts.job and facts.job.world_size > 1 else ""
+    what, said = _what(facts) + on, dict(_SENTENCES)
     if copies > classes.get("memory", 0) / 2:
         said["memory"] = "copies data while nothing computes"
     if bound is None:

@@ -68,7 +68,7 @@ def align(
     Returns:
         The clock of each rank.
     """
-    sequences = {rank: _sequences(trace, collectives(trace)) for rank, trace in traces.items()}
+    sequences = {rank: collective_sequences(trace, collectives(trace)) for rank, trace in traces.items()}
     clocks: dict[int, Clock] = {}
     waiting = sorted(traces)
     lowest = waiting[0] if waiting else 0
@@ -89,15 +89,29 @@ def align(
 
 
 @dataclass(frozen=True)
-class _Sequence:
-    """The collectives of one process group: the step of each launch or -1, the number of its name, its end."""
+class CollectiveSequence:
+    """The collectives of one process group on one rank, in order.
+
+    Attributes:
+        step: the number of the step that launched each, or -1.
+        name: a hash of its name.
+        end_ns: its end.
+        duration_ns: its duration.
+    """
 
     step: Array
     name: Array
     end_ns: Array
+    duration_ns: Array
 
 
-def _sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], _Sequence]:
+def collective_sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], CollectiveSequence]:
+    """Return the collectives of one rank by process group: its name and the ranks that are its members.
+
+    Args:
+        trace: the trace of the rank.
+        mask: which rows of `Trace.gpu` are collectives.
+    """
     rows = trace.gpu.where(mask)
     name = np.where(rows.collective > 0, rows.collective, rows.name)
     used, inverse = np.unique(name, return_inverse=True)
@@ -113,7 +127,9 @@ def _sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], _Sequence]:
         parts = [(-1, of_group)] if group else [(n, of_group[part]) for n, part in group_rows(streams[of_group])]
         for number, selected in parts:
             key = (text, members.get(text, "")) if group else ("", str(number))
-            result[key] = _Sequence(step[selected], name[selected], end_ns[selected])
+            result[key] = CollectiveSequence(
+                step[selected], name[selected], end_ns[selected], rows.duration_ns[selected]
+            )
     return result
 
 
@@ -126,7 +142,7 @@ def _members(trace: Trace) -> dict[str, str]:
 
 
 def _compare(
-    one: dict[tuple[str, str], _Sequence], other: dict[tuple[str, str], _Sequence]
+    one: dict[tuple[str, str], CollectiveSequence], other: dict[tuple[str, str], CollectiveSequence]
 ) -> tuple[int, int, int] | None:
     """Return the offset, its spread and the number of collectives of the most certain group and shift."""
     best = None
@@ -143,11 +159,11 @@ def _compare(
     return best and best[1]
 
 
-def _differences(one: _Sequence, other: _Sequence) -> Iterator[tuple[int, Array]]:
+def _differences(one: CollectiveSequence, other: CollectiveSequence) -> Iterator[tuple[int, Array]]:
     """Yield each shift of the second sequence, and how much earlier each of its collectives ended."""
     if (one.step >= 0).any() and (other.step >= 0).any():
         _, selected, other_selected = np.intersect1d(
-            _places(one.step), _places(other.step), assume_unique=True, return_indices=True
+            places(one.step), places(other.step), assume_unique=True, return_indices=True
         )
         selected, other_selected = selected[one.step[selected] >= 0], other_selected[one.step[selected] >= 0]
         yield 0, _apart(one, selected, other, other_selected)
@@ -157,7 +173,7 @@ def _differences(one: _Sequence, other: _Sequence) -> Iterator[tuple[int, Array]
         yield shift, _apart(one, selected, other, selected - shift)
 
 
-def _places(step: Array) -> Array:
+def places(step: Array) -> Array:
     """Return a number for each row, from its step and its position in the step."""
     order = np.argsort(step, kind="stable")
     ranked = step[order]
@@ -166,7 +182,7 @@ def _places(step: Array) -> Array:
     return places
 
 
-def _apart(one: _Sequence, selected: Array, other: _Sequence, other_selected: Array) -> Array:
+def _apart(one: CollectiveSequence, selected: Array, other: CollectiveSequence, other_selected: Array) -> Array:
     same = one.name[selected] == other.name[other_selected]
     apart: Array = one.end_ns[selected[same]] - other.end_ns[other_selected[same]]
     return apart

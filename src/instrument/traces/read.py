@@ -110,10 +110,15 @@ def _read_ranks(
 ) -> TraceSet:
     from .ranks import read_ranks
 
-    one = str(paths) if isinstance(paths, (str, os.PathLike)) else ""
-    if one and not Path(one).is_dir() and not glob.has_magic(one):
-        raise _not_found(one)
+    if isinstance(paths, (str, os.PathLike)) and str(paths):
+        check_ranks_path(paths)
     return read_ranks(paths, read_file, executor)
+
+
+def check_ranks_path(path: str | os.PathLike[str]) -> None:
+    """Raise FileNotFoundError if the path is neither a folder nor a pattern."""
+    if not Path(path).is_dir() and not glob.has_magic(str(path)):
+        raise _not_found(path)
 
 
 def _not_found(path: str | os.PathLike[str]) -> FileNotFoundError:

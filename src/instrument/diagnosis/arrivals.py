@@ -1,0 +1,117 @@
+"""Who arrives last at each collective, and how long the other ranks wait for it.
+
+In a collective, every rank's kernel ends at the same time, and begins when the rank arrives: the last rank to
+arrive has the shortest kernel, whatever the clocks of the machines say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..traces.align import CollectiveSequence, collective_kernels, collective_sequences, places
+from ..traces.table import Array
+from ..traces.trace import Trace
+
+Group = tuple[str, str]
+
+
+class RankArrivals(NamedTuple):
+    """One rank at the collectives of the job.
+
+    Attributes:
+        last: how often it arrived last.
+        waited_ns: how long it waited for the last rank, over all collectives.
+        caused_ns: how long all other ranks waited when it was the last.
+    """
+
+    last: int
+    waited_ns: int
+    caused_ns: int
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """The arrivals of all ranks at the collectives that they share.
+
+    Attributes:
+        ranks: by rank; the sums of ``waited_ns`` and of ``caused_ns`` over all ranks are equal.
+        collectives: the number of collectives that were compared.
+        unmatched: why process groups were left out, each reason with the number of groups.
+        missing: the ranks of the job without a trace.
+    """
+
+    ranks: Mapping[int, RankArrivals]
+    collectives: int
+    unmatched: Mapping[str, int]
+    missing: tuple[int, ...] = ()
+
+    @property
+    def latest(self) -> int | None:
+        """The rank for which the others waited longest; None if nothing was compared."""
+        causes = {rank: each.caused_ns for rank, each in self.ranks.items() if each.caused_ns}
+        return max(causes, key=lambda rank: causes[rank], default=None)
+
+
+def arrivals(traces: Mapping[int, Trace], missing: tuple[int, ...] = ()) -> Arrivals:
+    """Return who arrived last at each collective that the ranks share.
+
+    Collectives are the same if they have the same place in the same process group, counted within each step if
+    steps are marked, and the same name. A group is left out if a rank of it is missing, or if its ranks recorded
+    different numbers of collectives.
+
+    Args:
+        traces: the traces by rank; `SlimTrace` is enough.
+        missing: the ranks of the job without a trace.
+    """
+    sequences = {rank: collective_sequences(trace, collective_kernels(trace)) for rank, trace in traces.items()}
+    last, waited, caused = Counter[int](), Counter[int](), Counter[int]()
+    count, unmatched = 0, Counter[str]()
+    for group in sorted({group for each in sequences.values() for group in each}):
+        ranks = sorted(rank for rank in sequences if group in sequences[rank])
+        reason, durations = _matched([sequences[rank][group] for rank in ranks])
+        if missing and not (group[0] and group[1]):
+            reason = "ranks are missing, and the members of the group are unknown"
+        elif any(str(rank) in _members(group) for rank in missing):
+            reason = "ranks of the group are missing"
+        if reason or len(ranks) < 2:
+            unmatched[reason or "only one rank has it"] += 1
+            continue
+        shortest = durations.argmin(axis=0)
+        waits = durations - durations.min(axis=0)
+        count += durations.shape[1]
+        for row, rank in enumerate(ranks):
+            is_last = shortest == row
+            last[rank] += int(is_last.sum())
+            waited[rank] += int(waits[row].sum())
+            caused[rank] += int(waits[:, is_last].sum())
+    found = {rank: RankArrivals(last[rank], waited[rank], caused[rank]) for rank in sorted(traces)}
+    return Arrivals(found, count, dict(unmatched), missing)
+
+
+def _members(group: Group) -> set[str]:
+    """Return the ranks of a group with a name; the key of one without has the place of its stream instead."""
+    if not group[0]:
+        return set()
+    return set(group[1].strip("[]").replace(" ", "").split(","))
+
+
+def _matched(sequences: list[CollectiveSequence]) -> tuple[str, Array]:
+    """Return why the collectives of the ranks do not match, or their durations: a row for each rank."""
+    keys = [places(each.step) if (each.step >= 0).any() else np.arange(len(each.step)) for each in sequences]
+    common = keys[0]
+    for key in keys[1:]:
+        common = np.intersect1d(common, key)
+    stepped = all((each.step >= 0).any() for each in sequences)
+    if not len(common) or (not stepped and any(len(key) != len(common) for key in keys)):
+        return "its ranks recorded different numbers of collectives", np.empty((0, 0), np.int64)
+    rows = [np.argsort(key)[np.searchsorted(np.sort(key), common)] for key in keys]
+    names = np.stack([each.name[row] for each, row in zip(sequences, rows, strict=True)])
+    same = (names == names[0]).all(axis=0)
+    if not same.any():
+        return "its ranks recorded different collectives", np.empty((0, 0), np.int64)
+    return "", np.stack([each.duration_ns[row] for each, row in zip(sequences, rows, strict=True)])[:, same]

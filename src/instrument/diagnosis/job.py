@@ -1,0 +1,84 @@
+"""`Job`: what is known of all ranks of a job, kept small so that any number of ranks fits into memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ..traces.communication import Collectives
+from ..traces.ranks import TraceSet, read_ranks
+from ..traces.read import read_file
+from ..traces.slim import SlimTrace, slim, slim_reader
+from ..traces.trace import Trace
+from .arrivals import Arrivals, arrivals
+
+_LATE = 0.1  # of the time of the ranks: waiting less for one rank does not make it the one to look at
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks of a job.
+
+    Attributes:
+        ranks: by rank, the steps and collectives.
+        world_size: the number of ranks of the job.
+        missing: the ranks without a trace.
+        failed: the files that could not be read, each with the reason.
+        whole: the whole traces, as far as they are in memory.
+    """
+
+    ranks: Mapping[int, SlimTrace]
+    world_size: int
+    missing: tuple[int, ...]
+    failed: Mapping[Path, str]
+    whole: Mapping[int, Trace]
+
+    @cached_property
+    def arrivals(self) -> Arrivals:
+        """Who arrives last at the collectives of the job."""
+        return arrivals(self.ranks, self.missing)
+
+    @property
+    def focus(self) -> int:
+        """The rank to look at: the one that others wait for; if they wait little, the one that takes longest."""
+        latest = self.arrivals.latest
+        total_ns = sum(trace.window_ns for trace in self.ranks.values())
+        if latest is not None and self.arrivals.ranks[latest].caused_ns >= _LATE * total_ns:
+            return latest
+        return max(self.ranks, key=lambda rank: (self.ranks[rank].window_ns, -rank))
+
+    def trace(self, rank: int) -> Trace:
+        """Return the whole trace of a rank, from memory or from its file.
+
+        Raises:
+            ValueError: the job has no trace of this rank.
+            TraceError, OSError: the file cannot be read.
+        """
+        if rank not in self.ranks:
+            raise ValueError(f'"rank" must be one of {", ".join(map(str, self.ranks))}: {rank!r}')
+        return self.whole.get(rank) or read_file(self.ranks[rank].path)
+
+
+def job_of(
+    traces: TraceSet | str | os.PathLike[str], collectives: Collectives, executor: Executor | None = None
+) -> Job:
+    """Return the job of these traces; those of a folder or pattern are read one after the other, and forgotten.
+
+    Args:
+        traces: the traces, or their folder or pattern.
+        collectives: which kernels communicate.
+        executor: reads the files; by default processes of this machine.
+
+    Raises:
+        TraceError, OSError: as `read_traces`.
+    """
+    if isinstance(traces, TraceSet):
+        ranks = {rank: slim(trace, collectives) for rank, trace in traces.items()}
+        return Job(ranks, traces.world_size, tuple(traces.missing), traces.failed, dict(traces))
+    found = read_ranks(traces, slim_reader(collectives), executor)
+    kept = {rank: trace for rank, trace in found.items() if isinstance(trace, SlimTrace)}
+    return Job(kept, found.world_size, tuple(found.missing), found.failed, {})

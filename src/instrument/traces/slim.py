@@ -1,0 +1,82 @@
+"""Keeps of a rank's trace only what comparing ranks needs, so that any number of ranks fits into memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from .align import collective_kernels
+from .communication import Collectives, communication_mask
+from .intervals import clip, merge_overlaps, total_ns
+from .read import read_file
+from .table import COLUMNS, KERNEL, TEXT, Array, Strings, Table, table
+from .trace import Trace
+
+
+@dataclass
+class SlimTrace(Trace):
+    """A trace with its steps and collectives only.
+
+    Attributes:
+        window_ns: the time of its steps and of the work that they launched or, without steps, of all GPU work.
+        compute_ns: the part of it during which a kernel that does not communicate runs.
+    """
+
+    window_ns: int = 0
+    compute_ns: int = 0
+
+
+def read_slim(path: Path, collectives: Collectives = "auto") -> SlimTrace:
+    """Read one file, and keep its steps and collectives; errors as those of `read_file`."""
+    return slim(read_file(path), collectives)
+
+
+def slim_reader(collectives: Collectives) -> partial[SlimTrace]:
+    """Return a function that reads a file, and that other processes can import."""
+    return partial(read_slim, collectives=collectives)
+
+
+def slim(trace: Trace, collectives: Collectives = "auto") -> SlimTrace:
+    """Return what `SlimTrace` keeps of a trace."""
+    gpu, steps = trace.gpu, trace.steps
+    start = int(steps.start_ns.min()) if steps else int(gpu.start_ns.min()) if gpu else 0
+    own = gpu.where(gpu.step >= 0) if steps else gpu
+    ends = [int(part.end_ns.max()) for part in (steps, own) if part]
+    end = max(ends, default=start)
+    computes = ~communication_mask(gpu, collectives) & (gpu.category == KERNEL)
+    compute = clip(merge_overlaps(gpu.start_ns[computes], gpu.end_ns[computes]), start, end)
+    strings = Strings()
+    kept = {"steps": steps, "gpu": gpu.where(collective_kernels(trace))}
+    tables = {name: _copied(kept[name], strings) if name in kept else None for name in COLUMNS}
+    texts = list(strings)
+    return SlimTrace(
+        **{field.name: getattr(trace, field.name) for field in fields(Trace)}
+        | {name: _empty(name, texts) if rows is None else Table(rows, texts) for name, rows in tables.items()}
+        | {"strings": texts, "look_up": None, "metadata": _groups(trace)},
+        window_ns=end - start,
+        compute_ns=total_ns(compute),
+    )
+
+
+def _copied(rows: Table, strings: Strings) -> dict[str, Array]:
+    """Return the columns with strings renumbered, so that the strings of other rows can go."""
+    columns = {}
+    for name in rows:
+        column = rows[name]
+        if name in TEXT:
+            codes, of = np.unique(column, return_inverse=True)
+            column = np.array([strings[rows.strings[code]] for code in codes.tolist()], column.dtype)[of]
+        columns[name] = column.copy()
+    return columns
+
+
+def _empty(kind: str, texts: list[str]) -> Table:
+    return table(kind, {"start_ns": np.empty(0, np.int64)}, texts)
+
+
+def _groups(trace: Trace) -> dict[str, object]:
+    info = trace.metadata.get("distributedInfo")
+    return {"distributedInfo": info} if info else {}
