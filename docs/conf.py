@@ -38,7 +38,7 @@ CONTENTS = {
         "diagnose",
         "doctor",
     ],
-    "Look up": ["reference", "rules", "glossary", "globals", "costs", "support", "public-scripts"],
+    "Look up": ["reference", "rules", "metrics", "glossary", "globals", "costs", "support", "public-scripts"],
     "Work on it": ["architecture", "/CONTRIBUTING", "/CHANGELOG"],
 }
 

@@ -212,7 +212,9 @@ def summary_of(trace: Trace) -> str:
 
 def documented_summary(document: str) -> list[str]:
     """Return the lines of the GPU trace's summary in a document, without the command and "..."."""
-    (block,) = re.findall(r"```\n((?:\$[^\n]*\n)?Where the step went: CPU .*?)```", document, re.DOTALL)
+    (block,) = re.findall(
+        r"```\n((?:\$[^\n]*\n)?(?:Bound by [^`]*?)?Where the step went: CPU .*?)```", document, re.DOTALL
+    )
     return [line for line in block.splitlines() if line != "..." and not line.startswith("$")]
 
 

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from instrument.diagnosis import metrics as metrics_module
-from instrument.diagnosis.metrics import metrics
+from instrument.diagnosis import trace_facts
+from instrument.diagnosis.trace_facts import TraceFacts
 from instrument.report.gpu import Graphs, count_graph_launches, print_gpu_time, print_graph_launches
 from instrument.report.trace_report import print_windows
 from instrument.traces import summary
@@ -68,7 +69,7 @@ def test_text_on_graphs() -> None:
 def test_gpu_time_fits_the_console() -> None:
     """The sentence on GPU time names its span and fits the console."""
     out = StringIO()
-    print_gpu_time(metrics(graph_trace()), console=Console(file=out, width=80))
+    print_gpu_time(TraceFacts(graph_trace()), console=Console(file=out, width=80))
     lines = out.getvalue().splitlines()
     assert lines[1].startswith("GPU, 210 ns from the first start to the last end of its work: compute")
     assert max(map(len, lines)) <= 80
@@ -82,7 +83,7 @@ def test_step_lengths_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None
         measured.append(trace)
         return step_lengths(trace, collectives)
 
-    for module in (summary, metrics_module):
+    for module in (summary, metrics_module, trace_facts):
         monkeypatch.setattr(module, "step_lengths", count_calls)
     windows = [graph_trace(), graph_trace()]
     print_windows([(trace, None) for trace in windows], "auto", console=Console(file=StringIO()))
@@ -100,7 +101,7 @@ def test_counted(number: float, expected: str) -> None:
 
 def gpu_text(*gpu: Row) -> str:
     out = StringIO()
-    print_gpu_time(metrics(trace_of(gpu=list(gpu))), console=Console(file=out, width=80))
+    print_gpu_time(TraceFacts(trace_of(gpu=list(gpu))), console=Console(file=out, width=80))
     return out.getvalue()
 
 

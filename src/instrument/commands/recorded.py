@@ -41,12 +41,13 @@ class Recorded:
         return {file: f"rank {self.rank}, {_steps(entry)}" for file, entry in self.windows[:-1]}
 
 
-def recorded(path: str, traces: TraceSet) -> Recorded | None:
-    """Return the windows of the lowest rank's run; None if ``path`` is not the folder of a run.
+def recorded(path: str, traces: TraceSet, rank: int | None = None) -> Recorded | None:
+    """Return the windows of a rank's run, by default the lowest's; None if ``path`` is not the folder of a run.
 
     Traces of that rank's other runs are added to `TraceSet.left_out`.
     """
-    rank, trace = next(iter(traces.items()))
+    rank = next(iter(traces)) if rank is None else rank
+    trace = traces[rank]
     files = dict(traces_in(Path(path)))
     own = files.get(trace.path)
     if own is None:

@@ -56,6 +56,12 @@ def summarize(
     expand: Annotated[
         bool, typer.Option("--expand", help="Show regions whose names differ only in numbers one by one.")
     ] = False,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="The rank to print below the table of ranks: by default the lowest.", metavar="N"
+        ),
+    ] = None,
     lanes: Annotated[
         Path | None,
         typer.Option(
@@ -89,7 +95,10 @@ def summarize(
         trace = _with_steps(read, steps_from)
         if lanes is not None and isinstance(trace, Trace):
             _add(trace, lanes)
-        run = recorded(path, trace) if isinstance(trace, TraceSet) else None
+        if isinstance(trace, TraceSet) and rank is not None and rank not in trace:
+            known = ", ".join(map(str, trace.ranks))
+            raise _refused(f"{path} has no trace of rank {rank}; it has: {known}", "--rank")
+        run = recorded(path, trace, rank) if isinstance(trace, TraceSet) else None
         failed = failed or (isinstance(trace, TraceSet) and bool(trace.failed))
         if as_json:
             if run is not None and isinstance(trace, TraceSet):
@@ -98,7 +107,7 @@ def summarize(
             continue
         if len(traces) > 1:
             print_line(console, path, bold=True, space=True)
-        failed = not _print(trace, path, run, pattern, steps_from, expand, console) or failed
+        failed = not _print(trace, path, run, pattern, steps_from, expand, rank, console) or failed
     if numbers:
         typer.echo(json.dumps(numbers if len(traces) > 1 else numbers[0], indent=2))
     if failed:
@@ -181,17 +190,18 @@ def _print(
     collectives: Collectives,
     steps_from: str | None,
     expand: bool,
+    rank: int | None,
     console: Console,
 ) -> bool:
     """Print the summary of a trace, a set or a run; return whether every trace could be read."""
-    first = next(iter(trace.values())) if isinstance(trace, TraceSet) else trace
+    first = trace if isinstance(trace, Trace) else trace[next(iter(trace)) if rank is None else rank]
     last: Windows = [(first, Timing.from_manifest(entry_of(first.path)))]
     files, folder, unread = [first.path], first.path.parent, list[Path]()
     if not isinstance(trace, TraceSet):
         print_windows(last, collectives, expand=expand, console=console)
     elif run is None or len(run.windows) < 2:
         hidden = run.hidden if run else ()
-        print_trace_set(trace, collectives, windows=last, hidden=hidden, expand=expand, console=console)
+        print_trace_set(trace, collectives, windows=last, hidden=hidden, expand=expand, rank=rank, console=console)
     else:
         files, folder = [file for file, _ in run.windows], run.folder
         windows = _read(run, first, steps_from, unread)
@@ -202,6 +212,7 @@ def _print(
             title=run.title,
             hidden=run.hidden,
             expand=expand,
+            rank=rank,
             console=console,
         )
     if first.format == "kineto" and path != "-":

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,6 +43,10 @@ class MissingEvidenceError(Exception):
 class TraceFacts:
     """What rules read of one trace.
 
+    Args:
+        trace: as the attribute, and so are ``collectives``, ``timing`` and ``job``.
+        lengths: the lengths of the steps; "measure" if they were not measured before.
+
     Attributes:
         trace: the trace.
         collectives: which kernels communicate.
@@ -56,14 +60,17 @@ class TraceFacts:
         collectives: Collectives = "auto",
         timing: Timing | None = None,
         job: Job | None = None,
+        lengths: StepLengths | Literal["measure"] | None = "measure",
     ) -> None:
         self.trace, self.collectives, self.timing, self.job = trace, collectives, timing, job
+        self._lengths = lengths
         self._places: dict[int, tuple[Finding, tuple[int, int]]] = {}  # by identity
 
     @cached_property
     def lengths(self) -> StepLengths | None:
         """The lengths of the steps; None without steps or without GPU work."""
-        return step_lengths(self.trace, self.collectives)
+        known = self._lengths
+        return step_lengths(self.trace, self.collectives) if known == "measure" else known
 
     @cached_property
     def metrics(self) -> Metrics:

@@ -41,8 +41,8 @@ _SENTENCES: dict[Bound, str] = {
     "synchronization": "idles after lines that make the CPU wait for it",
     "overhead": "idles because the CPU is too slow to launch its work",
     "communication": "communicates without computing",
-    "compute": "computes at the speed of its arithmetic units",
-    "memory": "moves data to and from its memory",
+    "compute": "runs kernels that arithmetic limits",
+    "memory": "runs kernels that memory limits",
 }
 
 

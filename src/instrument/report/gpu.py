@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ..console import print_line, print_table, print_wrapped
 from ..diagnosis.metrics import Metrics
+from ..diagnosis.trace_facts import TraceFacts
 from ..traces.trace import Trace
 from ..units import count, counted, duration, percent
 
@@ -17,6 +18,8 @@ _GRAPH = re.compile(r"^CUDA graph \d+$")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")
 _KERNELS = 10
 _GPUS = 16
+_MODULE = "nn.Module: "
+_LITTLE, _SHOWN = 0.01, 0.001  # of the window
 _PARTS = (
     ("compute_ns", "compute"),
     ("exposed_comm_ns", "exposed communication"),
@@ -75,16 +78,18 @@ def print_graph_launches(graphs: Graphs, *, console: Console) -> None:
         )
 
 
-def print_gpu_time(numbers: Metrics, *, console: Console) -> None:
-    """Print how the time from the first start to the last end of GPU work was spent, and the longest kernels.
+def print_gpu_time(facts: TraceFacts, *, console: Console) -> None:
+    """Print how the GPU spent its time, why it idled, and the kernels and modules with the most GPU time.
 
     A trace without GPU work prints nothing.
     """
+    numbers = facts.metrics
     if not numbers["gpu_events"]:
         return
     print_line(console, "")
     gpus = sum(gpu["device"] >= 0 for gpu in numbers["per_gpu"])
     _render_parts(numbers, gpus, console)
+    _print_idle_causes(facts, console)
     kernels = numbers["kernel_table"]
     rows = [
         (
@@ -99,6 +104,41 @@ def print_gpu_time(numbers: Metrics, *, console: Console) -> None:
         print_table(["kernel" + f" (all {gpus} GPUs)" * (gpus > 1), "calls", "GPU", "% kernels"], rows, console)
     if len(kernels) > _KERNELS:
         print_line(console, f"... and {counted(len(kernels) - _KERNELS, 'more kernel')}")
+    _print_modules(numbers, console)
+
+
+def _print_idle_causes(facts: TraceFacts, console: Console) -> None:
+    """Print what the CPU did while the GPU idled; nothing if it hardly idled."""
+    causes = facts.idle.totals() if facts.gpu else {}
+    idle_ns = sum(causes.values())
+    if idle_ns < _LITTLE * facts.window_ns:
+        return
+    parts = ", ".join(
+        f"{cause.replace('_', ' ')} {percent(ns, facts.window_ns)} %"
+        for cause, ns in causes.items()
+        if ns >= _SHOWN * facts.window_ns
+    )
+    where = "the steps" if facts.trace.steps else "this time"
+    print_wrapped(console, f"Idle by cause, of {duration(facts.window_ns)} of {where}: {parts}")
+
+
+def _print_modules(numbers: Metrics, console: Console) -> None:
+    """Print the modules with the most GPU time, which a trace with Python stacks knows; nothing without them."""
+    known = [row for row in numbers["module_table"] if row["gpu_ns"]]
+    if not known:
+        return
+    rows = [
+        (
+            0,
+            row["name"].removeprefix(_MODULE),
+            [count(row["calls"]), duration(row["cpu_ns"]), duration(row["gpu_ns"])],
+        )
+        for row in known[:_KERNELS]
+    ]
+    print_line(console, "")
+    print_table(["module, with those inside it", "calls", "CPU", "GPU"], rows, console)
+    if len(known) > _KERNELS:
+        print_line(console, f"... and {counted(len(known) - _KERNELS, 'more module')}")
 
 
 def _render_parts(numbers: Metrics, gpus: int, console: Console) -> None:

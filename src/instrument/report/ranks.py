@@ -8,12 +8,13 @@ from itertools import islice
 from rich.console import Console
 
 from ..console import print_line, print_table, print_wrapped
+from ..diagnosis.job import job_of
 from ..diagnosis.metrics import Metrics, metrics
 from ..traces.align import Clock
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.salvage import OTHER_TYPES
-from ..units import duration, percent
+from ..units import counted, duration, percent
 
 _MOST = 20  # ranks on one line
 _FILES = 20
@@ -45,6 +46,8 @@ def print_rank_table(traces: TraceSet, collectives: Collectives, *, title: str =
         ]
         print_table(columns, rows, console)
         print_wrapped(console, _CLOCK)
+    if several:
+        _print_late_rank(traces, collectives, console)
     if traces.missing:
         print_line(console, f"Missing: rank {_numbers(traces.missing)}")
     if several and traces.guessed:
@@ -62,6 +65,18 @@ def print_rank_table(traces: TraceSet, collectives: Collectives, *, title: str =
         if trace.lost:
             damage = "Different format" if trace.lost.reasons.keys() == {OTHER_TYPES} else "Damaged"
             print_line(console, f"{damage}, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
+
+
+def _print_late_rank(traces: TraceSet, collectives: Collectives, console: Console) -> None:
+    """Print which rank the others wait for at the collectives that all share."""
+    found = job_of(traces, collectives).arrivals
+    rank = found.latest
+    if rank is not None:
+        waited = duration(found.ranks[rank].caused_ns / max(len(found.ranks) - 1, 1))
+        times = f"{found.ranks[rank].last} of {counted(found.collectives, 'collective')}"
+        print_wrapped(
+            console, f"Rank {rank} arrives last at {times}: each other rank waits {waited} for it on average."
+        )
 
 
 def _numbers(ranks: Sequence[int]) -> str:

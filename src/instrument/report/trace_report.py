@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from ..console import print_line
-from ..diagnosis.metrics import metrics_of
+from ..console import print_line, print_wrapped
+from ..diagnosis.trace_facts import TraceFacts
+from ..diagnosis.verdict import verdict_of
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.summary import merge, summarize
@@ -55,12 +56,15 @@ def print_windows(
         lost.append(trace.lost)
         graphs += count_graph_launches(trace)
     several = len(summaries) > 1
+    facts = TraceFacts(trace, collectives, summaries[-1].timing, lengths=summaries[-1].lengths)
+    if facts.gpu:
+        of = "The last window: " * several
+        print_wrapped(console, of + verdict_of(facts).text)
     summary = merge(summaries) if several else summaries[0]
     print_summary(summary, files=[], folder=trace.path.parent, hidden=hidden, expand=expand, console=console)
-    numbers = metrics_of(trace, collectives, summaries[-1].lengths)
-    if several and numbers["gpu_events"]:
+    if several and trace.gpu:
         print_line(console, f"The last of {len(summaries)} windows", bold=True, space=True)
-    print_gpu_time(numbers, console=console)
+    print_gpu_time(facts, console=console)
     print_graph_launches(graphs, console=console)
     for one in lost:
         print_losses(one, console=console)
@@ -75,9 +79,10 @@ def print_trace_set(
     title: str = "",
     hidden: Sequence[str] = (),
     expand: bool = False,
+    rank: int | None = None,
     console: Console,
 ) -> None:
-    """Print the ranks of a job side by side, then the lowest rank: its trace or, if given, its ``windows``.
+    """Print the ranks of a job side by side, then one of them: its trace or, if given, its ``windows``.
 
     Args:
         traces: One window of each rank.
@@ -86,11 +91,13 @@ def print_trace_set(
         title: A name for the windows; by default the path of the trace.
         hidden: As in `print_windows`.
         expand: As in `print_windows`.
+        rank: The rank to print; by default the lowest.
         console: Where to print.
     """
     several = traces.world_size > 1
     print_rank_table(traces, collectives, title=title, console=console)
-    rank, trace = next(iter(traces.items()))
+    rank = next(iter(traces)) if rank is None else rank
+    trace = traces[rank]
     heading = f"Rank {rank}{', ' * bool(title)}{title}" if several else ""
     print_line(console, heading, bold=True, space=several)
     print_windows(windows or [(trace, None)], collectives, hidden=hidden, expand=expand, console=console)
