@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from instrument.diagnosis.metrics import metrics
@@ -98,6 +100,29 @@ def reduce(start: int, end: int, **columns: object) -> Row:
     return kernel("nccl", start, end, stream=9, collective="allreduce", group="dp", dtype="BFloat16", **columns)
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "factor"),
+    [
+        ("allreduce", 4, 1.5),
+        ("all_gather_into_tensor", 4, 0.75),
+        ("_reduce_scatter_base", 4, 0.75),
+        ("all_to_allv", 2, 0.5),
+        ("broadcast", 8, 1.0),
+        ("allreduce", 1, 0.0),
+        ("barrier", 4, None),
+    ],
+)
+def test_bus_bandwidth(name: str, ranks: int, factor: float | None) -> None:
+    """The factors are those of nccl-tests, if the size of the group is known."""
+    trace = trace_of(gpu=[reduce(0, 100, elements_out=50) | {"collective": name}])
+    known = {"distributedInfo": {"pg_config": [{"pg_name": "dp", "pg_size": ranks}]}}
+    (row,) = metrics(replace(trace, metadata=known))["collective_table"]
+    assert row["bus_bytes_per_s"] == (None if factor is None else 1e9 * factor)
+    for hostile in ([3], [{"pg_name": "dp", "pg_size": "4"}], 3):
+        (row,) = metrics(replace(trace, metadata={"distributedInfo": {"pg_config": hostile}}))["collective_table"]
+        assert row["bus_bytes_per_s"] is None
+
+
 def test_collective_table() -> None:
     """Collectives have the bytes of the larger side, time and exposed time, by name, group and type."""
     numbers = metrics(
@@ -120,5 +145,6 @@ def test_collective_table() -> None:
         "sum_ns": 100,
         "exposed_ns": 90,
         "bytes_per_s": 1e9,
+        "bus_bytes_per_s": None,
     }
     assert (second["name"], second["bytes"], second["bytes_per_s"]) == ("ncclKernel_Broadcast", None, None)

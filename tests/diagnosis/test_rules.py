@@ -480,6 +480,17 @@ def test_time_to_win(rule: str, win_us: float) -> None:
     assert win_ns / 1000 == pytest.approx(win_us, rel=0.01)
 
 
+def test_lost_kernels_and_the_verdict() -> None:
+    """The verdict abstains if many kernels are lost; those that ran after the recording are no loss."""
+    lossy = diagnose(SHOWN["lost-kernels"]().trace())
+    assert lossy.bound is None
+    assert lossy.coverage == "the kernels of 2 of 5 launches are not in the trace"
+    ahead = MadeLoop()
+    for at in range(2500, 2900, 10):
+        ahead.call("cudaLaunchKernel", at, at + 1)
+    assert (diagnose(ahead.trace()).findings, diagnose(ahead.trace()).bound) == ((), "compute")
+
+
 def test_gpu_time_wins_nothing_if_the_cpu_sets_the_pace() -> None:
     """A loop that only launches is not faster with faster kernels."""
     loop = MadeLoop(busy=False)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from instrument.diagnosis.diagnose import diagnose
 from instrument.diagnosis.metrics import metrics
 from instrument.errors import TraceError
 from instrument.report.trace_report import print_trace
@@ -54,6 +55,10 @@ def read_all(path: Path) -> str:
     console = Console(file=io.StringIO(), width=120)
     print_trace(trace, "auto", console=console)
     render(audit_syncs(trace), console=console)
+    diagnosis = diagnose(trace)
+    assert not diagnosis.failed, diagnosis.failed
+    json.loads(diagnosis.to_json(), parse_constant=_refuse)
+    console.print(diagnosis)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     odd = {char for char in shown if not char.isprintable()} - {"\n"}
     assert not odd, f"characters that reach the terminal: {odd}"
@@ -63,6 +68,10 @@ def read_all(path: Path) -> str:
             with suppress(TraceError):
                 trace.args(table, row)
     return "read"
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
 
 
 @contextmanager

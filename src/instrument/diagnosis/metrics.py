@@ -15,7 +15,7 @@ from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
 from . import idle, launches, steps
 from .activity import activity, counts, per_gpu, ratio, span, split
-from .collectives import collective_table
+from .collectives import collective_table, group_sizes
 from .definitions import DEFINITIONS, WINDOWS, Basis, Window
 from .groups import GroupedEvents
 from .matmul import matmul_table
@@ -128,7 +128,7 @@ def metrics_of(trace: Trace, collectives: Collectives, lengths: StepLengths | No
         "operator_table": operator_table(trace.operators, gpu, work),
         "region_table": region_table(trace.regions, gpu, work),
         "module_table": module_table(trace.frames, gpu, work),
-        "collective_table": collective_table(gpu, communicate, done.compute),
+        "collective_table": collective_table(gpu, communicate, done.compute, group_sizes(trace)),
         "matmul_table": matmul_table(trace.operators, gpu, work),
     }
     windows, coverage = _windows(trace, launched, lengths), _coverage(trace, blocks, limits, lengths)

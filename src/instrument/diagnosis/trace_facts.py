@@ -33,6 +33,7 @@ from .roofline import Roofline, roofline
 
 _HIGH, _MEDIUM = 0.1, 0.03  # shares of a step
 _BUSY = 0.9  # share of the step from which the GPU sets its length
+_LAUNCH = re.compile("LaunchKernel")
 _HOST_CAUSES = ("launch_overhead", "synchronization", "launch_latency")
 
 
@@ -194,6 +195,17 @@ class TraceFacts:
         steps = self.trace.steps
         last = int(steps.end_ns.max()) if steps else max((wait.end_ns for wait in self.waits), default=0)
         return max(self.window[1] - last, 0) if steps else 0
+
+    @cached_property
+    def lost_launches(self) -> tuple[int, int]:
+        """The launches in the window up to that of the last recorded kernel, and those without a kernel."""
+        runtime, gpu = self.trace.runtime, self.trace.gpu
+        linked = np.zeros(len(runtime), bool)
+        linked[gpu.launch[gpu.launch >= 0]] = True
+        last = int(runtime.start_ns[linked].max(initial=self.window[0]))
+        calls = np.flatnonzero(runtime.matching("name", _LAUNCH))
+        calls = calls[(runtime.start_ns[calls] >= self.window[0]) & (runtime.start_ns[calls] <= last)]
+        return len(calls), int((~linked[calls]).sum())
 
     def require_gpu(self) -> None:
         """Raise `MissingEvidenceError` if the trace has no GPU work."""

@@ -33,6 +33,7 @@ _COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
     "normalization", "softmax", "elementwise", "reduction", "copy", "optimizer", "embedding", "memory",
 )  # fmt: skip
 _LEAST = 1 / 3  # of the step, for one class to bound it
+_LOST = 0.1  # of the launches, from which times on the GPU say too little
 _CLOSE = 0.05  # of the step: a second class this close is named, too
 _COVERAGE = 0.5  # of the kernels' time, to tell compute from memory
 
@@ -83,7 +84,10 @@ def verdict_of(facts: TraceFacts) -> Verdict:
     order = sorted(classes, key=lambda name: -classes[name])
     bound: Bound | None = order[0]
     per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
-    if memory is None and busy > classes[order[0]]:
+    launches, lost = facts.lost_launches
+    if lost > _LOST * launches:
+        bound, coverage = None, f"the kernels of {lost:,} of {launches:,} launches are not in the trace"
+    elif memory is None and busy > classes[order[0]]:
         bound, coverage = None, "it is not known whether compute or memory limits the kernels: " + coverage
     elif classes[order[0]] < _LEAST * window:
         bound, coverage = None, "no class takes a third of the time"
