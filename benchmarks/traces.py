@@ -78,6 +78,20 @@ def plain(path: Path) -> Callable[[], object]:
     return work
 
 
+def read_only(path: Path) -> Callable[[], object]:
+    """Read a trace."""
+    from instrument.traces.read import read_file
+
+    return lambda: read_file(path)
+
+
+def diagnosed(path: Path) -> Callable[[], object]:
+    """Read a trace and diagnose it."""
+    from instrument.diagnosis.diagnose import diagnose
+
+    return lambda: diagnose(path)
+
+
 def one_rank(path: Path) -> Callable[[], object]:
     """Read the first file of a folder."""
     from instrument.traces.read import read_file
@@ -99,7 +113,12 @@ BESIDE = {
     "torch_tb_profiler": tensorboard,
     "json.load, no numbers": plain,
 }
-CANDIDATES = BESIDE | {"one rank": one_rank, "all ranks": all_ranks}
+CANDIDATES = BESIDE | {
+    "read": read_only,
+    "diagnose": diagnosed,
+    "one rank": one_rank,
+    "all ranks": all_ranks,
+}
 
 
 class Cost(NamedTuple):
@@ -149,6 +168,22 @@ def beside(file: TraceFile, rounds: int) -> None:
     verdict("peak memory to the file's size", mine.peak / file.size, 1.3)
 
 
+def diagnosis(file: TraceFile) -> None:
+    """Measure a diagnosis against reading alone, and the whole command."""
+    print(f"\nA diagnosis: {file}, medians of {ROUNDS}")
+    read, diagnose = costs([("read", file.path), ("diagnose", file.path)], ROUNDS)
+    command = [sys.executable, "-m", "instrument", "diagnose", str(file.path)]
+    seconds = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=True)
+        seconds.append(time.perf_counter() - begin)
+    print(f"  reading alone {read}")
+    print(f"  diagnose      {diagnose}")
+    verdict("diagnose to reading alone", diagnose.seconds / read.seconds, 1.6)
+    verdict("the command, in seconds", statistics.median(seconds), 1.5)
+
+
 def linear(tiled: dict[int, TraceFile]) -> None:
     """Measure reading and metrics of increasingly long files."""
     print(f"\nTime by events, medians of {FEW}")
@@ -189,6 +224,7 @@ def main() -> None:
         print(f"\nPython {sys.version.split()[0]}, first file: {files.origin}; the others are tiled from it")
         beside(files.first, FEW)
         beside(files.tiled[MANY], 1)
+        diagnosis(files.first)
         linear(files.tiled)
         parallel(files)
 

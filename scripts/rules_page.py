@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from instrument.diagnosis.diagnose import BUILT_IN, diagnose
 from instrument.diagnosis.rule import RULES, Rule
 from instrument.errors import TraceError
-from instrument.traces.read import read_file
 
 PAGE = Path(__file__).parent.parent / "docs" / "rules.md"
 _SHOWN = 3
@@ -48,18 +48,25 @@ def samples(folder: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(("malformed", "reference"))]
 
 
+def jobs(folder: Path) -> list[str]:
+    """Return the patterns of the traces in a folder that are the ranks of one job."""
+    patterns = Counter(re.sub(r"_r\d+\.", "_r*.", str(path)) for path in samples(folder))
+    return sorted(pattern for pattern, ranks in patterns.items() if ranks > 1)
+
+
 def fired(folder: Path) -> tuple[dict[str, list[str]], int]:
     """Return the names of the traces on which each rule fires, and the number of traces that could be read."""
     names: dict[str, list[str]] = defaultdict(list)
     count = 0
-    for path in samples(folder):
+    paths: list[str | Path] = [*samples(folder), *jobs(folder)]
+    for path in paths:
         try:
-            diagnosis = diagnose(read_file(path))
+            diagnosis = diagnose(path)
         except TraceError:
             continue
         count += 1
         for rule in dict.fromkeys(found.rule for found in diagnosis.findings):
-            names[rule].append(path.name.partition(".")[0])
+            names[rule].append(Path(path).name.partition(".")[0])
     return names, count
 
 

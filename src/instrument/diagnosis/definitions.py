@@ -179,7 +179,7 @@ DEFINITIONS: dict[str, Definition] = {
     "collective_table": _D(
         "Kernels that communicate, by collective, group and type: `exposed_ns` adds up the time of each kernel "
         "during which nothing computes; `bytes` is the size of the larger of input and output; `bus_bytes_per_s` "
-        "is `bytes_per_s` times the factor of nccl-tests for the n ranks of the group (all-reduce: 2 (n - 1) / n).",
+        "is `bytes_per_s` times the factor of nccl-tests for n ranks (all-reduce: 2 (n - 1) / n).",
         "table",
     ),
     "matmul_table": _D(

@@ -23,14 +23,31 @@ from . import markdown, serialize, terminal
 from .diagnosis_data import DiagnosisData
 from .job import Job, job_of
 from .rule import RULES, Rule, load_rules
-from .rules import attention, communication, compiled, device, fusion, host, kernels, memory, ranks, recording
+from .rules import (
+    attention,
+    communication,
+    compiled,
+    copies,
+    fusion,
+    host,
+    idle,
+    matmul_kernels,
+    matmul_shapes,
+    memory,
+    ranks,
+    recording,
+    utilization,
+)
 from .trace_facts import MissingEvidenceError, TraceFacts
 from .verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-BUILT_IN = (host, device, kernels, attention, fusion, compiled, memory, communication, ranks, recording)
+BUILT_IN = (
+    idle, host, copies, utilization, matmul_kernels, matmul_shapes, attention, fusion, compiled, memory,
+    communication, ranks, recording,
+)  # fmt: skip
 """The modules that define rules, in the order of docs/rules.md."""
 
 _STRETCHED = 1.3  # times as long as outside the window: times on the CPU are inflated

@@ -1,4 +1,4 @@
-"""Rules on how well the GPUs are used: copies, streams, multiprocessors and variation."""
+"""Rules on memcpys and memsets, and on kernels that only convert layouts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import numpy as np
 from ...findings import Evidence, Finding, Fix
 from ...traces.intervals import merge_overlaps, overlap_ns, total_ns
 from ...traces.synchronizations import direction
-from ...traces.table import KERNEL, MEMCPY, MEMSET, Array, Table
-from ...units import count, counted, duration
+from ...traces.table import MEMCPY, MEMSET, Array, Table
+from ...units import count, duration
 from ..groups import inside_rows, sum_by_group, unique_codes
-from ..occupancy import blocks_per_sm
 from ..rule import rule
-from ..trace_facts import MissingEvidenceError, TraceFacts
+from ..trace_facts import TraceFacts
 
 _DEVICE_COPY = re.compile("DtoD|CopyDeviceToDevice")
 _PAGEABLE = re.compile("Pageable")
 _LAYOUT = re.compile(r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", re.IGNORECASE)
 _TRANSPOSE = re.compile(r"batched_transpose|transpose_readWrite|convertTensor")  # inside a convolution
-_FEW = 10  # kernels: too few to speak of a program
 
 
 @rule("exposed-copies")
@@ -227,205 +225,4 @@ def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> 
             "optimizer.zero_grad()",
         ),
         at=facts.place_of(rows),
-    )
-
-
-@rule("low-sm-efficiency")
-def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
-    """Kernels have fewer thread blocks than the GPU has multiprocessors.
-
-    Needs grids of kernels and the GPU's number of multiprocessors. GPU utilization says whether any kernel runs;
-    this says how many multiprocessors have work: the time to win is, for each kernel, its time times the share of
-    multiprocessors without a block, as if its work could be spread evenly.
-    """
-    facts.require_gpu()
-    kernels = facts.kernels
-    blocks = blocks_per_sm(kernels, facts.trace.runtime, facts.trace.devices)
-    known = blocks > 0
-    if not known.any():
-        raise MissingEvidenceError("the trace has no grids, or the multiprocessors of the GPU are unknown")
-    communicates = facts.communication[facts.gpu.category == KERNEL]
-    unused = np.where(known & ~communicates, np.maximum(1 - blocks, 0), 0) * kernels.duration_ns
-    busy_ns = total_ns(facts.activity.kernels)
-    together = (1 - (facts.metrics["sm_eff_kernel_time"] or 1)) * busy_ns  # other kernels may fill the rest
-    win = facts.gpu_win(min(float(unused.sum()), together))
-    if known.sum() < _FEW or facts.share(win) < share:
-        return
-    row = int(np.argmax(unused))
-    names, of = np.unique(kernels.name, return_inverse=True)
-    most = names[np.argmax(np.bincount(of, unused))]
-    worst = np.flatnonzero(kernels.name == most)
-    short = kernels.strings[kernels.short_name[worst[0]]]
-    yield facts.finding(
-        f"Kernels leave multiprocessors empty, most of all {short}: {blocks[row]:.2f} blocks per multiprocessor",
-        win_ns=win,
-        kernel=short,
-        confidence="medium",
-        evidence=(
-            Evidence(
-                "unused_ns",
-                facts.per_step(float(unused.sum())),
-                "ns",
-                "Time of the kernels times the share of multiprocessors without a block, per step.",
-            ),
-            Evidence(
-                "sm_efficiency",
-                facts.metrics["sm_eff_kernel_time"],
-                "1",
-                facts.metrics.about("sm_eff_kernel_time").definition,
-            ),
-        ),
-        fix=Fix("Give each kernel more work: a larger batch, or small tensors joined into one."),
-        coverage=facts.metrics.about("sm_eff_span").coverage,
-        at=facts.place_of(kernels.where(worst)),
-    )
-
-
-@rule("low-occupancy")
-def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1) -> Iterator[Finding]:
-    """Kernels that fill the multiprocessors run few threads on each.
-
-    Needs the profiler's estimate of achieved occupancy. SM efficiency says whether a multiprocessor has a block;
-    occupancy says how many of its threads are in use, to hide the latency of memory. Kernels for matmuls,
-    convolutions and attention reach the peak with few threads, and are left out. How much more threads would help
-    is unknown: there is no time to win.
-    """
-    facts.require_gpu()
-    kernels = facts.kernels
-    has = ~np.isnan(kernels.occupancy_percent)
-    if not has.any():
-        raise MissingEvidenceError("the trace has no estimated occupancy")
-    family = np.array([word in ("gemm", "convolution", "attention", "collective") for word in kernels.strings])
-    low = has & ~family[kernels.family] & (kernels.occupancy_percent < percent) & ~(kernels.blocks_per_sm < 1)
-    ns = int(kernels.duration_ns[low].sum())
-    if facts.share(facts.per_step(ns)) < share:
-        return
-    longest = kernels.where(low)
-    short = longest.strings[longest.short_name[np.argmax(longest.duration_ns)]]
-    yield facts.finding(
-        f"Kernels that take {duration(facts.per_step(ns))} per step use less than {percent:g} % of the threads",
-        win_ns=None,
-        severity="low",
-        confidence="low",
-        kernel=short,
-        evidence=(
-            Evidence("gpu_ns", facts.per_step(ns), "ns", "Time of these kernels per step."),
-            Evidence(
-                "occupancy", facts.metrics["occ_weighted"], "%", facts.metrics.about("occ_weighted").definition
-            ),
-        ),
-        fix=Fix("torch.compile fuses such kernels; of your own, use fewer registers and less shared memory."),
-        coverage=facts.metrics.about("occ_weighted").coverage,
-        at=facts.place_of(longest),
-    )
-
-
-@rule("varying-kernels")
-def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2, share: float = 0.02) -> Iterator[Finding]:
-    """The same kernels take longer in some steps than in others.
-
-    Needs three steps with the same kernels, each as often. All kernels slower in one step is a lower clock: the
-    GPU is hot, or its power is limited. Kernels that communicate wait for others, and are left out. The time to
-    win is the time above each kernel's median over the steps.
-    """
-    facts.require_gpu()
-    gpu = facts.gpu
-    if len(facts.trace.steps) < 3:
-        raise MissingEvidenceError("fewer than three steps are recorded")
-    rows = np.flatnonzero((gpu.category == KERNEL) & ~facts.communication & (gpu.step >= 0))
-    names, of = np.unique(gpu.name[rows], return_inverse=True)
-    steps = len(facts.trace.steps)
-    calls = np.bincount(of * steps + gpu.step[rows], minlength=len(names) * steps).reshape(-1, steps)
-    ns = sum_by_group(gpu.duration_ns[rows], of * steps + gpu.step[rows], len(names) * steps).reshape(-1, steps)
-    same = (calls == calls[:, :1]).all(axis=1) & (calls[:, 0] > 0)
-    if not same.any():
-        raise MissingEvidenceError("the steps do not run the same kernels")
-    usual = np.median(ns[same], axis=1)
-    above = np.maximum(ns[same] - usual[:, None], 0)
-    worst = above.sum(axis=0)
-    step = int(np.argmax(worst))
-    slower = float(ns[same][:, step].sum() / max(usual.sum(), 1))
-    win = facts.gpu_win(float(above.sum()))
-    if slower < ratio or facts.share(win) < share:
-        return
-    kernel = names[same][np.argmax(above.sum(axis=1))]
-    short = gpu.strings[gpu.short_name[rows[np.argmax(gpu.name[rows] == kernel)]]]
-    number = int(facts.trace.steps.number[step])
-    yield facts.finding(
-        f"The same kernels take {slower:.2f} times as long in step {number} as in the median step",
-        win_ns=win,
-        kernel=short,
-        step=number,
-        confidence="medium",
-        evidence=(
-            Evidence("above_ns", facts.per_step(float(above.sum())), "ns", "Time above the medians, per step."),
-            Evidence("ratio", slower, "1", "Time of the kernels in this step / sum of their medians."),
-            Evidence("kernels", int(same.sum()), "events", "Kernels that every step calls equally often."),
-        ),
-        fix=Fix("Watch clocks and temperature with nvidia-smi dmon or amd-smi, and lock the clocks to compare."),
-        coverage=float(gpu.duration_ns[rows[same[of]]].sum() / max(gpu.duration_ns[rows].sum(), 1)),
-    )
-
-
-@rule("single-stream")
-def single_stream(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
-    """Communication and compute share the only stream, so that they cannot overlap.
-
-    Needs collectives. The time to win is the communication, up to the compute that it could overlap with.
-    """
-    facts.require_gpu()
-    if not facts.communication.any():
-        raise MissingEvidenceError("nothing communicates")
-    kernels = facts.kernels
-    streams = set(zip(kernels.device.tolist(), kernels.stream.tolist(), strict=True))
-    if len(streams) > len(set(kernels.device.tolist())):
-        return
-    communication_ns = total_ns(facts.activity.communication)
-    win = facts.gpu_win(min(communication_ns, total_ns(facts.activity.compute)))
-    if facts.share(win) >= share:
-        yield facts.finding(
-            f"Communication of {duration(facts.per_step(communication_ns))} per step is on the stream of compute",
-            win_ns=win,
-            confidence="medium",
-            evidence=(
-                Evidence("communication_ns", facts.per_step(communication_ns), "ns", "Communication per step."),
-                Evidence("streams", len(streams), "events", "Streams with kernels."),
-            ),
-            fix=Fix(
-                "Start collectives asynchronously, and wait for them where the result is needed.",
-                "dist.all_reduce(grad)",
-                "work = dist.all_reduce(grad, async_op=True)\n...\nwork.wait()",
-            ),
-        )
-
-
-@rule("dominant-kernel")
-def dominant_kernel(facts: TraceFacts, *, share: float = 0.5) -> Iterator[Finding]:
-    """One kernel takes over half of the kernels' time.
-
-    The place to start: other kernels matter less than this one. nsys-ai calls a hot spot what takes 60 %. How much
-    faster it could be is for other rules to say.
-    """
-    facts.require_gpu()
-    kernels = facts.kernels
-    if len(np.unique(kernels.name)) < 2:
-        raise MissingEvidenceError("the trace has a single kernel")
-    names, of = np.unique(kernels.name, return_inverse=True)
-    sums = sum_by_group(kernels.duration_ns, of, len(names))
-    most = int(np.argmax(sums))
-    part = sums[most] / max(kernels.duration_ns.sum(), 1)
-    rows = np.flatnonzero(of == most)
-    if part < share or facts.communication[facts.gpu.category == KERNEL][rows].all():
-        return
-    short = kernels.strings[kernels.short_name[rows[0]]]
-    yield facts.finding(
-        f"One kernel takes {100 * part:.0f} % of the kernels' time: {short}, {counted(len(rows), 'call')}",
-        win_ns=None,
-        severity="low",
-        kernel=short,
-        evidence=(
-            Evidence("share", float(part), "1", "Time of the kernel / time of all kernels."),
-            Evidence("gpu_ns", facts.per_step(int(sums[most])), "ns", "Its time per step."),
-        ),
-        at=facts.place_of(kernels.where(rows)),
     )

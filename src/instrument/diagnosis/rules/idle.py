@@ -1,0 +1,227 @@
+"""Rules on an idle GPU: input, synchronizations, the driver, the compiler, and what the trace does not show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...findings import Evidence, Finding, Fix
+from ...traces.intervals import merge_overlaps, total_ns
+from ...units import counted, duration
+from ..idle_causes import ALLOCATION, CAUSES, COLLECTION, INPUT, LOADING, named_ranges
+from ..rule import rule
+from ..trace_facts import MissingEvidenceError, TraceFacts
+
+
+def idle_of(facts: TraceFacts, cause: str) -> Evidence:
+    """Return the idle time with this cause as evidence."""
+    about = f"Idle time of the GPU per step while {CAUSES[cause]}."
+    return Evidence(f"{cause}_ns", facts.per_step(facts.idle.total(cause)), "ns", about)
+
+
+def percent_of_step(facts: TraceFacts, ns: float) -> str:
+    """Return a time per step as a share of the step, in words."""
+    return f"{100 * facts.share(ns):.0f} % of the step"
+
+
+@rule("input-wait", on_cpu=True)
+def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The loop waits for its next batch.
+
+    Needs the ranges that torch records around a DataLoader, or regions of Lightning or this library. The time to
+    win is the time during which the GPU idles meanwhile; without a GPU, the time of the ranges on the thread of
+    the loop. The default threshold, 5 % of the step, is that of torch_tb_profiler.
+    """
+    tables = [found for found in named_ranges(facts.trace, INPUT) if found]
+    tables = [found for rows in tables if (found := rows.where(rows.thread == facts.main_thread))]
+    if not tables:
+        raise MissingEvidenceError("the trace has no ranges of a DataLoader")
+    first, last = facts.window
+    starts, ends = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start_ns", "end_ns"))
+    times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
+    waited = facts.per_step(total_ns(times))
+    win = facts.per_step(facts.idle.total("input")) if facts.gpu else waited
+    if facts.share(win) < share:
+        return
+    longest = tables[0]
+    row = int(np.argmax(longest.duration_ns))
+    name = longest.strings[longest.name[row]]
+    single = "SingleProcess" in name
+    how = "The DataLoader has no worker processes: " if single else "The workers do not keep up: "
+    share_of_step = percent_of_step(facts, win) + " with an idle GPU" * bool(facts.gpu)
+    yield facts.finding(
+        f"The loop waits {duration(waited)} per step for the next batch, {share_of_step}",
+        win_ns=win,
+        evidence=(
+            Evidence("waited_ns", waited, "ns", "Time of the loop in the DataLoader per step."),
+            *([idle_of(facts, "input")] if facts.gpu else []),
+        ),
+        fix=Fix(
+            how + "load batches in other processes, ahead of the loop.",
+            "DataLoader(dataset, batch_size=64)" if single else "DataLoader(dataset, num_workers=2)",
+            "DataLoader(dataset, batch_size=64, num_workers=8, pin_memory=True, persistent_workers=True)"
+            if single
+            else "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True)",
+        ),
+        at=(int(longest.thread[row]), int(longest.start_ns[row])),
+    )
+
+
+@rule("long-synchronization", on_cpu=True)
+def long_synchronization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """A line makes the CPU wait for the GPU, and the GPU then idles until the CPU has launched more work.
+
+    Needs calls of the CUDA or HIP runtime. The profiler's own synchronizations are left out. The time to win is
+    the idle time after the synchronization, at most the time that the CPU was blocked: that long it could have
+    run ahead. Idle time with a better known cause, such as a DataLoader, is not counted here.
+    """
+    facts.require_gpu()
+    if not facts.trace.runtime and not facts.trace.syncs:
+        raise MissingEvidenceError("the trace has no calls of the runtime")
+    budget = facts.per_step(facts.idle.total("synchronization"))
+    for found in facts.syncs.syncs:
+        win = min(found.win_ns or 0, budget)
+        budget -= win
+        if facts.share(win) < share:
+            continue
+        yield facts.finding(
+            f"{found.op} makes the CPU wait for the GPU, which then idles {duration(win)} per step",
+            win_ns=win,
+            evidence=found.evidence,
+            fix=found.fix,
+            coverage=found.coverage,
+            region=found.region,
+            site=found.site or found.via,
+            operator=found.op,
+        )
+
+
+@rule("garbage-collection", on_cpu=True)
+def garbage_collection(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """Python's garbage collector stops the loop while the GPU idles.
+
+    Needs the pauses that torch records with ``record_python_gc_info`` or regions named ``gc.collect``.
+    """
+    facts.require_gpu()
+    if not any(rows for rows in named_ranges(facts.trace, COLLECTION)):
+        raise MissingEvidenceError("the trace has no pauses of the garbage collector")
+    yield from _of_cause(
+        facts,
+        "garbage_collection",
+        share,
+        "Python's garbage collector stops the loop",
+        Fix(
+            "Freeze what lives long, and collect between steps at a time of your choice.",
+            "for batch in loader: ...",
+            "gc.freeze(); gc.disable()\nfor batch in loader: ...  # gc.collect(1) every 1,000 steps",
+        ),
+    )
+
+
+@rule("driver-allocation", on_cpu=True)
+def driver_allocation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """The driver allocates or frees memory in the loop, which also synchronizes.
+
+    Needs calls of the CUDA or HIP runtime. A loop whose shapes do not change allocates in its first steps only;
+    frees in later steps are retries of an allocator that is short of memory, or ``empty_cache()``.
+    """
+    facts.require_gpu()
+    runtime = facts.trace.runtime
+    rows = np.flatnonzero(runtime.matching("name", ALLOCATION))
+    rows = rows[(runtime.start_ns[rows] >= facts.window[0]) & (runtime.start_ns[rows] < facts.window[1])]
+    frees = len(facts.rows_matching(runtime.where(rows), "Free|Unmap|Release"))
+    yield from _of_cause(
+        facts,
+        "allocation",
+        share,
+        f"The driver allocates or frees memory {counted(len(rows), 'time')} in the window",
+        Fix(
+            "Let the caching allocator keep its memory: drop torch.cuda.empty_cache() from the loop, keep shapes "
+            "fixed, and use expandable segments against fragmentation.",
+            "torch.cuda.empty_cache()",
+            '# PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"',
+        ),
+        Evidence("calls", len(rows), "events", "Calls that allocate or free memory, in the window."),
+        Evidence("frees", frees, "events", "Those that free memory."),
+    )
+
+
+@rule("module-loading", on_cpu=True)
+def module_loading(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """The driver loads the code of kernels in the recorded window.
+
+    Needs calls of the driver. CUDA loads a kernel at its first launch (lazy loading): a warm-up that runs all
+    shapes moves it out of the window.
+    """
+    facts.require_gpu()
+    calls = int(facts.trace.runtime.matching("name", LOADING).sum())
+    yield from _of_cause(
+        facts,
+        "module_loading",
+        share,
+        f"The driver loads the code of kernels {counted(calls, 'time')}",
+        Fix("Record after a warm-up. In production, CUDA_MODULE_LOADING=EAGER loads everything at the start."),
+        Evidence("calls", calls, "events", "Calls that load code."),
+    )
+
+
+@rule("compilation", on_cpu=True)
+def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """torch.compile compiles in the recorded window.
+
+    Needs the phases that torch records while it compiles.
+    """
+    facts.require_gpu()
+    yield from _of_cause(
+        facts,
+        "compilation",
+        share,
+        "torch.compile compiles while the GPU idles",
+        Fix(
+            "Record after the warm-up. If it compiles in every step, the shapes or the code change: mark the "
+            "dimensions that do as dynamic.",
+            "step = torch.compile(step)",
+            "step = torch.compile(step, dynamic=True)",
+        ),
+    )
+
+
+def _of_cause(
+    facts: TraceFacts, cause: str, share: float, title: str, fix: Fix, *evidence: Evidence
+) -> Iterator[Finding]:
+    """Yield the finding of one cause of idle time, if it takes at least this share of the step."""
+    win = facts.per_step(facts.idle.total(cause))
+    if win and facts.share(win) >= share:
+        yield facts.finding(
+            f"{title}: the GPU idles {percent_of_step(facts, win)}",
+            win_ns=win,
+            evidence=(idle_of(facts, cause), *evidence),
+            fix=fix,
+        )
+
+
+@rule("unexplained-idle", on_cpu=True)
+def unexplainedidle_of(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The GPU idles although its next work was launched long before, or the launch is not in the trace.
+
+    Such gaps come from streams that wait for each other, from the driver, or from another process on the GPU.
+    The threshold is half of xprof's for all idle time.
+    """
+    facts.require_gpu()
+    win = facts.per_step(facts.idle.total("other") + facts.idle.total("unknown"))
+    if facts.share(win) < share:
+        return
+    gaps = facts.idle.end_ns - facts.idle.start_ns
+    yield facts.finding(
+        f"The GPU idles {percent_of_step(facts, win)} for a reason that the trace does not show",
+        win_ns=win,
+        confidence="low",
+        evidence=(
+            idle_of(facts, "other"),
+            idle_of(facts, "unknown"),
+            Evidence("longest_gap_ns", int(gaps.max(initial=0)), "ns", "The longest gap of any cause."),
+        ),
+        fix=Fix("Look at the longest gaps in Perfetto: events between streams, other processes, the driver."),
+        coverage=facts.metrics.about("gaps_device_ns").coverage,
+    )

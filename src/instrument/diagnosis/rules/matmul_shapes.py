@@ -1,0 +1,189 @@
+"""Rules on the shapes of matmuls: alignment, tiles, and sides that are too short."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import ceil
+
+import numpy as np
+
+from ...findings import Evidence, Finding, Fix
+from ...traces.table import Array, Table
+from ...units import counted
+from ..roofline import RooflineRow
+from ..rule import rule
+from ..trace_facts import TraceFacts
+from .matmul_kernels import PAD, generations, longest
+
+_TILE = re.compile(r"(?:MT|\b)(\d{2,3})x(\d{2,3})(?:x\d+)?\b")
+_SPLIT = re.compile(r"GSU(\d+)")
+_FEWEST_SMS = 40  # of a T4: data-center GPUs have at least as many
+_ALIGNMENT = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
+
+
+@rule("misaligned-matmuls")
+def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """The dimensions of a matmul are not multiples of what matrix units load at once: 16 bytes.
+
+    Needs shapes. NVIDIA's guide asks for multiples of 8 elements in 16 bits, AMD's likewise. The time to win is
+    the time above the roofline; without the peaks of the GPU, the part of the tiles that lies outside the result.
+    Matmuls of `old-kernels` are left out.
+    """
+    facts.require_gpu()
+    facts.require_shapes()
+    gpu, peak = facts.gpu, facts.peak
+    written_for = generations(facts)
+    found, saved = [], 0.0
+    for index, row in _matmuls(facts):
+        multiple = _ALIGNMENT.get(row.kind)
+        m, n, k = row.work.sizes[1:]
+        if multiple is None or min(m, n, k) < 2 * multiple or not any(size % multiple for size in (m, n, k)):
+            continue
+        rows = np.flatnonzero(facts.roofline.of_work == index)
+        known = written_for[rows][written_for[rows] > 0]
+        if peak and peak.generation and (known // 10 < peak.generation // 10).any():
+            continue
+        waste = 1 - row.share if row.share else _tile_waste(gpu, rows, m, n)
+        if waste > 0:
+            saved += waste * row.gpu_ns
+            found.append((row, rows))
+    win = facts.gpu_win(saved)
+    if not found or facts.share(win) < share:
+        return
+    row, rows = found[0]
+    m, n, k = row.work.sizes[1:]
+    gpu_ns = sum(each.gpu_ns for each, _ in found)
+    yield facts.finding(
+        f"Matmuls of {m} x {n} x {k} are not aligned to {_ALIGNMENT[row.kind]} elements"
+        + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
+        win_ns=win,
+        operator=row.name,
+        kernel=longest(facts, rows),
+        confidence="medium",
+        evidence=(
+            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "GPU time of these matmuls per step."),
+            Evidence("share_of_peak", row.share, "1", "What the longest reaches of the roofline."),
+        ),
+        fix=PAD,
+        coverage=facts.roofline.coverage,
+        at=facts.place_of_operator(int(row.rows[0])),
+    )
+
+
+def _tile_waste(gpu: Table, rows: Array, m: int, n: int) -> float:
+    """Return the part of the tiles that lies outside an m x n result; 0 if the kernel's name has no tile."""
+    if (tile := _tile(gpu, rows)) is None:
+        return 0.0
+    one, two = tile
+    padded = min(ceil(m / a) * a * ceil(n / b) * b for a, b in ((one, two), (two, one)))
+    return 1 - m * n / padded
+
+
+def _tile(gpu: Table, rows: Array) -> tuple[int, int] | None:
+    """Return the tile in the name of the longest of these kernels."""
+    if not len(rows):
+        return None
+    longest = rows[np.argmax(gpu.duration_ns[rows])]
+    found = _TILE.search(gpu.strings[gpu.short_name[longest]])
+    return (int(found[1]), int(found[2])) if found else None
+
+
+@rule("few-tiles")
+def few_tiles(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """A matmul is cut into fewer tiles than the GPU has multiprocessors, so that some have nothing to do.
+
+    Needs shapes and the grid of the kernel, or the tile in its name. The time to win is its time times the share
+    of multiprocessors without a tile. Where the trace does not name the GPU, 40 multiprocessors are assumed: no
+    GPU of a data center has fewer.
+    """
+    facts.require_gpu()
+    facts.require_shapes()
+    gpu = facts.gpu
+    sms = {device.sms for device in facts.trace.devices}
+    size = sms.pop() if len(sms) == 1 else 0
+    most, saved, worst = size or _FEWEST_SMS, 0.0, None
+    for index, row in _matmuls(facts):
+        rows = np.flatnonzero(facts.roofline.of_work == index)
+        tiles = _tiles(gpu, rows, row)
+        if tiles is None or tiles >= most:
+            continue
+        saved += row.gpu_ns * (1 - tiles / most)
+        worst = worst or (row, rows, tiles)
+    win = facts.gpu_win(saved)
+    if worst is None or facts.share(win) < share:
+        return
+    row, rows, tiles = worst
+    m, n, k = row.work.sizes[1:]
+    yield facts.finding(
+        f"A matmul of {m} x {n} x {k} has {counted(tiles, 'tile')} for {most} multiprocessors"
+        + ("" if size else " or more"),
+        win_ns=win,
+        operator=row.name,
+        kernel=longest(facts, rows),
+        evidence=(
+            Evidence("tiles", tiles, "events", "Thread blocks of the kernel, or result / tile in its name."),
+            Evidence("multiprocessors", size or None, "events", "Multiprocessors of the GPU."),
+            Evidence("gpu_ns", facts.per_step(row.gpu_ns), "ns", "GPU time of this matmul per step."),
+            Evidence("long_side", k / max(m, n), "1", "k / the larger of m and n: above 1, splitting k helps."),
+        ),
+        fix=Fix(
+            "Join several such matmuls into one batch, or enlarge the batch; the library may split a long k.",
+            "outs = [x @ w for x in xs]",
+            "outs = torch.bmm(torch.stack(xs), w.expand(len(xs), -1, -1))",
+        ),
+        coverage=facts.roofline.coverage,
+        at=facts.place_of_operator(int(row.rows[0])),
+    )
+
+
+def _tiles(gpu: Table, rows: Array, row: RooflineRow) -> int | None:
+    """Return the thread blocks of the longest kernel of a matmul; None if neither grid nor tile is known."""
+    longest = rows[np.argmax(gpu.duration_ns[rows])]
+    if gpu.blocks[longest] > 0:
+        return int(gpu.blocks[longest])
+    if (tile := _tile(gpu, rows)) is None:
+        return None
+    batch, m, n, _ = row.work.sizes
+    split = _SPLIT.search(gpu.strings[gpu.name[longest]])
+    tiles = max(ceil(m / a) * ceil(n / b) for a, b in (tile, tile[::-1]))
+    return batch * tiles * (int(split[1]) if split else 1)
+
+
+@rule("thin-matmuls")
+def thin_matmuls(facts: TraceFacts, *, thin: int = 16, share: float = 0.03) -> Iterator[Finding]:
+    """One side of a matmul is so short that reading the other side takes all the time.
+
+    Needs shapes. A matmul with a side of 16 or less does at most 16 operations per element that it reads, far
+    below the ridge of any GPU: decoding one token at a time does this. The time to win is all but one of each
+    pair of such matmuls that run after each other, as if they were batched by two: half of their time.
+    """
+    facts.require_gpu()
+    facts.require_shapes()
+    found = [row for _, row in _matmuls(facts) if min(row.work.sizes[1:3]) <= thin]
+    win = facts.gpu_win(sum(row.gpu_ns for row in found) / 2)
+    if not found or facts.share(win) < share:
+        return
+    row = found[0]
+    m, n, k = row.work.sizes[1:]
+    yield facts.finding(
+        f"Matmuls with a side of {min(m, n)} only read their weights: {m} x {n} x {k}"
+        + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
+        win_ns=win,
+        operator=row.name,
+        confidence="low",
+        evidence=(
+            Evidence("gpu_ns", facts.per_step(sum(each.gpu_ns for each in found)), "ns", "Their time per step."),
+            Evidence("share_of_peak", row.share, "1", "What the longest reaches of the roofline."),
+        ),
+        fix=Fix("Batch several inputs, or quantize the weights: fewer bytes take less time."),
+        coverage=facts.roofline.coverage,
+        at=facts.place_of_operator(int(row.rows[0])),
+    )
+
+
+def _matmuls(facts: TraceFacts) -> Iterator[tuple[int, RooflineRow]]:
+    """Yield the matmuls of the roofline with their indexes, the longest first."""
+    for index, row in enumerate(facts.roofline.rows):
+        if row.work.kind == "matmul":
+            yield index, row
