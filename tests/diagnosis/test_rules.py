@@ -419,6 +419,10 @@ def _() -> MadeLoop:
     return loop
 
 
+LOGGED = {"compile-time", "generated-kernels"}
+"""Rules that need a log of torch.compile: tests/traces/test_compile_log.py."""
+
+
 def named(diagnosis: Diagnosis) -> dict[str, Finding]:
     """Return the first finding of each rule."""
     return {found.rule: found for found in reversed(diagnosis.findings)}
@@ -432,7 +436,7 @@ def test_a_healthy_loop_has_no_findings() -> None:
 
 def test_every_rule_is_tested() -> None:
     """Each built-in rule has a loop that shows it; those that need a manifest or ranks are tested apart."""
-    assert {*SHOWN, "stretched-window", "late-rank", "uneven-compute", "missing-ranks"} == {*RULES}
+    assert {*SHOWN, "stretched-window", "late-rank", "uneven-compute", "missing-ranks", *LOGGED} == {*RULES}
 
 
 @pytest.mark.parametrize("rule", SHOWN)

@@ -44,6 +44,14 @@ def diagnose_command(
             metavar="N",
         ),
     ] = None,
+    compile_log: Annotated[
+        Path | None,
+        typer.Option(
+            help="The log of torch.compile that TORCH_TRACE=FOLDER writes: a file or the folder. By default, the "
+            "logs beside the trace.",
+            metavar="PATH",
+        ),
+    ] = None,
     collectives: Annotated[
         str,
         typer.Option(
@@ -77,7 +85,16 @@ def diagnose_command(
     found, failed = [], False
     for path in traces:
         try:
-            found.append(diagnose(path, ignore=ignored, thresholds=thresholds, collectives=collectives, rank=rank))
+            found.append(
+                diagnose(
+                    path,
+                    ignore=ignored,
+                    thresholds=thresholds,
+                    collectives=collectives,
+                    rank=rank,
+                    compile_log=compile_log,
+                )
+            )
         except (TraceError, OSError, ValueError) as error:
             print_message(describe(error))
             failed = True

@@ -11,9 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..config import settings
+from ..errors import TraceError
 from ..findings import Evidence, Finding
 from ..run_folder import entry_of, last_window
 from ..traces.communication import Collectives, compile_collectives
+from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
 from ..traces.ranks import TraceSet
 from ..traces.read import check_ranks_path, read_file
 from ..traces.region_steps import steps_found
@@ -82,6 +84,7 @@ def diagnose(
     collectives: Collectives = "auto",
     rank: int | None = None,
     executor: Executor | None = None,
+    compile_log: str | os.PathLike[str] | None = None,
 ) -> Diagnosis:
     """Return what is slow in a trace, why, and what a fix would win.
 
@@ -96,6 +99,8 @@ def diagnose(
         collectives: which kernels communicate, as in `instrument.metrics`.
         rank: the rank to diagnose, of several.
         executor: reads the files of several ranks; by default processes of this machine, one for each core.
+        compile_log: the structured log of torch.compile, a file or the folder that ``TORCH_TRACE`` named; by
+            default the logs beside the trace.
 
     Raises:
         TypeError: ``trace`` is none of these.
@@ -108,7 +113,8 @@ def diagnose(
     pattern = compile_collectives(collectives)
     recorded, job = _chosen(trace, rank, pattern, executor)
     timing = Timing.from_manifest(entry_of(recorded.path))
-    facts = TraceFacts(steps_found(recorded), pattern, timing, job)
+    log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
+    facts = TraceFacts(steps_found(recorded), pattern, timing, job, log)
     found = diagnosis_of(facts, rules, thresholds or {})
     return replace(found, failed=broken | dict(found.failed))
 
@@ -150,6 +156,21 @@ def _chosen(
         check_ranks_path(trace)
     job = job_of(trace, collectives, executor)
     return job.trace(job.focus if rank is None else rank), job
+
+
+def _compile_log(path: Path, *, given: bool) -> CompileLog | None:
+    """Return the log at this path or, if none is given, the logs beside the trace, which may be damaged."""
+    if given and not path.is_dir():
+        return read_compile_logs([path])
+    logs = sorted((path if given else path.parent).glob(PATTERN))
+    if given and not logs:
+        raise FileNotFoundError(2, f"No file named {PATTERN}", str(path))
+    try:
+        return read_compile_logs(logs) if logs else None
+    except (TraceError, OSError):
+        if given:
+            raise
+        return None
 
 
 def diagnosis_of(

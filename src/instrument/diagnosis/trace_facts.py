@@ -15,6 +15,7 @@ from ..syncs.audit import audit
 from ..syncs.report import SyncReport
 from ..syncs.trace_context import TraceContext
 from ..traces.communication import Collectives, communication_mask
+from ..traces.compile_log import CompileLog
 from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ..traces.links import main_thread
 from ..traces.step_lengths import StepLengths
@@ -45,7 +46,8 @@ class TraceFacts:
     """What rules read of one trace.
 
     Args:
-        trace: as the attribute, and so are ``collectives``, ``timing`` and ``job``.
+        trace: as the attribute, and so are ``collectives``, ``timing``, ``job`` and
+            ``compile_log``.
         lengths: the lengths of the steps; "measure" if they were not measured before.
 
     Attributes:
@@ -53,6 +55,7 @@ class TraceFacts:
         collectives: which kernels communicate.
         timing: the timing of the run from the manifest; None if there is none.
         job: the ranks of the job; None if only this trace is known.
+        compile_log: the log of torch.compile; None if there is none.
     """
 
     def __init__(
@@ -61,9 +64,11 @@ class TraceFacts:
         collectives: Collectives = "auto",
         timing: Timing | None = None,
         job: Job | None = None,
+        compile_log: CompileLog | None = None,
         lengths: StepLengths | Literal["measure"] | None = "measure",
     ) -> None:
         self.trace, self.collectives, self.timing, self.job = trace, collectives, timing, job
+        self.compile_log = compile_log
         self._lengths = lengths
         self._places: dict[int, tuple[Finding, tuple[int, int]]] = {}  # by identity
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import PurePath
 
 import numpy as np
 
 from ...findings import Evidence, Finding, Fix
+from ...traces.compile_log import Compilation, CompileLog
 from ...traces.table import Table
 from ...units import count, counted, duration
 from ..idle_causes import named_ranges
@@ -64,9 +66,14 @@ def graph_breaks(facts: TraceFacts, *, most: int = 1) -> Iterator[Finding]:
 def recompilations(facts: TraceFacts) -> Iterator[Finding]:
     """The same code was compiled in several versions.
 
-    Needs the ranges that torch records around compiled code: the second number in their names counts the versions.
-    Each version is a compilation that the run has paid, and a guard that each call checks.
+    Needs the log of torch.compile, which says why, or the ranges that torch records around compiled code, where
+    the second number in their names counts the versions. Each version is a compilation that the run has paid, and
+    a guard that each call checks.
     """
+    again = [each for each in facts.compile_log.compilations if each.reason] if facts.compile_log else []
+    if again:
+        yield from _recompiled(facts, again)
+        return
     calls = _compiled(facts)
     versions: Counter[str] = Counter()
     for name in set(calls.text("name")):
@@ -86,6 +93,97 @@ def recompilations(facts: TraceFacts) -> Iterator[Finding]:
             "torch._dynamo.mark_dynamic(batch, 1)  # TORCH_LOGS=recompiles says which dimension",
         ),
     )
+
+
+def _recompiled(facts: TraceFacts, again: list[Compilation]) -> Iterator[Finding]:
+    """Yield a finding for each function that the log says was compiled again."""
+    for site in dict.fromkeys(each.site for each in again):
+        own = [each for each in again if each.site == site]
+        took_ns = sum(each.total_ns for each in own)
+        yield facts.finding(
+            f"{site.function} was recompiled {counted(len(own), 'time')}, "
+            f"in {duration(took_ns)}: {own[-1].reason}",
+            win_ns=None,
+            severity="medium" if len(own) > 2 else "low",
+            site=site,
+            evidence=(
+                Evidence("recompilations", len(own), "events", "Compilations after the first."),
+                Evidence("compile_ns", took_ns, "ns", "How long they took, in the whole run."),
+                Evidence("reason", own[-1].reason, "", "Why it was compiled again, the last time."),
+            ),
+            fix=Fix(
+                "Mark the dimensions that change as dynamic, or keep them fixed.",
+                "step = torch.compile(step)",
+                "torch._dynamo.mark_dynamic(batch, 0)  # or torch.compile(step, dynamic=True)",
+            ),
+        )
+
+
+@rule("compile-time", on_cpu=True)
+def compile_time(facts: TraceFacts, *, seconds: float = 60) -> Iterator[Finding]:
+    """torch.compile took long in the whole run.
+
+    Needs the log of torch.compile. Caches on disk and regional compilation (one layer of many) shorten it. It is
+    no time of a step: there is no time to win per step. A minute is this library's choice.
+    """
+    log = _log(facts)
+    total_ns = sum(each.total_ns for each in log.compilations)
+    if total_ns < seconds * 1e9:
+        return
+    most = max(log.compilations, key=lambda each: each.total_ns)
+    known = [each.inductor_ns for each in log.compilations if each.inductor_ns is not None]
+    yield facts.finding(
+        f"torch.compile took {duration(total_ns)} in the run, most of it for {most.site.function}",
+        win_ns=None,
+        severity="low",
+        site=most.site,
+        evidence=(
+            Evidence("compile_ns", total_ns, "ns", "Time of all compilations."),
+            Evidence("inductor_ns", sum(known) if known else None, "ns", "Its part in Inductor."),
+            Evidence("compilations", len(log.compilations), "events", "Compilations."),
+        ),
+        fix=Fix(
+            "Compile one layer that repeats instead of the whole model, and keep the cache between runs.",
+            "model = torch.compile(model)",
+            "for layer in model.layers: layer.compile()  # TORCHINDUCTOR_FX_GRAPH_CACHE=1 keeps the results",
+        ),
+    )
+
+
+@rule("generated-kernels")
+def generated_kernels(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """A kernel that Inductor generated takes much of the step; the log says which lines it comes from.
+
+    Needs the log of torch.compile. The place to start: how much faster it could be is unknown.
+    """
+    facts.require_gpu()
+    log, kernels = _log(facts), facts.kernels
+    for code in np.unique(kernels.name).tolist():
+        found = log.kernels.get(kernels.strings[code])
+        rows = kernels.where(kernels.name == code)
+        ns = facts.per_step(int(rows.duration_ns.sum()))
+        if found is None or facts.share(ns) < share:
+            continue
+        lines = ", ".join(f"{PurePath(site.file).name}:{site.line}" for site in found.sites)
+        yield facts.finding(
+            f"{found.name} takes {duration(ns)} per step" + (f": it computes {lines}" if lines else ""),
+            win_ns=None,
+            severity="low",
+            kernel=found.name,
+            site=found.sites[0] if found.sites else None,
+            evidence=(
+                Evidence("gpu_ns", ns, "ns", "Its time per step."),
+                Evidence("operators", ", ".join(found.operators) or None, "", "The operators that it computes."),
+                Evidence("lines", lines or None, "", "The lines of the program that they come from."),
+            ),
+            at=facts.place_of(rows),
+        )
+
+
+def _log(facts: TraceFacts) -> CompileLog:
+    if facts.compile_log is None:
+        raise MissingEvidenceError("there is no log of torch.compile: record with TORCH_TRACE=FOLDER")
+    return facts.compile_log
 
 
 @rule("cache-lookups", on_cpu=True)
