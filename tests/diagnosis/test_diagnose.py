@@ -160,7 +160,27 @@ def test_rules_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = instrument.diagnose(MadeLoop().trace())
     assert [each.title for each in found.findings] == ["ours"]
     assert found.failed == {"gone": "ModuleNotFoundError(\"No module named 'no_such_module'\")"}
+    assert "ours" not in run(write(tmp_path / "one.json", MadeLoop()), "--ignore", "house").stdout
     sys.modules.pop("house_rules")
+
+
+def test_a_rule_that_yields_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no finding is an error of the rule, and the others go on."""
+    monkeypatch.setattr(settings, "strict", False)
+    instrument.rule("odd")(lambda facts: ["text"])
+    found = instrument.diagnose(idle_loop().trace())
+    assert found.failed["odd"].startswith('TypeError("a rule must yield findings')
+    assert found.findings[0].rule == "input-wait"
+
+
+def test_steps_from(tmp_path: Path) -> None:
+    """Regions may be the steps; a name that no region has is an error."""
+    loop = MadeLoop(busy=False)
+    loop.rows["regions"] = [row | {"name": f"epoch {place}"} for place, row in enumerate(loop.rows["regions"])]
+    trace = loop.work(GEMM, 1, 2, 900).trace()
+    assert instrument.diagnose(trace, steps_from="epoch").steps == 3
+    with pytest.raises(ValueError, match='"steps_from" must match the name of a region'):
+        instrument.diagnose(trace, steps_from="nothing")
 
 
 def test_inflated_times() -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ..console import print_line
 from ..diagnosis.diagnose import Diagnosis, chosen_rules, diagnose
+from ..diagnosis.rule import load_rules
 from ..diagnosis.serialize import as_dict, plain
 from ..errors import TraceError
 from ..traces.communication import compile_collectives
@@ -35,6 +36,10 @@ def diagnose_command(
         typer.Option(
             "--set", help="Change a threshold of a rule: --set input-wait.share=0.1", metavar="RULE.NAME=N"
         ),
+    ] = None,
+    steps_from: Annotated[
+        str | None,
+        typer.Option(help="Names of the regions that are the steps, as in instrument summarize.", metavar="REGEX"),
     ] = None,
     rank: Annotated[
         int | None,
@@ -91,6 +96,7 @@ def diagnose_command(
                     ignore=ignored,
                     thresholds=thresholds,
                     collectives=collectives,
+                    steps_from=steps_from,
                     rank=rank,
                     compile_log=compile_log,
                 )
@@ -124,6 +130,8 @@ def _settings(ignore: list[str], change: list[str]) -> tuple[list[str], dict[str
     Raises:
         ValueError: a rule or a threshold that does not exist, or is no number.
     """
+    for name, error in load_rules():
+        print_message(f"the rules of the entry point {name} cannot be imported: {error!r}")
     table = _pyproject()
     ignored = table.pop("ignore", [])
     if not isinstance(ignored, list):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..traces.communication import Collectives, compile_collectives
 from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
 from ..traces.ranks import TraceSet
 from ..traces.read import check_ranks_path, read_file
-from ..traces.region_steps import steps_found
+from ..traces.region_steps import steps_found, steps_from_regions
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from . import markdown, serialize, terminal
@@ -82,6 +82,7 @@ def diagnose(
     ignore: Collection[str] = (),
     thresholds: Mapping[str, Mapping[str, float]] | None = None,
     collectives: Collectives = "auto",
+    steps_from: str | None = None,
     rank: int | None = None,
     executor: Executor | None = None,
     compile_log: str | os.PathLike[str] | None = None,
@@ -97,6 +98,8 @@ def diagnose(
         ignore: the names of rules to leave out.
         thresholds: by rule, the thresholds to change: ``{"input-wait": {"share": 0.1}}``.
         collectives: which kernels communicate, as in `instrument.metrics`.
+        steps_from: a regular expression for the names of the regions that are the steps; without it, a trace
+            without steps takes the one outermost region that repeats and takes most of the time.
         rank: the rank to diagnose, of several.
         executor: reads the files of several ranks; by default processes of this machine, one for each core.
         compile_log: the structured log of torch.compile, a file or the folder that ``TORCH_TRACE`` named; by
@@ -104,8 +107,7 @@ def diagnose(
 
     Raises:
         TypeError: ``trace`` is none of these.
-        ValueError: a rule, a threshold or a rank that does not exist, or ``collectives`` is not a regular
-            expression.
+        ValueError: a rule, a threshold, a rank or a region that does not exist, or what is no regular expression.
         TraceError, OSError: the file cannot be read.
     """
     broken = {name: repr(error) for name, error in load_rules()}
@@ -114,7 +116,8 @@ def diagnose(
     recorded, job = _chosen(trace, rank, pattern, executor)
     timing = Timing.from_manifest(entry_of(recorded.path))
     log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
-    facts = TraceFacts(steps_found(recorded), pattern, timing, job, log)
+    stepped = steps_found(recorded) if steps_from is None else steps_from_regions(recorded, steps_from)
+    facts = TraceFacts(stepped, pattern, timing, job, log)
     found = diagnosis_of(facts, rules, thresholds or {})
     return replace(found, failed=broken | dict(found.failed))
 
@@ -183,7 +186,7 @@ def diagnosis_of(
     found: list[tuple[Rule, Finding]] = []
     for rule in rules:
         try:
-            found += [(rule, each) for each in rule.function(facts, **thresholds.get(rule.name, {}))]
+            found += [(rule, each) for each in _checked(rule.function(facts, **thresholds.get(rule.name, {})))]
         except MissingEvidenceError as reason:
             abstained[rule.name] = str(reason)
         except Exception as error:  # one rule must not hide what the others found
@@ -212,6 +215,13 @@ def diagnosis_of(
         metrics=facts.metrics,
         regions=_regions(facts),
     )
+
+
+def _checked(results: Iterable[Finding]) -> Iterator[Finding]:
+    for each in results:
+        if not isinstance(each, Finding):
+            raise TypeError(f"a rule must yield findings, such as facts.finding(...) returns: {each!r}")
+        yield each
 
 
 _SEVERITIES = ("high", "medium", "low")

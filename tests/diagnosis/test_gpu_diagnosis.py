@@ -1,0 +1,59 @@
+"""Diagnoses of loops that are recorded here, on a GPU: each is slow for one known reason."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import instrument
+from instrument.diagnosis.diagnose import Diagnosis
+
+pytestmark = pytest.mark.gpu
+
+
+class Slow(torch.utils.data.IterableDataset[torch.Tensor]):
+    """Batches that take 20 ms each."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(8):
+            time.sleep(0.02)
+            yield torch.ones(64, 64)
+
+
+def recorded(out: Path, batches: object, work: object) -> Diagnosis:
+    """Return the diagnosis of three recorded steps that call ``work`` with each batch."""
+    for batch in instrument.steps(batches, out, wait=3, warmup=1, active=3):  # type: ignore[arg-type]
+        work(batch)  # type: ignore[operator]
+    return instrument.diagnose(out)
+
+
+def test_a_slow_loader(tmp_path: Path) -> None:
+    """A loader that sleeps is what bounds the loop."""
+    loader = torch.utils.data.DataLoader(Slow(), batch_size=None)
+    found = recorded(tmp_path, loader, lambda batch: (batch.cuda() @ batch.cuda()).sum())
+    assert (found.bound, found.findings[0].rule) == ("input", "input-wait")
+
+
+def test_launch_overhead(tmp_path: Path) -> None:
+    """Thousands of tiny kernels are bound by overhead."""
+    x = torch.ones(8, device="cuda")
+    found = recorded(tmp_path, range(8), lambda batch: [x.add(1) for _ in range(2000)])
+    assert (found.bound, found.findings[0].rule) == ("overhead", "launch-overhead")
+
+
+def test_compute(tmp_path: Path) -> None:
+    """Large matmuls in 16 bits are bound by compute, and reach a good part of the peak if that is known."""
+    x = torch.ones(8192, 8192, device="cuda", dtype=torch.bfloat16)
+
+    def work(_: object) -> None:
+        for _ in range(10):
+            x @ x
+        torch.cuda.synchronize()
+
+    found = recorded(tmp_path, range(8), work)
+    assert found.bound == "compute"
+    assert "fp32-matmuls" not in {each.rule for each in found.findings}
