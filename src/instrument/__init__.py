@@ -6,9 +6,8 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
     from .config import configure
-    from .diagnosis.diagnose import Diagnosis, diagnose
+    from .diagnosis.diagnose import Diagnosis, diagnose, rule
     from .diagnosis.metrics import Metrics, metrics
-    from .diagnosis.rule import rule
     from .dryrun.run import dry_run
     from .errors import CaptureError, InstrumentError, LaunchError, SyncError, TraceError
     from .findings import Finding
@@ -96,7 +95,7 @@ _HOMES = {
     "profile": ".windows.api",
     "read_trace": ".traces.read",
     "read_traces": ".traces.read",
-    "rule": ".diagnosis.rule",
+    "rule": ".diagnosis.diagnose",
     "schedule": ".windows.schedule",
     "steps": ".windows.steps",
 }

@@ -35,6 +35,7 @@ OWL = "tl_h100_owlv2.json.gz"
 @pytest.fixture(autouse=True)
 def rules() -> Iterator[None]:
     """Put back the rules that a test registers."""
+    assert instrument.rule  # imports the rules of the library
     before = dict(RULES)
     yield
     RULES.clear()
@@ -162,6 +163,12 @@ def test_rules_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found.failed == {"gone": "ModuleNotFoundError(\"No module named 'no_such_module'\")"}
     assert "ours" not in run(write(tmp_path / "one.json", MadeLoop()), "--ignore", "house").stdout
     sys.modules.pop("house_rules")
+
+
+def test_a_rule_replaces_one_of_the_library() -> None:
+    """A later rule of the same name replaces the earlier one, wherever the decorator was imported first."""
+    instrument.rule("input-wait")(lambda facts: [facts.finding("ours", win_ns=None)])
+    assert "ours" in {found.title for found in instrument.diagnose(idle_loop().trace()).findings}
 
 
 def test_a_rule_that_yields_something_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from ..traces.trace import Trace
 from . import markdown, serialize, terminal
 from .diagnosis_data import DiagnosisData
 from .job import Job, job_of
-from .rule import RULES, Rule, load_rules
+from .rule import RULES, Rule, load_rules, rule
 from .rules import (
     attention,
     communication,
@@ -45,6 +45,8 @@ from .verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+
+__all__ = ["Diagnosis", "diagnose", "rule"]  # from here, so that a user's rule comes after those of the library
 
 BUILT_IN = (
     idle, host, copies, utilization, matmul_kernels, matmul_shapes, attention, fusion, compiled, memory,
@@ -184,17 +186,18 @@ def diagnosis_of(
     """Return what the rules find in the facts of one trace."""
     abstained, failed = dict[str, str](), dict[str, str]()
     found: list[tuple[Rule, Finding]] = []
-    for rule in rules:
+    for each_rule in rules:
         try:
-            found += [(rule, each) for each in _checked(rule.function(facts, **thresholds.get(rule.name, {})))]
+            results = each_rule.function(facts, **thresholds.get(each_rule.name, {}))
+            found += [(each_rule, each) for each in _checked(results)]
         except MissingEvidenceError as reason:
-            abstained[rule.name] = str(reason)
+            abstained[each_rule.name] = str(reason)
         except Exception as error:  # one rule must not hide what the others found
             if settings.strict:
                 raise
-            failed[rule.name] = repr(error)
+            failed[each_rule.name] = repr(error)
     located = facts.located([each for _, each in found])
-    findings = [_finished(facts, rule, each) for (rule, _), each in zip(found, located, strict=True)]
+    findings = [_finished(facts, by, each) for (by, _), each in zip(found, located, strict=True)]
     findings.sort(key=lambda each: (-(each.win_ns or 0), _SEVERITIES.index(each.severity), each.rule))
     verdict: Verdict = verdict_of(facts)
     idle = facts.idle.totals() if facts.gpu else {}
@@ -227,10 +230,10 @@ def _checked(results: Iterable[Finding]) -> Iterator[Finding]:
 _SEVERITIES = ("high", "medium", "low")
 
 
-def _finished(facts: TraceFacts, rule: Rule, found: Finding) -> Finding:
+def _finished(facts: TraceFacts, by: Rule, found: Finding) -> Finding:
     """Return a finding with the name of its rule and, if it rests on inflated times, a statement of that."""
-    found = replace(found, rule=rule.name)
-    if not rule.on_cpu or facts.stretch is None or facts.stretch <= _STRETCHED:
+    found = replace(found, rule=by.name)
+    if not by.on_cpu or facts.stretch is None or facts.stretch <= _STRETCHED:
         return found
     inflated = Evidence(
         "stretch", facts.stretch, "1", "Times on the CPU are inflated: step in the window / step outside."
