@@ -248,7 +248,9 @@ def test_interrupts_leave_no_patches(make: Callable[[], Owner]) -> None:
         assert not interrupter.unrestored, interrupter.places[-1]
         assert owner.hooks() == hooks, interrupter.places[-1]
         reached += len(interrupter.places) == at
-    assert reached > len(swept) / 2  # later runs take fewer lines, due to caches
+    assert (
+        reached > len(swept) / 3
+    )  # later runs take fewer lines, due to caches: of some draws only half are reached
 
 
 # A dry run is a block of the program, which no handler ends.
