@@ -248,9 +248,7 @@ def test_interrupts_leave_no_patches(make: Callable[[], Owner]) -> None:
         assert not interrupter.unrestored, interrupter.places[-1]
         assert owner.hooks() == hooks, interrupter.places[-1]
         reached += len(interrupter.places) == at
-    assert (
-        reached > len(swept) / 3
-    )  # later runs take fewer lines, due to caches: of some draws only half are reached
+    assert reached > len(swept) / 3  # caches shorten later runs, by up to a half
 
 
 # A dry run is a block of the program, which no handler ends.

@@ -234,6 +234,10 @@ def test_json() -> None:
     assert data["abstained"]["memory-growth"] == "the trace has no memory events: record with profile_memory=True"
     assert data["metrics"]["busy_pct"]["definition"] == "busy_ns / span_ns."
     assert data["goodput"]["unknown"]
+    loop = MadeLoop(steps=1, busy=False).operator("aten::mm", 0, 90, [[512, 512]] * 2, ["c10::BFloat16"] * 2)
+    (row,) = json.loads(instrument.diagnose(loop.work(GEMM, 1, 2, 900).trace()).to_json())["roofline"]
+    assert (row["operator"], row["sizes"], row["bound"]) == ("aten::mm", [1, 512, 512, 512], "memory")
+    assert row["flops_per_byte"] < row["ridge_flops_per_byte"]
 
 
 def test_markdown() -> None:
@@ -334,7 +338,10 @@ def test_a_damaged_and_a_foreign_file(tmp_path: Path) -> None:
     """A file cut in the middle gives what it holds; a chrome trace of another program gives no finding."""
     whole = write(tmp_path / "whole.json", idle_loop()).read_bytes()
     (tmp_path / "cut.json").write_bytes(whole[: len(whole) // 2])
-    assert instrument.diagnose(tmp_path / "cut.json").failed == {}
+    cut = instrument.diagnose(tmp_path / "cut.json")
+    assert cut.failed == {}
+    (damage,) = (each for each in cut.findings if each.rule == "damaged-trace")
+    assert damage.title.startswith("The file is damaged: the file ends in an event")
     foreign = {"traceEvents": [{"ph": "X", "cat": "x", "name": "f", "pid": 1, "tid": 1, "ts": 1, "dur": 5}]}
     (tmp_path / "foreign.json").write_text(json.dumps(foreign))
     found = instrument.diagnose(tmp_path / "foreign.json")

@@ -177,6 +177,29 @@ def test_goodput() -> None:
     assert mfu(Device(0, name="?"))["unknown"] == "the peaks of the GPU are not known"
 
 
+def test_recomputation() -> None:
+    """Operators of a forward pass inside autograd's engine are computed again; gradients are not."""
+    loop = MadeLoop(steps=1, busy=False)
+    shapes = [[512, 512], [512, 512]]
+    for at, around in ((0, []), (100, ["autograd::engine::evaluate_function: MulBackward0"])):
+        for name in (*around, "aten::linear", "aten::mm"):
+            loop.operator(name, at + len(name) % 7, at + 90, shapes, [BF16] * 2)
+        loop.work(GEMM, at + 20, at + 100, at + 190)
+    loop.operator("autograd::engine::evaluate_function: MmBackward0", 200, 290)
+    loop.operator("aten::mm", 210, 280, shapes, [BF16] * 2)
+    loop.work(GEMM, 220, 300, 390)
+    found = roofline(loop.trace())
+    assert (found.flops, found.recomputed_flops) == (3 * 2 * 512**3, 2 * 512**3)
+    assert found.peak_ns == pytest.approx(3 * (found.recomputed_peak_ns or 0))
+
+
+def test_recomputation_of_real_traces() -> None:
+    """A ResNet with activation checkpointing recomputes; others do not."""
+    assert roofline(read_file(shared("tl_mi300_resnet_actckpt.json.gz"))).recomputed_flops > 0
+    for name in ("tl_h100_owlv2.json.gz", "hta_tracediff_control.json.gz"):
+        assert roofline(read_file(shared(name))).recomputed_flops == 0
+
+
 def tracelens(name: str) -> list[dict[str, str]]:
     with shared(f"tracelens/h100_{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))

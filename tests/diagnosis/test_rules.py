@@ -419,8 +419,8 @@ def _() -> MadeLoop:
     return loop
 
 
-LOGGED = {"compile-time", "generated-kernels"}
-"""Rules that need a log of torch.compile: tests/traces/test_compile_log.py."""
+LOGGED = {"compile-time", "generated-kernels", "damaged-trace"}
+"""Rules that need a log of torch.compile or a file: test_compile_log.py, test_diagnose.py."""
 
 
 def named(diagnosis: Diagnosis) -> dict[str, Finding]:

@@ -216,6 +216,7 @@ def diagnosis_of(
         abstained=abstained,
         failed=failed,
         metrics=facts.metrics,
+        roofline=facts.roofline,
         regions=_regions(facts),
     )
 
@@ -245,10 +246,11 @@ def _finished(facts: TraceFacts, by: Rule, found: Finding) -> Finding:
 def goodput_of(facts: TraceFacts) -> dict[str, Any]:
     """Return the useful work of the window.
 
-    ``flops`` are the operations of matmuls, attention and convolutions per step, ``mfu`` the time that they would
-    take at the GPU's peak / the time of the step, ``coverage`` the share of the kernels' time whose operations are
-    known, and ``unknown`` why there is no ``mfu``. Recomputed activations count like others: the trace does not
-    show which they are. Above 1, the figures or the peak are wrong, and ``unknown`` says so.
+    ``flops`` are the operations of matmuls, attention and convolutions per step, ``recomputed_flops`` those that a
+    backward pass computes again, ``mfu`` the time that the others would take at the GPU's peak / the time of the
+    step, ``hfu`` the same with the recomputed ones, ``coverage`` the share of the kernels' time whose operations
+    are known, and ``unknown`` why there is no ``mfu``. Above 1, the figures or the peak are wrong, as ``unknown``
+    says.
     """
     line = facts.roofline
     reason = None
@@ -256,12 +258,17 @@ def goodput_of(facts: TraceFacts) -> dict[str, Any]:
         reason = "no operator with known operations ran on the GPU: record with record_shapes=True"
     elif line.peak_ns is None:
         reason = "the peaks of the GPU are not known" if line.peak is None else "the peak of a type is not known"
-    mfu = line.peak_ns / facts.window_ns if not reason and line.peak_ns and facts.window_ns else None
-    if mfu is not None and mfu > 1:
+    mfu = hfu = None
+    if not reason and line.peak_ns and facts.window_ns:
+        hfu = line.peak_ns / facts.window_ns
+        mfu = hfu - (line.recomputed_peak_ns or 0) / facts.window_ns
+    if hfu is not None and hfu > 1:
         reason = "more operations than the peak allows: the recorded shapes or the peak cannot be right"
     return {
         "flops": facts.per_step(line.flops),
+        "recomputed_flops": facts.per_step(line.recomputed_flops),
         "mfu": mfu,
+        "hfu": hfu,
         "coverage": line.coverage,
         "peak": line.peak.name if line.peak else None,
         "unknown": reason,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..findings import Finding
 from .metrics import Metrics
+from .roofline import Roofline
 from .verdict import Bound
 
 
@@ -31,6 +32,7 @@ class DiagnosisData:
         abstained: the rules that lacked evidence, with what the trace lacks.
         failed: the rules that raised an error, with the error.
         metrics: all metrics of the trace.
+        roofline: the operators with their operations, bytes and shares of the peak.
         regions: the path and the CPU and GPU time per step of the outermost regions, the longest first.
     """
 
@@ -48,6 +50,7 @@ class DiagnosisData:
     abstained: Mapping[str, str]
     failed: Mapping[str, str]
     metrics: Metrics = field(repr=False)
+    roofline: Roofline = field(repr=False)
     regions: tuple[tuple[str, int, int], ...] = ()
 
     def worth(self, share: float = 0.01) -> list[Finding]:

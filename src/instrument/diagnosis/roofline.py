@@ -21,6 +21,10 @@ _KINDS = {
     "float": "fp32", "double": "fp64", "c10::half": "fp16", "half": "fp16", "c10::bfloat16": "bf16",
     "bfloat16": "bf16", "signed char": "int8",
 }  # fmt: skip
+_ENGINE = re.compile("^autograd::engine::evaluate_function")
+_FORWARD = _CONVOLUTIONS | {
+    "aten::linear", "aten::matmul", "aten::addmm", "aten::baddbmm", "aten::scaled_dot_product_attention",
+}  # fmt: skip
 _PLAUSIBLE = 1.05  # of the peak: clocks above the data sheet's
 
 
@@ -64,6 +68,8 @@ class Roofline:
         peak: the peaks of the GPU; None if they are not known.
         flops: the operations of matmuls, attention and convolutions.
         peak_ns: how long those would take at the peak of their types; None if a peak is not known.
+        recomputed_flops: the part of ``flops`` that the backward pass computes again, as with checkpointing.
+        recomputed_peak_ns: the same part of ``peak_ns``.
         of_work: for each row of the GPU work, the index of its operator in ``rows``, or -1.
     """
 
@@ -73,6 +79,8 @@ class Roofline:
     peak: Peak | None
     flops: int
     peak_ns: float | None
+    recomputed_flops: int
+    recomputed_peak_ns: float | None
     of_work: Array
 
     @property
@@ -118,9 +126,17 @@ def roofline(trace: Trace) -> Roofline:
     place[order] = np.arange(len(order))
     heavy = [row for row in result.values() if row.work.kind in _HEAVY]
     covered_ns = int(gpu.duration_ns[(of_work >= 0) & kernel].sum())
-    flops = sum(row.work.flops * row.calls for row in heavy)
+    again = _recomputed(operators)
+    counts = {id(row): (row.calls, int(again[row.rows].sum())) for row in heavy}
+    totals = [
+        (
+            sum(row.work.flops * counts[id(row)][which] for row in heavy),
+            _peak_ns([(row, counts[id(row)][which]) for row in heavy], peak),
+        )
+        for which in (0, 1)
+    ]
     rows_in_order = [result[group] for group in order]
-    return Roofline(rows_in_order, covered_ns, of_ns, peak, flops, _peak_ns(heavy, peak), place[of_work])
+    return Roofline(rows_in_order, covered_ns, of_ns, peak, *totals[0], *totals[1], place[of_work])
 
 
 def _row(name: str, work: Work, rows: Array, gpu_ns: int, tf32: bool, peak: Peak | None) -> RooflineRow:
@@ -140,10 +156,21 @@ def _row(name: str, work: Work, rows: Array, gpu_ns: int, tf32: bool, peak: Peak
     return RooflineRow(name, work, len(rows), gpu_ns, kind, bound, share, rows)
 
 
-def _peak_ns(heavy: list[RooflineRow], peak: Peak | None) -> float | None:
-    if peak is None or any(row.kind not in peak.flops_per_s for row in heavy):
+def _peak_ns(calls: list[tuple[RooflineRow, int]], peak: Peak | None) -> float | None:
+    if peak is None or any(row.kind not in peak.flops_per_s for row, _ in calls):
         return None
-    return sum(1e9 * row.work.flops * row.calls / peak.flops_per_s[row.kind] for row in heavy)
+    return sum(1e9 * row.work.flops * count / peak.flops_per_s[row.kind] for row, count in calls)
+
+
+def _recomputed(operators: Table) -> Array:
+    """Return a mask of the operators of a forward pass that the backward pass runs again.
+
+    They are inside a node of autograd's engine, and are either operators that no gradient uses, or inside one.
+    """
+    engine = np.flatnonzero(operators.matching("name", _ENGINE))
+    forward = np.flatnonzero(np.array([word in _FORWARD for word in operators.strings], bool)[operators.name])
+    mask: Array = inside_rows(engine, operators.parent) & inside_rows(forward, operators.parent)
+    return mask
 
 
 def _priced(operators: Table) -> tuple[Array, list[Work], Array]:

@@ -9,10 +9,12 @@ from typing import Any
 from ..findings import Finding, Site
 from .diagnosis_data import DiagnosisData
 from .idle_causes import CAUSES
+from .roofline import Roofline, RooflineRow
 from .rule import RULES
 from .verdict import PARTS
 
 VERSION = 1
+_OPERATORS = 50
 
 
 def to_json(diagnosis: DiagnosisData) -> str:
@@ -26,9 +28,9 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
     ``path``, ``verdict``, ``bound`` (or null), ``coverage`` (what the verdict rests on, or why it abstains),
     ``steps``, ``step_ns``, ``stretch`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step
     and ``definition``), ``goodput`` (see `goodput_of`), ``abstained`` and ``failed`` (rule and reason),
-    ``metrics`` (each metric that is one number, with ``value``, ``unit``, ``definition`` and ``coverage``), and
-    ``findings``,
-    those with the most time to win first, each with
+    ``roofline`` (the operators with known operations, the longest on the GPU first), ``metrics`` (each metric that
+    is one number, with ``value``, ``unit``, ``definition`` and ``coverage``), and ``findings``, those with the
+    most time to win first, each with
 
     - ``rule``, ``severity``, ``confidence`` ("high", "medium", "low"), ``title``, ``meaning`` (of the rule);
     - ``where``: ``region`` (names, outermost first), ``module``, ``operator``, ``kernel``, ``step``, ``rank``,
@@ -54,6 +56,7 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "findings": [_finding(found, diagnosis.step_ns) for found in diagnosis.findings],
         "abstained": dict(diagnosis.abstained),
         "failed": dict(diagnosis.failed),
+        "roofline": [_operator(row, diagnosis.roofline) for row in diagnosis.roofline.rows[:_OPERATORS]],
         "metrics": dict(_metrics(diagnosis)),
     }
 
@@ -77,6 +80,26 @@ def _finding(found: Finding, step_ns: float) -> dict[str, Any]:
 
 def _site(site: Site | None) -> dict[str, Any] | None:
     return None if site is None else {"file": site.file, "line": site.line, "function": site.function}
+
+
+def _operator(row: RooflineRow, line: Roofline) -> dict[str, Any]:
+    """Return one operator: work of one call, GPU time of all calls, and what the GPU allows (null if unknown)."""
+    ridge = line.peak.ridge(row.kind) if line.peak else None
+    return {
+        "operator": row.name,
+        "kind": row.work.kind,
+        "dtype": row.kind,
+        "sizes": list(row.work.sizes),
+        "calls": row.calls,
+        "gpu_ns": row.gpu_ns,
+        "flops": row.work.flops,
+        "bytes": row.work.bytes,
+        "flops_per_byte": row.work.flops / row.work.bytes if row.work.bytes else None,
+        "ridge_flops_per_byte": ridge,
+        "bound": row.bound,
+        "share_of_peak": row.share,
+        "implausible": row.implausible,
+    }
 
 
 def _metrics(diagnosis: DiagnosisData) -> Iterator[tuple[str, dict[str, Any]]]:

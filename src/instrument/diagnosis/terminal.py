@@ -98,6 +98,8 @@ def _mfu(diagnosis: DiagnosisData) -> str:
     if known["mfu"] is None:
         return ""
     said = f": {known['unknown']}" if known["unknown"] else ""
+    if known["recomputed_flops"]:
+        said = f", and {100 * known['hfu']:.1f} % with what the backward pass computes again{said}"
     return f"Model FLOPs utilization: {100 * known['mfu']:.1f} % of the peak of {known['peak']}{said}."
 
 

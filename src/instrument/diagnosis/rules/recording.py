@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...findings import Evidence, Finding, Fix
+from ...traces.salvage import OTHER_TYPES
 from ...units import counted
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
@@ -31,6 +32,29 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
             Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
         ),
         fix=Fix("Record without stacks, shapes and memory events, or with Nsight Systems, which costs less."),
+    )
+
+
+@rule("damaged-trace")
+def damaged_trace(facts: TraceFacts) -> Iterator[Finding]:
+    """Parts of the file could not be read.
+
+    Says what was lost, because all numbers rest on the rest. Files that a profiler did not finish, because the job
+    died, are the most frequent.
+    """
+    lost = facts.trace.lost
+    if not lost or lost.reasons.keys() == {OTHER_TYPES}:
+        return
+    yield facts.finding(
+        f"The file is damaged: {'; '.join(lost.reasons)}",
+        win_ns=None,
+        severity="medium" if lost.events or lost.bytes else "low",
+        evidence=(
+            Evidence("lost", lost.events, "events", "Events known to be lost."),
+            Evidence("bytes", lost.bytes, "bytes", "Bytes that could not be read."),
+            Evidence("repaired", lost.repaired, "events", "Events that were read after a repair."),
+        ),
+        fix=Fix("Record again, and let the profiler finish before the process exits."),
     )
 
 
