@@ -177,6 +177,23 @@ def test_goodput() -> None:
     assert mfu(Device(0, name="?"))["unknown"] == "the peaks of the GPU are not known"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_warpsize2x2x1", "tf32"),
+        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>", "tf32"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma", "fp32"),
+        ("ampere_sgemm_128x128_tn", "fp32"),
+    ],
+)
+def test_tf32(kernel: str, kind: str) -> None:
+    """Whether float32 operators computed in TF32 is in the names of their kernels."""
+    loop = MadeLoop(steps=1, busy=False)
+    loop.operator("aten::mm", 0, 90, [[512, 512], [512, 512]], ["float", "float"])
+    (row,) = roofline(loop.work(kernel, 1, 2, 900).trace()).rows
+    assert row.kind == kind
+
+
 def test_recomputation() -> None:
     """Operators of a forward pass inside autograd's engine are computed again; gradients are not."""
     loop = MadeLoop(steps=1, busy=False)

@@ -16,7 +16,7 @@ from .work import Work, forward_convolution, operator_work, results_of_convoluti
 
 _HEAVY = frozenset(("matmul", "attention", "convolution"))
 _CONVOLUTIONS = frozenset(("aten::convolution", "aten::_convolution", "aten::cudnn_convolution"))
-_TF32 = re.compile(r"tf32|s1688gemm_(?!f16|bf16)|_f32f32_f32|xf32", re.IGNORECASE)
+_TF32 = re.compile(r"tf32|xf32|s1688gemm_(?!f16|bf16)", re.IGNORECASE)
 _KINDS = {
     "float": "fp32", "double": "fp64", "c10::half": "fp16", "half": "fp16", "c10::bfloat16": "bf16",
     "bfloat16": "bf16", "signed char": "int8",

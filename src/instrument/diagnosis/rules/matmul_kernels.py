@@ -20,6 +20,7 @@ _HALF = re.compile(r"\b(?:b?f16|half)\b")
 _HELPER = re.compile(r"split_?k|reduce|post_?gsu|offsets|transform|winograd", re.IGNORECASE)
 _GENERATION = re.compile(r"\bsm_?(\d{2,3})(?!\d)|cutlass_(\d{2})_|(maxwell|volta|turing|ampere|hopper)_")
 _GENERATIONS = {"maxwell": 50, "volta": 70, "turing": 75, "ampere": 80, "hopper": 90}
+_REDUCTION = re.compile(r"split_?k_?reduce|post_?gsu", re.IGNORECASE)  # adds up parts in 32 bits, for any type
 _MATMUL_FAMILIES = ("gemm", "convolution")
 
 PAD = Fix(
@@ -63,6 +64,7 @@ def fp32_matmuls(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]
     facts.require_gpu()
     gpu = facts.gpu
     rows = _named(gpu, _matmul_kernels(facts), _SINGLE)
+    rows = rows[~np.isin(rows, _named(gpu, rows, _REDUCTION))]
     if not len(rows):
         return
     tf32 = np.isin(rows, _named(gpu, rows, _TF32))
