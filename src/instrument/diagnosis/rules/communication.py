@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..collectives import BYTES
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
 
+_GRADIENTS = re.compile("all_?reduce|reduce_?scatter|all_?gather", re.IGNORECASE)
 _SMALL_BYTES = 1 << 20
 
 
@@ -55,13 +57,23 @@ def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator
             Evidence("comm_ns", facts.per_step(total), "ns", "Time of communication per step."),
             Evidence("overlapped", 1 - _exposed_ns(facts) / max(total, 1), "1", "Share that overlaps."),
         ),
-        fix=Fix(
-            "Start collectives earlier, in smaller buckets that overlap with the backward pass; "
-            "let FSDP prefetch.",
+        fix=_fix(gpu.strings[gpu.short_name[longest]]),
+        at=facts.place_of(gpu.where(rows[np.argsort(-alone)[:1]])),
+    )
+
+
+def _fix(kernel: str) -> Fix:
+    """Return the fix for a kernel: gradients overlap with the backward pass, others with what does not need them."""
+    if _GRADIENTS.search(kernel):
+        return Fix(
+            "Start collectives earlier, in smaller buckets that overlap with the backward pass; let FSDP prefetch.",
             "DistributedDataParallel(model, bucket_cap_mb=400)",
             "DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",
-        ),
-        at=facts.place_of(gpu.where(rows[np.argsort(-alone)[:1]])),
+        )
+    return Fix(
+        "Start the collective asynchronously, and do work that does not need its result before waiting for it.",
+        "dist.all_to_all_single(received, sent)",
+        "work = dist.all_to_all_single(received, sent, async_op=True)\n...\nwork.wait()",
     )
 
 

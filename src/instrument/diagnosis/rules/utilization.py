@@ -39,10 +39,10 @@ def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
     win = facts.gpu_win(min(float(unused.sum()), together))
     if known.sum() < _FEW or facts.share(win) < share:
         return
-    row = int(np.argmax(unused))
     names, of = np.unique(kernels.name, return_inverse=True)
     most = names[np.argmax(np.bincount(of, unused))]
     worst = np.flatnonzero(kernels.name == most)
+    row = worst[np.argmax(unused[worst])]
     short = kernels.strings[kernels.short_name[worst[0]]]
     yield facts.finding(
         f"Kernels leave multiprocessors empty, most of all {short}: {blocks[row]:.2f} blocks per multiprocessor",
@@ -60,7 +60,7 @@ def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
                 "sm_efficiency",
                 facts.metrics["sm_eff_kernel_time"],
                 "1",
-                facts.metrics.about("sm_eff_kernel_time").definition,
+                "Share of the multiprocessors with a block while kernels run, the mean over time.",
             ),
         ),
         fix=Fix("Give each kernel more work: a larger batch, or small tensors joined into one."),
