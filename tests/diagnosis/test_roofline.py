@@ -177,6 +177,15 @@ def test_goodput() -> None:
     assert mfu(Device(0, name="?"))["unknown"] == "the peaks of the GPU are not known"
 
 
+def test_goodput_needs_most_of_the_work() -> None:
+    """If the shapes of most matmuls and convolutions are unknown, there is no utilization."""
+    loop = MadeLoop(steps=1, busy=False).operator("aten::mm", 0, 90, [[8192, 8192]] * 2, [BF16] * 2)
+    loop.work(GEMM, 1, 2, 500).work("sm90_xmma_fprop_implicit_gemm_bf16bf16", 100, 500, 2000)
+    found = diagnose(loop.trace()).goodput
+    assert found["mfu"] is None
+    assert found["unknown"] == "the operations of only 25 % of the time of matmuls and the like are known"
+
+
 @pytest.mark.parametrize(
     ("kernel", "kind"),
     [

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..config import settings
 from ..errors import TraceError
 from ..findings import Evidence, Finding
@@ -24,6 +26,7 @@ from ..traces.trace import Trace
 from . import markdown, serialize, terminal
 from .diagnosis_data import DiagnosisData
 from .job import Job, job_of
+from .roofline import HEAVY
 from .rule import RULES, Rule, load_rules, rule
 from .rules import (
     attention,
@@ -54,6 +57,7 @@ BUILT_IN = (
 )  # fmt: skip
 """The modules that define rules, in the order of docs/rules.md."""
 
+_MOSTLY = 0.8  # of the time: with less known, the utilization would say too little
 _STRETCHED = 1.3  # times as long as outside the window: times on the CPU are inflated
 
 
@@ -253,11 +257,13 @@ def goodput_of(facts: TraceFacts) -> dict[str, Any]:
     says.
     """
     line = facts.roofline
-    reason = None
+    known, reason = _known_share(facts), None
     if not line.flops:
         reason = "no operator with known operations ran on the GPU: record with record_shapes=True"
     elif line.peak_ns is None:
         reason = "the peaks of the GPU are not known" if line.peak is None else "the peak of a type is not known"
+    elif known < _MOSTLY:
+        reason = f"the operations of only {100 * known:.0f} % of the time of matmuls and the like are known"
     mfu = hfu = None
     if not reason and line.peak_ns and facts.window_ns:
         hfu = line.peak_ns / facts.window_ns
@@ -273,6 +279,16 @@ def goodput_of(facts: TraceFacts) -> dict[str, Any]:
         "peak": line.peak.name if line.peak else None,
         "unknown": reason,
     }
+
+
+def _known_share(facts: TraceFacts) -> float:
+    """Return the share of the time of matmuls, attention and convolutions whose operations are known."""
+    gpu, line = facts.gpu, facts.roofline
+    heavy = np.array([row.work.kind in HEAVY for row in line.rows] + [False])
+    known = heavy[line.of_work]
+    family = np.array([word in ("gemm", "attention", "convolution") for word in gpu.strings], bool)
+    either = known | family[gpu.family]
+    return float(gpu.duration_ns[known].sum() / max(gpu.duration_ns[either].sum(), 1))
 
 
 def _regions(facts: TraceFacts) -> tuple[tuple[str, int, int], ...]:

@@ -14,7 +14,9 @@ from .groups import ancestor_levels, inside_rows, sum_by_group
 from .peaks import Peak, peak_of
 from .work import Work, forward_convolution, operator_work, results_of_convolutions
 
-_HEAVY = frozenset(("matmul", "attention", "convolution"))
+HEAVY = frozenset(("matmul", "attention", "convolution"))
+"""The kinds of operators that compute most, and whose operations count as useful."""
+
 _CONVOLUTIONS = frozenset(("aten::convolution", "aten::_convolution", "aten::cudnn_convolution"))
 _TF32 = re.compile(r"tf32|xf32|s1688gemm_(?!f16|bf16)", re.IGNORECASE)
 _KINDS = {
@@ -124,7 +126,7 @@ def roofline(trace: Trace) -> Roofline:
     order = sorted(result, key=lambda group: -result[group].gpu_ns)
     place = np.full(len(groups) + 1, -1)
     place[order] = np.arange(len(order))
-    heavy = [row for row in result.values() if row.work.kind in _HEAVY]
+    heavy = [row for row in result.values() if row.work.kind in HEAVY]
     covered_ns = int(gpu.duration_ns[(of_work >= 0) & kernel].sum())
     again = _recomputed(operators)
     counts = {id(row): (row.calls, int(again[row.rows].sum())) for row in heavy}
@@ -146,7 +148,7 @@ def _row(name: str, work: Work, rows: Array, gpu_ns: int, tf32: bool, peak: Peak
     bound: Literal["compute", "memory"] | None = None
     share = None
     if peak is not None and work.bytes and gpu_ns:
-        matrix = work.kind in _HEAVY
+        matrix = work.kind in HEAVY
         flops = peak.flops_per_s.get(kind if matrix else "fp32")
         if flops:
             seconds = gpu_ns / 1e9 / len(rows)
@@ -195,7 +197,7 @@ def _priced(operators: Table) -> tuple[Array, list[Work], Array]:
     of_row = of_text[which.reshape(-1)]
     rows, of_row = known[of_row >= 0], of_row[of_row >= 0]
     works = list(numbers)
-    heavy = np.array([work.kind in _HEAVY for work in works], bool)
+    heavy = np.array([work.kind in HEAVY for work in works], bool)
     counts = _innermost(rows, heavy[of_row] if len(rows) else np.zeros(0, bool), operators.parent)
     return rows[counts], works, of_row[counts]
 

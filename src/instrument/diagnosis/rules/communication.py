@@ -57,21 +57,25 @@ def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator
             Evidence("comm_ns", facts.per_step(total), "ns", "Time of communication per step."),
             Evidence("overlapped", 1 - _exposed_ns(facts) / max(total, 1), "1", "Share that overlaps."),
         ),
-        fix=_fix(gpu.strings[gpu.short_name[longest]]),
+        fix=_fix(facts, longest),
         at=facts.place_of(gpu.where(rows[np.argsort(-alone)[:1]])),
     )
 
 
-def _fix(kernel: str) -> Fix:
-    """Return the fix for a kernel: gradients overlap with the backward pass, others with what does not need them."""
-    if _GRADIENTS.search(kernel):
+def _fix(facts: TraceFacts, row: int) -> Fix:
+    """Return the fix for a kernel: gradients overlap with the backward pass, others with other work."""
+    gpu, regions = facts.gpu, facts.trace.regions
+    names = [gpu.strings[gpu.short_name[row]], gpu.strings[gpu.collective[row]]]
+    if gpu.region[row] >= 0:
+        names.append(regions.strings[regions.name[gpu.region[row]]])
+    if any(map(_GRADIENTS.search, names)):
         return Fix(
-            "Start collectives earlier, in smaller buckets that overlap with the backward pass; let FSDP prefetch.",
+            "Start collectives earlier, in smaller buckets that overlap with the backward pass.",
             "DistributedDataParallel(model, bucket_cap_mb=400)",
             "DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",
         )
     return Fix(
-        "Start the collective asynchronously, and do work that does not need its result before waiting for it.",
+        "Start the collective asynchronously, and do work that does not need its result before the wait.",
         "dist.all_to_all_single(received, sent)",
         "work = dist.all_to_all_single(received, sent, async_op=True)\n...\nwork.wait()",
     )
