@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from instrument.diagnosis.trace_facts import MissingEvidenceError, TraceFacts
 from instrument.diagnosis.verdict import PARTS
 from instrument.findings import Finding
 from instrument.traces.timing import Timing
+from instrument.traces.trace import UnreadDevice
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop
@@ -274,7 +276,9 @@ def test_hostile_names() -> None:
     """Control characters of names reach neither the terminal nor Markdown."""
     loop = idle_loop().region("\x1b[31mred|`#", 0, 900)
     found = instrument.diagnose(loop.trace())
-    assert "\x1b" not in str(found)
+    foreign = replace(MadeLoop(busy=False).trace(), unread_devices={"\x1b[31mTPU": UnreadDevice(3, 100)})
+    for text in (str(found), str(instrument.diagnose(foreign)), instrument.diagnose(foreign).to_markdown()):
+        assert "\x1b" not in text
 
 
 def run(*arguments: object) -> Any:

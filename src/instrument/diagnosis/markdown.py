@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ..findings import Evidence, Finding
+from ..printable import printable
 from ..units import count, duration
 from .diagnosis_data import DiagnosisData
 
@@ -77,4 +78,4 @@ def value_of(evidence: Evidence) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _SPECIAL.sub(r"\\\1", text).replace("\n", " ")
+    return _SPECIAL.sub(r"\\\1", printable(text)).replace("\n", " ")

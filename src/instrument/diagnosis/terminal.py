@@ -22,6 +22,7 @@ _LETTERS = {
     "input": ("i", "yellow"), "synchronization": ("s", "red"), "overhead": ("o", "bright_red"),
     "other": (".", "dim"),
 }  # fmt: skip
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _COLOURS = {"high": "red", "medium": "yellow", "low": "cyan"}
 _REGIONS, _EVIDENCE = 5, 4
 
@@ -45,7 +46,6 @@ def render(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     if diagnosis.parts:
         yield _bar(diagnosis.parts, width)
         yield from _legend(diagnosis, width)
-    if diagnosis.parts:
         said = "Rests on" if diagnosis.bound else "No bound is named"
         yield from (Text(line, style="dim") for line in _wrapped(f"{said}: {diagnosis.coverage}.", width))
     if mfu := _mfu(diagnosis):
@@ -90,7 +90,8 @@ def _legend(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
         for name, ns in parts
         if ns
     ]
-    yield from map(Text, _wrapped("  ".join(text.replace(" ", "\0") for text in shown), width))
+    whole = "  ".join(text.replace(" ", _NO_BREAK) for text in shown)
+    yield from (Text(line.replace(_NO_BREAK, " ")) for line in textwrap.wrap(whole, width))
 
 
 def _mfu(diagnosis: DiagnosisData) -> str:
@@ -107,21 +108,21 @@ def _finding(number: int, found: Finding, step_ns: float, width: int) -> Iterato
     from rich.text import Text
 
     win = "    ?" if found.win_ns is None else f"{100 * found.win_ns / step_ns:4.1f} %"
-    head = f"{number}. {printable(found.title)}"
+    head = f"{number}. {found.title}"
     for index, line in enumerate(_wrapped(head, width, "   ")):
         yield Text(line, style=f"bold {_COLOURS[found.severity]}" if not index else _COLOURS[found.severity])
     won = "unknown" if found.win_ns is None else f"{duration(found.win_ns)} per step ({win.strip()})"
     yield Text(f"   To win: {won}; {found.severity}, confidence {found.confidence}; rule {found.rule}")
-    if place := printable(str(found.where)):
+    if place := str(found.where):
         yield from map(Text, _wrapped(f"   At: {place}", width, "       "))
     for each in found.evidence[:_EVIDENCE]:
-        text = printable(f"   - {each.definition.rstrip('.:')}: {value_of(each)}")
+        text = f"   - {each.definition.rstrip('.:')}: {value_of(each)}"
         yield from (Text(line, style="dim") for line in _wrapped(text, width, "     "))
     if found.fix:
         yield from map(Text, _wrapped(f"   Fix: {found.fix.text}", width, "        "))
         for sign, code, style in (("-", found.fix.before, "red"), ("+", found.fix.after, "green")):
             for line in code.splitlines():
-                yield Text(f"   {sign} {line}", style=style)
+                yield Text(f"   {sign} {printable(line)}", style=style)
     yield Text("")
 
 
@@ -140,5 +141,7 @@ def _regions(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\0", " ") for line in lines]
+    """Wrap text, without the characters of names that a terminal would obey."""
+    return textwrap.wrap(
+        printable(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
