@@ -411,6 +411,14 @@ def _() -> MadeLoop:
     return loop
 
 
+@shows("lost-graph-kernels")
+def _() -> MadeLoop:
+    loop = MadeLoop()
+    for start in each_step():
+        loop.call("cudaGraphLaunch", start - 10, start - 5)
+    return loop
+
+
 @shows("lost-kernels")
 def _() -> MadeLoop:
     loop = MadeLoop()

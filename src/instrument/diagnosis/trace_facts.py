@@ -203,12 +203,19 @@ class TraceFacts:
 
     @cached_property
     def lost_launches(self) -> tuple[int, int]:
-        """The launches in the window up to that of the last recorded kernel, and those without a kernel."""
+        """The launches of kernels up to that of the last recorded work, and how many of them have no kernel."""
+        return self.launches_without_work(_LAUNCH)
+
+    def launches_without_work(self, pattern: re.Pattern[str]) -> tuple[int, int]:
+        """Return the number of such calls in the window, and of those without GPU work.
+
+        Calls after the launch of the last recorded work do not count: their work ran after the recording.
+        """
         runtime, gpu = self.trace.runtime, self.trace.gpu
         linked = np.zeros(len(runtime), bool)
         linked[gpu.launch[gpu.launch >= 0]] = True
         last = int(runtime.start_ns[linked].max(initial=self.window[0]))
-        calls = np.flatnonzero(runtime.matching("name", _LAUNCH))
+        calls = np.flatnonzero(runtime.matching("name", pattern))
         calls = calls[(runtime.start_ns[calls] >= self.window[0]) & (runtime.start_ns[calls] <= last)]
         return len(calls), int((~linked[calls]).sum())
 

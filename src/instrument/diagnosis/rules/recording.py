@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ...findings import Evidence, Finding, Fix
@@ -9,6 +10,8 @@ from ...traces.salvage import OTHER_TYPES
 from ...units import counted
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
+
+_GRAPH = re.compile("GraphLaunch")
 
 
 @rule("stretched-window")
@@ -55,6 +58,35 @@ def damaged_trace(facts: TraceFacts) -> Iterator[Finding]:
             Evidence("repaired", lost.repaired, "events", "Events that were read after a repair."),
         ),
         fix=Fix("Record again, and let the profiler finish before the process exits."),
+    )
+
+
+@rule("lost-graph-kernels")
+def lost_graph_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """Launches of CUDA graphs have no kernels in the trace.
+
+    Needs calls of the runtime. With some drivers CUPTI records the kernels of a graph only if the profiler was
+    initialized before the graph was captured; GPU times are too low without them.
+    """
+    facts.require_gpu()
+    launches, missing = facts.launches_without_work(_GRAPH)
+    if not launches:
+        raise MissingEvidenceError("the trace has no launches of CUDA graphs")
+    if missing < share * launches:
+        return
+    yield facts.finding(
+        f"{counted(missing, 'graph launch', 'graph launches')} of {launches:,} have no kernels in the trace",
+        win_ns=None,
+        severity="medium",
+        evidence=(
+            Evidence("missing", missing, "events", "Launches of CUDA graphs without GPU work."),
+            Evidence("launches", launches, "events", "Launches of CUDA graphs in the window."),
+        ),
+        fix=Fix(
+            "Initialize torch's profiler before the graph is captured.",
+            "graph = torch.cuda.CUDAGraph()",
+            "torch.profiler._utils._init_for_cuda_graphs()\ngraph = torch.cuda.CUDAGraph()",
+        ),
     )
 
 
