@@ -23,6 +23,7 @@ from ..traces.read import check_ranks_path, read_file
 from ..traces.region_steps import steps_found, steps_from_regions
 from ..traces.timing import Timing
 from ..traces.trace import Trace
+from ..traces.trace_files import find_trace_files
 from . import markdown, serialize, terminal
 from .diagnosis_data import DiagnosisData
 from .job import Job, job_of
@@ -153,18 +154,22 @@ def _chosen(
     """Return the trace to diagnose and, of several ranks, their job."""
     if isinstance(trace, (str, os.PathLike)):
         path = last_window(os.fspath(trace))
-        several = Path(path).is_dir() or not Path(path).exists()  # a pattern, or a mistake
-        trace = path if several and path != "-" else read_file(Path(path))
+        several = path != "-" and (Path(path).is_dir() or not Path(path).exists())  # a pattern, or a mistake
+        files = _files(path) if several else [Path(path)]
+        trace = read_file(files[0]) if len(files) == 1 else path
     if isinstance(trace, Trace):
         if rank is not None and rank != (trace.rank or 0):
             raise ValueError(f'"rank" must be the rank of the trace, {trace.rank or 0}: {rank!r}')
         return trace, None
     if not isinstance(trace, (TraceSet, str)):
         raise TypeError(f'"trace" must be a trace, a set of traces, or a path: {trace!r:.200}')
-    if isinstance(trace, str):
-        check_ranks_path(trace)
     job = job_of(trace, collectives, executor)
     return job.trace(job.focus if rank is None else rank), job
+
+
+def _files(path: str) -> list[Path]:
+    check_ranks_path(path)
+    return find_trace_files(path).files
 
 
 def _compile_log(path: Path, *, given: bool) -> CompileLog | None:
