@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
 from instrument.diagnosis.diagnose import Diagnosis, diagnose
 from instrument.diagnosis.rule import RULES
@@ -357,7 +359,10 @@ def compiled(*regions: str, cpu: int = 20) -> MadeLoop:
 
 @shows("graph-breaks")
 def _() -> MadeLoop:
-    return compiled("0/0", "1/0", "2/0")
+    loop = compiled("0/0", cpu=200)
+    for start in each_step():
+        loop.operator("Torch-Compiled Region: 1/0", start + 100, start + 200)
+    return loop
 
 
 @shows("recompilations")
@@ -490,6 +495,32 @@ def test_time_to_win(rule: str, win_us: float) -> None:
     win_ns = named(diagnose(SHOWN[rule]().trace()))[rule].win_ns
     assert win_ns is not None
     assert win_ns / 1000 == pytest.approx(win_us, rel=0.01)
+
+
+def test_functions_compiled_side_by_side() -> None:
+    """Several compiled functions are no graph breaks."""
+    assert "graph-breaks" not in named(diagnose(compiled("0/0", "1/0", "2/0").trace()))
+
+
+def test_a_graph_break_of_the_installed_torch(tmp_path: Path) -> None:
+    """The ranges of a function with two breaks, as the installed torch records them, are a finding."""
+
+    @torch.compile(backend="eager")
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        x = x * 2
+        torch._dynamo.graph_break()
+        return x + 3
+
+    x = torch.ones(4)
+    broken(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+        broken(x)
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    torch.compiler.reset()
+    found = named(diagnose(tmp_path / "trace.json"))["graph-breaks"]
+    assert found.title == "Graphs of torch.compile break 2 times per step"
 
 
 def test_lost_kernels_and_the_verdict() -> None:

@@ -13,6 +13,7 @@ from ...findings import Evidence, Finding, Fix
 from ...traces.compile_log import Compilation, CompileLog
 from ...traces.table import Table
 from ...units import count, counted, duration
+from ..groups import inside_rows
 from ..idle_causes import named_ranges
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
@@ -30,35 +31,40 @@ def _compiled(facts: TraceFacts) -> Table:
 
 
 @rule("graph-breaks", on_cpu=True)
-def graph_breaks(facts: TraceFacts, *, most: int = 1) -> Iterator[Finding]:
-    """A step runs several compiled graphs, with Python in between.
+def graph_breaks(facts: TraceFacts) -> Iterator[Finding]:
+    """Compiled code is interrupted by Python, which then calls the next compiled piece.
 
-    Needs the ranges that torch records around compiled code. Each frame number is one compiled piece of the
-    program; a break in the graph makes two of one. How much a whole graph would win is unknown.
+    Needs the ranges that torch records around compiled code. Where torch cannot compile a line, it compiles what
+    is before it, runs the line in Python, and calls what it compiled of the rest from there: the range of the rest
+    is inside the range of the beginning. Functions that are compiled side by side are no breaks. How much a whole
+    graph would win is unknown.
     """
-    calls = _compiled(facts)
-    frames = {match[1] for name in calls.text("name") if (match := _REGION.match(name))}
-    per_step = len(calls) / facts.steps
-    if len(frames) <= most:
+    for calls in (facts.trace.operators, facts.trace.regions):
+        rows = np.flatnonzero(calls.matching("name", _REGION))
+        if len(rows):
+            break
+    else:
+        raise MissingEvidenceError("nothing ran that torch.compile compiled")
+    within = inside_rows(rows, calls.parent)
+    rests = rows[(calls.parent[rows] >= 0) & within[calls.parent[rows]]]
+    if not len(rests):
         return
+    per_step = len(rests) / facts.steps
+    names = list(dict.fromkeys(calls.where(rests).text("name")))
     yield facts.finding(
-        f"A step runs {count(per_step)} compiled graphs of {counted(len(frames), 'frame')}: the graph breaks, or "
-        "several functions are compiled",
+        f"Graphs of torch.compile break {count(per_step)} times per step",
         win_ns=None,
         severity="medium" if per_step > 8 else "low",
-        confidence="medium",
         evidence=(
-            Evidence(
-                "frames", len(frames), "events", 'Distinct frames in "Torch-Compiled Region: FRAME/VERSION".'
-            ),
-            Evidence("calls_per_step", per_step, "events", "Calls of compiled code per step."),
+            Evidence("breaks_per_step", per_step, "events", "Compiled pieces called inside another, per step."),
+            Evidence("pieces", ", ".join(names[:5]), "", "The pieces after a break."),
         ),
         fix=Fix(
             "Let torch name the breaks, and remove them.",
             "model = torch.compile(model)",
             "model = torch.compile(model, fullgraph=True)  # or TORCH_LOGS=graph_breaks python train.py",
         ),
-        at=(int(calls.thread[0]), int(calls.start_ns[0])),
+        at=(int(calls.thread[rests[0]]), int(calls.start_ns[rests[0]])),
     )
 
 
