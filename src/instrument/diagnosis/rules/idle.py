@@ -202,7 +202,7 @@ def _of_cause(
 
 
 @rule("unexplained-idle", on_cpu=True)
-def unexplainedidle_of(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+def unexplained_idle(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     """The GPU idles although its next work was launched long before, or the launch is not in the trace.
 
     Such gaps come from streams that wait for each other, from the driver, or from another process on the GPU.
