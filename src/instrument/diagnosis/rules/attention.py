@@ -136,6 +136,14 @@ def _attention_rows(facts: TraceFacts) -> list[RooflineRow]:
     return [row for row in facts.roofline.rows if row.work.kind == "attention"]
 
 
+def _below(facts: TraceFacts, rows: list[RooflineRow], of_peak: float) -> tuple[list[RooflineRow], int]:
+    """Return the rows that reach less than this share of the peak, and the time to win above the roofline."""
+    if rows and facts.peak is None:
+        raise MissingEvidenceError("the peaks of the GPU are not known")
+    slow = [row for row in rows if row.share is not None and row.share < of_peak]
+    return slow, facts.gpu_win(sum(row.gpu_ns * (1 - (row.share or 0)) for row in slow))
+
+
 @rule("slow-attention")
 def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3, share: float = 0.02) -> Iterator[Finding]:
     """Fused attention over long sequences stays far below the peak.
@@ -144,10 +152,7 @@ def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3, share: float = 0.
     30 %, another backend or a newer library is worth a try. The time to win is the time above the roofline.
     """
     rows = [row for row in _attention_rows(facts) if row.work.sizes[2] > _SHORT]
-    if rows and facts.peak is None:
-        raise MissingEvidenceError("the peaks of the GPU are not known")
-    slow = [row for row in rows if row.share is not None and row.share < of_peak]
-    win = facts.gpu_win(sum(row.gpu_ns * (1 - (row.share or 0)) for row in slow))
+    slow, win = _below(facts, rows, of_peak)
     if not slow or facts.share(win) < share:
         return
     row = slow[0]
@@ -186,10 +191,7 @@ def short_attention(facts: TraceFacts, *, of_peak: float = 0.2, share: float = 0
     sequence, and setting it up costs as much as computing it. The time to win is the time above the roofline.
     """
     rows = [row for row in _attention_rows(facts) if row.work.sizes[2] <= _SHORT]
-    if rows and facts.peak is None:
-        raise MissingEvidenceError("the peaks of the GPU are not known")
-    slow = [row for row in rows if row.share is not None and row.share < of_peak]
-    win = facts.gpu_win(sum(row.gpu_ns * (1 - (row.share or 0)) for row in slow))
+    slow, win = _below(facts, rows, of_peak)
     if not slow or facts.share(win) < share:
         return
     row = slow[0]
