@@ -7,6 +7,7 @@ one between the hook and its handle leaves a hook that does nothing.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import sys
@@ -218,6 +219,7 @@ ONCE = ("steps", "steps by forward", "steps by function", "updates", "the outerm
 def moments(make: Callable[[], Owner]) -> list[int]:
     """Return the line numbers to interrupt at: each place once, then others up to the limit."""
     for _ in range(3):  # the first runs import modules and fill caches
+        gc.collect()  # some owners look through all objects, and take fewer lines once garbage is gone
         owner = make()
         with Interrupter(0, print) as counted:
             owner.begin()
@@ -248,7 +250,7 @@ def test_interrupts_leave_no_patches(make: Callable[[], Owner]) -> None:
         assert not interrupter.unrestored, interrupter.places[-1]
         assert owner.hooks() == hooks, interrupter.places[-1]
         reached += len(interrupter.places) == at
-    assert reached > len(swept) / 3  # caches shorten later runs, by up to a half
+    assert reached > len(swept) / 3  # caches shorten later runs
 
 
 # A dry run is a block of the program, which no handler ends.
