@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -18,12 +17,10 @@ from typer.testing import CliRunner
 
 import instrument
 from instrument import cli
-from instrument.config import settings
 from instrument.diagnosis.idle_causes import CAUSES
-from instrument.diagnosis.rule import GROUP, RULES
-from instrument.diagnosis.trace_facts import MissingEvidenceError, TraceFacts
+from instrument.diagnosis.trace_facts import TraceFacts
 from instrument.diagnosis.verdict import PARTS
-from instrument.findings import Finding
+from instrument.errors import TraceError
 from instrument.traces.timing import Timing
 from instrument.traces.trace import UnreadDevice
 from tests.support.shared_traces import shared
@@ -32,16 +29,6 @@ from .made_loops import GEMM, MadeLoop
 
 SAMPLE = Path(__file__).parents[1] / "data" / "gpu_two_steps.json"
 OWL = "tl_h100_owlv2.json.gz"
-
-
-@pytest.fixture(autouse=True)
-def rules() -> Iterator[None]:
-    """Put back the rules that a test registers."""
-    assert instrument.rule  # imports the rules of the library
-    before = dict(RULES)
-    yield
-    RULES.clear()
-    RULES.update(before)
 
 
 def idle_loop() -> MadeLoop:
@@ -97,10 +84,22 @@ def test_accepts_a_path_a_trace_and_ranks(tmp_path: Path) -> None:
     [
         ({"trace": 3}, TypeError, '"trace" must be a trace, a set of traces, or a path: 3'),
         ({"ignore": ["nothing"]}, ValueError, "unknown rule 'nothing'; the rules are: bias-copies, "),
-        ({"ignore": "memsets"}, ValueError, "\"ignore\" must be a collection of names of rules: 'memsets'"),
+        ({"ignore": "memsets"}, TypeError, "\"ignore\" must be a collection of names of rules: 'memsets'"),
+        ({"ignore": None}, TypeError, '"ignore" must be a collection of names of rules: None'),
+        ({"thresholds": 5}, TypeError, '"thresholds" must be a mapping from rules to thresholds: 5'),
+        ({"thresholds": {"memsets": None}}, TypeError, '"thresholds" of the rule "memsets" must be a mapping'),
+        ({"thresholds": {"memsets": {"share": math.nan}}}, ValueError, "must be a finite number: nan"),
+        ({"thresholds": {"memsets": {"share": math.inf}}}, ValueError, "must be a finite number: inf"),
+        ({"executor": 5}, TypeError, '"executor" must be a concurrent.futures.Executor: 5'),
+        (
+            {"collectives": ""},
+            ValueError,
+            '"collectives" must be "auto" or a regular expression that is not empty',
+        ),
+        ({"steps_from": ""}, ValueError, '"steps_from" must be a regular expression that is not empty'),
         ({"thresholds": {"nothing": {}}}, ValueError, "unknown rule 'nothing'"),
         ({"thresholds": {"memsets": {"most": 1}}}, ValueError, "has no threshold 'most'; it has: per_step, share"),
-        ({"thresholds": {"memsets": {"share": "1"}}}, ValueError, "must be a number: '1'"),
+        ({"thresholds": {"memsets": {"share": "1"}}}, ValueError, "must be a finite number: '1'"),
         ({"collectives": "("}, ValueError, '"collectives" must be "auto" or a regular expression'),
     ],
 )
@@ -116,70 +115,6 @@ def test_thresholds() -> None:
     assert "input-wait" in {found.rule for found in instrument.diagnose(trace).findings}
     tuned = instrument.diagnose(trace, thresholds={"input-wait": {"share": 0.6}})
     assert "input-wait" not in {found.rule for found in tuned.findings}
-
-
-def test_rules_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule of a user runs; one that fails is reported, one that lacks evidence is, too."""
-    monkeypatch.setattr(settings, "strict", False)
-
-    @instrument.rule("always")
-    def always(facts: TraceFacts, *, most: int = 2) -> Iterator[Finding]:
-        yield facts.finding(f"more than {most}", win_ns=round(facts.step_ns))
-
-    @instrument.rule("broken")
-    def broken(facts: TraceFacts) -> Iterator[Finding]:
-        yield facts.finding("before", win_ns=None)
-        raise RuntimeError("no")
-
-    @instrument.rule("abstains")
-    def abstains(facts: TraceFacts) -> Iterator[Finding]:
-        raise MissingEvidenceError("no shapes")
-        yield
-
-    found = instrument.diagnose(MadeLoop().trace(), thresholds={"always": {"most": 7}})
-    assert (found.findings[0].rule, found.findings[0].title) == ("always", "more than 7")
-    assert found.failed == {"broken": "RuntimeError('no')"}
-    assert found.abstained["abstains"] == "no shapes"
-
-
-@pytest.mark.parametrize(("name", "error"), [(1, TypeError), ("Two Words", ValueError), ("", ValueError)])
-def test_names_of_rules(name: Any, error: type[Exception]) -> None:
-    """A rule has a name in lower case with hyphens."""
-    with pytest.raises(error, match='"name" must be'):
-        instrument.rule(name)
-
-
-def test_rules_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution adds rules by an entry point; one that cannot be imported is reported."""
-    (tmp_path / "house_rules.py").write_text(
-        "import instrument\n@instrument.rule('house')\ndef house(facts):\n    '''Ours.'''\n"
-        "    yield facts.finding('ours', win_ns=None)\n"
-    )
-    about = tmp_path / "house-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: house\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[{GROUP}]\nhouse = house_rules\ngone = no_such_module\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    found = instrument.diagnose(MadeLoop().trace())
-    assert [each.title for each in found.findings] == ["ours"]
-    assert found.failed == {"gone": "ModuleNotFoundError(\"No module named 'no_such_module'\")"}
-    assert "ours" not in run(write(tmp_path / "one.json", MadeLoop()), "--ignore", "house").stdout
-    sys.modules.pop("house_rules")
-
-
-def test_a_rule_replaces_one_of_the_library() -> None:
-    """A later rule of the same name replaces the earlier one, wherever the decorator was imported first."""
-    instrument.rule("input-wait")(lambda facts: [facts.finding("ours", win_ns=None)])
-    assert "ours" in {found.title for found in instrument.diagnose(idle_loop().trace()).findings}
-
-
-def test_a_rule_that_yields_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no finding is an error of the rule, and the others go on."""
-    monkeypatch.setattr(settings, "strict", False)
-    instrument.rule("odd")(lambda facts: ["text"])
-    found = instrument.diagnose(idle_loop().trace())
-    assert found.failed["odd"].startswith('TypeError("a rule must yield findings')
-    assert found.findings[0].rule == "input-wait"
 
 
 def test_steps_from(tmp_path: Path) -> None:
@@ -306,6 +241,8 @@ def test_command(tmp_path: Path) -> None:
         (["--set", "input-wait.share"], "--set must be RULE.NAME=NUMBER: 'input-wait.share'"),
         (["--set", "input-wait.most=1"], "has no threshold 'most'"),
         (["--collectives", "("], "regular expression"),
+        (["--collectives", ""], "regular expression that is not empty"),
+        (["--set", "input-wait.share=nan"], "must be a finite number: nan"),
     ],
 )
 def test_wrong_options(arguments: list[str], text: str) -> None:
@@ -336,6 +273,71 @@ def test_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         result = run(path)
         assert result.exit_code == 2
         assert text in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("[tool.instrument]\ndiagnose = 5", "tool.instrument.diagnose"), ("tool = 5", "tool")]
+)
+def test_pyproject_without_tables(text: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What should be a table of pyproject.toml and is not, is an error."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text(text + "\n")
+    result = run("gone.json")
+    assert result.exit_code == 2
+    assert f"[{place}] in pyproject.toml must be a table: 5" in " ".join(result.stderr.split())
+
+
+def test_ignored_rules_are_named() -> None:
+    """Without findings it is said which rules were left out or changed."""
+    trace = MadeLoop().trace()
+    assert instrument.diagnose(trace).nothing_found == "No rule found anything worth 1 % of the step."
+    found = instrument.diagnose(trace, ignore=["memsets"], thresholds={"input-wait": {"share": 0.9}})
+    text = (
+        "No rule found anything worth 1 % of the step; left out: memsets; thresholds were changed of: input-wait."
+    )
+    assert text in " ".join(str(found).split())
+    assert "left out: memsets" in found.to_markdown()
+    data = json.loads(found.to_json())
+    assert (data["ignored"], data["thresholds"]) == (["memsets"], {"input-wait": {"share": 0.9}})
+
+
+def test_ranks_as_separate_files(tmp_path: Path) -> None:
+    """Files of several ranks are diagnosed apart, with a hint; a file of a rank that comes twice is named."""
+    for rank in (0, 1):
+        path = write(tmp_path / "job" / f"rank{rank}.json", MadeLoop())
+        data = json.loads(path.read_text()) | {"distributedInfo": {"rank": rank, "world_size": 2}}
+        path.write_text(json.dumps(data))
+    result = run(tmp_path / "job" / "rank0.json", tmp_path / "job" / "rank1.json")
+    assert "the files of ranks 0, 1 were diagnosed apart" in " ".join(result.stderr.split())
+    (tmp_path / "job" / "again.json").write_bytes((tmp_path / "job" / "rank1.json").read_bytes())
+    found = instrument.diagnose(tmp_path / "job")
+    (path,) = map(Path, found.left_out)
+    assert path.name in ("again.json", "rank1.json")
+    assert "1 file left out, such as" in str(found)
+    assert json.loads(found.to_json())["left_out"] == dict(found.left_out)
+
+
+def test_a_log_of_torch_compile_is_no_trace(tmp_path: Path) -> None:
+    """Given as the trace, the log of torch.compile is refused with the option that takes it."""
+    log = tmp_path / "dedicated_log_torch_trace_rank_0_a.log"
+    log.write_text('V1123 12:00:00.000000 77 torch/_logging/structured.py:22] {"str": ["a.py", 0]}\n')
+    with pytest.raises(TraceError, match="instrument diagnose TRACE --compile-log LOG"):
+        instrument.diagnose(log)
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [[1e300, 4], [-4, 4], [0, 4], [4.5, 4], ["4", 4], [True, 4], [4], [4, 4, 4], [1 << 60, 4], None, []],
+)
+@pytest.mark.parametrize("name", ["aten::mm", "aten::_scaled_dot_product_flash_attention", "aten::add"])
+def test_impossible_shapes(name: str, dims: Any) -> None:
+    """Shapes that no tensor has are unknown: no rule fails or fires on them, and the output is JSON."""
+    loop = MadeLoop(steps=1, busy=False).operator(name, 0, 90, [dims] * 3, ["float"] * 3)
+    found = instrument.diagnose(loop.work("k", 1, 2, 900).trace())
+    assert found.failed == {}
+    if name != "aten::add" or dims not in ([4], [4, 4, 4]):
+        assert found.roofline.rows == []
+    json.loads(found.to_json(), parse_constant=lambda text: pytest.fail(text))
 
 
 def test_a_damaged_and_a_foreign_file(tmp_path: Path) -> None:

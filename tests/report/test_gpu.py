@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from instrument.diagnosis import metrics as metrics_module
-from instrument.diagnosis import trace_facts
+from instrument.diagnosis import window_facts
 from instrument.diagnosis.trace_facts import TraceFacts
 from instrument.report.gpu import Graphs, count_graph_launches, print_gpu_time, print_graph_launches
 from instrument.report.trace_report import print_windows
@@ -83,7 +83,7 @@ def test_step_lengths_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None
         measured.append(trace)
         return step_lengths(trace, collectives)
 
-    for module in (summary, metrics_module, trace_facts):
+    for module in (summary, metrics_module, window_facts):
         monkeypatch.setattr(module, "step_lengths", count_calls)
     windows = [graph_trace(), graph_trace()]
     print_windows([(trace, None) for trace in windows], "auto", console=Console(file=StringIO()))

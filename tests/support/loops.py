@@ -68,7 +68,7 @@ class Loop:
         self.cpu += cost
         for number in range(kernels):
             begin, end = (start + us * part // kernels for part in (number, number + 1))
-            event = self._event("kernel", "gemm", begin, end) | {"pid": self._device, "tid": 7}
+            event = self._event("kernel", "volta_sgemm_128x64_tn", begin, end) | {"pid": self._device, "tid": 7}
             self.events.append(event | {"args": ids | {"device": self._device, "stream": 7}})
 
     def synchronize(self, call: str = "cudaDeviceSynchronize", thread: int = 1) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console
 from ..console import print_line
 from ..diagnosis.diagnose import Diagnosis, chosen_rules, diagnose
 from ..diagnosis.rule import load_rules
-from ..diagnosis.serialize import as_dict, plain
+from ..diagnosis.serialize import as_dict, as_text
 from ..errors import TraceError
 from ..traces.communication import compile_collectives
 from .errors import describe, exit_unusable, print_message
@@ -68,7 +67,8 @@ def diagnose_command(
 
     The verdict is what bounds a step. The findings follow, those with the most time to win first, each with its
     place, the numbers that it rests on, and a fix. TRACE is a trace of torch.profiler (.json, .json.gz), a report
-    of Nsight Systems (.sqlite, .nsys-rep) or of rocprofv3 (.json, .db), or the folder of a run.
+    of Nsight Systems (.sqlite, .nsys-rep) or of rocprofv3 (.json, .db), or the folder of a run. The ranks of a job
+    are one folder, or one pattern in quotes; several TRACEs are diagnosed one after the other.
 
     Rules are left out and tuned by --ignore and --set, or in pyproject.toml, in the current folder or above it:
 
@@ -85,7 +85,7 @@ def diagnose_command(
             raise ValueError("--json and --markdown exclude each other")
         ignored, thresholds = _settings(ignore or [], change or [])
         compile_collectives(collectives)
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise exit_unusable(error) from None
     found, failed = [], False
     for path in traces:
@@ -106,9 +106,15 @@ def diagnose_command(
             failed = True
     if as_json:
         dicts = [as_dict(each) for each in found]
-        typer.echo(json.dumps(dicts if len(traces) > 1 else dicts[0], indent=2, default=plain) if dicts else "[]")
+        typer.echo(as_text(dicts if len(traces) > 1 or not dicts else dicts[0]))
     else:
         _print(found, as_markdown, several=len(traces) > 1)
+    ranks = {each.rank for each in found if each.rank is not None}
+    if len(ranks) > 1:
+        print_message(
+            f"the files of ranks {', '.join(map(str, sorted(ranks)))} were diagnosed apart: give their folder, or "
+            "a pattern in quotes, to diagnose them as one job"
+        )
     if failed:
         raise typer.Exit(1)
 
@@ -166,9 +172,18 @@ def _pyproject() -> dict[str, Any]:
                 read = tomllib.loads(file.read_text(encoding="utf-8"))
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"cannot read {file}: {error}") from None
-            table = read.get("tool", {}).get("instrument", {}).get("diagnose", {})
-            return dict(table) if isinstance(table, Mapping) else {}
+            return _table_of(read)
     return {}
+
+
+def _table_of(read: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table `_TABLE` of what a pyproject.toml holds; empty without one."""
+    table: Any = read
+    for place, name in enumerate(names := _TABLE.split("."), 1):
+        table = table.get(name, {})
+        if not isinstance(table, Mapping):
+            raise ValueError(f"[{'.'.join(names[:place])}] in pyproject.toml must be a table: {table!r}")
+    return dict(table)
 
 
 subcommand = subcommand_of(diagnose_command)

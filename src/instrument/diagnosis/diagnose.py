@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..config import settings
 from ..errors import TraceError
-from ..findings import Evidence, Finding
 from ..run_folder import entry_of, last_window
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
@@ -25,9 +21,10 @@ from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..traces.trace_files import find_trace_files
 from . import markdown, serialize, terminal
+from .apply_rules import apply_rules
 from .diagnosis_data import DiagnosisData
+from .goodput import goodput_of
 from .job import Job, job_of
-from .roofline import HEAVY
 from .rule import RULES, Rule, load_rules, rule
 from .rules import (
     attention,
@@ -44,7 +41,7 @@ from .rules import (
     recording,
     utilization,
 )
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import TraceFacts
 from .verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
@@ -57,9 +54,6 @@ BUILT_IN = (
     communication, ranks, recording,
 )  # fmt: skip
 """The modules that define rules, in the order of docs/rules.md."""
-
-_MOSTLY = 0.8  # of the time: with less known, the utilization would say too little
-_STRETCHED = 1.3  # times as long as outside the window: times on the CPU are inflated
 
 
 class Diagnosis(DiagnosisData):
@@ -113,30 +107,43 @@ def diagnose(
             default the logs beside the trace.
 
     Raises:
-        TypeError: ``trace`` is none of these.
+        TypeError: an argument has another type.
         ValueError: a rule, a threshold, a rank or a region that does not exist, or what is no regular expression.
         TraceError, OSError: the file cannot be read.
     """
+    thresholds = {} if thresholds is None else thresholds
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(f'"executor" must be a concurrent.futures.Executor: {executor!r:.200}')
     broken = {name: repr(error) for name, error in load_rules()}
-    rules = chosen_rules(ignore, thresholds or {})
+    rules = chosen_rules(ignore, thresholds)
     pattern = compile_collectives(collectives)
     recorded, job = _chosen(trace, rank, pattern, executor)
     timing = Timing.from_manifest(entry_of(recorded.path))
     log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
     stepped = steps_found(recorded) if steps_from is None else steps_from_regions(recorded, steps_from)
     facts = TraceFacts(stepped, pattern, timing, job, log)
-    found = diagnosis_of(facts, rules, thresholds or {})
-    return replace(found, failed=broken | dict(found.failed))
+    found = diagnosis_of(facts, rules, thresholds)
+    left_out = {str(path): reason for path, reason in job.left_out.items()} if job else {}
+    return replace(
+        found,
+        failed=broken | dict(found.failed),
+        ignored=tuple(ignore),
+        tuned={name: dict(values) for name, values in thresholds.items()},
+        left_out=left_out,
+    )
 
 
 def chosen_rules(ignore: Collection[str], thresholds: Mapping[str, Mapping[str, float]]) -> list[Rule]:
     """Return the rules that are not ignored.
 
     Raises:
-        ValueError: a rule or a threshold that does not exist.
+        TypeError: ``ignore`` is not a collection of names, or ``thresholds`` is not a mapping of mappings.
+        ValueError: a rule or a threshold that does not exist, or a threshold that is not a finite number.
     """
-    if isinstance(ignore, str):
-        raise ValueError(f'"ignore" must be a collection of names of rules: {ignore!r}')
+    if isinstance(ignore, str) or not isinstance(ignore, Collection):
+        raise TypeError(f'"ignore" must be a collection of names of rules: {ignore!r:.200}')
+    if not isinstance(thresholds, Mapping):
+        raise TypeError(f'"thresholds" must be a mapping from rules to thresholds: {thresholds!r:.200}')
     for name in (*ignore, *thresholds):
         if name not in RULES:
             raise ValueError(f"unknown rule {name!r}; the rules are: {', '.join(sorted(RULES))}")
@@ -193,21 +200,7 @@ def diagnosis_of(
     thresholds: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> Diagnosis:
     """Return what the rules find in the facts of one trace."""
-    abstained, failed = dict[str, str](), dict[str, str]()
-    found: list[tuple[Rule, Finding]] = []
-    for each_rule in rules:
-        try:
-            results = each_rule.function(facts, **thresholds.get(each_rule.name, {}))
-            found += [(each_rule, each) for each in _checked(results)]
-        except MissingEvidenceError as reason:
-            abstained[each_rule.name] = str(reason)
-        except Exception as error:  # one rule must not hide what the others found
-            if settings.strict:
-                raise
-            failed[each_rule.name] = repr(error)
-    located = facts.located([each for _, each in found])
-    findings = [_finished(facts, by, each) for (by, _), each in zip(found, located, strict=True)]
-    findings.sort(key=lambda each: (-(each.win_ns or 0), _SEVERITIES.index(each.severity), each.rule))
+    findings, abstained, failed = apply_rules(facts, rules, thresholds)
     verdict: Verdict = verdict_of(facts)
     idle = facts.idle.totals() if facts.gpu else {}
     return Diagnosis(
@@ -216,7 +209,9 @@ def diagnosis_of(
         bound=verdict.bound,
         parts=verdict.parts,
         coverage=verdict.coverage,
-        findings=tuple(findings),
+        findings=findings,
+        rank=facts.trace.rank,
+        has_steps=bool(facts.trace.steps),
         steps=facts.steps,
         step_ns=facts.step_ns,
         idle_by_cause={cause: facts.per_step(ns) for cause, ns in idle.items()},
@@ -228,72 +223,6 @@ def diagnosis_of(
         roofline=facts.roofline,
         regions=_regions(facts),
     )
-
-
-def _checked(results: Iterable[Finding]) -> Iterator[Finding]:
-    for each in results:
-        if not isinstance(each, Finding):
-            raise TypeError(f"a rule must yield findings, such as facts.finding(...) returns: {each!r}")
-        yield each
-
-
-_SEVERITIES = ("high", "medium", "low")
-
-
-def _finished(facts: TraceFacts, by: Rule, found: Finding) -> Finding:
-    """Return a finding with the name of its rule and, if it rests on inflated times, a statement of that."""
-    found = replace(found, rule=by.name)
-    if not by.on_cpu or facts.stretch is None or facts.stretch <= _STRETCHED:
-        return found
-    inflated = Evidence(
-        "stretch", facts.stretch, "1", "Times on the CPU are inflated: step in the window / step outside."
-    )
-    title = f"{found.title} (inflated: recording made steps {facts.stretch:.2f} times as long)"
-    return replace(found, title=title, evidence=(*found.evidence, inflated), confidence="low")
-
-
-def goodput_of(facts: TraceFacts) -> dict[str, Any]:
-    """Return the useful work of the window.
-
-    ``flops`` are the operations of matmuls, attention and convolutions per step, ``recomputed_flops`` those that a
-    backward pass computes again, ``mfu`` the time that the others would take at the GPU's peak / the time of the
-    step, ``hfu`` the same with the recomputed ones, ``coverage`` the share of the kernels' time whose operations
-    are known, and ``unknown`` why there is no ``mfu``. Above 1, the figures or the peak are wrong, as ``unknown``
-    says.
-    """
-    line = facts.roofline
-    known, reason = _known_share(facts), None
-    if not line.flops:
-        reason = "no operator with known operations ran on the GPU: record with record_shapes=True"
-    elif line.peak_ns is None:
-        reason = "the peaks of the GPU are not known" if line.peak is None else "the peak of a type is not known"
-    elif known < _MOSTLY:
-        reason = f"the operations of only {100 * known:.0f} % of the time of matmuls and the like are known"
-    mfu = hfu = None
-    if not reason and line.peak_ns and facts.window_ns:
-        hfu = line.peak_ns / facts.window_ns
-        mfu = hfu - (line.recomputed_peak_ns or 0) / facts.window_ns
-    if hfu is not None and hfu > 1:
-        reason = "more operations than the peak allows: the recorded shapes or the peak cannot be right"
-    return {
-        "flops": facts.per_step(line.flops),
-        "recomputed_flops": facts.per_step(line.recomputed_flops),
-        "mfu": mfu,
-        "hfu": hfu,
-        "coverage": line.coverage,
-        "peak": line.peak.name if line.peak else None,
-        "unknown": reason,
-    }
-
-
-def _known_share(facts: TraceFacts) -> float:
-    """Return the share of the time of matmuls, attention and convolutions whose operations are known."""
-    gpu, line = facts.gpu, facts.roofline
-    heavy = np.array([row.work.kind in HEAVY for row in line.rows] + [False])
-    known = heavy[line.of_work]
-    family = np.array([word in ("gemm", "attention", "convolution") for word in gpu.strings], bool)
-    either = known | family[gpu.family]
-    return float(gpu.duration_ns[known].sum() / max(gpu.duration_ns[either].sum(), 1))
 
 
 def _regions(facts: TraceFacts) -> tuple[tuple[str, int, int], ...]:

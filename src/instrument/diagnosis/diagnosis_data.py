@@ -24,6 +24,8 @@ class DiagnosisData:
         parts: how a step divides, in ns; see `instrument.diagnosis.verdict.PARTS`.
         coverage: on what the verdict rests, or why it abstains.
         findings: the findings, those with the most time to win first.
+        rank: the rank of the trace; None if it does not say.
+        has_steps: whether the trace has steps.
         steps: the number of recorded steps; 1 without steps, as the whole window then counts as one.
         step_ns: the mean time of a step.
         idle_by_cause: the idle time of the GPU per step by cause; see `instrument.diagnosis.idle_causes.CAUSES`.
@@ -33,6 +35,9 @@ class DiagnosisData:
         failed: the rules that raised an error, with the error.
         metrics: all metrics of the trace.
         roofline: the operators with their operations, bytes and shares of the peak.
+        ignored: the rules that were left out.
+        tuned: the thresholds that were changed, by rule.
+        left_out: the files of a folder that were not read, each with what it holds.
         regions: the path and the CPU and GPU time per step of the outermost regions, the longest first.
     """
 
@@ -42,6 +47,8 @@ class DiagnosisData:
     parts: Mapping[str, int]
     coverage: str
     findings: tuple[Finding, ...]
+    rank: int | None
+    has_steps: bool
     steps: int
     step_ns: float
     idle_by_cause: Mapping[str, int]
@@ -52,6 +59,21 @@ class DiagnosisData:
     metrics: Metrics = field(repr=False)
     roofline: Roofline = field(repr=False)
     regions: tuple[tuple[str, int, int], ...] = ()
+    ignored: tuple[str, ...] = ()
+    tuned: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def each_step(self) -> str:
+        """What times per step are called, as a trace without steps has none."""
+        return "per step" if self.has_steps else "in the window"
+
+    @property
+    def nothing_found(self) -> str:
+        """What to say if no finding is `worth` showing."""
+        said = f"; left out: {', '.join(self.ignored)}" if self.ignored else ""
+        said += f"; thresholds were changed of: {', '.join(self.tuned)}" if self.tuned else ""
+        return f"No rule found anything worth 1 % of {'the step' if self.has_steps else 'the window'}{said}."
 
     def worth(self, share: float = 0.01) -> list[Finding]:
         """Return the findings that can win at least this share of a step, and those of unknown win."""

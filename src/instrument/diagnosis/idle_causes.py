@@ -36,6 +36,7 @@ CAUSES = {
     "input": "the loop waits for the next batch",
     "compilation": "torch.compile compiles",
     "garbage_collection": "Python collects garbage",
+    "initialization": "a call of the driver takes over 100 ms, as when it starts or first loads code",
     "allocation": "the driver allocates or frees memory",
     "module_loading": "the driver loads the code of kernels",
     "synchronization": "the CPU had waited for the GPU instead of launching the work that follows",
@@ -46,7 +47,9 @@ CAUSES = {
 }
 """What each cause of idle time means."""
 
-_LAYERS = ("input", "compilation", "garbage_collection", "allocation", "module_loading")
+_LAYERS = ("input", "compilation", "garbage_collection", "initialization", "allocation", "module_loading")
+_SLOW_NS = 100_000_000  # far above what any call takes in a loop, in which the GPU idles meanwhile
+_LONG_BY_NATURE = re.compile(r"Synchronize|Memcpy|Memset|^(?:cuda|hip)Host|^cuMemHost")
 
 
 class IdleCauses(NamedTuple):
@@ -79,7 +82,7 @@ def idle_causes(
 
     At each moment the first cause of `CAUSES` that applies counts. The time after a synchronization counts as
     its, up to the time that the CPU was blocked: that long the CPU could have run ahead. A gap for which none of
-    the first six holds gets the cause of the delay of the next work, as in `idle.gaps`.
+    these holds gets the cause of the delay of the next work, as in `idle.gaps`.
 
     Args:
         trace: the trace.
@@ -121,8 +124,15 @@ def _layers(trace: Trace) -> Iterator[Intervals]:
     for pattern in (INPUT, COMPILATION, COLLECTION):
         found = [rows for rows in named_ranges(trace, pattern) if rows]
         yield _times(found)
+    yield _times([slow_calls(trace)])
     for pattern in (ALLOCATION, LOADING):
         yield _times([trace.runtime.where(trace.runtime.matching("name", pattern))])
+
+
+def slow_calls(trace: Trace) -> Table:
+    """Return the calls of the driver that take as long as only its start or the first load of code takes."""
+    slow = trace.runtime.where(trace.runtime.duration_ns >= _SLOW_NS)
+    return slow.where(~slow.matching("name", _LONG_BY_NATURE) & ~slow.matching("name", LOADING))
 
 
 def _times(tables: list[Table]) -> Intervals:

@@ -28,6 +28,7 @@ class Job:
         world_size: the number of ranks of the job.
         missing: the ranks without a trace.
         failed: the files that could not be read, each with the reason.
+        left_out: the files of another window or run, each with what it holds.
         whole: the whole traces, as far as they are in memory.
     """
 
@@ -35,6 +36,7 @@ class Job:
     world_size: int
     missing: tuple[int, ...]
     failed: Mapping[Path, str]
+    left_out: Mapping[Path, str]
     whole: Mapping[int, Trace]
 
     @cached_property
@@ -78,7 +80,7 @@ def job_of(
     """
     if isinstance(traces, TraceSet):
         ranks = {rank: slim(trace, collectives) for rank, trace in traces.items()}
-        return Job(ranks, traces.world_size, tuple(traces.missing), traces.failed, dict(traces))
+        return Job(ranks, traces.world_size, tuple(traces.missing), traces.failed, traces.left_out, dict(traces))
     found = read_ranks(traces, slim_reader(collectives), executor)
     kept = {rank: trace for rank, trace in found.items() if isinstance(trace, SlimTrace)}
-    return Job(kept, found.world_size, tuple(found.missing), found.failed, {})
+    return Job(kept, found.world_size, tuple(found.missing), found.failed, found.left_out, {})

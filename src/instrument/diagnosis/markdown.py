@@ -22,7 +22,7 @@ def _lines(diagnosis: DiagnosisData) -> Iterator[str]:
     yield f"**{_escaped(diagnosis.verdict)}**"
     yield ""
     if diagnosis.parts:
-        yield "| part of the step | time | share |"
+        yield f"| part of the {'step' if diagnosis.has_steps else 'window'} | time | share |"
         yield "|---|--:|--:|"
         for name, ns in diagnosis.parts.items():
             if ns:
@@ -32,7 +32,7 @@ def _lines(diagnosis: DiagnosisData) -> Iterator[str]:
     for number, found in enumerate(worth, 1):
         yield from _finding(number, found, diagnosis.step_ns)
     if not worth:
-        yield "No rule found anything worth 1 % of the step."
+        yield _escaped(diagnosis.nothing_found)
         yield ""
     if diagnosis.abstained:
         yield f"<sub>{len(diagnosis.abstained)} rules abstained for lack of evidence.</sub>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from math import prod
 from typing import Any, NamedTuple
 
@@ -26,6 +27,11 @@ _INPUTS: dict[str, tuple[int, int, int | None]] = {
     "aten::linear": (0, 1, 2),
 }
 """The positions of both factors, and of the input that is added to the result."""
+
+_DIMENSIONS = {name: 3 if "bmm" in name else 2 for name in _INPUTS if name not in ("aten::matmul", "aten::linear")}
+"""The dimensions of both factors, of operators that take no others."""
+
+_LARGEST = 1 << 48  # elements along one dimension
 
 _OTHER_RESULT = {"aten::_scaled_mm", "aten::_int_mm"}
 """Operators whose result has another type than the factors; the trace does not say which."""
@@ -51,6 +57,9 @@ _SIZES = {
     "c10::Float8_e5m2fnuz": 1,
 }
 """Bytes per element by type, as torch.profiler names the types."""
+
+
+_TILE = re.compile(r"(?<![\dx])(\d{1,3})x(\d{1,3})(?![\d])")
 
 
 class Matmul(NamedTuple):
@@ -110,6 +119,24 @@ def _matmuls(operators: Table) -> tuple[Array, list[Matmul], Array]:
     return rows[known], list(numbers), of_row[known]
 
 
+def tile_of(kernel: str) -> tuple[int, int] | None:
+    """Return the rows and columns of the result that a block computes, by the name of its kernel."""
+    found = _TILE.search(kernel)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def sizes_of(dims: Any) -> tuple[int, ...]:
+    """Return the sizes of a tensor as a trace gives them.
+
+    Raises:
+        ValueError: one of them is not an integer that a tensor can have.
+    """
+    sizes = tuple(dims)
+    if not all(type(size) is int and 0 <= size <= _LARGEST for size in sizes):
+        raise ValueError(f"not the sizes of a tensor: {dims!r:.100}")
+    return sizes
+
+
 def element_size(kind: str) -> int | None:
     """Return the bytes per element of a type as torch.profiler names it; None if it is unknown."""
     return _SIZES.get(kind)
@@ -131,16 +158,18 @@ def matmul_of(name: str, shapes: str, types: str) -> Matmul | None:
     try:
         dims, kinds = json.loads(shapes), json.loads(types or "[]")
         one, two, added = _INPUTS[name]
-        first, second = list(map(int, dims[one])), list(map(int, dims[two]))
+        first, second = sizes_of(dims[one]), list(sizes_of(dims[two]))
         if name == "aten::linear":
             second[-2:] = second[:-3:-1]
+        if name in _DIMENSIONS and not len(first) == len(second) == _DIMENSIONS[name]:
+            return None
         m, k = first[-2] if len(first) > 1 else 1, first[-1]
         rows, n = (second[-2], second[-1]) if len(second) > 1 else (second[0], 1)
         batch = prod(np.broadcast_shapes(tuple(first[:-2]), tuple(second[:-2])))
         if rows != k:
             return None
         kind_of = [str(kinds[place]) if place < len(kinds) else "" for place in (one, two)]
-        extra = prod(map(int, dims[added])) if added is not None and len(dims) > added and dims[added] else 0
+        extra = prod(sizes_of(dims[added])) if added is not None and len(dims) > added and dims[added] else 0
     except (ValueError, TypeError, IndexError, KeyError, OverflowError):
         return None
     left, right = (element_size(kind) for kind in kind_of)

@@ -36,8 +36,8 @@ class RooflineRow(NamedTuple):
     Attributes:
         name: the operator.
         work: what one call computes.
-        calls: the calls that launched GPU work.
-        gpu_ns: the sum of the durations of that work.
+        calls: the calls that launched kernels.
+        gpu_ns: the sum of the durations of these kernels; memcpys and memsets do not count.
         kind: the type that the matrix or the ordinary units computed in: "bf16", "tf32".
         bound: "compute" or "memory", by the operations per byte; None if the peak is not known.
         share: operations or bytes per second, as a share of the peak of that side; None like `bound`.
@@ -72,7 +72,7 @@ class Roofline:
         peak_ns: how long those would take at the peak of their types; None if a peak is not known.
         recomputed_flops: the part of ``flops`` that the backward pass computes again, as with checkpointing.
         recomputed_peak_ns: the same part of ``peak_ns``.
-        of_work: for each row of the GPU work, the index of its operator in ``rows``, or -1.
+        of_work: for each row of the GPU work, the index in ``rows`` of the operator of a kernel, or -1.
     """
 
     rows: list[RooflineRow]
@@ -89,6 +89,10 @@ class Roofline:
     def coverage(self) -> float | None:
         """The share of the kernels' time that the rows cover."""
         return self.covered_ns / self.of_ns if self.of_ns else None
+
+    def of_kind(self, kind: str) -> dict[int, RooflineRow]:
+        """Return the operators of this kind by their index in ``rows``, the longest first."""
+        return {index: row for index, row in enumerate(self.rows) if row.work.kind == kind}
 
     def bound_ns(self, bound: str) -> int:
         """Return the GPU time of the operators with this bound."""
@@ -109,7 +113,7 @@ def roofline(trace: Trace) -> Roofline:
     of_ns = int(gpu.duration_ns[kernel].sum())
     rows, works, which = _priced(operators)
     call = _call_of_work(gpu, operators, rows)
-    launched = np.flatnonzero(call >= 0)
+    launched = np.flatnonzero((call >= 0) & kernel)
     tf32 = np.zeros(len(rows), np.int64)
     tf32[call[launched[gpu.matching("name", _TF32)[launched]]]] = 1
     groups, of_call = np.unique(np.stack((which, tf32), axis=1), axis=0, return_inverse=True)
@@ -127,7 +131,7 @@ def roofline(trace: Trace) -> Roofline:
     place = np.full(len(groups) + 1, -1)
     place[order] = np.arange(len(order))
     heavy = [row for row in result.values() if row.work.kind in HEAVY]
-    covered_ns = int(gpu.duration_ns[(of_work >= 0) & kernel].sum())
+    covered_ns = int(gpu.duration_ns[of_work >= 0].sum())
     again = _recomputed(operators)
     counts = {id(row): (row.calls, int(again[row.rows].sum())) for row in heavy}
     totals = [

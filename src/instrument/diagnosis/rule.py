@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -40,14 +41,21 @@ class Rule:
         """Check thresholds that a user gives.
 
         Raises:
-            ValueError: a name that the rule does not have, or a value that is not a number.
+            TypeError: ``values`` is not a mapping.
+            ValueError: a name that the rule does not have, or a value that is not a finite number.
         """
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f'"thresholds" of the rule "{self.name}" must be a mapping to numbers: {values!r:.200}'
+            )
         for name, value in values.items():
             if name not in self.thresholds:
                 known = ", ".join(self.thresholds) or "none"
                 raise ValueError(f'the rule "{self.name}" has no threshold {name!r}; it has: {known}')
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ValueError(f'the threshold "{name}" of the rule "{self.name}" must be a number: {value!r}')
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(
+                    f'the threshold "{name}" of the rule "{self.name}" must be a finite number: {value!r}'
+                )
 
 
 RULES: dict[str, Rule] = {}
@@ -58,7 +66,8 @@ def rule(name: str, *, on_cpu: bool = False) -> Callable[[Function], Function]:
     """Register the decorated function as a rule.
 
     The function takes a `TraceFacts`, and thresholds as keyword-only arguments with defaults; it yields findings.
-    It raises `MissingEvidenceError` if the trace lacks what it needs. A later rule of the same name replaces the
+    It raises `MissingEvidenceError` if the trace lacks what it needs. What raises another error, or yields what is
+    not a finding, is listed in `Diagnosis.failed`. A later rule of the same name replaces the
     earlier one.
 
     Args:
@@ -88,10 +97,10 @@ def rule(name: str, *, on_cpu: bool = False) -> Callable[[Function], Function]:
     return register
 
 
-def load_rules() -> Iterator[tuple[str, Exception]]:
+def load_rules() -> Iterator[tuple[str, BaseException]]:
     """Import the modules of the entry points of `GROUP`, once each; yield those that fail."""
     for point in entry_points(group=GROUP):
         try:
             point.load()
-        except Exception as error:  # somebody else's module must not stop a diagnosis
+        except (Exception, SystemExit) as error:  # somebody else's module must not stop a diagnosis
             yield point.name, error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,18 +20,33 @@ _OPERATORS = 50
 
 def to_json(diagnosis: DiagnosisData) -> str:
     """Return the diagnosis as JSON text."""
-    return json.dumps(as_dict(diagnosis), indent=2, default=plain)
+    return as_text(as_dict(diagnosis))
+
+
+def as_text(value: Any) -> str:
+    """Return JSON text of what `as_dict` returns."""
+    return json.dumps(value, indent=2, default=plain, allow_nan=False)
 
 
 def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
     """Return the diagnosis as a dict of JSON values; while ``version`` is 1, keys are only added.
 
     ``path``, ``verdict``, ``bound`` (or null), ``coverage`` (what the verdict rests on, or why it abstains),
-    ``steps``, ``step_ns``, ``stretch`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step
-    and ``definition``), ``goodput`` (see `goodput_of`), ``abstained`` and ``failed`` (rule and reason),
-    ``roofline`` (the operators with known operations, the longest on the GPU first), ``metrics`` (each metric that
-    is one number, with ``value``, ``unit``, ``definition`` and ``coverage``), and ``findings``, those with the
-    most time to win first, each with
+    ``rank`` (or null), ``has_steps``, ``steps`` (1 without steps: the window counts as one), ``step_ns``,
+    ``stretch`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step and ``definition``),
+    ``goodput`` (see `goodput_of`), ``abstained`` and ``failed`` (rule and reason), ``ignored`` (rules),
+    ``thresholds`` (those that were changed, by rule), ``left_out`` (file and what it holds), ``metrics`` (each
+    metric that is one number, with ``value``, ``unit``, ``definition`` and ``coverage``); ``roofline``, the
+    operators with known operations, the longest on the GPU first, each with
+
+    - ``operator``, ``kind`` (of `Work.kind`), ``dtype`` (that the units computed in), ``sizes`` (of `Work.sizes`);
+    - ``calls`` in the window, ``gpu_ns`` (the sum of their kernels' durations);
+    - ``flops`` and ``bytes`` of one call (or null), ``flops_per_byte``, ``ridge_flops_per_byte`` (from which
+      compute limits it), ``bound`` ("compute", "memory" or null);
+    - ``share_of_peak`` (operations or bytes per second / the peak of that side, or null), ``implausible`` (whether
+      that is more than the GPU can do);
+
+    and ``findings``, those with the most time to win first, each with
 
     - ``rule``, ``severity``, ``confidence`` ("high", "medium", "low"), ``title``, ``meaning`` (of the rule);
     - ``where``: ``region`` (names, outermost first), ``module``, ``operator``, ``kernel``, ``step``, ``rank``,
@@ -45,6 +61,8 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "verdict": diagnosis.verdict,
         "bound": diagnosis.bound,
         "coverage": diagnosis.coverage,
+        "rank": diagnosis.rank,
+        "has_steps": diagnosis.has_steps,
         "steps": diagnosis.steps,
         "step_ns": diagnosis.step_ns,
         "stretch": diagnosis.stretch,
@@ -56,6 +74,9 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "findings": [_finding(found, diagnosis.step_ns) for found in diagnosis.findings],
         "abstained": dict(diagnosis.abstained),
         "failed": dict(diagnosis.failed),
+        "ignored": list(diagnosis.ignored),
+        "thresholds": {name: dict(values) for name, values in diagnosis.tuned.items()},
+        "left_out": dict(diagnosis.left_out),
         "roofline": [_operator(row, diagnosis.roofline) for row in diagnosis.roofline.rows[:_OPERATORS]],
         "metrics": dict(_metrics(diagnosis)),
     }
@@ -109,7 +130,7 @@ def _metrics(diagnosis: DiagnosisData) -> Iterator[tuple[str, dict[str, Any]]]:
             yield (
                 key,
                 {
-                    "value": value,
+                    "value": value if value is None or math.isfinite(value) else None,
                     "unit": about.unit,
                     "definition": about.definition,
                     "coverage": about.coverage,

@@ -20,7 +20,7 @@ _WIDTH = 80  # columns, without a terminal
 _LETTERS = {
     "compute": ("#", "green"), "communication": ("=", "magenta"), "copies": ("c", "cyan"),
     "input": ("i", "yellow"), "synchronization": ("s", "red"), "overhead": ("o", "bright_red"),
-    "other": (".", "dim"),
+    "latency": ("-", "bright_yellow"), "other": (".", "dim"),
 }  # fmt: skip
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _COLOURS = {"high": "red", "medium": "yellow", "low": "cyan"}
@@ -53,16 +53,20 @@ def render(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     yield Text("")
     worth = diagnosis.worth()
     for number, found in enumerate(worth, 1):
-        yield from _finding(number, found, diagnosis.step_ns, width)
+        yield from _finding(number, found, diagnosis, width)
     if not worth:
-        yield Text("No rule found anything worth 1 % of the step.")
+        yield from map(Text, _wrapped(diagnosis.nothing_found, width))
         yield Text("")
     if hidden := len(diagnosis.findings) - len(worth):
-        yield Text(f"{counted(hidden, 'finding')} worth less than 1 % of the step: see --json.", style="dim")
+        yield Text(f"{counted(hidden, 'finding')} worth less than 1 %: see --json.", style="dim")
     yield from _regions(diagnosis, width)
     if diagnosis.abstained:
         text = f"{counted(len(diagnosis.abstained), 'rule')} abstained for lack of evidence: see --json."
         yield Text(text, style="dim")
+    if diagnosis.left_out:
+        path, reason = next(iter(diagnosis.left_out.items()))
+        text = f"{counted(len(diagnosis.left_out), 'file')} left out, such as {path}: {reason}."
+        yield from (Text(line, style="dim") for line in _wrapped(text, width))
     for name, error in diagnosis.failed.items():
         yield Text(printable(f"The rule {name} failed: {error}"), style="red")
 
@@ -104,14 +108,14 @@ def _mfu(diagnosis: DiagnosisData) -> str:
     return f"Model FLOPs utilization: {100 * known['mfu']:.1f} % of the peak of {known['peak']}{said}."
 
 
-def _finding(number: int, found: Finding, step_ns: float, width: int) -> Iterator[Text]:
+def _finding(number: int, found: Finding, diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     from rich.text import Text
 
-    win = "    ?" if found.win_ns is None else f"{100 * found.win_ns / step_ns:4.1f} %"
+    win = "    ?" if found.win_ns is None else f"{100 * found.win_ns / diagnosis.step_ns:4.1f} %"
     head = f"{number}. {found.title}"
     for index, line in enumerate(_wrapped(head, width, "   ")):
         yield Text(line, style=f"bold {_COLOURS[found.severity]}" if not index else _COLOURS[found.severity])
-    won = "unknown" if found.win_ns is None else f"{duration(found.win_ns)} per step ({win.strip()})"
+    won = "unknown" if found.win_ns is None else f"{duration(found.win_ns)} {diagnosis.each_step} ({win.strip()})"
     yield Text(f"   To win: {won}; {found.severity}, confidence {found.confidence}; rule {found.rule}")
     if place := str(found.where):
         yield from map(Text, _wrapped(f"   At: {place}", width, "       "))
@@ -131,7 +135,8 @@ def _regions(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
 
     if not diagnosis.regions:
         return
-    yield Text(f"{'Longest regions, per step':<{max(width - 24, 30)}}{'CPU':>11}{'GPU':>11}", style="bold")
+    title = f"Longest regions, {diagnosis.each_step}"
+    yield Text(f"{title:<{max(width - 24, 30)}}{'CPU':>11}{'GPU':>11}", style="bold")
     for name, cpu_ns, gpu_ns in diagnosis.regions[:_REGIONS]:
         room = max(width - 24, 30)
         cut = printable(name)

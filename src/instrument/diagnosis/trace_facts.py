@@ -1,223 +1,37 @@
-"""`TraceFacts`: what the rules read of a trace, each computed once."""
+"""`TraceFacts`: what rules read of a trace, what they can win, and the findings that they yield."""
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ..findings import Evidence, Finding, Fix, Severity, Where
-from ..syncs.audit import audit
-from ..syncs.report import SyncReport
 from ..syncs.trace_context import TraceContext
-from ..traces.communication import Collectives, communication_mask
-from ..traces.compile_log import CompileLog
-from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
-from ..traces.links import main_thread
-from ..traces.step_lengths import StepLengths
-from ..traces.step_work import step_lengths
-from ..traces.synchronizations import Synchronization
-from ..traces.table import KERNEL, Array, Table
-from ..traces.timing import Timing
-from ..traces.trace import Trace
-from .activity import Activity, activity
+from ..traces.intervals import Intervals, merge_overlaps, overlap_ns, total_ns
+from ..traces.table import MEMCPY, Array, Table
 from .groups import inside_rows
-from .idle_causes import IdleCauses, idle_causes
-from .job import Job
-from .metrics import Metrics, metrics_of
-from .peaks import Peak, peak_of
-from .roofline import Roofline, roofline
+from .window_facts import WindowFacts
 
 _HIGH, _MEDIUM = 0.1, 0.03  # shares of a step
-_BUSY = 0.9  # share of the step from which the GPU sets its length
-_LAUNCH = re.compile("LaunchKernel")
-_HOST_CAUSES = ("launch_overhead", "synchronization", "launch_latency")
+_HOST_CAUSES = ("launch_overhead", "synchronization")
 
 
 class MissingEvidenceError(Exception):
     """Raised by a rule whose evidence is missing; the message says what the trace lacks."""
 
 
-class TraceFacts:
-    """What rules read of one trace.
-
-    Args:
-        trace: as the attribute, and so are ``collectives``, ``timing``, ``job`` and
-            ``compile_log``.
-        lengths: the lengths of the steps; "measure" if they were not measured before.
-
-    Attributes:
-        trace: the trace.
-        collectives: which kernels communicate.
-        timing: the timing of the run from the manifest; None if there is none.
-        job: the ranks of the job; None if only this trace is known.
-        compile_log: the log of torch.compile; None if there is none.
-    """
-
-    def __init__(
-        self,
-        trace: Trace,
-        collectives: Collectives = "auto",
-        timing: Timing | None = None,
-        job: Job | None = None,
-        compile_log: CompileLog | None = None,
-        lengths: StepLengths | Literal["measure"] | None = "measure",
-    ) -> None:
-        self.trace, self.collectives, self.timing, self.job = trace, collectives, timing, job
-        self.compile_log = compile_log
-        self._lengths = lengths
-        self._places: dict[int, tuple[Finding, tuple[int, int]]] = {}  # by identity
+class TraceFacts(WindowFacts):
+    """What rules read of one trace, with what they say in common."""
 
     @cached_property
-    def lengths(self) -> StepLengths | None:
-        """The lengths of the steps; None without steps or without GPU work."""
-        known = self._lengths
-        return step_lengths(self.trace, self.collectives) if known == "measure" else known
-
-    @cached_property
-    def metrics(self) -> Metrics:
-        """The metrics of the trace."""
-        return metrics_of(self.trace, self.collectives, self.lengths)
-
-    @property
-    def steps(self) -> int:
-        """The number of recorded steps; 1 without steps, as the whole window then counts as one."""
-        return max(len(self.trace.steps), 1)
-
-    @cached_property
-    def window(self) -> tuple[int, int]:
-        """The time that counts, in ns: the steps and the work that they launched; else the time of GPU work."""
-        for name in ("step_lengths", "span_ns"):
-            if (bounds := self.metrics.about(name).window_ns) is not None:
-                return bounds
-        return self.metrics.about("sync_calls").window_ns or (0, 0)
-
-    @property
-    def window_ns(self) -> int:
-        """The length of the window."""
-        return self.window[1] - self.window[0]
-
-    @property
-    def step_ns(self) -> float:
-        """The mean time of a step: the window divided by the number of steps."""
-        return self.window_ns / self.steps
-
-    @property
-    def usual_step_ns(self) -> float | None:
-        """The median time of the steps around the window, from the manifest; None if it is not known."""
-        around = self.timing.around if self.timing else None
-        return around[1] if around else None
-
-    @cached_property
-    def stretch(self) -> float | None:
-        """How many times as long a step takes in the window as outside; None if that is not known."""
-        usual = self.usual_step_ns
-        if not usual or not self.trace.steps:
-            return None
-        return float(np.median(self.trace.steps.duration_ns)) / usual
-
-    @cached_property
-    def gpu(self) -> Table:
-        """The GPU work that starts in the window."""
-        gpu = self.trace.gpu
-        return gpu.where((gpu.start_ns >= self.window[0]) & (gpu.start_ns < self.window[1]))
-
-    @cached_property
-    def kernels(self) -> Table:
-        """The kernels that start in the window."""
-        return self.gpu.where(self.gpu.category == KERNEL)
-
-    @cached_property
-    def communication(self) -> Array:
-        """A mask of the rows of `gpu` that communicate."""
-        return communication_mask(self.gpu, self.collectives)
-
-    @cached_property
-    def activity(self) -> Activity:
-        """When the GPUs were busy with each kind of work."""
-        return activity(self.gpu, self.communication)
-
-    @cached_property
-    def busy_ns(self) -> int:
-        """The time of the window during which any GPU works."""
-        return total_ns(clip(self.activity.busy, *self.window))
-
-    @cached_property
-    def _audit(self) -> tuple[SyncReport, list[Synchronization]]:
-        return audit(self.trace)
-
-    @property
-    def syncs(self) -> SyncReport:
-        """The synchronizations of the program by line."""
-        return self._audit[0]
-
-    @property
-    def waits(self) -> list[Synchronization]:
-        """The synchronizations of the program, one by one, without those of the profiler."""
-        return self._audit[1]
-
-    @cached_property
-    def idle(self) -> IdleCauses:
-        """The idle time of the GPUs in the window by cause."""
-        return idle_causes(self.trace, self.activity.busy, self.window, self.waits)
-
-    @cached_property
-    def peak(self) -> Peak | None:
-        """What the GPU can do; None if it is not known."""
-        names = {device.name for device in self.trace.devices}
-        return peak_of(names.pop()) if len(names) == 1 else None
-
-    @cached_property
-    def roofline(self) -> Roofline:
-        """The operators with their FLOPs, bytes and shares of the peak, for the work in the window."""
-        return roofline(replace(self.trace, gpu=self.gpu))
-
-    @cached_property
-    def blocked(self) -> Intervals:
-        """When the CPU was blocked by synchronizations."""
-        times = np.array([(wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in self.waits], np.int64)
-        return merge_overlaps(*times.reshape(-1, 2).T)
-
-    @cached_property
-    def gpu_limited_ns(self) -> int:
-        """The part of the window whose length depends on the GPU.
-
-        That is the whole window if the GPU works 90 % of it, else the time during which the CPU waited for it.
-        """
-        if self.busy_ns >= _BUSY * self.window_ns:
-            return self.window_ns
-        waited = overlap_ns(clip(self.activity.busy, *self.window), self.blocked)
-        tail = self._tail_ns()
-        queue_ns = self.lengths.totals.queue_waits_ns if self.lengths else 0
-        return min(waited + tail + queue_ns, self.window_ns)
-
-    def _tail_ns(self) -> int:
-        """Return how long the GPU works after the last step has ended on the CPU."""
-        steps = self.trace.steps
-        last = int(steps.end_ns.max()) if steps else max((wait.end_ns for wait in self.waits), default=0)
-        return max(self.window[1] - last, 0) if steps else 0
-
-    @cached_property
-    def lost_launches(self) -> tuple[int, int]:
-        """The launches of kernels up to that of the last recorded work, and how many of them have no kernel."""
-        return self.launches_without_work(_LAUNCH)
-
-    def launches_without_work(self, pattern: re.Pattern[str]) -> tuple[int, int]:
-        """Return the number of such calls in the window, and of those without GPU work.
-
-        Calls after the launch of the last recorded work do not count: their work ran after the recording.
-        """
-        runtime, gpu = self.trace.runtime, self.trace.gpu
-        linked = np.zeros(len(runtime), bool)
-        linked[gpu.launch[gpu.launch >= 0]] = True
-        last = int(runtime.start_ns[linked].max(initial=self.window[0]))
-        calls = np.flatnonzero(runtime.matching("name", pattern))
-        calls = calls[(runtime.start_ns[calls] >= self.window[0]) & (runtime.start_ns[calls] <= last)]
-        return len(calls), int((~linked[calls]).sum())
+    def _places(self) -> dict[int, tuple[Finding, tuple[int, int]]]:
+        return {}  # by identity
 
     def require_gpu(self) -> None:
         """Raise `MissingEvidenceError` if the trace has no GPU work."""
@@ -229,22 +43,49 @@ class TraceFacts:
         if not self.trace.operators.shapes.any():
             raise MissingEvidenceError("the trace has no shapes: record with record_shapes=True")
 
-    def per_step(self, ns: float) -> int:
-        """Return a time in the window as time per step."""
-        return round(ns / self.steps)
+    def per_gpu(self, ns: float) -> int:
+        """Return a sum of durations of GPU work as time per step: of several GPUs, the mean."""
+        return self.per_step(ns / max(len(self.gpus), 1))
 
-    def gpu_win(self, ns: float) -> int:
-        """Return how much of a step can be won if GPU work of this sum of durations is removed."""
-        return self.per_step(min(ns, self.gpu_limited_ns))
+    def gpu_win(self, rows: Array, saved: Array | float = 1.0) -> int:
+        """Return how much of a step can be won if this GPU work is removed or shortened.
+
+        No more than the time during which no other work computes on the same GPU, and the time whose length
+        depends on the GPU. Of several GPUs, the one that wins most counts.
+
+        Args:
+            rows: the rows of `gpu`, or a mask of them.
+            saved: the part of its duration that each of them saves.
+        """
+        part = np.zeros(len(self.gpu))
+        part[rows] = saved
+        computes, most = ~self.communication & (self.gpu.category != MEMCPY), 0.0
+        for own in self.gpus.values():
+            mine, others = own[part[own] > 0], own[(part[own] <= 0) & computes[own]]
+            times, beside = self._times(mine), self._times(others)
+            saved_ns = float((self.gpu.duration_ns[mine] * part[mine]).sum())
+            most = max(most, min(saved_ns, total_ns(times) - overlap_ns(times, beside)))
+        return self.per_step(min(most, self.gpu_limited_ns))
+
+    def roofline_win(self, saved: Mapping[int, float]) -> int:
+        """Return `gpu_win` of operators.
+
+        Args:
+            saved: by the index of an operator in the rows of the roofline, the part of its time that it saves.
+        """
+        part = np.zeros(len(self.roofline.rows) + 1)
+        part[list(saved)] = list(saved.values())
+        of_work = part[self.roofline.of_work]
+        rows = np.flatnonzero(of_work)
+        return self.gpu_win(rows, of_work[rows])
+
+    def _times(self, rows: Array) -> Intervals:
+        return merge_overlaps(self.gpu.start_ns[rows], self.gpu.end_ns[rows])
 
     def cpu_win(self, ns: float) -> int:
         """Return how much of a step can be won if the CPU saves this time: no more than the GPU idles for it."""
         idle = sum(self.idle.total(cause) for cause in _HOST_CAUSES)
         return self.per_step(min(ns, idle))
-
-    def share(self, win_ns: float) -> float:
-        """Return a time per step as a share of the step."""
-        return win_ns / self.step_ns if self.step_ns else 0.0
 
     def rows(self, table: Table, *names: str) -> Array:
         """Return the rows of a table with one of these names."""
@@ -255,10 +96,10 @@ class TraceFacts:
         """Return the rows of a table in whose names the regular expression is found."""
         return np.flatnonzero(table.matching("name", re.compile(pattern)))
 
-    def work_of(self, chosen: Array) -> Table:
-        """Return the GPU work in the window that the operators in these rows, or those inside them, launched."""
+    def work_of(self, chosen: Array) -> Array:
+        """Return the rows of `gpu` that the operators in these rows, or those inside them, launched."""
         mask = np.append(inside_rows(chosen, self.trace.operators.parent), False)
-        return self.gpu.where(mask[self.gpu.operator])
+        return np.flatnonzero(mask[self.gpu.operator])
 
     def finding(
         self,
@@ -302,7 +143,7 @@ class TraceFacts:
             coverage=coverage,
         )
         if at is not None:
-            self._places[id(found)] = found, at
+            self._places[id(found)] = found, (operator.index(at[0]), operator.index(at[1]))
         return found
 
     def place_of(self, work: Table) -> tuple[int, int] | None:
@@ -330,8 +171,3 @@ class TraceFacts:
             where = where._replace(region=where.region or context.region, site=where.site or context.site)
             findings[index] = replace(findings[index], where=where._replace(module=where.module or context.module))
         return findings
-
-    @property
-    def main_thread(self) -> int:
-        """The number of the thread of the program's loop."""
-        return main_thread(self.trace)

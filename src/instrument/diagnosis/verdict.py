@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 
 from ..traces.intervals import clip, total_ns
-from ..traces.table import KERNEL
+from ..traces.table import Array, Table
 from ..units import counted, duration
+from .matmul import tile_of
 from .trace_facts import TraceFacts
 
 Bound = Literal["overhead", "compute", "memory", "communication", "input", "synchronization"]
@@ -22,16 +23,16 @@ PARTS = {
     "input": "an idle GPU while the loop waits for its next batch",
     "synchronization": "an idle GPU after the CPU had waited for it",
     "overhead": "an idle GPU while the CPU launches, compiles, allocates or collects garbage",
-    "other": "an idle GPU for another reason, or one that the trace does not show",
+    "latency": "an idle GPU between kernels that were launched in time, in gaps of less than 30 us",
+    "other": "an idle GPU while the driver starts, for another reason, or for one that the trace does not show",
 }
 """The parts of the recorded time, which add up to it exactly."""
 
-_OVERHEAD = (
-    "launch_overhead", "launch_latency", "compilation", "garbage_collection", "allocation", "module_loading",
-)  # fmt: skip
+_OVERHEAD = ("launch_overhead", "compilation", "garbage_collection", "allocation", "module_loading")
 _COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
     "normalization", "softmax", "elementwise", "reduction", "copy", "optimizer", "embedding", "memory",
 )  # fmt: skip
+_THIN = 16  # rows of a tile: a matmul that needs no more mostly reads its other factor
 _LEAST = 1 / 3  # of the step, for one class to bound it
 _LOST = 0.1  # of the launches, from which times on the GPU say too little
 _CLOSE = 0.05  # of the step: a second class this close is named, too
@@ -106,7 +107,8 @@ def _parts(facts: TraceFacts) -> dict[str, int]:
         "input": idle.get("input", 0),
         "synchronization": idle.get("synchronization", 0),
         "overhead": sum(idle.get(cause, 0) for cause in _OVERHEAD),
-        "other": idle.get("other", 0) + idle.get("unknown", 0),
+        "latency": idle.get("launch_latency", 0),
+        "other": sum(idle.get(cause, 0) for cause in ("initialization", "other", "unknown")),
     }
     assert sum(parts.values()) == facts.window_ns
     return parts
@@ -121,18 +123,36 @@ def _memory_share(facts: TraceFacts) -> tuple[float | None, str]:
         share = min((compute + memory) / kernel_ns, 1)
         return memory / (compute + memory), f"the rooflines of operators with {100 * share:.0f} % of the GPU time"
     kernels = facts.kernels
-    family = np.array([_COMPUTE.count(word) - _MEMORY.count(word) for word in kernels.strings])[kernels.family]
-    compute, memory = (int(kernels.duration_ns[family == sign].sum()) for sign in (1, -1))
+    priced, limits = 100 * min((compute + memory) / max(kernel_ns, 1), 1), _limits_by_name(kernels)
+    compute, memory = (int(kernels.duration_ns[limits == sign].sum()) for sign in (1, -1))
     if kernel_ns and (compute + memory) >= _COVERAGE * kernel_ns:
-        share = min((compute + memory) / kernel_ns, 1)
-        return memory / (compute + memory), f"the families of kernels with {100 * share:.0f} % of the GPU time"
+        share = 100 * min((compute + memory) / kernel_ns, 1)
+        coverage = (
+            f"the names of kernels with {share:.0f} % of the GPU time; rooflines are known for {priced:.0f} %"
+        )
+        return memory / (compute + memory), coverage
     known = (compute + memory) / kernel_ns if kernel_ns else 0
     return None, f"the kinds of kernels with only {100 * known:.0f} % of the GPU time are known"
 
 
-def _of_kernels(facts: TraceFacts) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _limits_by_name(kernels: Table) -> Array:
+    """Return 1 for kernels that arithmetic limits by their family, -1 for those that memory limits, 0 if unknown.
+
+    A matmul counts by its tile, and is unknown if its name has none: for a few rows it is as long as for many.
+    """
+    limits = np.array([_COMPUTE.count(word) - _MEMORY.count(word) for word in kernels.strings])[kernels.family]
+    matmul = np.array([word == "gemm" for word in kernels.strings], bool)[kernels.family]
+    for code in np.unique(kernels.short_name[matmul]).tolist():
+        name = kernels.strings[code]
+        tile = (1, 1) if "gemv" in name.lower() else tile_of(name)
+        limits[matmul & (kernels.short_name == code)] = 0 if tile is None else 1 if min(tile) > _THIN else -1
+    known: Array = limits
+    return known
+
+
+def _of_kernels(facts: TraceFacts) -> Array:
     """Return a mask of `TraceFacts.kernels` that communicate."""
-    mask: np.ndarray[tuple[int], np.dtype[np.bool_]] = facts.communication[facts.gpu.category == KERNEL]
+    mask: Array = facts.communication[facts.kernel_rows]
     return mask
 
 
@@ -161,11 +181,12 @@ def _sentence(
 
 
 def _what(facts: TraceFacts) -> str:
+    on = f" on {len(facts.gpus)} GPUs" if len(facts.gpus) > 1 else ""
     if not facts.trace.steps:
-        return f"the {duration(facts.window_ns)} of GPU work recorded"
+        return f"the {duration(facts.window_ns)} of GPU work recorded{on}"
     if facts.steps == 1:
-        return f"the recorded step of {duration(facts.step_ns)}"
-    return f"{counted(facts.steps, 'step')} of {duration(facts.step_ns)} each"
+        return f"the recorded step of {duration(facts.step_ns)}{on}"
+    return f"{counted(facts.steps, 'step')} of {duration(facts.step_ns)} each{on}"
 
 
 def _without_gpu(facts: TraceFacts) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Literal, NamedTuple
 
-from .matmul import element_size, matmul_of
+from .matmul import element_size, matmul_of, sizes_of
 
 Kind = Literal["matmul", "attention", "convolution", "normalization", "softmax", "element-wise"]
 Dims = Sequence[Any]
@@ -64,9 +64,11 @@ def _attention(dims: Dims, kinds: Sequence[str], first: int, products: int, tens
     Forward is two matmuls, 2*q*k*d each (Dao, FlashAttention-2, section 4.1); backward computes five. A causal
     mask halves the useful operations, but operators do not record it: the figures are without a mask.
     """
-    q, k, v = (tuple(map(int, dims[place])) for place in range(first, first + 3))
+    q, k, v = (sizes_of(dims[place]) for place in range(first, first + 3))
     batch, heads, queries, size = q
     keys, value_size = k[2], v[3]
+    if (k[0], k[3], v[0], v[2]) != (batch, size, batch, keys):
+        return None
     flops = products * batch * heads * queries * keys * (size + value_size)
     each = element_size(kinds[first])
     moved = (prod(q) + prod(k) + prod(v) + batch * heads * queries * value_size) * tensors
@@ -79,7 +81,7 @@ def _convolution_backward(name: str, dims: Dims, kinds: Sequence[str]) -> Work |
 
     The gradient of the result has the shape of the result, which the inputs of a forward convolution do not show.
     """
-    result, image, weight = (tuple(map(int, dims[place])) for place in range(3))
+    result, image, weight = (sizes_of(dims[place]) for place in range(3))
     one = convolution(image, weight, result, kinds[1])
     return one and one._replace(flops=2 * one.flops, bytes=one.bytes and 2 * one.bytes)
 
@@ -98,7 +100,7 @@ def convolution(image: Sequence[int], weight: Sequence[int], result: Sequence[in
 def _of_elements(kind: Kind, per_element: int, reads: int) -> Callable[[str, Dims, Sequence[str]], Work | None]:
     def work(name: str, dims: Dims, kinds: Sequence[str]) -> Work | None:
         """Count each element of the largest input once for reading, for writing, and per further input."""
-        shapes = [tuple(map(int, each)) for each in dims[:reads] if isinstance(each, list)]
+        shapes = [sizes_of(each) for each in dims[:reads] if isinstance(each, list)]
         if not shapes or not shapes[0]:
             return None
         most = max(prod(shape) for shape in shapes)
@@ -125,7 +127,7 @@ _WORK: dict[str, _Computed] = {
 
 
 def operator_work(name: str, shapes: str, types: str) -> Work | None:
-    """Return what a call of an operator computes; None if the operator or its shapes are not known.
+    """Return what a call of an operator computes; None if it is empty, or it or its shapes are not known.
 
     Args:
         name: the operator, such as "aten::mm".
@@ -134,13 +136,15 @@ def operator_work(name: str, shapes: str, types: str) -> Work | None:
     """
     if (matmul := matmul_of(name, shapes, types)) is not None:
         sizes = (matmul.batch, matmul.m, matmul.n, matmul.k)
-        return Work("matmul", matmul.flops, matmul.bytes, matmul.dtype, sizes)
-    if name not in _WORK:
+        work: Work | None = Work("matmul", matmul.flops, matmul.bytes, matmul.dtype, sizes)
+    elif name in _WORK:
+        try:
+            work = _WORK[name](name, json.loads(shapes), [str(kind) for kind in json.loads(types)])
+        except (ValueError, TypeError, IndexError, KeyError, OverflowError):
+            return None
+    else:
         return None
-    try:
-        return _WORK[name](name, json.loads(shapes), [str(kind) for kind in json.loads(types)])
-    except (ValueError, TypeError, IndexError, KeyError, OverflowError):
-        return None
+    return work if work and all(work.sizes) else None
 
 
 def forward_convolution(shapes: str, types: str, results: dict[tuple[str, str], tuple[int, ...]]) -> Work | None:
@@ -148,7 +152,7 @@ def forward_convolution(shapes: str, types: str, results: dict[tuple[str, str], 
     try:
         dims, kinds = json.loads(shapes), json.loads(types)
         result = results.get((json.dumps(dims[0]), json.dumps(dims[1])))
-        return convolution(dims[0], dims[1], result, str(kinds[0])) if result else None
+        return convolution(sizes_of(dims[0]), sizes_of(dims[1]), result, str(kinds[0])) if result else None
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
 
@@ -159,7 +163,7 @@ def results_of_convolutions(backward_shapes: Sequence[str]) -> dict[tuple[str, s
     for shapes in backward_shapes:
         try:
             result, image, weight = json.loads(shapes)[:3]
-            found.setdefault((json.dumps(image), json.dumps(weight)), set()).add(tuple(map(int, result)))
+            found.setdefault((json.dumps(image), json.dumps(weight)), set()).add(sizes_of(result))
         except (ValueError, TypeError, OverflowError):
             continue
     return {key: results.pop() for key, results in found.items() if len(results) == 1}

@@ -11,11 +11,11 @@ from rich.console import Console
 from ..console import print_line, print_table, print_wrapped
 from ..diagnosis.metrics import Metrics
 from ..diagnosis.trace_facts import TraceFacts
+from ..traces.step_work import GRAPH_LAUNCH
 from ..traces.trace import Trace
 from ..units import count, counted, duration, percent
 
 _GRAPH = re.compile(r"^CUDA graph \d+$")
-_GRAPH_LAUNCH = re.compile("GraphLaunch")
 _KERNELS = 10
 _GPUS = 16
 _MODULE = "nn.Module: "
@@ -53,7 +53,7 @@ def count_graph_launches(trace: Trace) -> Graphs:
         return Graphs(whole=int(trace.kernels.matching("name", _GRAPH).sum()))
     kernels = trace.kernels
     alone = kernels.launch[(kernels.launch >= 0) & (kernels.operator < 0)]
-    alone = alone[trace.runtime.matching("name", _GRAPH_LAUNCH)[alone]]
+    alone = alone[trace.runtime.matching("name", GRAPH_LAUNCH)[alone]]
     return Graphs(launches=len(np.unique(alone)), kernels=len(alone))
 
 

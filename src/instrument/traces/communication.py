@@ -77,8 +77,13 @@ def compile_collectives(collectives: Collectives) -> Collectives:
     if collectives == "auto" or (isinstance(collectives, re.Pattern) and isinstance(collectives.pattern, str)):
         return collectives
     try:
-        return re.compile(collectives, re.IGNORECASE)
+        pattern = re.compile(collectives, re.IGNORECASE)
     except (re.error, TypeError, ValueError) as error:
         raise ValueError(
             f'"collectives" must be "auto" or a regular expression: {collectives!r} ({error})'
         ) from None
+    if not collectives:
+        raise ValueError(
+            f'"collectives" must be "auto" or a regular expression that is not empty: {collectives!r}'
+        )
+    return pattern

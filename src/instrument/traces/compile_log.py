@@ -17,12 +17,19 @@ PATTERN = "dedicated_log_torch_trace*.log"
 """The names that torch gives such logs."""
 
 _RECORD = re.compile(r"^[A-Z]\d{4} [\d:.]+ \d+ \S+\] (\{.*\})\s*$")
+_START = re.compile(rb"[A-Z]\d{4} [\d:.]+ \d+ \S+\] \{")
 _FILE = re.compile(r"^\s*# File: (.+):(\d+) in (\S+), code: ")
 _NODE = re.compile(r'^\s*(\w+)(?:: "[^"]*")? = ')
 _NODES = re.compile(r"^\s*# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
 _KERNEL = re.compile(r"^\s*(\w+) = async_compile\.")
 _LONGEST = 1 << 20  # characters of a line
 _MOST_BYTES = 1 << 30
+
+
+def is_compile_log(head: bytes) -> bool:
+    """Return whether a file that starts with these bytes is such a log."""
+    return bool(_START.match(head))
+
 
 Frame = tuple[Any, Any]
 

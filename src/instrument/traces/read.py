@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import TraceError
 from .ascend import is_ascend, read_ascend
+from .compile_log import is_compile_log
 from .database import is_database, open_database
 from .kineto import read_kineto
 from .progress import progress_bar
@@ -157,6 +158,11 @@ def _read_file(path: Path) -> Trace:
         from .rocprof import read_rocprof
 
         return read_rocprof(path)
+    if is_compile_log(head):
+        raise TraceError(
+            path,
+            "it is a log of torch.compile: give it beside a trace, instrument diagnose TRACE --compile-log LOG",
+        )
     if is_ascend(path, head):
         with suppress(TraceError):  # a damaged file is read below, without the work of the NPU
             return read_ascend(path)

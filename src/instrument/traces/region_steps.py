@@ -36,6 +36,8 @@ def steps_from_regions(trace: Trace, steps_from: str) -> Trace:
         chosen = trace.regions.matching("name", re.compile(steps_from))
     except (re.error, TypeError) as error:
         raise ValueError(f'"steps_from" must be a regular expression: {steps_from!r} ({error})') from None
+    if not steps_from:
+        raise ValueError(f'"steps_from" must be a regular expression that is not empty: {steps_from!r}')
     if not chosen.any():
         known = ", ".join(dict.fromkeys(trace.regions.where(trace.regions.parent < 0).text("name")))
         raise ValueError(

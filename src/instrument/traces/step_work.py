@@ -20,7 +20,10 @@ from .synchronizations import FREE, Synchronization, find_synchronizations
 from .table import MEMCPY, Array, Interner, Table
 from .trace import Trace
 
-_LAUNCH, _GRAPH = re.compile("LaunchKernel|GraphLaunch"), re.compile("GraphLaunch")
+GRAPH_LAUNCH = re.compile("GraphLaunch")
+"""Calls of the runtime that launch a CUDA graph."""
+
+_LAUNCH = re.compile("LaunchKernel|GraphLaunch")
 _WHOLE_DEVICE = re.compile("(?:Device|Ctx|Context|Thread)Synchronize")
 _UNKNOWN = np.iinfo(np.int64).min
 _SKEW_NS = 5_000  # between the clocks of CPU and GPU
@@ -120,7 +123,7 @@ def _missing(trace: Trace) -> Array:
         for chosen in (
             np.ones(len(calls), bool),
             lacks[calls],
-            lacks[calls] & runtime.matching("name", _GRAPH)[calls],
+            lacks[calls] & runtime.matching("name", GRAPH_LAUNCH)[calls],
         )
     )
     matters = (10 * missing > all_) | (graphs > 0)

@@ -184,6 +184,13 @@ class Table(Mapping[str, Array]):
         """Return the rows that a mask, an array of row numbers or a slice selects."""
         return Table({name: column[rows] for name, column in self._columns.items()}, self.strings)
 
+    def read_only(self) -> Table:
+        """Return the same rows with columns that cannot be written."""
+        columns = {name: column.view() for name, column in self._columns.items()}
+        for column in columns.values():
+            column.flags.writeable = False
+        return Table(columns, self.strings)
+
     def text(self, column: str) -> list[str]:
         """Return a text column as a list of strings."""
         return [self.strings[code] for code in self._columns[column].tolist()]

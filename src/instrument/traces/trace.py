@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,13 @@ class Trace:
     def memsets(self) -> Table:
         """The memsets: rows of `gpu`, renumbered from 0."""
         return self.gpu.where(self.gpu.category == MEMSET)
+
+    def read_only(self) -> Trace:
+        """Return a copy whose tables share their memory with this trace, and cannot be written."""
+        copied = copy(self)
+        tables = {name: value for name, value in vars(self).items() if isinstance(value, Table)}
+        vars(copied).update({name: table.read_only() for name, table in tables.items()})
+        return copied
 
     def args(self, table: Table, row: int) -> dict[str, Any]:
         """Return everything that the file says about one event.

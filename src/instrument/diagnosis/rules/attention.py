@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -65,21 +65,23 @@ def unfused_attention(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Fin
     products = np.isin(facts.gpu.operator[rows], np.concatenate((first, last)))
     matmul_ns = int(facts.gpu.duration_ns[rows[products]].sum())
     fused_ns = _fused_ns(facts, np.concatenate((first, last)))
-    win = facts.gpu_win(gpu_ns - (matmul_ns if fused_ns is None else min(fused_ns, gpu_ns)))
+    left_ns = matmul_ns if fused_ns is None else min(fused_ns, gpu_ns)
+    win = facts.gpu_win(rows, 1 - left_ns / max(gpu_ns, 1))
     if facts.share(win) < share:
         return
     softmax_ns = int(facts.gpu.duration_ns[rows[np.isin(facts.gpu.operator[rows], scores)]].sum())
     yield facts.finding(
-        f"Attention is not fused: softmax and its matmuls take {duration(facts.per_step(gpu_ns))} per step",
+        "Attention is not fused: softmax and its matmuls take "
+        f"{duration(facts.per_gpu(gpu_ns))} {facts.each_step}",
         win_ns=win,
         operator="aten::_softmax",
         evidence=(
             Evidence("calls", len(kept) / facts.steps, "events", "Such attentions per step."),
-            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "GPU time from the first matmul to the second."),
-            Evidence("softmax_ns", facts.per_step(softmax_ns), "ns", "Its part in the softmax."),
+            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time from the first matmul to the second."),
+            Evidence("softmax_ns", facts.per_gpu(softmax_ns), "ns", "Its part in the softmax."),
             Evidence(
                 "fused_ns",
-                None if fused_ns is None else facts.per_step(fused_ns),
+                None if fused_ns is None else facts.per_gpu(fused_ns),
                 "ns",
                 "What a fused kernel would take at half of the GPU's peak.",
             ),
@@ -130,18 +132,27 @@ def _fused_ns(facts: TraceFacts, products: Array) -> int | None:
     return round(total * 1e9) if seen else None
 
 
-def _attention_rows(facts: TraceFacts) -> list[RooflineRow]:
+def _attention(facts: TraceFacts) -> dict[int, RooflineRow]:
+    """Return the fused attentions by their index in the rows of the roofline."""
     facts.require_gpu()
     facts.require_shapes()
-    return [row for row in facts.roofline.rows if row.work.kind == "attention"]
+    return facts.roofline.of_kind("attention")
 
 
-def _below(facts: TraceFacts, rows: list[RooflineRow], of_peak: float) -> tuple[list[RooflineRow], int]:
-    """Return the rows that reach less than this share of the peak, and the time to win above the roofline."""
-    if rows and facts.peak is None:
+def _below(facts: TraceFacts, of_peak: float, fits: Callable[[int], bool]) -> tuple[list[RooflineRow], int]:
+    """Return the attentions below this share of the peak, and the time to win above the roofline.
+
+    Args:
+        facts: the facts.
+        of_peak: the share.
+        fits: takes the number of queries of an attention, and returns whether it counts.
+    """
+    chosen = {index: row for index, row in _attention(facts).items() if fits(row.work.sizes[2])}
+    if chosen and facts.peak is None:
         raise MissingEvidenceError("the peaks of the GPU are not known")
-    slow = [row for row in rows if row.share is not None and row.share < of_peak]
-    return slow, facts.gpu_win(sum(row.gpu_ns * (1 - (row.share or 0)) for row in slow))
+    slow = {index: row for index, row in chosen.items() if row.share is not None and row.share < of_peak}
+    win = facts.roofline_win({index: 1 - (row.share or 0) for index, row in slow.items()})
+    return list(slow.values()), win
 
 
 @rule("slow-attention")
@@ -151,8 +162,7 @@ def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3, share: float = 0.
     Needs shapes and the peaks of the GPU. FlashAttention-2 reaches 50 to 73 % of an A100's peak (Dao 2023); below
     30 %, another backend or a newer library is worth a try. The time to win is the time above the roofline.
     """
-    rows = [row for row in _attention_rows(facts) if row.work.sizes[2] > _SHORT]
-    slow, win = _below(facts, rows, of_peak)
+    slow, win = _below(facts, of_peak, lambda queries: queries > _SHORT)
     if not slow or facts.share(win) < share:
         return
     row = slow[0]
@@ -165,7 +175,7 @@ def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3, share: float = 0.
         confidence="medium",
         evidence=(
             Evidence("share_of_peak", row.share, "1", "Operations per second / peak, without a causal mask."),
-            Evidence("gpu_ns", facts.per_step(sum(each.gpu_ns for each in slow)), "ns", "Its time per step."),
+            Evidence("gpu_ns", facts.per_gpu(sum(each.gpu_ns for each in slow)), "ns", "Its time per step."),
             Evidence("backend", _backend(row.name), "", "The backend that ran."),
         ),
         fix=Fix(
@@ -190,8 +200,7 @@ def short_attention(facts: TraceFacts, *, of_peak: float = 0.2, share: float = 0
     Needs shapes and the peaks of the GPU. Up to 512 queries a tile of FlashAttention holds a large part of the
     sequence, and setting it up costs as much as computing it. The time to win is the time above the roofline.
     """
-    rows = [row for row in _attention_rows(facts) if row.work.sizes[2] <= _SHORT]
-    slow, win = _below(facts, rows, of_peak)
+    slow, win = _below(facts, of_peak, lambda queries: queries <= _SHORT)
     if not slow or facts.share(win) < share:
         return
     row = slow[0]
@@ -205,7 +214,7 @@ def short_attention(facts: TraceFacts, *, of_peak: float = 0.2, share: float = 0
         evidence=(
             Evidence("share_of_peak", row.share, "1", "What it reaches of the roofline."),
             Evidence("tiles", batch * heads * -(-queries // 128), "events", "Batch x heads x queries / 128."),
-            Evidence("gpu_ns", facts.per_step(sum(each.gpu_ns for each in slow)), "ns", "Its time per step."),
+            Evidence("gpu_ns", facts.per_gpu(sum(each.gpu_ns for each in slow)), "ns", "Its time per step."),
         ),
         fix=Fix(
             "Pack several sequences into one, with a mask for each document.",
@@ -223,14 +232,14 @@ def padded_heads(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
     Needs shapes. FlashAttention has kernels for 32, 64, 96, 128, 160, 192, 224 and 256. The time to win is the
     share of the padded operations.
     """
-    found, saved = [], 0.0
-    for row in _attention_rows(facts):
+    found, saved = [], dict[int, float]()
+    for index, row in _attention(facts).items():
         size = row.work.sizes[4]
         padded = next((known for known in _HEAD_SIZES if known >= size), size)
         if padded > size:
-            saved += row.gpu_ns * (1 - size / padded)
+            saved[index] = 1 - size / padded
             found.append((row, size, padded))
-    win = facts.gpu_win(saved)
+    win = facts.roofline_win(saved)
     if not found or facts.share(win) < share:
         return
     row, size, padded = found[0]
@@ -242,7 +251,7 @@ def padded_heads(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
         evidence=(
             Evidence("head_size", size, "events", "Elements of a head."),
             Evidence("padded", padded, "events", "Elements that the kernel computes."),
-            Evidence("gpu_ns", facts.per_step(row.gpu_ns), "ns", "Its time per step."),
+            Evidence("gpu_ns", facts.per_gpu(row.gpu_ns), "ns", "Its time per step."),
         ),
         fix=Fix(f"Choose heads of {padded} elements for a new model: they take no longer."),
         at=facts.place_of_operator(int(row.rows[0])),

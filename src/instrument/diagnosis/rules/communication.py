@@ -13,6 +13,7 @@ from ...units import count, duration
 from ..collectives import BYTES
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
+from .idle import percent_of_step
 
 _GRADIENTS = re.compile("all_?reduce|reduce_?scatter|all_?gather", re.IGNORECASE)
 _SMALL_BYTES = 1 << 20
@@ -47,10 +48,10 @@ def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator
     longest = rows[np.argmax(alone)]
     total = total_ns(facts.activity.communication)
     yield facts.finding(
-        f"{duration(win)} of communication per step overlap with no compute, "
-        f"{100 * facts.share(win):.0f} % of the step",
+        f"{duration(win)} of communication {facts.each_step} overlap with no compute, "
+        f"{percent_of_step(facts, win)}",
         win_ns=win,
-        confidence="high" if facts.gpu_win(_exposed_ns(facts)) >= win else "medium",
+        confidence="high" if facts.gpu_limited_ns >= _exposed_ns(facts) else "medium",
         kernel=gpu.strings[gpu.short_name[longest]],
         evidence=(
             Evidence("exposed_comm_ns", win, "ns", "Time of communication outside compute, per step."),
@@ -102,7 +103,7 @@ def small_collectives(facts: TraceFacts, *, per_step: int = 10, share: float = 0
     if facts.share(win) < share:
         return
     yield facts.finding(
-        f"{count(len(rows) / facts.steps)} collectives of less than 1 MB per step",
+        f"{count(len(rows) / facts.steps)} collectives of less than 1 MB {facts.each_step}",
         win_ns=win,
         confidence="medium",
         evidence=(

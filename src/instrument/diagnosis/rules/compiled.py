@@ -52,7 +52,7 @@ def graph_breaks(facts: TraceFacts) -> Iterator[Finding]:
     per_step = len(rests) / facts.steps
     names = list(dict.fromkeys(calls.where(rests).text("name")))
     yield facts.finding(
-        f"Graphs of torch.compile break {count(per_step)} times per step",
+        f"Graphs of torch.compile break {count(per_step)} times {facts.each_step}",
         win_ns=None,
         severity="medium" if per_step > 8 else "low",
         evidence=(
@@ -167,12 +167,12 @@ def generated_kernels(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
     for code in np.unique(kernels.name).tolist():
         found = log.kernels.get(kernels.strings[code])
         rows = kernels.where(kernels.name == code)
-        ns = facts.per_step(int(rows.duration_ns.sum()))
+        ns = facts.per_gpu(int(rows.duration_ns.sum()))
         if found is None or facts.share(ns) < share:
             continue
         lines = ", ".join(f"{PurePath(site.file).name}:{site.line}" for site in found.sites)
         yield facts.finding(
-            f"{found.name} takes {duration(ns)} per step" + (f": it computes {lines}" if lines else ""),
+            f"{found.name} takes {duration(ns)} {facts.each_step}" + (f": it computes {lines}" if lines else ""),
             win_ns=None,
             severity="low",
             kernel=found.name,
@@ -208,7 +208,7 @@ def cache_lookups(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
     if facts.share(win) < share:
         return
     yield facts.finding(
-        f"{count(calls)} look-ups of compiled code per step take {duration(facts.per_step(ns))}",
+        f"{count(calls)} look-ups of compiled code {facts.each_step} take {duration(facts.per_step(ns))}",
         win_ns=win,
         evidence=(Evidence("calls_per_step", calls, "events", "Look-ups per step."),),
         fix=Fix(
@@ -240,12 +240,12 @@ def compiled_overhead(facts: TraceFacts, *, ratio: float = 3, share: float = 0.0
     if cpu_ns < ratio * gpu_ns or facts.share(win) < share:
         return
     yield facts.finding(
-        f"Compiled code takes {duration(facts.per_step(cpu_ns))} per step on the CPU for "
-        f"{duration(facts.per_step(gpu_ns))} on the GPU",
+        f"Compiled code takes {duration(facts.per_step(cpu_ns))} {facts.each_step} on the CPU for "
+        f"{duration(facts.per_gpu(gpu_ns))} on the GPU",
         win_ns=win,
         evidence=(
             Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "CPU time in compiled code per step."),
-            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "GPU time that it launched per step."),
+            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time that it launched per step."),
         ),
         fix=Fix(
             "Let CUDA graphs replay it.",

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...findings import Evidence, Finding, Fix
 from ...traces.intervals import merge_overlaps, overlap_ns, total_ns
+from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.synchronizations import direction
 from ...traces.table import MEMCPY, MEMSET, Array, Table
 from ...units import count, duration
@@ -27,7 +28,8 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
     """Copies between CPU and GPU run while nothing computes.
 
     Needs memcpys. The time to win is the time of these copies outside compute and communication, exactly. From
-    pageable memory the driver copies through a buffer of its own, and the CPU waits.
+    pageable memory the driver copies through a buffer of its own, and the CPU waits. On the stream of the kernels
+    a copy delays them; on a stream of its own it can run ahead, unless it takes longer than they do.
     """
     facts.require_gpu()
     for way, text in (("H2D", "to the GPU"), ("D2H", "to the CPU")):
@@ -42,9 +44,10 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
         if facts.share(win) < share:
             continue
         pageable = float(np.mean(copies.matching("name", _PAGEABLE)))
-        alone = len(set(facts.kernels.stream.tolist()) | set(copies.stream.tolist())) == 1
+        alone = len(set(facts.gpu.stream[facts.kernel_rows].tolist()) | set(copies.stream.tolist())) == 1
+        shared = _on_streams_of_kernels(facts, copies)
         size = int(np.maximum(copies.bytes, 0).sum())
-        title = f"Copies {text} take {duration(win)} per step during which nothing computes"
+        title = f"Copies {text} take {duration(win)} {facts.each_step} during which nothing computes"
         title += ", from pageable memory" if pageable > 0.5 else ""
         title += "; all work is on one stream" if alone else ""
         yield facts.finding(
@@ -56,23 +59,44 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
                     "bytes_per_step", facts.per_step(size), "bytes", "Their bytes per step, as far as known."
                 ),
                 Evidence("pageable", pageable, "1", "Share of the copies from or to pageable memory."),
-                Evidence(
-                    "one_stream", "yes" if alone else "no", "", "Whether copies and kernels share the only stream:"
-                ),
+                Evidence("on_streams_of_kernels", shared, "1", "Share of the copies on streams that run kernels."),
             ),
-            fix=Fix(
-                "Copy from pinned memory without blocking, on a stream of its own, one batch ahead.",
-                "batch = batch.cuda()",
-                "loader = DataLoader(..., pin_memory=True)\nbatch = batch.cuda(non_blocking=True)",
-            )
-            if way == "H2D"
-            else Fix(
-                "Keep results on the GPU, and copy them to pinned memory without blocking once they are needed.",
-                "losses.append(loss.cpu())",
-                "losses.append(loss.detach())  # torch.stack(losses).cpu() every 100 steps",
-            ),
+            fix=_faster_copies(way, pageable > 0.5, shared > 0.5),
             at=facts.place_of(copies),
         )
+
+
+def _on_streams_of_kernels(facts: TraceFacts, copies: Table) -> float:
+    """Return the share of the copies that are on a stream with kernels."""
+    streams = [each.device.astype(np.int64) << 32 | each.stream & 0xFFFF_FFFF for each in (facts.kernels, copies)]
+    return float(np.mean(np.isin(streams[1], streams[0])))
+
+
+def _faster_copies(way: str, pageable: bool, shared: bool) -> Fix:
+    """Return what to do about copies: pin the memory, else give them a stream, else copy less."""
+    if pageable and way == "H2D":
+        return Fix(
+            "Copy from pinned memory without blocking.",
+            "batch = batch.cuda()",
+            "loader = DataLoader(..., pin_memory=True)\nbatch = batch.cuda(non_blocking=True)",
+        )
+    if pageable:
+        return Fix(
+            "Keep results on the GPU, and copy them to pinned memory without blocking once they are needed.",
+            "losses.append(loss.cpu())",
+            "losses.append(loss.detach())  # torch.stack(losses).cpu() every 100 steps",
+        )
+    if shared:
+        return Fix(
+            "Copy on a stream of its own, before the result is needed: the next batch during the step.",
+            "batch = batch.cuda(non_blocking=True)",
+            "with torch.cuda.stream(copying): following = following.cuda(non_blocking=True)\n"
+            "torch.cuda.current_stream().wait_stream(copying)  # before the next step",
+        )
+    return Fix(
+        "The copies are pinned and on a stream of their own: start them earlier, keep on the GPU what is copied "
+        "again and again, or copy fewer bytes (a smaller type, no offloading).",
+    )
 
 
 @rule("device-copies")
@@ -84,7 +108,7 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
     as nothing computes meanwhile. 50 copies per step is this library's choice.
     """
     facts.require_gpu()
-    rows = np.flatnonzero((facts.gpu.category == MEMCPY) & facts.gpu.matching("name", _DEVICE_COPY))
+    rows = np.flatnonzero(_within_device(facts))
     copies = facts.gpu.where(rows)
     if len(copies) < per_step * facts.steps:
         return
@@ -93,8 +117,8 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
     outer = np.unique(np.where(operators.parent[linked] >= 0, operators.parent[linked], linked))
     cpu_ns = int(operators.duration_ns[outer].sum()) if len(outer) < len(linked) else 0
     cpu_ns = max(cpu_ns, int(operators.duration_ns[linked].sum()))
-    gpu_ns = int(copies.duration_ns.sum())
-    win = max(facts.cpu_win(cpu_ns), facts.gpu_win(gpu_ns))
+    gpu_ns, gpu_win = int(copies.duration_ns.sum()), facts.gpu_win(rows)
+    win = max(facts.cpu_win(cpu_ns), gpu_win)
     if facts.share(win) < share:
         return
     inside = [operators.strings[code] for code in np.unique(operators.name[outer]).tolist()]
@@ -102,13 +126,14 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
     ddp = any("bucket" in name or "DistributedDataParallel" in name for name in names)
     of = " of DistributedDataParallel's buckets and buffers" if ddp else ""
     yield facts.finding(
-        f"{count(len(copies) / facts.steps)} copies per step within the GPU{of}: little time there, "
-        f"{duration(facts.per_step(cpu_ns))} on the CPU",
+        f"{count(len(copies) / facts.steps)} copies {facts.each_step} within the GPU{of}: "
+        f"{duration(facts.per_gpu(gpu_ns))} there, {duration(facts.per_step(cpu_ns))} on the CPU",
         win_ns=win,
         evidence=(
             Evidence("copies_per_step", len(copies) / facts.steps, "events", "Memcpys within a GPU per step."),
             Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "CPU time per step of the operators that copy."),
-            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "Their time on the GPU per step."),
+            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Their time on the GPU per step."),
+            Evidence("exposed_ns", gpu_win, "ns", "Its part during which nothing computes."),
         ),
         fix=Fix(
             "Let gradients be views of the buckets, and do not broadcast buffers if they need not agree.",
@@ -126,6 +151,12 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
     )
 
 
+def _within_device(facts: TraceFacts) -> Array:
+    """Return a mask of the rows of `TraceFacts.gpu` that are memcpys within a GPU."""
+    mask: Array = (facts.gpu.category == MEMCPY) & facts.gpu.matching("name", _DEVICE_COPY)
+    return mask
+
+
 def _regions(facts: TraceFacts, work: Table) -> Array:
     names: Array = facts.trace.regions.name[work.region[work.region >= 0]]
     return names
@@ -141,16 +172,17 @@ def bias_copies(facts: TraceFacts, *, share: float = 0.005) -> Iterator[Finding]
     facts.require_gpu()
     rows = facts.rows(facts.trace.operators, "aten::addmm", "aten::baddbmm")
     work = facts.work_of(rows)
-    copies = work.where((work.category == MEMCPY) & work.matching("name", _DEVICE_COPY))
-    win = facts.gpu_win(int(copies.duration_ns.sum()))
+    rows = work[_within_device(facts)[work]]
+    copies = facts.gpu.where(rows)
+    win = facts.gpu_win(rows)
     if len(copies) and facts.share(win) >= share:
         yield facts.finding(
-            f"addmm copies its bias {count(len(copies) / facts.steps)} times per step before the matmul",
+            f"addmm copies its bias {count(len(copies) / facts.steps)} times {facts.each_step} before the matmul",
             win_ns=win,
             operator="aten::addmm",
             evidence=(
                 Evidence("copies", len(copies) / facts.steps, "events", "Copies of a bias per step."),
-                Evidence("gpu_ns", facts.per_step(int(copies.duration_ns.sum())), "ns", "Their time per step."),
+                Evidence("gpu_ns", facts.per_gpu(int(copies.duration_ns.sum())), "ns", "Their time per step."),
             ),
             fix=Fix(
                 "Give the bias as a vector, which the matmul adds itself.",
@@ -172,22 +204,23 @@ def layout_conversions(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     convolutions = facts.rows_matching(facts.trace.operators, "[cC]onv")
     inside = np.append(inside_rows(convolutions, facts.trace.operators.parent), False)[facts.kernels.operator]
     converts = facts.kernels.matching("name", _LAYOUT)
-    rows = facts.kernels.where(converts | (inside & facts.kernels.matching("name", _TRANSPOSE)))
-    win = facts.gpu_win(int(rows.duration_ns.sum()))
+    rows = facts.kernel_rows[converts | (inside & facts.kernels.matching("name", _TRANSPOSE))]
+    gpu_ns = int(facts.gpu.duration_ns[rows].sum())
+    win = facts.gpu_win(rows)
     if len(rows) and facts.share(win) >= share:
         yield facts.finding(
-            f"{count(len(rows) / facts.steps)} kernels per step only convert between NCHW and NHWC",
+            f"{count(len(rows) / facts.steps)} kernels {facts.each_step} only convert between NCHW and NHWC",
             win_ns=win,
             evidence=(
                 Evidence("kernels", len(rows) / facts.steps, "events", "Such kernels per step."),
-                Evidence("gpu_ns", facts.per_step(int(rows.duration_ns.sum())), "ns", "Their time per step."),
+                Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Their time per step."),
             ),
             fix=Fix(
                 "Keep the model and its input in channels_last.",
                 "model = model.cuda()",
                 "model = model.cuda().to(memory_format=torch.channels_last)",
             ),
-            at=facts.place_of(rows),
+            at=facts.place_of(facts.gpu.where(rows)),
         )
 
 
@@ -196,14 +229,17 @@ def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> 
     """Many memsets, each with a launch of its own.
 
     Needs memsets. Libraries clear workspaces before split matmuls and reductions. The time to win is their time on
-    the GPU, or the time of their launches as far as the GPU idles for it. The numbers are this library's choice.
+    the GPU, or the time of their launches as far as the GPU idles for it. Launches of CUDA graphs are left out, as
+    they launch other work as well. The numbers are this library's choice.
     """
     facts.require_gpu()
-    rows = facts.gpu.where(facts.gpu.category == MEMSET)
+    memset = facts.gpu.category == MEMSET
+    rows = facts.gpu.where(memset)
     if len(rows) < per_step * facts.steps:
         return
-    launches = facts.trace.runtime.duration_ns[np.unique(rows.launch[rows.launch >= 0])]
-    win = max(facts.gpu_win(int(rows.duration_ns.sum())), facts.cpu_win(int(launches.sum())))
+    launches = facts.trace.runtime.where(np.unique(rows.launch[rows.launch >= 0]))
+    launch_ns = int(launches.duration_ns[~launches.matching("name", GRAPH_LAUNCH)].sum())
+    win = max(facts.gpu_win(memset), facts.cpu_win(launch_ns))
     if facts.share(win) < share:
         return
     operators = facts.trace.operators
@@ -211,12 +247,15 @@ def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> 
     calls = sum_by_group(np.ones_like(of), of, len(by_operator))
     most = operators.strings[by_operator[np.argmax(calls)]] if len(by_operator) else ""
     yield facts.finding(
-        f"{count(len(rows) / facts.steps)} memsets per step" + (f", most of {most}" if most else ""),
+        f"{count(len(rows) / facts.steps)} memsets {facts.each_step}" + (f", most of {most}" if most else ""),
         win_ns=win,
         operator=most,
         evidence=(
             Evidence("memsets", len(rows) / facts.steps, "events", "Memsets per step."),
-            Evidence("gpu_ns", facts.per_step(int(rows.duration_ns.sum())), "ns", "Their time per step."),
+            Evidence(
+                "gpu_ns", facts.per_gpu(int(rows.duration_ns.sum())), "ns", "Their time on the GPU per step."
+            ),
+            Evidence("launch_ns", facts.per_step(launch_ns), "ns", "Time of their launches on the CPU per step."),
         ),
         fix=Fix(
             "Fewer and larger matmuls need fewer cleared workspaces; zero_grad() sets gradients to None "

@@ -50,20 +50,21 @@ def elementwise_chains(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Fi
     sums, longest = np.bincount(of, gpu.duration_ns[rows]), np.zeros(len(calls), np.int64)
     np.maximum.at(longest, of, gpu.duration_ns[rows])
     chains = calls >= _LONG
-    win = facts.gpu_win(float((sums - longest)[chains].sum()))
+    saved = np.where(chains, 1 - longest / np.maximum(sums, 1), 0)
+    win = facts.gpu_win(rows, saved[of])
     if not chains.any() or facts.share(win) < share:
         return
     worst = rows[of == np.flatnonzero(chains)[np.argmax(sums[chains])]]
     yield facts.finding(
-        f"{count(chains.sum() / facts.steps)} chains of element-wise kernels per step take "
-        f"{duration(facts.per_step(float(sums[chains].sum())))}",
+        f"{count(chains.sum() / facts.steps)} chains of element-wise kernels {facts.each_step} take "
+        f"{duration(facts.per_gpu(float(sums[chains].sum())))}",
         win_ns=win,
         kernel=gpu.strings[gpu.short_name[worst[0]]],
         confidence="medium",
         evidence=(
             Evidence("chains", chains.sum() / facts.steps, "events", "Chains of three or more kernels per step."),
             Evidence("kernels", calls[chains].sum() / facts.steps, "events", "The kernels in them per step."),
-            Evidence("gpu_ns", facts.per_step(float(sums[chains].sum())), "ns", "Their time per step."),
+            Evidence("gpu_ns", facts.per_gpu(float(sums[chains].sum())), "ns", "Their time per step."),
         ),
         fix=_COMPILE,
         at=facts.place_of(gpu.where(worst)),
@@ -110,18 +111,18 @@ def unfused_normalization(facts: TraceFacts, *, share: float = 0.01) -> Iterator
     roots = len(facts.rows(facts.trace.operators, "aten::rsqrt"))
     gpu_ns = int(gpu.duration_ns[rows].sum())
     longest = float(np.sort(gpu.duration_ns[rows])[-roots:].sum())
-    win = facts.gpu_win(gpu_ns - longest)
+    win = facts.gpu_win(rows, 1 - longest / max(gpu_ns, 1))
     if facts.share(win) < share:
         return
     yield facts.finding(
-        f"{count(roots / facts.steps)} normalizations per step run as separate operators, "
-        f"{duration(facts.per_step(gpu_ns))}",
+        f"{count(roots / facts.steps)} normalizations {facts.each_step} run as separate operators, "
+        f"{duration(facts.per_gpu(gpu_ns))}",
         win_ns=win,
         operator="aten::rsqrt",
         confidence="medium",
         evidence=(
             Evidence("normalizations", roots / facts.steps, "events", "Reciprocal square roots per step."),
-            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "GPU time of their operators per step."),
+            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time of their operators per step."),
         ),
         fix=Fix(
             "Use the fused operator, or torch.compile.",

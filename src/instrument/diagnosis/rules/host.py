@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...findings import Evidence, Finding, Fix
+from ...traces.step_work import GRAPH_LAUNCH
+from ...traces.table import Array
 from ...units import count, counted, duration
 from ..groups import inside_rows, sum_by_group
 from ..idle_causes import INPUT
@@ -16,6 +18,7 @@ from ..trace_facts import MissingEvidenceError, TraceFacts
 from .idle import idle_of, percent_of_step
 
 _FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
+_LONG_GAP_NS = 1_000_000  # a launch takes 5 to 20 us
 _OPTIMIZER = r"^Optimizer\.step#|^optimizer$"
 
 
@@ -24,25 +27,29 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
     """The GPU idles because the CPU does not launch its work fast enough.
 
     Needs GPU work with known launches. The time to win is the idle time whose next work was launched after the gap
-    began, as far as no other cause is known (see ``idle_by_cause``), and gaps shorter than 30 us before work that
-    was launched in time. nsys-ai takes kernels shorter than 10 us as a sign; the threshold, 5 % of the step, is
-    half of xprof's for all idle time.
+    began, as far as no other cause is known (see ``idle_by_cause``). Gaps of over 1 ms are no cost of launches: if
+    they make up half of the time, the finding is about what the CPU does then. nsys-ai takes kernels shorter than
+    10 us as a sign; the threshold, 5 % of the step, is half of xprof's for all idle time.
     """
     facts.require_gpu()
-    win = facts.per_step(facts.idle.total("launch_overhead") + facts.idle.total("launch_latency"))
+    win = facts.per_step(facts.idle.total("launch_overhead"))
     if facts.share(win) < share or not facts.kernels:
+        return
+    late = facts.idle.by_cause["launch_overhead"]
+    long = late >= _LONG_GAP_NS
+    if 2 * late[long].sum() > late.sum():
+        yield _busy_elsewhere(facts, win, late)
         return
     kernels = facts.kernels.duration_ns
     short = float(np.mean(kernels < 1000 * short_us))
     per_step = len(kernels) / facts.steps
-    graphs = len(facts.rows_matching(facts.trace.runtime, "GraphLaunch"))
+    graphs = int(facts.trace.runtime.matching("name", GRAPH_LAUNCH).sum())
     yield facts.finding(
         f"The GPU idles {percent_of_step(facts, win)} because the CPU launches work too slowly: "
-        f"{counted(per_step, 'kernel')} per step, {100 * short:.0f} % shorter than {short_us:g} us",
+        f"{counted(per_step, 'kernel')} {facts.each_step}, {100 * short:.0f} % shorter than {short_us:g} us",
         win_ns=win,
         evidence=(
             idle_of(facts, "launch_overhead"),
-            idle_of(facts, "launch_latency"),
             Evidence("kernels_per_step", per_step, "events", "Kernels per step."),
             Evidence("median_kernel_ns", float(np.median(kernels)), "ns", "Median duration of a kernel."),
             Evidence("short_kernels", short, "1", f"Share of the kernels shorter than {short_us:g} us."),
@@ -55,6 +62,30 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
             'model = torch.compile(MyModel().cuda(), mode="reduce-overhead")  # compiles, and uses CUDA graphs',
         ),
         coverage=facts.metrics.about("gaps_device_ns").coverage,
+    )
+
+
+def _busy_elsewhere(facts: TraceFacts, win: int, late: Array) -> Finding:
+    """Return the finding of a GPU that idles in few long gaps; ``late`` is the time to win in each gap."""
+    long = int(np.count_nonzero(late >= _LONG_GAP_NS))
+    gap = int(np.argmax(late))
+    after = np.flatnonzero(facts.gpu.start_ns >= facts.idle.end_ns[gap])[:1]
+    return facts.finding(
+        f"The GPU idles {percent_of_step(facts, win)}, most of it in {counted(long, 'gap')} of over 1 ms in which "
+        "the CPU launches nothing",
+        win_ns=win,
+        confidence="medium",
+        evidence=(
+            idle_of(facts, "launch_overhead"),
+            Evidence("long_gaps", long, "events", "Gaps of over 1 ms in the window."),
+            Evidence("longest_ns", int(late[gap]), "ns", "The longest of them."),
+        ),
+        fix=Fix(
+            "Look at what the CPU does before the launch that ends the longest gap: loading data, logging, "
+            "checkpoints, Python. Record with stacks, or name regions, to see it here."
+        ),
+        coverage=facts.metrics.about("gaps_device_ns").coverage,
+        at=facts.place_of(facts.gpu.where(after)),
     )
 
 
@@ -118,7 +149,8 @@ def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Fin
             continue
         text = regions.strings[name]
         yield facts.finding(
-            f"{duration(facts.per_step(ns))} per step pass between the start of {text} and its first operator",
+            f"{duration(facts.per_step(ns))} {facts.each_step} pass between the start of {text} "
+            "and its first operator",
             win_ns=win,
             evidence=(
                 Evidence("dead_ns", facts.per_step(ns), "ns", "Time per step from the start to the next event."),
@@ -146,7 +178,8 @@ def occupancy_queries(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fin
         return
     calls = len(rows) / facts.steps
     yield facts.finding(
-        f"{count(calls)} calls per step ask the driver about kernels and devices, {duration(facts.per_step(ns))}",
+        f"{count(calls)} calls {facts.each_step} ask the driver about kernels and devices, "
+        f"{duration(facts.per_step(ns))}",
         win_ns=facts.cpu_win(ns),
         evidence=(
             Evidence("calls_per_step", calls, "events", "Such calls per step."),
@@ -172,23 +205,25 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100, share: float = 
         raise MissingEvidenceError("the trace has no range of an optimizer")
     table, link, rows = found[0]
     inside = np.append(inside_rows(rows, table.parent), False)
-    work = facts.gpu.where(inside[facts.gpu[link]])
+    rows_of_work = np.flatnonzero(inside[facts.gpu[link]])
+    work = facts.gpu.where(rows_of_work)
     fused = work.matching("name", _FUSED)
     alone = work.where(~fused)
+    rows_alone = rows_of_work[~fused]
     per_step = len(alone) / facts.steps
     if per_step < kernels or fused.sum() > len(alone):
         return
     cpu_ns = int(table.duration_ns[rows].sum())
-    win = max(facts.cpu_win(cpu_ns), facts.gpu_win(int(alone.duration_ns.sum())))
+    win = max(facts.cpu_win(cpu_ns), facts.gpu_win(rows_alone))
     if facts.share(win) < share:
         return
     yield facts.finding(
-        f"The optimizer launches {count(per_step)} kernels per step, most for one parameter each",
+        f"The optimizer launches {count(per_step)} kernels {facts.each_step}, most for one parameter each",
         win_ns=win,
         evidence=(
             Evidence("kernels_per_step", per_step, "events", "GPU work of the optimizer per step."),
             Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "Time of the optimizer on the CPU per step."),
-            Evidence("gpu_ns", facts.per_step(int(work.duration_ns.sum())), "ns", "GPU time of it per step."),
+            Evidence("gpu_ns", facts.per_gpu(int(work.duration_ns.sum())), "ns", "GPU time of it per step."),
         ),
         fix=Fix(
             "Use the fused implementation, or foreach where there is none.",

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...findings import Evidence, Finding, Fix
 from ...traces.intervals import merge_overlaps, total_ns
-from ...units import counted, duration
-from ..idle_causes import ALLOCATION, CAUSES, COLLECTION, INPUT, LOADING, named_ranges
+from ...units import count, counted, duration
+from ..idle_causes import ALLOCATION, CAUSES, COLLECTION, INPUT, LOADING, named_ranges, slow_calls
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
 
@@ -22,7 +22,7 @@ def idle_of(facts: TraceFacts, cause: str) -> Evidence:
 
 def percent_of_step(facts: TraceFacts, ns: float) -> str:
     """Return a time per step as a share of the step, in words."""
-    return f"{100 * facts.share(ns):.0f} % of the step"
+    return f"{100 * facts.share(ns):.0f} % of the {'step' if facts.trace.steps else 'window'}"
 
 
 @rule("input-wait", on_cpu=True)
@@ -51,7 +51,7 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     how = "The DataLoader has no worker processes: " if single else "The workers do not keep up: "
     share_of_step = percent_of_step(facts, win) + " with an idle GPU" * bool(facts.gpu)
     yield facts.finding(
-        f"The loop waits {duration(waited)} per step for the next batch, {share_of_step}",
+        f"The loop waits {duration(waited)} {facts.each_step} for the next batch, {share_of_step}",
         win_ns=win,
         evidence=(
             Evidence("waited_ns", waited, "ns", "Time of the loop in the DataLoader per step."),
@@ -86,7 +86,7 @@ def long_synchronization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[
         if facts.share(win) < share:
             continue
         yield facts.finding(
-            f"{found.op} makes the CPU wait for the GPU, which then idles {duration(win)} per step",
+            f"{found.op} makes the CPU wait for the GPU, which then idles {duration(win)} {facts.each_step}",
             win_ns=win,
             evidence=found.evidence,
             fix=found.fix,
@@ -163,6 +163,66 @@ def module_loading(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
         f"The driver loads the code of kernels {counted(calls, 'time')}",
         Fix("Record after a warm-up. In production, CUDA_MODULE_LOADING=EAGER loads everything at the start."),
         Evidence("calls", calls, "events", "Calls that load code."),
+    )
+
+
+@rule("initialization", on_cpu=True)
+def initialization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """The driver starts, or first loads code, in the recorded window.
+
+    Needs calls of the CUDA or HIP runtime. In a loop no call takes 100 ms while the GPU idles, except those that
+    copy, synchronize or pin memory; at the start of a program the first launch and the first ``cudaFree`` take
+    seconds. The cost comes once.
+    """
+    facts.require_gpu()
+    slow = slow_calls(facts.trace)
+    longest = slow.where(np.argsort(-slow.duration_ns, kind="stable")[:1])
+    for name, took_ns in zip(longest.text("name"), longest.duration_ns.tolist(), strict=True):
+        yield from _of_cause(
+            facts,
+            "initialization",
+            share,
+            f"The driver starts while the trace is recorded, {name} takes {duration(took_ns)}",
+            Fix(
+                "Record after a warm-up.",
+                "instrument.schedule(wait=0, warmup=0, active=3)",
+                "instrument.schedule(wait=5, warmup=2, active=3)",
+            ),
+            Evidence("calls", len(slow), "events", "Calls of the driver that take over 100 ms."),
+            Evidence("longest_ns", took_ns, "ns", "The longest of them."),
+        )
+
+
+@rule("launch-latency")
+def launch_latency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The GPU pauses between kernels that were launched in time.
+
+    Needs GPU work with known launches. Gaps shorter than 30 us count, HTA's limit for a delay by the kernel
+    itself: a GPU takes one or two us from the end of a kernel to the start of the next. Fewer and longer kernels
+    avoid them, and kernels of a CUDA graph follow each other faster. The threshold is half of xprof's.
+    """
+    facts.require_gpu()
+    by_gap = facts.idle.by_cause["launch_latency"]
+    win, gaps = facts.per_step(facts.idle.total("launch_latency")), int(np.count_nonzero(by_gap))
+    if facts.share(win) < share or not gaps:
+        return
+    yield facts.finding(
+        f"The GPU pauses {count(gaps / facts.steps)} times {facts.each_step} between kernels "
+        f"that were launched in time, {percent_of_step(facts, win)}",
+        win_ns=win,
+        confidence="medium",
+        evidence=(
+            idle_of(facts, "launch_latency"),
+            Evidence("gaps", gaps / facts.steps, "events", "Such gaps per step."),
+            Evidence("median_gap_ns", float(np.median(by_gap[by_gap > 0])), "ns", "Median length of a gap."),
+        ),
+        fix=Fix(
+            "Run fewer and longer kernels: fuse them with torch.compile, or enlarge the batch. CUDA graphs "
+            "shorten the gaps.",
+            "model = MyModel().cuda()",
+            'model = torch.compile(MyModel().cuda(), mode="reduce-overhead")  # compiles, and uses CUDA graphs',
+        ),
+        coverage=facts.metrics.about("gaps_device_ns").coverage,
     )
 
 

@@ -71,25 +71,24 @@ def fp32_matmuls(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]
     peak = facts.peak
     flops = peak.flops_per_s if peak else {}
     half = "bf16" if not peak or "bf16" in flops else "fp16"
-    saved = 0.0
+    ratios = np.full(len(rows), 2.0)
     bounds = np.array([row.bound == "memory" for row in facts.roofline.rows] + [False])
     by_memory = bounds[facts.roofline.of_work[rows]]
     for kind, chosen in (("tf32", tf32), ("fp32", ~tf32)):
         ratio = flops.get(half, 2.0) / flops.get(kind, 1.0) if half in flops and kind in flops else 2.0
-        ns = gpu.duration_ns[rows]
-        saved += float(ns[chosen & by_memory].sum()) / 2 + float(ns[chosen & ~by_memory].sum()) * (1 - 1 / ratio)
-    win = facts.gpu_win(saved)
+        ratios[chosen & ~by_memory] = ratio
+    win = facts.gpu_win(rows, 1 - 1 / ratios)
     if facts.share(win) < share:
         return
     gpu_ns = int(gpu.duration_ns[rows].sum())
     kinds = " and ".join(name for name, some in (("TF32", tf32.any()), ("FP32", (~tf32).any())) if some)
     yield facts.finding(
-        f"Matmuls and convolutions compute in {kinds}, {duration(facts.per_step(gpu_ns))} per step",
+        f"Matmuls and convolutions compute in {kinds}, {duration(facts.per_gpu(gpu_ns))} {facts.each_step}",
         win_ns=win,
         kernel=longest(facts, rows),
         confidence="medium",
         evidence=(
-            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "Time of these kernels per step."),
+            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Time of these kernels per step."),
             Evidence("tf32_share", float(gpu.duration_ns[rows[tf32]].sum()) / gpu_ns, "1", "Its part in TF32."),
             Evidence("peak", peak.name if peak else None, "", "The GPU whose peaks were compared."),
         ),
@@ -122,7 +121,7 @@ def tensor_cores_unused(facts: TraceFacts, *, share: float = 0.02) -> Iterator[F
     if peak is None or not {"fp16", "fp32"} <= peak.flops_per_s.keys():
         raise MissingEvidenceError("the peaks of the GPU are not known")
     ratio = peak.flops_per_s["fp16"] / peak.flops_per_s["fp32"]
-    win = facts.gpu_win(float(gpu.duration_ns[rows].sum()) * (1 - 1 / ratio))
+    win = facts.gpu_win(rows, 1 - 1 / ratio)
     if len(rows) and facts.share(win) >= share:
         yield facts.finding(
             "16-bit matmuls do not use the matrix units",
@@ -131,7 +130,7 @@ def tensor_cores_unused(facts: TraceFacts, *, share: float = 0.02) -> Iterator[F
             confidence="medium",
             evidence=(
                 Evidence(
-                    "gpu_ns", facts.per_step(int(gpu.duration_ns[rows].sum())), "ns", "Time of these per step."
+                    "gpu_ns", facts.per_gpu(int(gpu.duration_ns[rows].sum())), "ns", "Time of these per step."
                 ),
             ),
             fix=Fix("Make channels and features multiples of 8, and use channels_last for convolutions."),
@@ -167,8 +166,7 @@ def old_kernels(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
     rows = candidates[(written_for[candidates] > 0) & (written_for[candidates] // 10 < peak.generation // 10)]
     rows = rows[on_matrix_units(gpu)[rows]]
     shares = np.array([row.share or 0.5 for row in facts.roofline.rows] + [0.5])
-    left = gpu.duration_ns[rows] * (1 - np.minimum(shares[facts.roofline.of_work[rows]], 1))
-    win = facts.gpu_win(float(left.sum()))
+    win = facts.gpu_win(rows, 1 - np.minimum(shares[facts.roofline.of_work[rows]], 1))
     if not len(rows) or facts.share(win) < share:
         return
     oldest = int(np.bincount(written_for[rows], gpu.duration_ns[rows]).argmax())
@@ -176,16 +174,16 @@ def old_kernels(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
     gpu_ns = int(gpu.duration_ns[rows].sum())
     misaligned = bool(2 * gpu.duration_ns[unaligned].sum() > gpu_ns)
     yield facts.finding(
-        f"Matmuls of {duration(facts.per_step(gpu_ns))} per step run kernels for sm{oldest} on a GPU of "
+        f"Matmuls of {duration(facts.per_gpu(gpu_ns))} {facts.each_step} run kernels for sm{oldest} on a GPU of "
         f"sm{peak.generation}" + (", with alignment 1: a dimension is odd" if misaligned else ""),
         win_ns=win,
         kernel=longest(facts, rows),
         confidence="medium",
         evidence=(
-            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "Time of these kernels per step."),
+            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Time of these kernels per step."),
             Evidence(
                 "align1_ns",
-                facts.per_step(int(gpu.duration_ns[unaligned].sum())),
+                facts.per_gpu(int(gpu.duration_ns[unaligned].sum())),
                 "ns",
                 "Its part in kernels that read one element at a time.",
             ),

@@ -11,12 +11,12 @@ import numpy as np
 from ...findings import Evidence, Finding, Fix
 from ...traces.table import Array, Table
 from ...units import counted
+from ..matmul import tile_of
 from ..roofline import RooflineRow
 from ..rule import rule
 from ..trace_facts import TraceFacts
 from .matmul_kernels import PAD, generations, longest
 
-_TILE = re.compile(r"(?:MT|\b)(\d{2,3})x(\d{2,3})(?:x\d+)?\b")
 _SPLIT = re.compile(r"GSU(\d+)")
 _FEWEST_SMS = 40  # of a T4: data-center GPUs have at least as many
 _ALIGNMENT = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
@@ -34,8 +34,8 @@ def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     facts.require_shapes()
     gpu, peak = facts.gpu, facts.peak
     written_for = generations(facts)
-    found, saved = [], 0.0
-    for index, row in _matmuls(facts):
+    found, saved = [], dict[int, float]()
+    for index, row in facts.roofline.of_kind("matmul").items():
         multiple = _ALIGNMENT.get(row.kind)
         m, n, k = row.work.sizes[1:]
         if multiple is None or min(m, n, k) < 2 * multiple or not any(size % multiple for size in (m, n, k)):
@@ -46,9 +46,9 @@ def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
             continue
         waste = 1 - row.share if row.share else _tile_waste(gpu, rows, m, n)
         if waste > 0:
-            saved += waste * row.gpu_ns
+            saved[index] = waste
             found.append((row, rows))
-    win = facts.gpu_win(saved)
+    win = facts.roofline_win(saved)
     if not found or facts.share(win) < share:
         return
     row, rows = found[0]
@@ -62,7 +62,7 @@ def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
         kernel=longest(facts, rows),
         confidence="medium",
         evidence=(
-            Evidence("gpu_ns", facts.per_step(gpu_ns), "ns", "GPU time of these matmuls per step."),
+            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time of these matmuls per step."),
             Evidence("share_of_peak", row.share, "1", "What the longest reaches of the roofline."),
         ),
         fix=PAD,
@@ -85,8 +85,7 @@ def _tile(gpu: Table, rows: Array) -> tuple[int, int] | None:
     if not len(rows):
         return None
     longest = rows[np.argmax(gpu.duration_ns[rows])]
-    found = _TILE.search(gpu.strings[gpu.short_name[longest]])
-    return (int(found[1]), int(found[2])) if found else None
+    return tile_of(gpu.strings[gpu.short_name[longest]])
 
 
 @rule("few-tiles")
@@ -102,15 +101,15 @@ def few_tiles(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     gpu = facts.gpu
     sms = {device.sms for device in facts.trace.devices}
     size = sms.pop() if len(sms) == 1 else 0
-    most, saved, worst = size or _FEWEST_SMS, 0.0, None
-    for index, row in _matmuls(facts):
+    most, saved, worst = size or _FEWEST_SMS, dict[int, float](), None
+    for index, row in facts.roofline.of_kind("matmul").items():
         rows = np.flatnonzero(facts.roofline.of_work == index)
         tiles = _tiles(gpu, rows, row)
         if tiles is None or tiles >= most:
             continue
-        saved += row.gpu_ns * (1 - tiles / most)
+        saved[index] = 1 - tiles / most
         worst = worst or (row, rows, tiles)
-    win = facts.gpu_win(saved)
+    win = facts.roofline_win(saved)
     if worst is None or facts.share(win) < share:
         return
     row, rows, tiles = worst
@@ -124,7 +123,7 @@ def few_tiles(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
         evidence=(
             Evidence("tiles", tiles, "events", "Thread blocks of the kernel, or result / tile in its name."),
             Evidence("multiprocessors", size or None, "events", "Multiprocessors of the GPU."),
-            Evidence("gpu_ns", facts.per_step(row.gpu_ns), "ns", "GPU time of this matmul per step."),
+            Evidence("gpu_ns", facts.per_gpu(row.gpu_ns), "ns", "GPU time of this matmul per step."),
             Evidence("long_side", k / max(m, n), "1", "k / the larger of m and n: above 1, splitting k helps."),
         ),
         fix=Fix(
@@ -160,11 +159,12 @@ def thin_matmuls(facts: TraceFacts, *, thin: int = 16, share: float = 0.03) -> I
     """
     facts.require_gpu()
     facts.require_shapes()
-    found = [row for _, row in _matmuls(facts) if min(row.work.sizes[1:3]) <= thin]
-    win = facts.gpu_win(sum(row.gpu_ns for row in found) / 2)
+    matmuls = facts.roofline.of_kind("matmul").items()
+    found = {index: row for index, row in matmuls if min(row.work.sizes[1:3]) <= thin}
+    win = facts.roofline_win(dict.fromkeys(found, 0.5))
     if not found or facts.share(win) < share:
         return
-    row = found[0]
+    row = next(iter(found.values()))
     m, n, k = row.work.sizes[1:]
     yield facts.finding(
         f"Matmuls with a side of {min(m, n)} only read their weights: {m} x {n} x {k}"
@@ -173,17 +173,12 @@ def thin_matmuls(facts: TraceFacts, *, thin: int = 16, share: float = 0.03) -> I
         operator=row.name,
         confidence="low",
         evidence=(
-            Evidence("gpu_ns", facts.per_step(sum(each.gpu_ns for each in found)), "ns", "Their time per step."),
+            Evidence(
+                "gpu_ns", facts.per_gpu(sum(each.gpu_ns for each in found.values())), "ns", "Their time per step."
+            ),
             Evidence("share_of_peak", row.share, "1", "What the longest reaches of the roofline."),
         ),
         fix=Fix("Batch several inputs, or quantize the weights: fewer bytes take less time."),
         coverage=facts.roofline.coverage,
         at=facts.place_of_operator(int(row.rows[0])),
     )
-
-
-def _matmuls(facts: TraceFacts) -> Iterator[tuple[int, RooflineRow]]:
-    """Yield the matmuls of the roofline with their indexes, the longest first."""
-    for index, row in enumerate(facts.roofline.rows):
-        if row.work.kind == "matmul":
-            yield index, row

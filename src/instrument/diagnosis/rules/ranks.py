@@ -40,7 +40,7 @@ def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     if facts.share(win) < share:
         return
     yield facts.finding(
-        f"The other ranks wait for rank {rank}, {duration(win)} per step each; it is last at "
+        f"The other ranks wait for rank {rank}, {duration(win)} {facts.each_step} each; it is last at "
         f"{found.ranks[rank].last} of {counted(found.collectives, 'collective')}",
         win_ns=win,
         rank=rank,
@@ -77,7 +77,7 @@ def uneven_compute(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Findin
         return
     least = min(computes, key=lambda rank: computes[rank])
     yield facts.finding(
-        f"Rank {most} computes {duration(facts.per_step(computes[most]))} per step, rank {least} "
+        f"Rank {most} computes {duration(facts.per_step(computes[most]))} {facts.each_step}, rank {least} "
         f"{duration(facts.per_step(computes[least]))}",
         win_ns=win,
         rank=most,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ...findings import Evidence, Finding, Fix
 from ...traces.salvage import OTHER_TYPES
+from ...traces.step_work import GRAPH_LAUNCH
 from ...units import counted
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
-
-_GRAPH = re.compile("GraphLaunch")
 
 
 @rule("stretched-window")
@@ -69,7 +67,7 @@ def lost_graph_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     initialized before the graph was captured; GPU times are too low without them.
     """
     facts.require_gpu()
-    launches, missing = facts.launches_without_work(_GRAPH)
+    launches, missing = facts.launches_without_work(GRAPH_LAUNCH)
     if not launches:
         raise MissingEvidenceError("the trace has no launches of CUDA graphs")
     if missing < share * launches:

@@ -10,6 +10,7 @@ from ...findings import Evidence, Finding, Fix
 from ...traces.intervals import total_ns
 from ...traces.table import KERNEL
 from ...units import counted, duration
+from ..activity import activity
 from ..groups import sum_by_group
 from ..occupancy import blocks_per_sm
 from ..rule import rule
@@ -33,10 +34,11 @@ def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
     if not known.any():
         raise MissingEvidenceError("the trace has no grids, or the multiprocessors of the GPU are unknown")
     communicates = facts.communication[facts.gpu.category == KERNEL]
-    unused = np.where(known & ~communicates, np.maximum(1 - blocks, 0), 0) * kernels.duration_ns
+    empty = np.where(known & ~communicates, np.maximum(1 - blocks, 0), 0)
+    unused = empty * kernels.duration_ns
     busy_ns = total_ns(facts.activity.kernels)
     together = (1 - (facts.metrics["sm_eff_kernel_time"] or 1)) * busy_ns  # other kernels may fill the rest
-    win = facts.gpu_win(min(float(unused.sum()), together))
+    win = min(facts.gpu_win(facts.kernel_rows, empty), facts.per_step(together))
     if known.sum() < _FEW or facts.share(win) < share:
         return
     names, of = np.unique(kernels.name, return_inverse=True)
@@ -52,7 +54,7 @@ def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
         evidence=(
             Evidence(
                 "unused_ns",
-                facts.per_step(float(unused.sum())),
+                facts.per_gpu(float(unused.sum())),
                 "ns",
                 "Time of the kernels times the share of multiprocessors without a block, per step.",
             ),
@@ -86,18 +88,19 @@ def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1)
     family = np.array([word in ("gemm", "convolution", "attention", "collective") for word in kernels.strings])
     low = has & ~family[kernels.family] & (kernels.occupancy_percent < percent) & ~(kernels.blocks_per_sm < 1)
     ns = int(kernels.duration_ns[low].sum())
-    if facts.share(facts.per_step(ns)) < share:
+    if facts.share(facts.per_gpu(ns)) < share:
         return
     longest = kernels.where(low)
     short = longest.strings[longest.short_name[np.argmax(longest.duration_ns)]]
     yield facts.finding(
-        f"Kernels that take {duration(facts.per_step(ns))} per step use less than {percent:g} % of the threads",
+        f"Kernels that take {duration(facts.per_gpu(ns))} {facts.each_step} use less than {percent:g} % "
+        "of the threads",
         win_ns=None,
         severity="low",
         confidence="low",
         kernel=short,
         evidence=(
-            Evidence("gpu_ns", facts.per_step(ns), "ns", "Time of these kernels per step."),
+            Evidence("gpu_ns", facts.per_gpu(ns), "ns", "Time of these kernels per step."),
             Evidence(
                 "occupancy", facts.metrics["occ_weighted"], "%", facts.metrics.about("occ_weighted").definition
             ),
@@ -133,7 +136,9 @@ def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2, share: float = 0.0
     worst = above.sum(axis=0)
     step = int(np.argmax(worst))
     slower = float(ns[same][:, step].sum() / max(usual.sum(), 1))
-    win = facts.gpu_win(float(above.sum()))
+    slow = np.zeros(len(names))
+    slow[same] = above.sum(axis=1) / np.maximum(ns[same].sum(axis=1), 1)
+    win = facts.gpu_win(rows, slow[of])
     if slower < ratio or facts.share(win) < share:
         return
     kernel = names[same][np.argmax(above.sum(axis=1))]
@@ -146,7 +151,7 @@ def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2, share: float = 0.0
         step=number,
         confidence="medium",
         evidence=(
-            Evidence("above_ns", facts.per_step(float(above.sum())), "ns", "Time above the medians, per step."),
+            Evidence("above_ns", facts.per_gpu(float(above.sum())), "ns", "Time above the medians, per step."),
             Evidence("ratio", slower, "1", "Time of the kernels in this step / sum of their medians."),
             Evidence("kernels", int(same.sum()), "events", "Kernels that every step calls equally often."),
         ),
@@ -157,27 +162,30 @@ def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2, share: float = 0.0
 
 @rule("single-stream")
 def single_stream(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
-    """Communication and compute share the only stream, so that they cannot overlap.
+    """Communication and compute share the only stream of a GPU, so that they cannot overlap.
 
     Needs collectives. The time to win is the communication, up to the compute that it could overlap with.
     """
     facts.require_gpu()
     if not facts.communication.any():
         raise MissingEvidenceError("nothing communicates")
-    kernels = facts.kernels
-    streams = set(zip(kernels.device.tolist(), kernels.stream.tolist(), strict=True))
-    if len(streams) > len(set(kernels.device.tolist())):
-        return
-    communication_ns = total_ns(facts.activity.communication)
-    win = facts.gpu_win(min(communication_ns, total_ns(facts.activity.compute)))
-    if facts.share(win) >= share:
+    gpu, win, communication_ns, streams = facts.gpu, 0, 0, 0
+    for own in facts.gpus.values():
+        on_one = gpu.where(own)
+        done = activity(on_one, facts.communication[own])
+        if len(np.unique(on_one.stream[on_one.category == KERNEL])) == 1:
+            most = min(total_ns(done.communication), total_ns(done.compute), facts.gpu_limited_ns)
+            win, streams = max(win, facts.per_step(most)), streams + 1
+            communication_ns = max(communication_ns, total_ns(done.communication))
+    if win and facts.share(win) >= share:
         yield facts.finding(
-            f"Communication of {duration(facts.per_step(communication_ns))} per step is on the stream of compute",
+            f"Communication of {duration(facts.per_step(communication_ns))} {facts.each_step} is on the stream "
+            "of compute",
             win_ns=win,
             confidence="medium",
             evidence=(
                 Evidence("communication_ns", facts.per_step(communication_ns), "ns", "Communication per step."),
-                Evidence("streams", len(streams), "events", "Streams with kernels."),
+                Evidence("gpus", streams, "events", "GPUs with a single stream."),
             ),
             fix=Fix(
                 "Start collectives asynchronously, and wait for them where the result is needed.",
@@ -213,7 +221,7 @@ def dominant_kernel(facts: TraceFacts, *, share: float = 0.5) -> Iterator[Findin
         kernel=short,
         evidence=(
             Evidence("share", float(part), "1", "Time of the kernel / time of all kernels."),
-            Evidence("gpu_ns", facts.per_step(int(sums[most])), "ns", "Its time per step."),
+            Evidence("gpu_ns", facts.per_gpu(int(sums[most])), "ns", "Its time per step."),
         ),
         at=facts.place_of(kernels.where(rows)),
     )

@@ -1,0 +1,239 @@
+"""`WindowFacts`: what a trace says of its window, each fact computed once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from ..syncs.audit import audit
+from ..syncs.report import SyncReport
+from ..traces.communication import Collectives, communication_mask
+from ..traces.compile_log import CompileLog
+from ..traces.gpus import gpu_numbers
+from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
+from ..traces.lanes import group_rows
+from ..traces.links import main_thread
+from ..traces.step_lengths import StepLengths
+from ..traces.step_work import step_lengths
+from ..traces.synchronizations import Synchronization
+from ..traces.table import KERNEL, Array, Table
+from ..traces.timing import Timing
+from ..traces.trace import Trace
+from .activity import Activity, activity
+from .idle_causes import IdleCauses, idle_causes
+from .job import Job
+from .metrics import Metrics, metrics_of
+from .peaks import Peak, peak_of
+from .roofline import Roofline, roofline
+
+_BUSY = 0.9  # share of the step from which the GPU sets its length
+_LAUNCH = re.compile("LaunchKernel")
+
+
+class WindowFacts:
+    """What a trace says of its window: the steps and the work that they launched.
+
+    Args:
+        trace: as the attribute, and so are ``collectives``, ``timing``, ``job`` and
+            ``compile_log``.
+        lengths: the lengths of the steps; "measure" if they were not measured before.
+
+    Attributes:
+        trace: the trace, whose tables cannot be written: one rule must not change what another one reads.
+        collectives: which kernels communicate.
+        timing: the timing of the run from the manifest; None if there is none.
+        job: the ranks of the job; None if only this trace is known.
+        compile_log: the log of torch.compile; None if there is none.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        collectives: Collectives = "auto",
+        timing: Timing | None = None,
+        job: Job | None = None,
+        compile_log: CompileLog | None = None,
+        lengths: StepLengths | Literal["measure"] | None = "measure",
+    ) -> None:
+        self.trace, self.collectives, self.timing, self.job = trace.read_only(), collectives, timing, job
+        self.compile_log = compile_log
+        self._lengths = lengths
+
+    @cached_property
+    def lengths(self) -> StepLengths | None:
+        """The lengths of the steps; None without steps or without GPU work."""
+        known = self._lengths
+        return step_lengths(self.trace, self.collectives) if known == "measure" else known
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The metrics of the trace."""
+        return metrics_of(self.trace, self.collectives, self.lengths)
+
+    @property
+    def steps(self) -> int:
+        """The number of recorded steps; 1 without steps, as the whole window then counts as one."""
+        return max(len(self.trace.steps), 1)
+
+    @cached_property
+    def window(self) -> tuple[int, int]:
+        """The time that counts, in ns: the steps and the work that they launched; else the time of GPU work."""
+        for name in ("step_lengths", "span_ns"):
+            if (bounds := self.metrics.about(name).window_ns) is not None:
+                return bounds
+        return self.metrics.about("sync_calls").window_ns or (0, 0)
+
+    @property
+    def window_ns(self) -> int:
+        """The length of the window."""
+        return self.window[1] - self.window[0]
+
+    @property
+    def step_ns(self) -> float:
+        """The mean time of a step: the window divided by the number of steps."""
+        return self.window_ns / self.steps
+
+    @property
+    def usual_step_ns(self) -> float | None:
+        """The median time of the steps around the window, from the manifest; None if it is not known."""
+        around = self.timing.around if self.timing else None
+        return around[1] if around else None
+
+    @cached_property
+    def stretch(self) -> float | None:
+        """How many times as long a step takes in the window as outside; None if that is not known."""
+        usual = self.usual_step_ns
+        if not usual or not self.trace.steps:
+            return None
+        return float(np.median(self.trace.steps.duration_ns)) / usual
+
+    @cached_property
+    def gpu(self) -> Table:
+        """The GPU work that starts in the window."""
+        gpu = self.trace.gpu
+        return gpu.where((gpu.start_ns >= self.window[0]) & (gpu.start_ns < self.window[1])).read_only()
+
+    @cached_property
+    def gpus(self) -> dict[int, Array]:
+        """The rows of `gpu` on each GPU."""
+        return dict(group_rows(gpu_numbers(self.gpu)))
+
+    @cached_property
+    def kernel_rows(self) -> Array:
+        """The rows of `gpu` that are kernels."""
+        return np.flatnonzero(self.gpu.category == KERNEL)
+
+    @cached_property
+    def kernels(self) -> Table:
+        """The kernels that start in the window: `kernel_rows` of `gpu`."""
+        return self.gpu.where(self.kernel_rows).read_only()
+
+    @cached_property
+    def communication(self) -> Array:
+        """A mask of the rows of `gpu` that communicate."""
+        return communication_mask(self.gpu, self.collectives)
+
+    @cached_property
+    def activity(self) -> Activity:
+        """When the GPUs were busy with each kind of work."""
+        return activity(self.gpu, self.communication)
+
+    @cached_property
+    def busy_ns(self) -> int:
+        """The time of the window during which any GPU works."""
+        return total_ns(clip(self.activity.busy, *self.window))
+
+    @cached_property
+    def _audit(self) -> tuple[SyncReport, list[Synchronization]]:
+        return audit(self.trace)
+
+    @property
+    def syncs(self) -> SyncReport:
+        """The synchronizations of the program by line."""
+        return self._audit[0]
+
+    @property
+    def waits(self) -> list[Synchronization]:
+        """The synchronizations of the program, one by one, without those of the profiler."""
+        return self._audit[1]
+
+    @cached_property
+    def idle(self) -> IdleCauses:
+        """The idle time of the GPUs in the window by cause."""
+        return idle_causes(self.trace, self.activity.busy, self.window, self.waits)
+
+    @cached_property
+    def peak(self) -> Peak | None:
+        """What the GPU can do; None if it is not known."""
+        names = {device.name for device in self.trace.devices}
+        return peak_of(names.pop()) if len(names) == 1 else None
+
+    @cached_property
+    def roofline(self) -> Roofline:
+        """The operators with their FLOPs, bytes and shares of the peak, for the work in the window."""
+        return roofline(replace(self.trace, gpu=self.gpu))
+
+    @cached_property
+    def blocked(self) -> Intervals:
+        """When the CPU was blocked by synchronizations."""
+        times = np.array([(wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in self.waits], np.int64)
+        return merge_overlaps(*times.reshape(-1, 2).T)
+
+    @cached_property
+    def gpu_limited_ns(self) -> int:
+        """The part of the window whose length depends on the GPU.
+
+        That is the whole window if the GPU works 90 % of it, else the time during which the CPU waited for it.
+        """
+        if self.busy_ns >= _BUSY * self.window_ns:
+            return self.window_ns
+        waited = overlap_ns(clip(self.activity.busy, *self.window), self.blocked)
+        tail = self._tail_ns()
+        queue_ns = self.lengths.totals.queue_waits_ns if self.lengths else 0
+        return min(waited + tail + queue_ns, self.window_ns)
+
+    def _tail_ns(self) -> int:
+        """Return how long the GPU works after the last step has ended on the CPU."""
+        steps = self.trace.steps
+        last = int(steps.end_ns.max()) if steps else max((wait.end_ns for wait in self.waits), default=0)
+        return max(self.window[1] - last, 0) if steps else 0
+
+    @cached_property
+    def lost_launches(self) -> tuple[int, int]:
+        """The launches of kernels up to that of the last recorded work, and how many of them have no kernel."""
+        return self.launches_without_work(_LAUNCH)
+
+    def launches_without_work(self, pattern: re.Pattern[str]) -> tuple[int, int]:
+        """Return the number of such calls in the window, and of those without GPU work.
+
+        Calls after the launch of the last recorded work do not count: their work ran after the recording.
+        """
+        runtime, gpu = self.trace.runtime, self.trace.gpu
+        linked = np.zeros(len(runtime), bool)
+        linked[gpu.launch[gpu.launch >= 0]] = True
+        last = int(runtime.start_ns[linked].max(initial=self.window[0]))
+        calls = np.flatnonzero(runtime.matching("name", pattern))
+        calls = calls[(runtime.start_ns[calls] >= self.window[0]) & (runtime.start_ns[calls] <= last)]
+        return len(calls), int((~linked[calls]).sum())
+
+    def per_step(self, ns: float) -> int:
+        """Return a time in the window as time per step."""
+        return round(ns / self.steps)
+
+    @property
+    def each_step(self) -> str:
+        """What times per step are said to be in titles, as a trace without steps has none."""
+        return "per step" if self.trace.steps else "in the window"
+
+    def share(self, win_ns: float) -> float:
+        """Return a time per step as a share of the step."""
+        return win_ns / self.step_ns if self.step_ns else 0.0
+
+    @property
+    def main_thread(self) -> int:
+        """The number of the thread of the program's loop."""
+        return main_thread(self.trace)

@@ -1,0 +1,136 @@
+"""Rules of users: how they are added, and that what they do wrong stays theirs."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import instrument
+from instrument.config import settings
+from instrument.diagnosis.rule import GROUP
+from instrument.diagnosis.trace_facts import MissingEvidenceError, TraceFacts
+from instrument.findings import Evidence, Finding
+
+from .made_loops import MadeLoop
+from .test_diagnose import idle_loop, run, write
+
+
+def test_rules_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule of a user runs; one that fails is reported, one that lacks evidence is, too."""
+    monkeypatch.setattr(settings, "strict", False)
+
+    @instrument.rule("always")
+    def always(facts: TraceFacts, *, most: int = 2) -> Iterator[Finding]:
+        yield facts.finding(f"more than {most}", win_ns=round(facts.step_ns))
+
+    @instrument.rule("broken")
+    def broken(facts: TraceFacts) -> Iterator[Finding]:
+        yield facts.finding("before", win_ns=None)
+        raise RuntimeError("no")
+
+    @instrument.rule("abstains")
+    def abstains(facts: TraceFacts) -> Iterator[Finding]:
+        raise MissingEvidenceError("no shapes")
+        yield
+
+    found = instrument.diagnose(MadeLoop().trace(), thresholds={"always": {"most": 7}})
+    assert (found.findings[0].rule, found.findings[0].title) == ("always", "more than 7")
+    assert found.failed == {"broken": "RuntimeError('no')"}
+    assert found.abstained["abstains"] == "no shapes"
+
+
+@pytest.mark.parametrize(("name", "error"), [(1, TypeError), ("Two Words", ValueError), ("", ValueError)])
+def test_names_of_rules(name: Any, error: type[Exception]) -> None:
+    """A rule has a name in lower case with hyphens."""
+    with pytest.raises(error, match='"name" must be'):
+        instrument.rule(name)
+
+
+def test_rules_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution adds rules by an entry point; one that cannot be imported is reported."""
+    (tmp_path / "house_rules.py").write_text(
+        "import instrument\n@instrument.rule('house')\ndef house(facts):\n    '''Ours.'''\n"
+        "    yield facts.finding('ours', win_ns=None)\n"
+    )
+    about = tmp_path / "house-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: house\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{GROUP}]\nhouse = house_rules\ngone = no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = instrument.diagnose(MadeLoop().trace())
+    assert [each.title for each in found.findings] == ["ours"]
+    assert found.failed == {"gone": "ModuleNotFoundError(\"No module named 'no_such_module'\")"}
+    assert "ours" not in run(write(tmp_path / "one.json", MadeLoop()), "--ignore", "house").stdout
+    sys.modules.pop("house_rules")
+
+
+def test_a_rule_replaces_one_of_the_library() -> None:
+    """A later rule of the same name replaces the earlier one, wherever the decorator was imported first."""
+    instrument.rule("input-wait")(lambda facts: [facts.finding("ours", win_ns=None)])
+    assert "ours" in {found.title for found in instrument.diagnose(idle_loop().trace()).findings}
+
+
+def test_a_rule_that_yields_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no finding is an error of the rule, and the others go on."""
+    monkeypatch.setattr(settings, "strict", False)
+    instrument.rule("odd")(lambda facts: ["text"])
+    found = instrument.diagnose(idle_loop().trace())
+    assert found.failed["odd"].startswith('TypeError("a rule must yield findings')
+    assert found.findings[0].rule == "input-wait"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"win_ns": -1}, {"win_ns": math.nan}, {"win_ns": math.inf}, {"win_ns": 10**12}, {"win_ns": "3"},
+        {"title": 3}, {"title": ""}, {"evidence": 5}, {"evidence": ["text"]}, {"fix": "faster"},
+        {"severity": "huge"}, {"confidence": None}, {"coverage": 7.0}, {"at": "here"}, {"region": "loss"},
+        {"evidence": [Evidence("a", math.nan, "1", "A.")]}, {"site": "train.py:3"}, {"nothing": 1},
+    ],
+)  # fmt: skip
+def test_wrong_findings(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding with a wrong field fails its rule; what it yielded before counts, and the output is still JSON."""
+    monkeypatch.setattr(settings, "strict", False)
+
+    @instrument.rule("odd")
+    def odd(facts: TraceFacts) -> Iterator[Finding]:
+        yield facts.finding("good", win_ns=None)
+        yield facts.finding(**{"title": "bad", "win_ns": 5, **wrong})
+
+    found = instrument.diagnose(idle_loop().trace())
+    assert [*found.failed] == ["odd"]
+    assert {"good", "bad"} & {each.title for each in found.findings} == {"good"}
+    assert found.to_json() and found.to_markdown() and str(found)
+
+
+def test_a_rule_that_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that ends the program does not end the diagnosis."""
+    monkeypatch.setattr(settings, "strict", False)
+    instrument.rule("exits")(lambda facts: sys.exit(3))
+    assert instrument.diagnose(idle_loop().trace()).failed == {"exits": "SystemExit(3)"}
+
+
+def test_a_rule_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule cannot change what other rules read, and the trace stays the user's."""
+    monkeypatch.setattr(settings, "strict", False)
+
+    @instrument.rule("writes-gpu")
+    def writes_gpu(facts: TraceFacts) -> Iterator[Finding]:
+        facts.gpu.duration_ns[:] = 0
+        yield facts.finding("changed", win_ns=None)
+
+    @instrument.rule("writes-regions")
+    def writes_regions(facts: TraceFacts) -> Iterator[Finding]:
+        facts.trace.regions.name[:] = 0
+        yield facts.finding("changed", win_ns=None)
+
+    trace = idle_loop().trace()
+    found = instrument.diagnose(trace)
+    assert {*found.failed} == {"writes-gpu", "writes-regions"}
+    trace.gpu.duration_ns[:] += np.int64(1)
