@@ -6,11 +6,14 @@ import ast
 import csv
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from instrument.diagnosis.diagnose import diagnose
 from instrument.diagnosis.peaks import PRODUCTS, peak_of
@@ -123,8 +126,8 @@ def test_hostile_texts(text: str) -> None:
         assert operator_work(name, text, text) is None
 
 
-def test_convolutions_need_a_backward_pass() -> None:
-    """A forward convolution has operations only if a backward one shows the shape of its result."""
+def test_convolutions_without_their_other_inputs() -> None:
+    """Without them, a convolution has operations only if a backward one shows the shape of its result."""
     image, weight, result = [8, 64, 56, 56], [128, 64, 3, 3], [8, 128, 28, 28]
 
     def loop(*, backward: bool) -> MadeLoop:
@@ -142,6 +145,47 @@ def test_convolutions_need_a_backward_pass() -> None:
     assert roofline(loop(backward=False).trace()).rows == []
     found = {row.name: row.work.flops for row in roofline(loop(backward=True).trace()).rows}
     assert found == {"aten::convolution": flops, "aten::convolution_backward": 2 * flops}
+
+
+CONVOLUTIONS = {
+    "plain": (torch.nn.Conv2d(3, 8, 3), (2, 3, 16, 12)),
+    "strided": (torch.nn.Conv2d(4, 8, 5, stride=(2, 3), padding=2, dilation=2), (2, 4, 40, 41)),
+    "grouped": (torch.nn.Conv2d(8, 16, 3, groups=4, bias=False), (2, 8, 16, 16)),
+    "one dimension": (torch.nn.Conv1d(3, 8, 7, padding="same"), (2, 3, 50)),
+    "three dimensions": (torch.nn.Conv3d(2, 4, 3), (1, 2, 8, 8, 8)),
+    "transposed": (torch.nn.ConvTranspose2d(6, 4, 4, stride=2, padding=1, output_padding=1), (2, 6, 9, 7)),
+    "transposed in groups": (torch.nn.ConvTranspose1d(6, 4, 3, groups=2), (2, 6, 9)),
+}
+
+
+@pytest.mark.parametrize("needs_input", [True, False])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_recorded_convolutions(kind: str, needs_input: bool, tmp_path: Path) -> None:
+    """The operations of recorded convolutions, forward and backward, are those that torch counts."""
+    layer, shape = CONVOLUTIONS[kind]
+    image = torch.randn(shape, requires_grad=needs_input)
+    with FlopCounterMode(display=False) as counter:
+        layer(image).sum().backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as prof:
+        layer(image).sum().backward()
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    operators = read_file(tmp_path / "trace.json").operators
+    texts = zip(*(operators.text(name) for name in ("name", "shapes", "types", "scalars")), strict=True)
+    found = {text[0]: one.flops for text in texts if (one := operator_work(*text)) and one.kind == "convolution"}
+    theirs = counter.get_flop_counts()["Global"]
+    expected = {f"aten::{str(name).removeprefix('aten.')}": flops for name, flops in theirs.items()}
+    if "group" in kind:  # torch counts the gradient of the weight as if there were one group
+        expected["aten::convolution_backward"] = (1 + needs_input) * expected["aten::convolution"]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "scalars", ["[", "3", '["", "", ""]', '["", "", "", "[0]", "[1]", "[1]", "False", "[0]", "1"]']
+)
+def test_hostile_parameters(scalars: str) -> None:
+    """Parameters that no convolution has give nothing, and so do none without a result."""
+    shapes, types = "[[2, 3, 8, 8], [4, 3, 3, 3]]", '["float", "float"]'
+    assert operator_work("aten::convolution", shapes, types, scalars) is None
 
 
 def test_nothing_counts_twice() -> None:

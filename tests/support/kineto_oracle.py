@@ -59,7 +59,7 @@ def check_columns(trace: Trace, events: Sequence[Event]) -> None:
                 found = table.text(column)
             else:
                 found = table[column].tolist()
-            if column in ("shapes", "types"):
+            if column in ("shapes", "types", "scalars"):
                 found = [json.loads(text) if text else None for text in found]
             if columns[column][0] == "f8":
                 found = [None if math.isnan(value) else value for value in found]
@@ -152,6 +152,8 @@ def _row(kind: str, number: int, event: Event) -> Row:
         row["sequence"] = _integer(args, "Sequence number")
         for column, name in (("shapes", "Input Dims"), ("types", "Input type")):
             row[column] = _plain(args[name]) if isinstance(args, dict) and name in args else None
+        convolution = "convolution" in event.get("name", "") and isinstance(args, dict)
+        row["scalars"] = _plain(args.get("Concrete Inputs")) if convolution else None
     elif kind == "memory":
         names = ("Bytes", "Addr", "Device Type", "Device Id", "Total Allocated", "Total Reserved")
         columns = ("bytes", "address", "device_type", "device", "allocated_bytes", "reserved_bytes")

@@ -10,23 +10,23 @@ import numpy as np
 
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
+from .convolution import BACKWARD, FORWARD, results_of
 from .groups import ancestor_levels, inside_rows, sum_by_group
 from .peaks import Peak, peak_of
-from .work import Work, forward_convolution, operator_work, results_of_convolutions
+from .work import Work, operator_work
 
 HEAVY = frozenset(("matmul", "attention", "convolution"))
 """The kinds of operators that compute most, and whose operations count as useful."""
 
-_CONVOLUTIONS = frozenset(("aten::convolution", "aten::_convolution", "aten::cudnn_convolution"))
 _TF32 = re.compile(r"tf32|xf32|s1688gemm_(?!f16|bf16)", re.IGNORECASE)
 _KINDS = {
     "float": "fp32", "double": "fp64", "c10::half": "fp16", "half": "fp16", "c10::bfloat16": "bf16",
     "bfloat16": "bf16", "signed char": "int8",
 }  # fmt: skip
 _ENGINE = re.compile("^autograd::engine::evaluate_function")
-_FORWARD = _CONVOLUTIONS | {
-    "aten::linear", "aten::matmul", "aten::addmm", "aten::baddbmm", "aten::scaled_dot_product_attention",
-}  # fmt: skip
+_FORWARD = frozenset((
+    FORWARD, "aten::linear", "aten::matmul", "aten::addmm", "aten::baddbmm", "aten::scaled_dot_product_attention",
+))  # fmt: skip
 _PLAUSIBLE = 1.05  # of the peak: clocks above the data sheet's
 
 
@@ -103,8 +103,8 @@ def roofline(trace: Trace) -> Roofline:
     """Return the roofline of a trace: for each operator with known operations, its share of the peak.
 
     Matmuls, attention and convolutions count wherever they are called; other operators only outside of these.
-    The operations are those of `operator_work`; convolutions need a backward pass in the trace, which shows the
-    shape of their result.
+    The operations are those of `operator_work`. Convolutions need their other inputs, which torch records with the
+    shapes since 2.1, or a backward pass in the trace, which shows the shape of their result.
     """
     operators, gpu = trace.operators, trace.gpu
     names = {device.name for device in trace.devices}
@@ -182,20 +182,14 @@ def _recomputed(operators: Table) -> Array:
 def _priced(operators: Table) -> tuple[Array, list[Work], Array]:
     """Return the rows of the calls that count, the distinct works, and the index of the work of each call."""
     strings = operators.strings
-    keys = np.stack((operators.name, operators.shapes, operators.types), axis=1)
+    keys = np.stack((operators.name, operators.shapes, operators.types, operators.scalars), axis=1)
     known = np.flatnonzero(operators.shapes)
     texts, which = np.unique(keys[known], axis=0, return_inverse=True)
-    backward = [
-        strings[shapes] for name, shapes, _ in texts.tolist() if strings[name] == "aten::convolution_backward"
-    ]
-    results = results_of_convolutions(backward)
+    results = results_of(strings[shapes] for name, shapes, *_ in texts.tolist() if strings[name] == BACKWARD)
     numbers: dict[Work, int] = {}
     of_text = np.full(len(texts), -1)
-    for place, (name, shapes, types) in enumerate(texts.tolist()):
-        if strings[name] in _CONVOLUTIONS and results:
-            work = forward_convolution(strings[shapes], strings[types], results)
-        else:
-            work = operator_work(strings[name], strings[shapes], strings[types])
+    for place, (name, shapes, types, scalars) in enumerate(texts.tolist()):
+        work = operator_work(strings[name], strings[shapes], strings[types], strings[scalars], results)
         if work is not None:
             of_text[place] = numbers.setdefault(work, len(numbers))
     of_row = of_text[which.reshape(-1)]

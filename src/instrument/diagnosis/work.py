@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Literal, NamedTuple
 
+from .convolution import BACKWARD, FORWARD, Convolution, Results, backward, forward
 from .matmul import element_size, matmul_of, sizes_of
 
 Kind = Literal["matmul", "attention", "convolution", "normalization", "softmax", "element-wise"]
@@ -76,29 +77,8 @@ def _attention(dims: Dims, kinds: Sequence[str], first: int, products: int, tens
     return Work("attention", flops, moved * each if each else None, kinds[first], sizes)
 
 
-def _convolution_backward(name: str, dims: Dims, kinds: Sequence[str]) -> Work | None:
-    """Return the work of both gradients of a convolution: as much as two forward convolutions.
-
-    The gradient of the result has the shape of the result, which the inputs of a forward convolution do not show.
-    """
-    result, image, weight = (sizes_of(dims[place]) for place in range(3))
-    one = convolution(image, weight, result, kinds[1])
-    return one and one._replace(flops=2 * one.flops, bytes=one.bytes and 2 * one.bytes)
-
-
-def convolution(image: Sequence[int], weight: Sequence[int], result: Sequence[int], kind: str) -> Work | None:
-    """Return the work of a forward convolution: 2 * result * channels per group * filter size operations."""
-    if not (len(image) == len(weight) == len(result) >= 3) or image[0] != result[0]:
-        return None
-    inside = prod(weight[1:])
-    each = element_size(kind)
-    moved = (prod(image) + prod(weight) + prod(result)) * each if each else None
-    sizes = (image[0], image[1], result[1], prod(result[2:]), prod(weight[2:]))
-    return Work("convolution", 2 * prod(result) * inside, moved, kind, sizes)
-
-
-def _of_elements(kind: Kind, per_element: int, reads: int) -> Callable[[str, Dims, Sequence[str]], Work | None]:
-    def work(name: str, dims: Dims, kinds: Sequence[str]) -> Work | None:
+def _of_elements(kind: Kind, per_element: int, reads: int) -> Callable[[Dims, Sequence[str]], Work | None]:
+    def work(dims: Dims, kinds: Sequence[str]) -> Work | None:
         """Count each element of the largest input once for reading, for writing, and per further input."""
         shapes = [sizes_of(each) for each in dims[:reads] if isinstance(each, list)]
         if not shapes or not shapes[0]:
@@ -111,11 +91,10 @@ def _of_elements(kind: Kind, per_element: int, reads: int) -> Callable[[str, Dim
     return work
 
 
-_Computed = Callable[[str, Dims, Sequence[str]], "Work | None"]
+_Computed = Callable[[Dims, Sequence[str]], "Work | None"]
 _WORK: dict[str, _Computed] = {
-    **{name: lambda _, dims, kinds: _attention(dims, kinds, 0, 2, 1) for name in _FLASH},
-    **{name: lambda _, dims, kinds: _attention(dims, kinds, 1, 5, 2) for name in _FLASH_BACKWARD},
-    "aten::convolution_backward": _convolution_backward,
+    **{name: lambda dims, kinds: _attention(dims, kinds, 0, 2, 1) for name in _FLASH},
+    **{name: lambda dims, kinds: _attention(dims, kinds, 1, 5, 2) for name in _FLASH_BACKWARD},
     **{name: _of_elements("normalization", flops, 1) for name, flops in _NORMS.items()},
     "aten::_softmax": _of_elements("softmax", 5, 1),
     "aten::_log_softmax": _of_elements("softmax", 5, 1),
@@ -126,44 +105,37 @@ _WORK: dict[str, _Computed] = {
 }
 
 
-def operator_work(name: str, shapes: str, types: str) -> Work | None:
+def operator_work(
+    name: str, shapes: str, types: str, scalars: str = "", results: Results | None = None
+) -> Work | None:
     """Return what a call of an operator computes; None if it is empty, or it or its shapes are not known.
 
     Args:
         name: the operator, such as "aten::mm".
         shapes: the shapes of its inputs, as JSON.
         types: their types, as JSON.
+        scalars: the values of its other inputs, as JSON, of convolutions; empty if they are not known.
+        results: the results of convolutions that are known from backward ones.
     """
-    if (matmul := matmul_of(name, shapes, types)) is not None:
-        sizes = (matmul.batch, matmul.m, matmul.n, matmul.k)
-        work: Work | None = Work("matmul", matmul.flops, matmul.bytes, matmul.dtype, sizes)
-    elif name in _WORK:
-        try:
-            work = _WORK[name](name, json.loads(shapes), [str(kind) for kind in json.loads(types)])
-        except (ValueError, TypeError, IndexError, KeyError, OverflowError):
-            return None
-    else:
+    try:
+        work = _work(name, shapes, types, scalars, results or {})
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError):
         return None
     return work if work and all(work.sizes) else None
 
 
-def forward_convolution(shapes: str, types: str, results: dict[tuple[str, str], tuple[int, ...]]) -> Work | None:
-    """Return the work of a forward convolution whose result is known from a backward one with the same inputs."""
-    try:
-        dims, kinds = json.loads(shapes), json.loads(types)
-        result = results.get((json.dumps(dims[0]), json.dumps(dims[1])))
-        return convolution(sizes_of(dims[0]), sizes_of(dims[1]), result, str(kinds[0])) if result else None
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
+def _work(name: str, shapes: str, types: str, scalars: str, results: Results) -> Work | None:
+    if (matmul := matmul_of(name, shapes, types)) is not None:
+        sizes = (matmul.batch, matmul.m, matmul.n, matmul.k)
+        return Work("matmul", matmul.flops, matmul.bytes, matmul.dtype, sizes)
+    if name in (FORWARD, BACKWARD):
+        call = forward(shapes, scalars, results) if name == FORWARD else backward(shapes, scalars)
+        return call and _of_convolution(call, str(json.loads(types)[0]))
+    if name in _WORK:
+        return _WORK[name](json.loads(shapes), [str(kind) for kind in json.loads(types)])
+    return None
 
 
-def results_of_convolutions(backward_shapes: Sequence[str]) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Return the shape of the result by the shapes of image and weight, where all backward convolutions agree."""
-    found: dict[tuple[str, str], set[tuple[int, ...]]] = {}
-    for shapes in backward_shapes:
-        try:
-            result, image, weight = json.loads(shapes)[:3]
-            found.setdefault((json.dumps(image), json.dumps(weight)), set()).add(sizes_of(result))
-        except (ValueError, TypeError, OverflowError):
-            continue
-    return {key: results.pop() for key, results in found.items() if len(results) == 1}
+def _of_convolution(call: Convolution, kind: str) -> Work:
+    each = element_size(kind)
+    return Work("convolution", call.flops, call.elements * each if each else None, kind, call.sizes)

@@ -39,6 +39,7 @@ class _OperatorArgs(_Ids, gc=False):
     sequence: int = field(default=-1, name="Sequence number")
     shapes: Raw = field(default_factory=Raw, name="Input Dims")
     types: Raw = field(default_factory=Raw, name="Input type")
+    scalars: Raw = field(default_factory=Raw, name="Concrete Inputs")
 
 
 class _GpuArgs(_Ids, gc=False):
@@ -160,7 +161,10 @@ def _external(args: Sequence[_Ids]) -> Array:
 def _operators(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_OperatorArgs, [event.args for event in events])
     texts = {name: _texts(strings, args, name) for name in ("shapes", "types")}
-    return {"external": _external(args), "sequence": _column(args, "sequence")} | texts
+    scalars = np.zeros(len(args), np.int32)
+    rows = [row for row, event in enumerate(events) if "convolution" in event.name]
+    scalars[rows] = _texts(strings, [args[row] for row in rows], "scalars")
+    return {"external": _external(args), "sequence": _column(args, "sequence"), "scalars": scalars} | texts
 
 
 def _texts(strings: Strings, args: Sequence[Struct], name: str) -> Array:

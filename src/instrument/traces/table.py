@@ -46,7 +46,8 @@ _KERNEL = {
 
 COLUMNS: dict[str, dict[str, tuple[str, float]]] = {
     "operators": _NESTED
-    | {"external": ("i8", -1), "sequence": ("i8", -1), "shapes": ("i4", 0), "types": ("i4", 0)},
+    | {"external": ("i8", -1), "sequence": ("i8", -1), "shapes": ("i4", 0), "types": ("i4", 0)}
+    | {"scalars": ("i4", 0)},
     "regions": _NESTED
     | {"external": ("i8", -1), "domain": ("i4", 0), "category": ("i4", 0)}
     | {"color": ("i8", -1), "payload": ("i4", 0)},
@@ -78,6 +79,7 @@ TEXT = frozenset(
         "payload",
         "shapes",
         "types",
+        "scalars",
         "collective",
         "group",
         "dtype",
