@@ -6,6 +6,7 @@ from pathlib import Path
 
 from instrument.diagnosis.definitions import DEFINITIONS, WINDOWS
 from instrument.diagnosis.idle_causes import CAUSES
+from instrument.diagnosis.memory_use import CATEGORIES
 from instrument.diagnosis.verdict import PARTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -36,6 +37,9 @@ def page() -> str:
     parts.append("\n## Causes of idle time\n\nAt each moment the first that applies counts.\n\n")
     parts.append("| cause | what it means |\n|---|---|\n")
     parts += [f"| {name.replace('_', ' ')} | {text} |\n" for name, text in CAUSES.items()]
+    parts.append("\n## Categories of memory\n\nThey add up to the allocated bytes at the peak.\n\n")
+    parts.append("| category | what it is |\n|---|---|\n")
+    parts += [f"| {name.replace('_', ' ')} | {text} |\n" for name, text in CATEGORIES.items()]
     return "".join(parts)
 
 

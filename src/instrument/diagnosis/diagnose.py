@@ -217,6 +217,7 @@ def diagnosis_of(
         idle_by_cause={cause: facts.per_step(ns) for cause, ns in idle.items()},
         stretch=facts.stretch,
         goodput=goodput_of(facts),
+        memory=facts.memory_use,
         abstained=abstained,
         failed=failed,
         metrics=facts.metrics,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..findings import Finding
+from .memory_use import MemoryUse, megabytes
 from .metrics import Metrics
 from .roofline import Roofline
 from .verdict import Bound
@@ -31,6 +32,7 @@ class DiagnosisData:
         idle_by_cause: the idle time of the GPU per step by cause; see `instrument.diagnosis.idle_causes.CAUSES`.
         stretch: how many times as long a step takes in the window as outside; None if that is not known.
         goodput: the useful operations and their share of the peak; see `goodput_of`.
+        memory: what the memory of the GPU is used for; None if that is not recorded.
         abstained: the rules that lacked evidence, with what the trace lacks.
         failed: the rules that raised an error, with the error.
         metrics: all metrics of the trace.
@@ -54,6 +56,7 @@ class DiagnosisData:
     idle_by_cause: Mapping[str, int]
     stretch: float | None
     goodput: Mapping[str, Any]
+    memory: MemoryUse | None
     abstained: Mapping[str, str]
     failed: Mapping[str, str]
     metrics: Metrics = field(repr=False)
@@ -74,6 +77,18 @@ class DiagnosisData:
         said = f"; left out: {', '.join(self.ignored)}" if self.ignored else ""
         said += f"; thresholds were changed of: {', '.join(self.tuned)}" if self.tuned else ""
         return f"No rule found anything worth 1 % of {'the step' if self.has_steps else 'the window'}{said}."
+
+    @property
+    def memory_text(self) -> str:
+        """What is allocated at the peak, in a sentence; empty if it is not known."""
+        if self.memory is None:
+            return ""
+        parts = megabytes(self.memory.by_category)
+        return (
+            f"Memory at its peak: {self.memory.peak_bytes / 1e6:,.1f} MB allocated"
+            + f": {parts}" * bool(parts)
+            + "."
+        )
 
     def worth(self, share: float = 0.01) -> list[Finding]:
         """Return the findings that can win at least this share of a step, and those of unknown win."""

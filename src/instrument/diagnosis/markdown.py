@@ -28,6 +28,9 @@ def _lines(diagnosis: DiagnosisData) -> Iterator[str]:
             if ns:
                 yield f"| {name} | {duration(ns)} | {100 * ns / diagnosis.step_ns:.1f} % |"
         yield ""
+    if diagnosis.memory_text:
+        yield _escaped(diagnosis.memory_text)
+        yield ""
     worth = diagnosis.worth()
     for number, found in enumerate(worth, 1):
         yield from _finding(number, found, diagnosis.step_ns)

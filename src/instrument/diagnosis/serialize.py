@@ -10,6 +10,7 @@ from typing import Any
 from ..findings import Finding, Site
 from .diagnosis_data import DiagnosisData
 from .idle_causes import CAUSES
+from .memory_use import CATEGORIES, MemoryUse
 from .roofline import Roofline, RooflineRow
 from .rule import RULES
 from .verdict import PARTS
@@ -34,7 +35,9 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
     ``path``, ``verdict``, ``bound`` (or null), ``coverage`` (what the verdict rests on, or why it abstains),
     ``rank`` (or null), ``has_steps``, ``steps`` (1 without steps: the window counts as one), ``step_ns``,
     ``stretch`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step and ``definition``),
-    ``goodput`` (see `goodput_of`), ``abstained`` and ``failed`` (rule and reason), ``ignored`` (rules),
+    ``goodput`` (see `goodput_of`), ``memory`` (null, or ``device``, ``peak_bytes``, ``reserved_bytes`` at the peak
+    or null, and ``parts``: each category with its ``bytes`` at the peak, ``growth_bytes`` per step or null, and
+    ``definition``), ``abstained`` and ``failed`` (rule and reason), ``ignored`` (rules),
     ``thresholds`` (those that were changed, by rule), ``left_out`` (file and what it holds), ``metrics`` (each
     metric that is one number, with ``value``, ``unit``, ``definition`` and ``coverage``); ``roofline``, the
     operators with known operations, the longest on the GPU first, each with
@@ -73,12 +76,26 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "goodput": dict(diagnosis.goodput),
         "findings": [_finding(found, diagnosis.step_ns) for found in diagnosis.findings],
         "abstained": dict(diagnosis.abstained),
+        "memory": diagnosis.memory and _memory(diagnosis.memory),
         "failed": dict(diagnosis.failed),
         "ignored": list(diagnosis.ignored),
         "thresholds": {name: dict(values) for name, values in diagnosis.tuned.items()},
         "left_out": dict(diagnosis.left_out),
         "roofline": [_operator(row, diagnosis.roofline) for row in diagnosis.roofline.rows[:_OPERATORS]],
         "metrics": dict(_metrics(diagnosis)),
+    }
+
+
+def _memory(use: MemoryUse) -> dict[str, Any]:
+    growth = use.growth_bytes
+    return {
+        "device": use.device,
+        "peak_bytes": use.peak_bytes,
+        "reserved_bytes": use.reserved_bytes,
+        "parts": {
+            name: {"bytes": size, "growth_bytes": growth and growth[name], "definition": CATEGORIES[name]}
+            for name, size in use.by_category.items()
+        },
     }
 
 

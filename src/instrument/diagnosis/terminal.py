@@ -50,6 +50,7 @@ def render(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
         yield from (Text(line, style="dim") for line in _wrapped(f"{said}: {diagnosis.coverage}.", width))
     if mfu := _mfu(diagnosis):
         yield from map(Text, _wrapped(mfu, width))
+    yield from map(Text, _wrapped(diagnosis.memory_text, width))
     yield Text("")
     worth = diagnosis.worth()
     for number, found in enumerate(worth, 1):

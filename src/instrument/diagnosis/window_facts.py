@@ -26,11 +26,13 @@ from ..traces.trace import Trace
 from .activity import Activity, activity
 from .idle_causes import IdleCauses, idle_causes
 from .job import Job
+from .memory_use import MemoryUse, memory_use
 from .metrics import Metrics, metrics_of
 from .peaks import Peak, peak_of
 from .roofline import Roofline, roofline
 
 _BUSY = 0.9  # share of the step from which the GPU sets its length
+_CPU = 0  # torch's number of this type of device
 _LAUNCH = re.compile("LaunchKernel")
 
 
@@ -176,6 +178,16 @@ class WindowFacts:
     def roofline(self) -> Roofline:
         """The operators with their FLOPs, bytes and shares of the peak, for the work in the window."""
         return roofline(replace(self.trace, gpu=self.gpu))
+
+    @cached_property
+    def memory_events(self) -> Table:
+        """The allocations and frees on GPUs."""
+        return self.trace.memory.where(self.trace.memory.device_type != _CPU)
+
+    @cached_property
+    def memory_use(self) -> MemoryUse | None:
+        """What the memory of the GPU is used for; None if that is not recorded."""
+        return memory_use(self.trace, self.memory_events)
 
     @cached_property
     def blocked(self) -> Intervals:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from ...findings import Evidence, Finding, Fix
 from ...traces.table import Table
+from ..memory_use import megabytes
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
 
-_CPU = 0
 _MEGABYTES, _GIGABYTES = 1e6, 1e9
 
 
 def _on_gpu(facts: TraceFacts) -> Table:
     """Return the allocations and frees on GPUs; abstain if none are recorded."""
-    memory = facts.trace.memory
-    rows = memory.where((memory.device_type != _CPU) & (memory.allocated_bytes >= 0))
+    rows = facts.memory_events.where(facts.memory_events.allocated_bytes >= 0)
     if not rows:
         raise MissingEvidenceError("the trace has no memory events: record with profile_memory=True")
     return rows
+
+
+def _listed(name: str, parts: Mapping[str, int] | None, definition: str) -> Iterator[Evidence]:
+    """Yield the categories of memory, the largest first, as evidence in words."""
+    if parts and (text := megabytes(parts)):
+        yield Evidence(name, text, "", definition)
 
 
 @rule("memory-growth")
@@ -42,7 +47,7 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
     grown = int(allocated[-1] - allocated[0])
     if (np.diff(allocated) <= 0).any() or grown < share * max(int(allocated[0]), 1):
         return
-    per_step = grown / (len(ends) - 1)
+    per_step, use = grown / (len(ends) - 1), facts.memory_use
     yield facts.finding(
         f"Memory grows by {per_step / _MEGABYTES:.1f} MB per step",
         win_ns=None,
@@ -50,6 +55,7 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
         evidence=(
             Evidence("bytes_per_step", round(per_step), "bytes", "Growth of the allocated bytes per step."),
             Evidence("allocated", int(allocated[-1]), "bytes", "Allocated at the end of the last step."),
+            *_listed("growing", use.growth_bytes if use else None, "What grows, per step."),
         ),
         fix=Fix("Do not keep tensors with their graphs.", "losses.append(loss)", "losses.append(loss.detach())"),
     )
@@ -102,6 +108,7 @@ def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Fin
     peak = int(np.maximum(rows.allocated_bytes, rows.reserved_bytes).max())
     if peak < share * size:
         return
+    use = facts.memory_use
     yield facts.finding(
         f"Memory is nearly full: {peak / _GIGABYTES:.1f} of {size / _GIGABYTES:.1f} GB",
         win_ns=None,
@@ -109,6 +116,7 @@ def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Fin
         evidence=(
             Evidence("peak", peak, "bytes", "The larger of allocated and reserved bytes, at its highest."),
             Evidence("memory", size, "bytes", "Memory of the GPU."),
+            *_listed("used", use.by_category if use else None, "What is allocated at the peak."),
         ),
         fix=Fix(
             "Recompute activations in the backward pass, or split the batch.",
