@@ -134,7 +134,7 @@ def test_executors(tmp_path: Path, executor: type[Executor] | None) -> None:
 def test_the_straggler_of_a_real_job() -> None:
     """Of eight ranks of DLRM, rank 7 is last at five of eight collectives, and is the one to look at."""
     pattern = str(shared("param_dlrm_8rank_r0.json.gz")).replace("_r0.", "_r*.")
-    traces = read_ranks(pattern, slim_reader("auto"))
+    traces = read_ranks(pattern, slim_reader("auto", None))
     found = arrivals(traces)
     assert (found.latest, found.ranks[7].last, found.collectives) == (7, 5, 8)
     diagnosis = instrument.diagnose(pattern)

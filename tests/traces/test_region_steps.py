@@ -67,6 +67,27 @@ def test_wrong_pattern(pattern: str, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+def test_ranks_from_python(tmp_path: Path) -> None:
+    """The ranks of a job are read with steps from regions, and diagnosed with them; a pattern may not fit."""
+    for rank, length in enumerate((40, 60)):
+        names = [f"epoch {number}" for number in range(length // 10)]
+        events = [
+            {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": 20 * place, "dur": 10}
+            for place, name in enumerate(names)
+        ]
+        text = json.dumps({"schemaVersion": 1, "traceEvents": events, "distributedInfo": {"rank": rank}})
+        (tmp_path / f"rank{rank}.json").write_text(text)
+    traces = instrument.read_traces(tmp_path, steps_from="^epoch")
+    assert {rank: len(trace.steps) for rank, trace in traces.items()} == {0: 4, 1: 6}
+    assert not any(len(trace.steps) for trace in instrument.read_traces(tmp_path).values())
+    found = instrument.diagnose(tmp_path, steps_from="^epoch")
+    assert (found.rank, found.steps) == (1, 6)
+    with pytest.raises(ValueError, match='"steps_from" must match the name of a region'):
+        instrument.read_traces(tmp_path, steps_from="evaluate")
+    with pytest.raises(instrument.TraceError, match='"steps_from" must match the name of a region'):
+        instrument.diagnose(tmp_path, steps_from="evaluate")
+
+
 @pytest.mark.parametrize("work", [True, False])
 def test_region_that_repeats(work: bool) -> None:
     """The one outermost region that repeats is the step, also if its names are numbered."""

@@ -20,7 +20,7 @@ from ..traces.add_lanes import add_gpu_lanes, check_out, check_source
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.ranks import TraceSet
 from ..traces.read import read_any, read_file
-from ..traces.region_steps import steps_found, steps_from_regions
+from ..traces.region_steps import with_steps
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..units import counted
@@ -92,7 +92,7 @@ def summarize(
             print_message(describe(error))
             failed = True
             continue
-        trace = _with_steps(read, steps_from)
+        trace = _stepped(read, steps_from)
         if lanes is not None and isinstance(trace, Trace):
             _add(trace, lanes)
         if isinstance(trace, TraceSet) and rank is not None and rank not in trace:
@@ -114,17 +114,14 @@ def summarize(
         raise typer.Exit(1)
 
 
-def _with_steps(trace: Trace | TraceSet, pattern: str | None) -> Trace | TraceSet:
+def _stepped(trace: Trace | TraceSet, pattern: str | None) -> Trace | TraceSet:
     """Return the traces with steps from the regions with such names or, without a pattern, from what repeats."""
-    if isinstance(trace, TraceSet):
-        traces = {rank: _stepped(one, pattern) for rank, one in trace.items()}
-        return TraceSet(traces, failed=trace.failed, left_out=trace.left_out, guessed=trace.guessed)
-    return _stepped(trace, pattern)
+    return trace.map(lambda one: _of_one(one, pattern)) if isinstance(trace, TraceSet) else _of_one(trace, pattern)
 
 
-def _stepped(trace: Trace, pattern: str | None) -> Trace:
+def _of_one(trace: Trace, pattern: str | None) -> Trace:
     try:
-        return steps_found(trace) if pattern is None else steps_from_regions(trace, pattern)
+        return with_steps(trace, pattern)
     except ValueError as error:
         raise _refused(str(error).removeprefix('"steps_from" '), "--steps-from") from None
 
@@ -227,7 +224,7 @@ def _read(run: Recorded, held: Trace, steps_from: str | None, unread: list[Path]
     """
     for file, entry in run.windows:
         try:
-            trace = held if file == held.path else _stepped(read_file(file), steps_from)
+            trace = held if file == held.path else _of_one(read_file(file), steps_from)
             yield trace, Timing.from_manifest(entry)
         except (TraceError, OSError) as error:
             print_message(describe(error))

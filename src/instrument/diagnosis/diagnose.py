@@ -16,7 +16,7 @@ from ..traces.communication import Collectives, compile_collectives
 from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
 from ..traces.ranks import TraceSet
 from ..traces.read import check_ranks_path, read_file
-from ..traces.region_steps import steps_found, steps_from_regions
+from ..traces.region_steps import with_steps
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..traces.trace_files import find_trace_files
@@ -117,11 +117,10 @@ def diagnose(
     broken = {name: repr(error) for name, error in load_rules()}
     rules = chosen_rules(ignore, thresholds)
     pattern = compile_collectives(collectives)
-    recorded, job = _chosen(trace, rank, pattern, executor)
+    recorded, job = _chosen(trace, rank, pattern, executor, steps_from)
     timing = Timing.from_manifest(entry_of(recorded.path))
     log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
-    stepped = steps_found(recorded) if steps_from is None else steps_from_regions(recorded, steps_from)
-    facts = TraceFacts(stepped, pattern, timing, job, log)
+    facts = TraceFacts(with_steps(recorded, steps_from), pattern, timing, job, log)
     found = diagnosis_of(facts, rules, thresholds)
     left_out = {str(path): reason for path, reason in job.left_out.items()} if job else {}
     return replace(
@@ -157,6 +156,7 @@ def _chosen(
     rank: int | None,
     collectives: Collectives,
     executor: Executor | None,
+    steps_from: str | None,
 ) -> tuple[Trace, Job | None]:
     """Return the trace to diagnose and, of several ranks, their job."""
     if isinstance(trace, (str, os.PathLike)):
@@ -170,7 +170,7 @@ def _chosen(
         return trace, None
     if not isinstance(trace, (TraceSet, str)):
         raise TypeError(f'"trace" must be a trace, a set of traces, or a path: {trace!r:.200}')
-    job = job_of(trace, collectives, executor)
+    job = job_of(trace, collectives, executor, steps_from)
     return job.trace(job.focus if rank is None else rank), job
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet, read_ranks
 from ..traces.read import read_file
+from ..traces.region_steps import with_steps
 from ..traces.slim import SlimTrace, slim, slim_reader
 from ..traces.trace import Trace
 from .arrivals import Arrivals, arrivals
@@ -66,7 +67,10 @@ class Job:
 
 
 def job_of(
-    traces: TraceSet | str | os.PathLike[str], collectives: Collectives, executor: Executor | None = None
+    traces: TraceSet | str | os.PathLike[str],
+    collectives: Collectives,
+    executor: Executor | None = None,
+    steps_from: str | None = None,
 ) -> Job:
     """Return the job of these traces; those of a folder or pattern are read one after the other, and forgotten.
 
@@ -74,13 +78,14 @@ def job_of(
         traces: the traces, or their folder or pattern.
         collectives: which kernels communicate.
         executor: reads the files; by default processes of this machine.
+        steps_from: which regions are the steps; None takes those that are marked or found.
 
     Raises:
         TraceError, OSError: as `read_traces`.
     """
     if isinstance(traces, TraceSet):
-        ranks = {rank: slim(trace, collectives) for rank, trace in traces.items()}
+        ranks = {rank: slim(with_steps(trace, steps_from), collectives) for rank, trace in traces.items()}
         return Job(ranks, traces.world_size, tuple(traces.missing), traces.failed, traces.left_out, dict(traces))
-    found = read_ranks(traces, slim_reader(collectives), executor)
+    found = read_ranks(traces, slim_reader(collectives, steps_from), executor)
     kept = {rank: trace for rank, trace in found.items() if isinstance(trace, SlimTrace)}
     return Job(kept, found.world_size, tuple(found.missing), found.failed, found.left_out, {})

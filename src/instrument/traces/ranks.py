@@ -99,6 +99,11 @@ class TraceSet(Mapping[int, Trace]):
         starts: Array = getattr(self[rank], kind).start_ns + self.clocks[rank].offset_ns
         return starts
 
+    def map(self, change: Callable[[Trace], Trace]) -> TraceSet:
+        """Return a set of what ``change`` returns for each trace."""
+        traces = {rank: change(trace) for rank, trace in self.items()}
+        return TraceSet(traces, failed=self.failed, left_out=self.left_out, guessed=self.guessed)
+
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_")]
 

@@ -67,7 +67,10 @@ def read_trace(path: str | os.PathLike[str], *, steps_from: str | None = None) -
 
 
 def read_traces(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, executor: Executor | None = None
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    steps_from: str | None = None,
+    executor: Executor | None = None,
 ) -> TraceSet:
     """Read the traces of the ranks of one job.
 
@@ -76,9 +79,11 @@ def read_traces(
 
     Args:
         paths: a folder, a pattern such as ``"runs/*.json.gz"``, or several files. `read_trace` reads one file.
+        steps_from: as in `read_trace`, for each rank.
         executor: reads the files; by default processes of this machine, one for each core.
 
     Raises:
+        ValueError: ``steps_from`` is not a regular expression, or a rank has no region with such a name.
         TypeError: ``paths`` is neither a path nor an iterable of paths.
         TraceError: ``paths`` is one file; or no file matches, or none of the files can be read.
         FileNotFoundError: the folder does not exist.
@@ -87,7 +92,8 @@ def read_traces(
         raise TypeError(f'"paths" must be a folder, a pattern or several paths: {paths!r:.200}')
     if isinstance(paths, (str, os.PathLike)) and _is_file(paths):
         raise TraceError(Path(paths), "this is one file; read_trace reads it")
-    return _read_ranks(paths, executor)
+    traces = _read_ranks(paths, executor)
+    return traces if steps_from is None else traces.map(lambda trace: steps_from_regions(trace, steps_from))
 
 
 def read_any(path: str | os.PathLike[str]) -> Trace | TraceSet:

@@ -46,6 +46,11 @@ def steps_from_regions(trace: Trace, steps_from: str) -> Trace:
     return _with_steps(trace, np.flatnonzero(chosen & ~_inside(trace.regions, chosen)))
 
 
+def with_steps(trace: Trace, steps_from: str | None) -> Trace:
+    """Return what `steps_from_regions` returns or, if ``steps_from`` is None, what `steps_found` does."""
+    return steps_found(trace) if steps_from is None else steps_from_regions(trace, steps_from)
+
+
 def steps_found(trace: Trace) -> Trace:
     """Return a copy of a trace without steps whose steps are the calls of its one outermost region that repeats.
 

@@ -12,6 +12,7 @@ from .align import collective_kernels
 from .communication import Collectives, communication_mask
 from .intervals import clip, merge_overlaps, total_ns
 from .read import read_file
+from .region_steps import with_steps
 from .table import COLUMNS, KERNEL, TEXT, Array, Strings, Table, table
 from .trace import Trace
 
@@ -29,14 +30,14 @@ class SlimTrace(Trace):
     compute_ns: int = 0
 
 
-def read_slim(path: Path, collectives: Collectives = "auto") -> SlimTrace:
-    """Read one file, and keep its steps and collectives; errors as those of `read_file`."""
-    return slim(read_file(path), collectives)
+def read_slim(path: Path, collectives: Collectives = "auto", steps_from: str | None = None) -> SlimTrace:
+    """Read one file, and keep its steps (see `with_steps`) and collectives; errors as those of `read_trace`."""
+    return slim(with_steps(read_file(path), steps_from), collectives)
 
 
-def slim_reader(collectives: Collectives) -> partial[SlimTrace]:
+def slim_reader(collectives: Collectives, steps_from: str | None) -> partial[SlimTrace]:
     """Return a function that reads a file, and that other processes can import."""
-    return partial(read_slim, collectives=collectives)
+    return partial(read_slim, collectives=collectives, steps_from=steps_from)
 
 
 def slim(trace: Trace, collectives: Collectives = "auto") -> SlimTrace:
