@@ -441,6 +441,14 @@ def _() -> MadeLoop:
     return loop
 
 
+@shows("low-utilization")
+def _() -> MadeLoop:
+    loop = MadeLoop(busy=False)
+    for start in each_step():
+        loop.work(GEMM, start + 400, start + 401, start + 999)
+    return loop
+
+
 def named(diagnosis: Diagnosis) -> dict[str, Finding]:
     """Return the first finding of each rule."""
     return {found.rule: found for found in reversed(diagnosis.findings)}

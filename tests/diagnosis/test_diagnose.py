@@ -177,6 +177,47 @@ def test_json() -> None:
     assert row["flops_per_byte"] < row["ridge_flops_per_byte"]
 
 
+def test_longest_idle_gaps() -> None:
+    """The longest gaps have their cause, and the place and name of the work that ends them."""
+    loop = idle_loop().region("loss", 1490, 1510)
+    found = instrument.diagnose(loop.trace())
+    gap, *others = found.idle_gaps
+    assert [(each.duration_ns, each.cause) for each in (gap, *others)] == [(501_000, "input")] * 3
+    middle = next(each for each in found.idle_gaps if each.start_ns == 1_000_000)
+    assert (middle.where.region, middle.where.step) == (("loss",), 1)
+    assert middle.where.kernel.startswith("gemm sm90 bf16")
+    assert "501 us at 1.00 ms: input, before loss, gemm sm90" in " ".join(str(found).split())
+    data = json.loads(found.to_json())
+    assert data["idle_gaps"][0]["where"]["kernel"] == gap.where.kernel
+    assert data["regions"][0]["name"].startswith("enumerate(DataLoader)")
+    assert all(each.duration_ns == 1000 for each in instrument.diagnose(MadeLoop().trace()).idle_gaps)
+
+
+def test_every_number_of_the_json_is_defined() -> None:
+    """A number is beside its definition, or its key is among the definitions."""
+    loop = idle_loop().operator("aten::mm", 501, 590, [[512, 512]] * 2, ["c10::BFloat16"] * 2)
+    loop.rows["memory"] += MadeLoop().memory(10, 10, 10).rows["memory"]
+    loop.rows["memory"][0]["address"] = 1
+    data = json.loads(instrument.diagnose(loop.trace()).to_json())
+    lacking = set[str]()
+
+    def visit(value: Any, path: tuple[str, ...]) -> None:
+        if isinstance(value, dict) and "definition" in value:
+            return
+        for key, part in value.items() if isinstance(value, dict) else ((None, each) for each in value):
+            inner = path if key is None else (*path, key)
+            if isinstance(part, (dict, list)):
+                visit(part, inner)
+            elif isinstance(part, (int, float)) and not isinstance(part, bool):
+                lacking.add(".".join(inner))
+
+    visit({key: part for key, part in data.items() if key != "definitions"}, ())
+    places = {"version", "rank", "steps", "memory.device", "findings.where.step", "findings.where.rank"}
+    places |= {"idle_gaps.where.step", "idle_gaps.where.rank", "roofline.sizes", "memory.parts.bytes"}
+    assert lacking - places <= {*data["definitions"]}
+    assert {name for name in data["definitions"] if "." not in name} <= {*data}
+
+
 def test_markdown() -> None:
     """The Markdown has the verdict, a table of parts, and each finding with its fix as a diff."""
     text = instrument.diagnose(idle_loop().trace()).to_markdown()

@@ -11,7 +11,7 @@ from instrument.diagnosis.diagnose import diagnose
 from instrument.diagnosis.rule import RULES
 from instrument.traces.trace import Device
 
-from .made_loops import MadeLoop
+from .made_loops import GEMM, MadeLoop
 from .shown import SHOWN, compiled, each_step, named
 
 IDLE = ("input", "synchronization", "overhead", "latency", "other")
@@ -42,7 +42,8 @@ def test_rule_fires(rule: str) -> None:
     assert finding.title
     assert finding.evidence
     assert all(
-        each.definition and each.unit in ("ns", "1", "%", "bytes", "events", "") for each in finding.evidence
+        each.definition and each.unit in ("ns", "1", "%", "bytes", "bytes/s", "events", "")
+        for each in finding.evidence
     )
     assert len({each.name for each in finding.evidence}) == len(finding.evidence)
     assert finding.win_ns is None or 0 <= finding.win_ns <= diagnosis.step_ns
@@ -74,6 +75,30 @@ def test_time_to_win(rule: str, win_us: float) -> None:
     win_ns = named(diagnose(SHOWN[rule]().trace()))[rule].win_ns
     assert win_ns is not None
     assert win_ns / 1000 == pytest.approx(win_us, rel=0.01)
+
+
+def test_phases_of_a_compilation() -> None:
+    """The finding on compilation names the longest phases."""
+    loop = SHOWN["compilation"]().region("inductor_codegen (dynamo_timed)", 10, 200)
+    values = {each.name: each.value for each in named(diagnose(loop.trace()))["compilation"].evidence}
+    assert values["phases"] == "_compile.compile_inner 900 us, inductor_codegen 190 us"
+
+
+def test_bandwidth_of_a_collective() -> None:
+    """Exposed communication says how fast the longest collective is."""
+    loop = MadeLoop(busy=False)
+    for start in each_step():
+        loop.work(GEMM, start, start + 1, start + 500)
+        columns = {
+            "elements_in": 1_000_000,
+            "elements_out": 1_000_000,
+            "dtype": "Float",
+            "collective": "allreduce",
+        }
+        loop.work("ncclDevKernel_AllReduce_Sum_f32", start + 2, start + 500, start + 900, stream=20, **columns)
+    found = named(diagnose(loop.trace()))["exposed-communication"]
+    values = {each.name: each.value for each in found.evidence}
+    assert values["bandwidth"] == pytest.approx(4_000_000 / 400e-6)
 
 
 def test_functions_compiled_side_by_side() -> None:

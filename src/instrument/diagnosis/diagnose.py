@@ -24,6 +24,7 @@ from . import markdown, serialize, terminal
 from .apply_rules import apply_rules
 from .diagnosis_data import DiagnosisData
 from .goodput import goodput_of
+from .idle_gaps import longest_gaps
 from .job import Job, job_of
 from .rule import RULES, Rule, load_rules, rule
 from .rules import (
@@ -223,6 +224,7 @@ def diagnosis_of(
         metrics=facts.metrics,
         roofline=facts.roofline,
         regions=_regions(facts),
+        idle_gaps=longest_gaps(facts) if facts.gpu else (),
     )
 
 

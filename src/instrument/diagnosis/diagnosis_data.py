@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..findings import Finding
+from .idle_gaps import IdleGap
 from .memory_use import MemoryUse, megabytes
 from .metrics import Metrics
 from .roofline import Roofline
@@ -37,6 +38,7 @@ class DiagnosisData:
         failed: the rules that raised an error, with the error.
         metrics: all metrics of the trace.
         roofline: the operators with their operations, bytes and shares of the peak.
+        idle_gaps: the longest times during which no GPU works, each with its cause and place.
         ignored: the rules that were left out.
         tuned: the thresholds that were changed, by rule.
         left_out: the files of a folder that were not read, each with what it holds.
@@ -62,6 +64,7 @@ class DiagnosisData:
     metrics: Metrics = field(repr=False)
     roofline: Roofline = field(repr=False)
     regions: tuple[tuple[str, int, int], ...] = ()
+    idle_gaps: tuple[IdleGap, ...] = ()
     ignored: tuple[str, ...] = ()
     tuned: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)

@@ -75,6 +75,8 @@ def value_of(evidence: Evidence) -> str:
         return duration(value)
     if evidence.unit == "1":
         return f"{value:.2f}"
+    if evidence.unit == "bytes/s":
+        return f"{value / 1e9:,.1f} GB/s"
     if evidence.unit == "bytes":
         return f"{value / 1e6:,.1f} MB"
     return f"{count(value)} {evidence.unit}".removesuffix(" events")

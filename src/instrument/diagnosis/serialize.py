@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ..findings import Finding, Site
+from ..findings import Finding, Where
 from .diagnosis_data import DiagnosisData
 from .idle_causes import CAUSES
 from .memory_use import CATEGORIES, MemoryUse
@@ -16,6 +16,39 @@ from .rule import RULES
 from .verdict import PARTS
 
 VERSION = 1
+
+DEFINITIONS = {
+    "step_ns": "Mean time of a step in ns, from the start of the first to the end of the last one's GPU work.",
+    "stretch": "Median step in the window / median step outside; null if the run has no manifest.",
+    "goodput.flops": "Floating-point operations of matmuls, attention and convolutions per step.",
+    "goodput.recomputed_flops": "Those of them that the backward pass computes again, per step.",
+    "goodput.mfu": "Time of flops without the recomputed ones at the peak of the GPUs / time of the step.",
+    "goodput.hfu": "Time of flops at the peak of the GPUs / time of the step.",
+    "goodput.coverage": "Share of the time of kernels whose operations are known.",
+    "goodput.unknown": "Why mfu is null, or implausible.",
+    "memory.peak_bytes": "Bytes that torch's allocator had allocated at the peak.",
+    "memory.reserved_bytes": "Bytes that it had reserved then.",
+    "memory.parts.bytes": "Allocated bytes of this category at the peak.",
+    "memory.parts.growth_bytes": "Growth per step, from the end of the first step to that of the last.",
+    "idle_gaps.start_ns": "Start of the gap in ns, from the start of the window.",
+    "idle_gaps.duration_ns": "Length of the gap in ns.",
+    "idle_gaps.cause": "The cause of idle_by_cause that holds for most of the gap.",
+    "regions.cpu_ns": "Time of the outermost region on the thread of the loop, in ns per step.",
+    "regions.gpu_ns": "Durations of the GPU work that it launched, in ns per step.",
+    "findings.win_ns": "The most time in ns per step that removing the cause can win.",
+    "findings.win_share": "win_ns / step_ns.",
+    "findings.coverage": "Share of the GPU time or calls for which the trace has what the rule needs.",
+    "roofline.calls": "Calls of the operator with these sizes in the window that launched kernels.",
+    "roofline.gpu_ns": "Sum of the durations of these kernels in ns.",
+    "roofline.flops": "Floating-point operations of one call; a multiplication and an addition are two.",
+    "roofline.bytes": "Bytes of each input and of the result of one call, once.",
+    "roofline.flops_per_byte": "flops / bytes.",
+    "roofline.ridge_flops_per_byte": "Peak operations / peak bytes per second of the GPU for this type.",
+    "roofline.share_of_peak": "Operations or bytes per second, whichever side limits, / the peak of that side.",
+    "roofline.implausible": "Whether the share is above 1.05, so that shapes or peak cannot be right.",
+}
+"""The definitions of the numbers that do not carry their own, by key."""
+
 _OPERATORS = 50
 
 
@@ -49,7 +82,9 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
     - ``share_of_peak`` (operations or bytes per second / the peak of that side, or null), ``implausible`` (whether
       that is more than the GPU can do);
 
-    and ``findings``, those with the most time to win first, each with
+    ``idle_gaps``, the longest, each with ``start_ns``, ``duration_ns``, ``cause`` and ``where``; ``regions``, the
+    outermost, each with ``name``, ``cpu_ns`` and ``gpu_ns``; ``definitions`` (by key, of the numbers that do not
+    carry their own); and ``findings``, those with the most time to win first, each with
 
     - ``rule``, ``severity``, ``confidence`` ("high", "medium", "low"), ``title``, ``meaning`` (of the rule);
     - ``where``: ``region`` (names, outermost first), ``module``, ``operator``, ``kernel``, ``step``, ``rank``,
@@ -75,6 +110,16 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         },
         "goodput": dict(diagnosis.goodput),
         "findings": [_finding(found, diagnosis.step_ns) for found in diagnosis.findings],
+        "idle_gaps": [
+            {
+                "start_ns": gap.start_ns,
+                "duration_ns": gap.duration_ns,
+                "cause": gap.cause,
+                "where": _where(gap.where),
+            }
+            for gap in diagnosis.idle_gaps
+        ],
+        "regions": [{"name": name, "cpu_ns": cpu, "gpu_ns": gpu} for name, cpu, gpu in diagnosis.regions],
         "abstained": dict(diagnosis.abstained),
         "memory": diagnosis.memory and _memory(diagnosis.memory),
         "failed": dict(diagnosis.failed),
@@ -83,6 +128,7 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "left_out": dict(diagnosis.left_out),
         "roofline": [_operator(row, diagnosis.roofline) for row in diagnosis.roofline.rows[:_OPERATORS]],
         "metrics": dict(_metrics(diagnosis)),
+        "definitions": DEFINITIONS,
     }
 
 
@@ -107,7 +153,7 @@ def _finding(found: Finding, step_ns: float) -> dict[str, Any]:
         "confidence": found.confidence,
         "title": found.title,
         "meaning": (rule.function.__doc__ or "").partition("\n")[0] if rule else "",
-        "where": found.where._asdict() | {"site": _site(found.where.site)},
+        "where": _where(found.where),
         "win_ns": found.win_ns,
         "win_share": None if found.win_ns is None or not step_ns else found.win_ns / step_ns,
         "evidence": [each._asdict() for each in found.evidence],
@@ -116,8 +162,10 @@ def _finding(found: Finding, step_ns: float) -> dict[str, Any]:
     }
 
 
-def _site(site: Site | None) -> dict[str, Any] | None:
-    return None if site is None else {"file": site.file, "line": site.line, "function": site.function}
+def _where(where: Where) -> dict[str, Any]:
+    site = where.site
+    known = None if site is None else {"file": site.file, "line": site.line, "function": site.function}
+    return where._asdict() | {"site": known}
 
 
 def _operator(row: RooflineRow, line: Roofline) -> dict[str, Any]:

@@ -24,7 +24,8 @@ _LETTERS = {
 }  # fmt: skip
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _COLOURS = {"high": "red", "medium": "yellow", "low": "cyan"}
-_REGIONS, _EVIDENCE = 5, 4
+_REGIONS, _EVIDENCE, _GAPS = 5, 4, 3
+_GAP = 0.05  # of the step, that are worth showing
 
 
 def as_text(diagnosis: DiagnosisData) -> str:
@@ -61,6 +62,7 @@ def render(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     if hidden := len(diagnosis.findings) - len(worth):
         yield Text(f"{counted(hidden, 'finding')} worth less than 1 %: see --json.", style="dim")
     yield from _regions(diagnosis, width)
+    yield from _gaps(diagnosis, width)
     if diagnosis.abstained:
         text = f"{counted(len(diagnosis.abstained), 'rule')} abstained for lack of evidence: see --json."
         yield Text(text, style="dim")
@@ -144,6 +146,20 @@ def _regions(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
         cut = cut if len(cut) < room else cut[: room - 4] + "..."
         yield Text(f"{cut:<{room}}{duration(cpu_ns):>11}{duration(gpu_ns):>11}")
     yield Text("")
+
+
+def _gaps(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
+    from rich.text import Text
+
+    shown = [gap for gap in diagnosis.idle_gaps if gap.duration_ns >= _GAP * diagnosis.step_ns][:_GAPS]
+    if shown:
+        yield Text("Longest times during which no GPU works", style="bold")
+    for gap in shown:
+        place = f", before {gap.where}" if str(gap.where) else ""
+        text = f"   {duration(gap.duration_ns)} at {duration(gap.start_ns)}: {gap.cause.replace('_', ' ')}{place}"
+        yield from map(Text, _wrapped(text, width, "      "))
+    if shown:
+        yield Text("")
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:

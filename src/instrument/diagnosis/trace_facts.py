@@ -158,6 +158,14 @@ class TraceFacts(WindowFacts):
         """Return the thread and the time of an operator, for ``at``."""
         return int(self.trace.operators.thread[row]), int(self.trace.operators.start_ns[row])
 
+    def places_of(self, launches: Array) -> list[Where]:
+        """Return the region, module, operator and line of each of these calls of the runtime; -1 is none."""
+        runtime = self.trace.runtime
+        threads, times = (np.append(column, -1)[launches] for column in (runtime.thread, runtime.start_ns))
+        contexts = TraceContext(self.trace, threads, times)
+        found = [contexts.context(row) for row in range(len(launches))]
+        return [Where(each.region, each.module, each.op or "", site=each.site) for each in found]
+
     def located(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return the findings with the regions, modules and lines that are known at their places."""
         findings = list(findings)

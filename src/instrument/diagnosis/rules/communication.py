@@ -57,10 +57,21 @@ def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator
             Evidence("exposed_comm_ns", win, "ns", "Time of communication outside compute, per step."),
             Evidence("comm_ns", facts.per_step(total), "ns", "Time of communication per step."),
             Evidence("overlapped", 1 - _exposed_ns(facts) / max(total, 1), "1", "Share that overlaps."),
+            *_bandwidth(facts),
         ),
         fix=_fix(facts, longest),
         at=facts.place_of(gpu.where(rows[np.argsort(-alone)[:1]])),
     )
+
+
+def _bandwidth(facts: TraceFacts) -> Iterator[Evidence]:
+    """Yield the bandwidth of the collective that takes the most time, if its size is known."""
+    for row in facts.metrics["collective_table"][:1]:
+        rate, about = row["bus_bytes_per_s"], "Bus bandwidth of nccl-tests"
+        if rate is None:
+            rate, about = row["bytes_per_s"], "Bytes per second"
+        if rate is not None:
+            yield Evidence("bandwidth", rate, "bytes/s", f"{about} of the longest collective, {row['name']:.60}.")
 
 
 def _fix(facts: TraceFacts, row: int) -> Fix:

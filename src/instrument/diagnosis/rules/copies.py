@@ -133,7 +133,7 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
             Evidence("copies_per_step", len(copies) / facts.steps, "events", "Memcpys within a GPU per step."),
             Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "CPU time per step of the operators that copy."),
             Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Their time on the GPU per step."),
-            Evidence("exposed_ns", gpu_win, "ns", "Its part during which nothing computes."),
+            Evidence("gpu_win_ns", gpu_win, "ns", "What can be won of it, where the GPU sets the pace."),
         ),
         fix=Fix(
             "Let gradients be views of the buckets, and do not broadcast buffers if they need not agree.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ...findings import Evidence, Finding, Fix
 from ...traces.intervals import merge_overlaps, total_ns
 from ...units import count, counted, duration
-from ..idle_causes import ALLOCATION, CAUSES, COLLECTION, INPUT, LOADING, named_ranges, slow_calls
+from ..idle_causes import ALLOCATION, CAUSES, COLLECTION, COMPILATION, INPUT, LOADING, named_ranges, slow_calls
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
 
@@ -233,6 +234,11 @@ def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     Needs the phases that torch records while it compiles.
     """
     facts.require_gpu()
+    phases: Counter[str] = Counter()
+    for events in named_ranges(facts.trace, COMPILATION):
+        for name, took_ns in zip(events.text("name"), events.duration_ns.tolist(), strict=True):
+            phases[name.removesuffix(" (dynamo_timed)")] += took_ns
+    longest = ", ".join(f"{name} {duration(took_ns)}" for name, took_ns in phases.most_common(4))
     yield from _of_cause(
         facts,
         "compilation",
@@ -244,6 +250,7 @@ def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
             "step = torch.compile(step)",
             "step = torch.compile(step, dynamic=True)",
         ),
+        Evidence("phases", longest, "", "The longest phases, which contain one another."),
     )
 
 

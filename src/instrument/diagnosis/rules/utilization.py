@@ -19,6 +19,33 @@ from ..trace_facts import MissingEvidenceError, TraceFacts
 _FEW = 10  # kernels: too few to speak of a program
 
 
+@rule("low-utilization")
+def low_utilization(facts: TraceFacts, *, idle: float = 0.1) -> Iterator[Finding]:
+    """No GPU works for a large part of the step.
+
+    Needs GPU work. Utilization, which nvidia-smi shows, says whether any kernel runs, not how much of the GPU it
+    uses: see `low-sm-efficiency` and `low-occupancy`. The findings on its causes say what can be won. xprof calls
+    10 % idle time moderate.
+    """
+    facts.require_gpu()
+    part = 1 - facts.busy_ns / max(facts.window_ns, 1)
+    if part < idle:
+        return
+    causes = facts.idle.totals()
+    longest = ", ".join(
+        f"{cause.replace('_', ' ')} {duration(facts.per_step(ns))}" for cause, ns in causes.items()
+    )
+    yield facts.finding(
+        f"The GPU works {100 * (1 - part):.0f} % of the time",
+        win_ns=None,
+        severity="low",
+        evidence=(
+            Evidence("idle_ns", facts.per_step(facts.window_ns - facts.busy_ns), "ns", "Idle time per step."),
+            Evidence("causes", longest, "", "What the CPU did meanwhile, per step."),
+        ),
+    )
+
+
 @rule("low-sm-efficiency")
 def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     """Kernels have fewer thread blocks than the GPU has multiprocessors.
