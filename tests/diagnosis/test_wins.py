@@ -100,10 +100,32 @@ def test_few_long_gaps_are_no_cost_of_launches() -> None:
     for start in each_step():
         loop.rows["regions"][start // STEP] |= {"start_ns": 9000 * start, "duration_ns": 9_000_000}
         loop.work(GEMM, 9 * start + 8000, 9 * start + 8001, 9 * start + 9000)
-    found = named(diagnose(loop.trace()))["launch-overhead"]
+    diagnosis = diagnose(loop.trace())
+    assert "the GPU idles while the CPU does something else than launch its work" in diagnosis.verdict
+    found = named(diagnosis)["launch-overhead"]
     assert "in 3 gaps of over 1 ms in which the CPU launches nothing" in found.title
     assert found.fix is not None
     assert "reduce-overhead" not in found.fix.after
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("call", "cudaDeviceGetAttribute", "idles because the CPU is too slow to launch its work"),
+        ("region", "_compile.compile_inner (dynamo_timed)", "idles while torch.compile compiles"),
+        ("region", "gc.collect", "idles while Python collects garbage"),
+        ("call", "cudaMalloc", "idles while the driver allocates or frees memory"),
+        ("call", "cuModuleLoadData", "idles while the driver loads the code of kernels"),
+    ],
+)
+def test_the_verdict_names_the_overhead(kind: str, name: str, text: str) -> None:
+    """Of the kinds of overhead, the verdict says the longest."""
+    loop = MadeLoop(busy=False)
+    for start in each_step():
+        getattr(loop, kind)(name, start, start + 600).work(GEMM, start + 601, start + 602, start + 999)
+    found = diagnose(loop.trace())
+    assert found.bound == "overhead"
+    assert f"for 60 % of 3 steps of 1.00 ms each, the GPU {text}" in found.verdict
 
 
 def test_copies_of_an_operator_are_not_in_its_roofline() -> None:

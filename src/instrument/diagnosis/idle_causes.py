@@ -48,6 +48,7 @@ CAUSES = {
 """What each cause of idle time means."""
 
 _LAYERS = ("input", "compilation", "garbage_collection", "initialization", "allocation", "module_loading")
+_LONG_NS = 1_000_000
 _SLOW_NS = 100_000_000  # far above what any call takes in a loop, in which the GPU idles meanwhile
 _LONG_BY_NATURE = re.compile(r"Synchronize|Memcpy|Memset|^(?:cuda|hip)Host|^cuMemHost")
 
@@ -68,6 +69,15 @@ class IdleCauses(NamedTuple):
     def total(self, cause: str) -> int:
         """Return the idle time with this cause in ns."""
         return int(self.by_cause[cause].sum())
+
+    def long_gaps(self, cause: str) -> Array | None:
+        """Return the gaps with over 1 ms of this cause, if they hold most of its time; else None.
+
+        A launch takes 5 to 20 us: what takes a thousand times as long is something else.
+        """
+        ns = self.by_cause[cause]
+        long = np.flatnonzero(ns >= _LONG_NS)
+        return long if 2 * int(ns[long].sum()) > int(ns.sum()) else None
 
     def totals(self) -> dict[str, int]:
         """Return the idle time of each cause in ns, the longest first, without those that do not occur."""

@@ -28,7 +28,13 @@ PARTS = {
 }
 """The parts of the recorded time, which add up to it exactly."""
 
-_OVERHEAD = ("launch_overhead", "compilation", "garbage_collection", "allocation", "module_loading")
+_OVERHEAD = {
+    "launch_overhead": "idles because the CPU is too slow to launch its work",
+    "compilation": "idles while torch.compile compiles",
+    "garbage_collection": "idles while Python collects garbage",
+    "allocation": "idles while the driver allocates or frees memory",
+    "module_loading": "idles while the driver loads the code of kernels",
+}
 _COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
     "normalization", "softmax", "elementwise", "reduction", "copy", "optimizer", "embedding", "memory",
 )  # fmt: skip
@@ -41,7 +47,6 @@ _COVERAGE = 0.5  # of the kernels' time, to tell compute from memory
 _SENTENCES: dict[Bound, str] = {
     "input": "idles while the loop waits for the next batch",
     "synchronization": "idles after lines that make the CPU wait for it",
-    "overhead": "idles because the CPU is too slow to launch its work",
     "communication": "communicates without computing",
     "compute": "runs kernels that arithmetic limits",
     "memory": "runs kernels that memory limits",
@@ -165,7 +170,7 @@ def _sentence(
 ) -> str:
     window, busy, copies = max(facts.window_ns, 1), parts["compute"], parts["copies"]
     on = f" on rank {facts.trace.rank or 0}" if facts.job and facts.job.world_size > 1 else ""
-    what, said = _what(facts) + on, dict(_SENTENCES)
+    what, said = _what(facts) + on, _SENTENCES | {"overhead": _of_overhead(facts)}
     if copies > classes.get("memory", 0) / 2:
         said["memory"] = "copies data while nothing computes"
     if bound is None:
@@ -178,6 +183,14 @@ def _sentence(
     if facts.stretch is not None:
         text += f". Recording made a step {facts.stretch:.2f} times as long"
     return text + "."
+
+
+def _of_overhead(facts: TraceFacts) -> str:
+    """Return what the GPU does while the CPU is busy with the longest of the causes of overhead."""
+    cause = max(_OVERHEAD, key=facts.idle.total)
+    if cause == "launch_overhead" and facts.idle.long_gaps(cause) is not None:
+        return "idles while the CPU does something else than launch its work"
+    return _OVERHEAD[cause]
 
 
 def _what(facts: TraceFacts) -> str:

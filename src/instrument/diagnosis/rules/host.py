@@ -18,7 +18,6 @@ from ..trace_facts import MissingEvidenceError, TraceFacts
 from .idle import idle_of, percent_of_step
 
 _FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
-_LONG_GAP_NS = 1_000_000  # a launch takes 5 to 20 us
 _OPTIMIZER = r"^Optimizer\.step#|^optimizer$"
 
 
@@ -35,10 +34,9 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
     win = facts.per_step(facts.idle.total("launch_overhead"))
     if facts.share(win) < share or not facts.kernels:
         return
-    late = facts.idle.by_cause["launch_overhead"]
-    long = late >= _LONG_GAP_NS
-    if 2 * late[long].sum() > late.sum():
-        yield _busy_elsewhere(facts, win, late)
+    long = facts.idle.long_gaps("launch_overhead")
+    if long is not None:
+        yield _busy_elsewhere(facts, win, long)
         return
     kernels = facts.kernels.duration_ns
     short = float(np.mean(kernels < 1000 * short_us))
@@ -65,19 +63,19 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
     )
 
 
-def _busy_elsewhere(facts: TraceFacts, win: int, late: Array) -> Finding:
-    """Return the finding of a GPU that idles in few long gaps; ``late`` is the time to win in each gap."""
-    long = int(np.count_nonzero(late >= _LONG_GAP_NS))
+def _busy_elsewhere(facts: TraceFacts, win: int, long: Array) -> Finding:
+    """Return the finding of a GPU that idles in few long gaps, which are ``long``."""
+    late = facts.idle.by_cause["launch_overhead"]
     gap = int(np.argmax(late))
     after = np.flatnonzero(facts.gpu.start_ns >= facts.idle.end_ns[gap])[:1]
     return facts.finding(
-        f"The GPU idles {percent_of_step(facts, win)}, most of it in {counted(long, 'gap')} of over 1 ms in which "
-        "the CPU launches nothing",
+        f"The GPU idles {percent_of_step(facts, win)}, most of it in {counted(len(long), 'gap')} of over 1 ms "
+        "in which the CPU launches nothing",
         win_ns=win,
         confidence="medium",
         evidence=(
             idle_of(facts, "launch_overhead"),
-            Evidence("long_gaps", long, "events", "Gaps of over 1 ms in the window."),
+            Evidence("long_gaps", len(long), "events", "Gaps of over 1 ms in the window."),
             Evidence("longest_ns", int(late[gap]), "ns", "The longest of them."),
         ),
         fix=Fix(
