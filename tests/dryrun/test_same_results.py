@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch.nn import functional as F
 
 import instrument
 from instrument.dryrun.run import dry_run
+from tests.support.memory import peak_kib
 
 from .reports import gpu, listed
 
@@ -112,7 +111,7 @@ def test_without_data_the_same_is_found() -> None:
 
 def test_without_data_memory_stays_small() -> None:
     """A layer of 400 GB runs forward and backward."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = peak_kib()
 
     def step() -> None:
         model = nn.Linear(320_000, 320_000, device="cuda")
@@ -125,8 +124,7 @@ def test_without_data_memory_stays_small() -> None:
     report = dry_run(step, fake=True)
     assert report.error is None
     assert [("item", 1, "model.weight.sum().item()")] == listed(report)
-    kilobytes = 1 if os.uname().sysname == "Linux" else 1024
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 300_000 * kilobytes
+    assert peak_kib() - peak < 300_000
 
 
 def test_without_data_earlier_module() -> None:

@@ -31,6 +31,7 @@ from instrument.syncs.audit import audit_syncs
 from instrument.syncs.report import render
 from instrument.traces.read import read_trace
 from instrument.traces.trace import Trace
+from tests.support.memory import peak_kib
 
 from .mutants import MAKERS
 
@@ -108,7 +109,7 @@ def fuzz(kind: str, seed: int, seconds: float) -> None:
             slowest = max(slowest, (time.monotonic() - began, seed))
             count += 1
             seed += 1
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    peak = peak_kib() // 1024
     print(json.dumps({"count": count, "read": read, "slowest": slowest, "peak_mib": peak}), flush=True)
 
 

@@ -56,13 +56,14 @@ resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 from pathlib import Path
 from instrument.traces import database
 from instrument.traces.read import read_file
+from tests.support.memory import peak_kib
 database._SECONDS = 1.0
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_kib()
 try:
     print(len(read_file(Path(sys.argv[1])).gpu))
 except ValueError as error:
     print(str(error).partition(": ")[2])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak_kib() - before)
 """
 
 
@@ -70,7 +71,7 @@ def limited(path: Path) -> tuple[str, int]:
     """Return the output of a process that reads a file with little memory, and the KiB that it used."""
     command = [sys.executable, "-c", CHILD, str(path)]
     environ = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environ, cwd=ROOT)
     result, size = done.stdout.splitlines()
     return result, int(size)
 
