@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..findings import Finding
+from ..findings import Evidence, Finding
 from .idle_gaps import IdleGap
 from .memory_use import MemoryUse, megabytes
 from .metrics import Metrics
@@ -73,6 +73,11 @@ class DiagnosisData:
     def each_step(self) -> str:
         """What times per step are called, as a trace without steps has none."""
         return "per step" if self.has_steps else "in the window"
+
+    def definition(self, evidence: Evidence) -> str:
+        """Return what a number is, as a sentence without its end; without steps, nothing is per step."""
+        text = evidence.definition.rstrip(".:")
+        return text if self.has_steps else text.replace(" per step", "")
 
     @property
     def nothing_found(self) -> str:

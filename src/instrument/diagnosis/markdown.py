@@ -33,7 +33,7 @@ def _lines(diagnosis: DiagnosisData) -> Iterator[str]:
         yield ""
     worth = diagnosis.worth()
     for number, found in enumerate(worth, 1):
-        yield from _finding(number, found, diagnosis.step_ns)
+        yield from _finding(number, found, diagnosis)
     if not worth:
         yield _escaped(diagnosis.nothing_found)
         yield ""
@@ -41,10 +41,10 @@ def _lines(diagnosis: DiagnosisData) -> Iterator[str]:
         yield f"<sub>{len(diagnosis.abstained)} rules abstained for lack of evidence.</sub>"
 
 
-def _finding(number: int, found: Finding, step_ns: float) -> Iterator[str]:
-    win = (
-        "" if found.win_ns is None else f" (up to {duration(found.win_ns)}, {100 * found.win_ns / step_ns:.1f} %)"
-    )
+def _finding(number: int, found: Finding, diagnosis: DiagnosisData) -> Iterator[str]:
+    win = ""
+    if found.win_ns is not None:
+        win = f" (up to {duration(found.win_ns)}, {100 * found.win_ns / diagnosis.step_ns:.1f} %)"
     yield f"### {number}. {_escaped(found.title)}{win}"
     yield ""
     place = str(found.where)
@@ -53,7 +53,7 @@ def _finding(number: int, found: Finding, step_ns: float) -> Iterator[str]:
     )
     yield ""
     for each in found.evidence:
-        yield f"- {_escaped(each.definition.rstrip('.:'))}: {_escaped(value_of(each))}"
+        yield f"- {_escaped(diagnosis.definition(each))}: {_escaped(value_of(each))}"
     if found.fix:
         yield ""
         yield _escaped(found.fix.text)

@@ -123,7 +123,7 @@ def _finding(number: int, found: Finding, diagnosis: DiagnosisData, width: int) 
     if place := str(found.where):
         yield from map(Text, _wrapped(f"   At: {place}", width, "       "))
     for each in found.evidence[:_EVIDENCE]:
-        text = f"   - {each.definition.rstrip('.:')}: {value_of(each)}"
+        text = f"   - {diagnosis.definition(each)}: {value_of(each)}"
         yield from (Text(line, style="dim") for line in _wrapped(text, width, "     "))
     if found.fix:
         yield from map(Text, _wrapped(f"   Fix: {found.fix.text}", width, "        "))

@@ -11,6 +11,7 @@ import numpy as np
 from ..traces.intervals import clip, total_ns
 from ..traces.table import Array, Table
 from ..units import counted, duration
+from .idle_causes import CAUSES
 from .matmul import tile_of
 from .trace_facts import TraceFacts
 
@@ -174,8 +175,11 @@ def _sentence(
     if copies > classes.get("memory", 0) / 2:
         said["memory"] = "copies data while nothing computes"
     if bound is None:
-        idle = 100 - 100 * facts.busy_ns / window
-        return f"No single limit: of {what}, the GPU idles {idle:.0f} % and computes {100 * busy / window:.0f} %."
+        idle_ns = window - facts.busy_ns
+        text = f"No single limit: of {what}, the GPU idles {100 * idle_ns / window:.0f} %"
+        for cause, ns in [*facts.idle.totals().items()][:1]:
+            text += f", most of it as {CAUSES[cause]}," if ns > max(idle_ns / 2, _LEAST * window) else ""
+        return f"{text} and computes {100 * busy / window:.0f} %."
     second = order[1]
     text = f"Bound by {bound}: for {100 * classes[bound] / window:.0f} % of {what}, the GPU {said[bound]}"
     if classes[bound] - classes[second] < _CLOSE * window:

@@ -46,6 +46,7 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
         pageable = float(np.mean(copies.matching("name", _PAGEABLE)))
         alone = len(set(facts.gpu.stream[facts.kernel_rows].tolist()) | set(copies.stream.tolist())) == 1
         shared = _on_streams_of_kernels(facts, copies)
+        hideable = total_ns(times) < total_ns(facts.activity.working)
         size = int(np.maximum(copies.bytes, 0).sum())
         title = f"Copies {text} take {duration(win)} {facts.each_step} during which nothing computes"
         title += ", from pageable memory" if pageable > 0.5 else ""
@@ -61,7 +62,7 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
                 Evidence("pageable", pageable, "1", "Share of the copies from or to pageable memory."),
                 Evidence("on_streams_of_kernels", shared, "1", "Share of the copies on streams that run kernels."),
             ),
-            fix=_faster_copies(way, pageable > 0.5, shared > 0.5),
+            fix=_faster_copies(way, pageable > 0.5, shared > 0.5, hideable),
             at=facts.place_of(copies),
         )
 
@@ -72,8 +73,15 @@ def _on_streams_of_kernels(facts: TraceFacts, copies: Table) -> float:
     return float(np.mean(np.isin(streams[1], streams[0])))
 
 
-def _faster_copies(way: str, pageable: bool, shared: bool) -> Fix:
-    """Return what to do about copies: pin the memory, else give them a stream, else copy less."""
+def _faster_copies(way: str, pageable: bool, shared: bool, hideable: bool) -> Fix:
+    """Return what to do about copies: pin the memory, else give them a stream, else copy less.
+
+    Args:
+        way: "H2D" or "D2H".
+        pageable: whether most are from or to pageable memory.
+        shared: whether most are on streams that run kernels.
+        hideable: whether they take less time than everything else, which could hide them.
+    """
     if pageable and way == "H2D":
         return Fix(
             "Copy from pinned memory without blocking.",
@@ -86,6 +94,11 @@ def _faster_copies(way: str, pageable: bool, shared: bool) -> Fix:
             "losses.append(loss.cpu())",
             "losses.append(loss.detach())  # torch.stack(losses).cpu() every 100 steps",
         )
+    if not hideable:
+        return Fix(
+            "The copies take longer than all kernels, so that these cannot hide them: keep on the GPU what is "
+            "copied again and again, or copy fewer bytes (a smaller type, no offloading)."
+        )
     if shared:
         return Fix(
             "Copy on a stream of its own, before the result is needed: the next batch during the step.",
@@ -94,8 +107,7 @@ def _faster_copies(way: str, pageable: bool, shared: bool) -> Fix:
             "torch.cuda.current_stream().wait_stream(copying)  # before the next step",
         )
     return Fix(
-        "The copies are pinned and on a stream of their own: start them earlier, keep on the GPU what is copied "
-        "again and again, or copy fewer bytes (a smaller type, no offloading).",
+        "The copies are pinned and on a stream of their own: start them earlier, or copy fewer bytes.",
     )
 
 
