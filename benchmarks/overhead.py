@@ -1,7 +1,7 @@
 """The overhead of instrument, as ratios against comparable libraries: ``make bench``.
 
 All candidates are timed in turn, round after round in one process, and the medians are compared: the machine's
-speed drifts less between neighbours than between runs.
+speed drifts less between neighbors than between runs.
 """
 
 from __future__ import annotations

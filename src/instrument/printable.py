@@ -10,7 +10,7 @@ from collections.abc import Iterable
 def printable(text: str) -> str:
     r"""Return ``text`` on one line, with unprintable characters as escapes: ``\x1b``, ``\n``, ``\u202e``.
 
-    Unescaped, they could move the cursor, change the title or colours, add lines, or reorder the text. All text
+    Unescaped, they could move the cursor, change the title or colors, add lines, or reorder the text. All text
     from outside this library is escaped here before it is printed.
     """
     if text.isprintable():

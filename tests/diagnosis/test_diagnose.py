@@ -229,7 +229,7 @@ def test_markdown() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_terminal(width: int) -> None:
-    """At any width the bar fills a line, and without colour every part has its letter."""
+    """At any width the bar fills a line, and without color every part has its letter."""
     out = StringIO()
     Console(file=out, width=width).print(instrument.diagnose(idle_loop().trace()), soft_wrap=True)
     lines = out.getvalue().splitlines()

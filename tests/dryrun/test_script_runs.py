@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 SCRIPT = '''
 import sys
 import torch
-import neighbour
+import neighbor
 
 seen = torch.ones(2, device="cuda").tolist()
 
 def step():
-    neighbour.read(torch.ones(2, device="cuda"))
+    neighbor.read(torch.ones(2, device="cuda"))
 
 def needs(batch, size=1):
     """Needs something."""
@@ -48,7 +48,7 @@ NEIGHBOUR = "def read(value):\n    value.sum().item()\n"
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Path]:
     """Write a script with functions and a module beside it; restore `sys.modules` and `sys.path` afterwards."""
-    (tmp_path / "neighbour.py").write_text(NEIGHBOUR, "utf-8")
+    (tmp_path / "neighbor.py").write_text(NEIGHBOUR, "utf-8")
     path = tmp_path / "train_it.py"
     path.write_text(SCRIPT, "utf-8")
     arguments, places, modules, main = list(sys.argv), list(sys.path), set(sys.modules), sys.modules["__main__"]
@@ -56,10 +56,10 @@ def script(tmp_path: Path) -> Iterator[Path]:
     assert arguments == sys.argv
     assert places == sys.path
     assert main is sys.modules["__main__"]
-    left = {name for name in set(sys.modules) - modules if name in ("train_it", "neighbour")}
+    left = {name for name in set(sys.modules) - modules if name in ("train_it", "neighbor")}
     for name in left:
         del sys.modules[name]
-    assert set() == left - {"neighbour"}
+    assert set() == left - {"neighbor"}
 
 
 def places(report: SyncReport) -> list[tuple[str, str, int]]:
@@ -72,7 +72,7 @@ def test_a_function_of_a_script(script: Path, fake: bool) -> None:
     """The report has what the function does, and not the import of the script."""
     report = dry_run_file(script, "step", fake=fake)
     assert report.error is None
-    assert [("item", "neighbour.py", 2)] == places(report)
+    assert [("item", "neighbor.py", 2)] == places(report)
 
 
 def test_a_method_of_a_script(script: Path) -> None:
@@ -131,5 +131,5 @@ def test_a_script_named_as_a_module(script: Path) -> None:
     """A script with the name of an imported module is found all the same."""
     path = script.with_name("copy.py")
     path.write_text(SCRIPT, "utf-8")
-    assert [("item", "neighbour.py", 2)] == places(dry_run_file(path, "step"))
+    assert [("item", "neighbor.py", 2)] == places(dry_run_file(path, "step"))
     assert sys.modules["copy"] is copy

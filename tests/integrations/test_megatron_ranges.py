@@ -170,7 +170,7 @@ def test_decorated_functions(recorder: Recorder) -> None:
     before = vars(SwiGLUFunction)["forward"]
     with attach(at=1000):
 
-        @utils.nvtx_decorator(message="late", color="no such colour")
+        @utils.nvtx_decorator(message="late", color="no such color")
         def late() -> None:
             pass
 

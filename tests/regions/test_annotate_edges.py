@@ -84,7 +84,7 @@ def test_idle_context_manager() -> None:
     ("arguments", "message"),
     [
         ({"message": 3}, r'"message" must be a string, or the object to decorate: 3'),
-        ({"message": "x", "color": "no such colour"}, r'"color" must be an integer.*: \'no such colour\''),
+        ({"message": "x", "color": "no such color"}, r'"color" must be an integer.*: \'no such color\''),
         ({"message": "x", "color": 1.5}, r'"color" must be a string or an integer: 1.5'),
         ({"message": "x", "color": -1}, r'"color" must be within 0 .. 0xFFFFFFFF: -1'),
         ({"message": "x", "domain": 1}, r'"domain" must be a string: 1'),

@@ -56,7 +56,7 @@ def attributes(found: list[Range]) -> dict[str | None, tuple[object, ...]]:
     *((seed, mode, True) for seed, mode in enumerate(native.MODES)), (4, "enabled", False),
 ])  # fmt: skip
 def test_all_kinds_of_tools(seed: int, mode: native.Mode, extension: bool) -> None:
-    """Names, nesting, domain, colour, category and payload are the same for every kind of tool."""
+    """Names, nesting, domain, color, category and payload are the same for every kind of tool."""
     events = native.nvtx_log(PROGRAM, mode=mode, extension=extension, env={"PYTHONHASHSEED": str(seed)})
     found = native.ranges(events)
     assert outline(found) == TREE
@@ -104,7 +104,7 @@ def test_start_end_ranges_only() -> None:
 
 
 def test_details_equal_nvtx() -> None:
-    """Empty names and domains, an empty category and named colours arrive as nvtx emits them."""
+    """Empty names and domains, an empty category and named colors arrive as nvtx emits them."""
 
     def received(names: str) -> list[tuple[object, ...]]:
         events = native.nvtx_log(f"    {names}\n{DETAILS}")

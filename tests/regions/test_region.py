@@ -1,4 +1,4 @@
-"""Colours of regions: the numbers that profilers get."""
+"""Colors of regions: the numbers that profilers get."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from instrument.regions.region import COLORS, NVTX_COLORS, OPAQUE, argb
         (0, 0),
     ],
 )
-def test_colours(color: str | int, expected: int) -> None:
-    """A colour is opaque unless its alpha is given, except the names that nvtx knows."""
+def test_colors(color: str | int, expected: int) -> None:
+    """A color is opaque unless its alpha is given, except the names that nvtx knows."""
     assert expected == argb(color)
 
 
 @pytest.mark.parametrize("name", COLORS)
 def test_names(name: str) -> None:
-    """Names of nvtx have no alpha, the other names are opaque, and case does not matter to the colour."""
+    """Names of nvtx have no alpha, the other names are opaque, and case does not matter to the color."""
     alpha = 0 if name in NVTX_COLORS else OPAQUE
     assert alpha | COLORS[name] == argb(name)
     assert OPAQUE | COLORS[name] == argb(name.upper())
@@ -35,7 +35,7 @@ def test_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("color", "error"), [(True, TypeError), (1.0, TypeError), (-1, ValueError), ("no", ValueError)]
 )
-def test_wrong_colours(color: object, error: type[Exception]) -> None:
+def test_wrong_colors(color: object, error: type[Exception]) -> None:
     """Errors name the argument and its value."""
     with pytest.raises(error, match=f'"color" must be .*: {color!r}'):
         argb(color)

@@ -121,7 +121,7 @@ def test_no_findings() -> None:
 
 
 def test_str() -> None:
-    """`str` gives the same text, without colours."""
+    """`str` gives the same text, without colors."""
     text = str(report(finding()))
     assert text.startswith("1 line makes the CPU wait for the GPU: 1 synchronization in the step")
     assert "\x1b" not in text
@@ -153,8 +153,8 @@ def test_width(tmp_path: Path, width: int) -> None:
     assert f"{path}:2" in text
 
 
-def test_colours() -> None:
-    """The text has colours in a terminal and none in a pipe."""
+def test_colors() -> None:
+    """The text has colors in a terminal and none in a pipe."""
     assert "\x1b[" in shown(report(finding()), force_terminal=True, color_system="standard")
     assert "\x1b" not in shown(report(finding()))
 
@@ -312,11 +312,11 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "version": 1,
         "source": "dry run",
         "steps": 1,
-        "waits_per_step": 1,
-        "median_waits": 1,
+        "syncs_per_step": 1,
+        "median_syncs": 1,
         "finished": False,
         "error": "ValueError: bad",
-        "blind": "",
+        "unavailable": "",
         "dropped": 0,
         "exceeded": [],
         "coverage": ["a sentence"],

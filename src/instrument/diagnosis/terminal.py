@@ -23,7 +23,7 @@ _LETTERS = {
     "latency": ("-", "bright_yellow"), "other": (".", "dim"),
 }  # fmt: skip
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_COLOURS = {"high": "red", "medium": "yellow", "low": "cyan"}
+_COLORS = {"high": "red", "medium": "yellow", "low": "cyan"}
 _REGIONS, _EVIDENCE, _GAPS = 5, 4, 3
 _GAP = 0.05  # of the step, that are worth showing
 
@@ -117,7 +117,7 @@ def _finding(number: int, found: Finding, diagnosis: DiagnosisData, width: int) 
     win = "    ?" if found.win_ns is None else f"{100 * found.win_ns / diagnosis.step_ns:4.1f} %"
     head = f"{number}. {found.title}"
     for index, line in enumerate(_wrapped(head, width, "   ")):
-        yield Text(line, style=f"bold {_COLOURS[found.severity]}" if not index else _COLOURS[found.severity])
+        yield Text(line, style=f"bold {_COLORS[found.severity]}" if not index else _COLORS[found.severity])
     won = "unknown" if found.win_ns is None else f"{duration(found.win_ns)} {diagnosis.each_step} ({win.strip()})"
     yield Text(f"   To win: {won}; {found.severity}, confidence {found.confidence}; rule {found.rule}")
     if place := str(found.where):

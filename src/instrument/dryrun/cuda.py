@@ -1,7 +1,7 @@
 """The pretended GPU: `torch.cuda` and `torch.accelerator` answer as if there were one.
 
 The private functions of ``torch._C`` are replaced, not the public functions above them: names that were imported
-beforehand work as well, and each version of torch keeps its own behaviour. Functions that a build for the CPU
+beforehand work as well, and each version of torch keeps its own behavior. Functions that a build for the CPU
 lacks are added.
 """
 

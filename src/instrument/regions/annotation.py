@@ -214,7 +214,7 @@ def annotate(
 
     Args:
         message: the region's name; for a decorator, by default the qualified name of the decorated object.
-        color: an integer 0xRRGGBB or 0xAARRGGBB, "#RRGGBB", or a colour's name; by default one that depends
+        color: an integer 0xRRGGBB or 0xAARRGGBB, "#RRGGBB", or a color's name; by default one that depends
             on the name alone. Shown by NVTX tools.
         domain: the NVTX or ITT domain; by default "instrument".
         category: the NVTX category, a name or a number.
@@ -223,7 +223,7 @@ def annotate(
 
     Raises:
         TypeError: an argument of a type other than these, or something that cannot be decorated.
-        ValueError: an unknown colour.
+        ValueError: an unknown color.
 
     Example:
         >>> @annotate("attention", color="green")

@@ -17,7 +17,7 @@ OPAQUE = 0xFF000000
 # The names that nvtx knows itself. It gives them no alpha, unlike the names that it looks up in matplotlib.
 NVTX_COLORS = ("blue", "cyan", "darkgreen", "green", "orange", "purple", "rapids", "red", "white", "yellow")
 
-# These, and the rest of the basic web colours.
+# These, and the rest of the basic web colors.
 COLORS = {
     "aqua": 0x00FFFF,
     "black": 0x000000,
@@ -43,7 +43,7 @@ COLORS = {
     "yellow": 0xFFFF00,
 }
 
-# Muted and distinct, so that neighbours differ on a timeline; a region without a colour gets one from its name.
+# Muted and distinct, so that neighbors differ on a timeline; a region without a color gets one from its name.
 PALETTE = (
     0x4E79A7, 0xF28E2B, 0xE15759, 0x76B7B2, 0x59A14F, 0xEDC948,
     0xB07AA1, 0xFF9DA7, 0x9C755F, 0x86BCB6, 0xD37295, 0x8CD17D,
@@ -127,12 +127,12 @@ def argb(color: object) -> int:
     """Return ``color`` as 0xAARRGGBB; an integer is taken as it is.
 
     Args:
-        color: an integer, "#RRGGBB", "#AARRGGBB", one of `COLORS`, or any colour matplotlib knows if it is
+        color: an integer, "#RRGGBB", "#AARRGGBB", one of `COLORS`, or any color matplotlib knows if it is
             installed. Alpha is 255 by default, and 0 for `NVTX_COLORS`, as with nvtx.
 
     Raises:
         TypeError: neither a string nor an integer.
-        ValueError: an unknown colour, or an integer outside 0 .. 0xFFFFFFFF.
+        ValueError: an unknown color, or an integer outside 0 .. 0xFFFFFFFF.
     """
     if isinstance(color, bool) or not isinstance(color, (int, str)):
         raise TypeError(f'"color" must be a string or an integer: {color!r}')
@@ -153,13 +153,13 @@ def argb(color: object) -> int:
     except (ImportError, ValueError):
         raise ValueError(
             f'"color" must be an integer, "#RRGGBB", one of {", ".join(COLORS)}, '
-            f"or, with matplotlib installed, a colour it knows: {color!r}"
+            f"or, with matplotlib installed, a color it knows: {color!r}"
         ) from None
     return OPAQUE | int(red) << 16 | int(green) << 8 | int(blue)
 
 
 def by_name(name: str) -> int:
-    """Return the default colour for a region's name; every process gives a name the same colour."""
+    """Return the default color for a region's name; every process gives a name the same color."""
     return OPAQUE | PALETTE[zlib.crc32(name.encode("utf-8", "replace")) % len(PALETTE)]
 
 

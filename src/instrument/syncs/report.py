@@ -109,5 +109,5 @@ class SyncReport(ReportData):
 
 
 def render(report: SyncReport, *, console: Console) -> None:
-    """Print ``report``, in colour if the console is a terminal."""
+    """Print ``report``, in color if the console is a terminal."""
     console.print(report, soft_wrap=True)

@@ -20,9 +20,9 @@ def as_dict(results: ReportData) -> dict[str, Any]:
     """Return the report as a dict of JSON values; while ``version`` is 1, keys are only added.
 
     ``source`` ("live", "dry run", "trace"), ``steps`` (number checked; 0: the whole run counts as one step),
-    ``waits_per_step`` (synchronizations that are not allowed, the greatest number in any step), ``median_waits``
-    (their median), ``finished``, ``error`` (null, or what ended the run), ``blind`` (empty, or why nothing could
-    be checked), ``dropped`` (synchronizations at lines that are not listed), ``exceeded`` (sentences on the
+    ``syncs_per_step`` (synchronizations that are not allowed, the greatest number in any step), ``median_syncs``
+    (their median), ``finished``, ``error`` (null, or what ended the run), ``unavailable`` (empty, or why nothing
+    could be checked), ``dropped`` (synchronizations at lines that are not listed), ``exceeded`` (sentences on the
     budget), ``coverage`` (sentences), and ``findings``, worst first, each with
 
     - ``status`` ("sync", "allowed", "not covered"), ``severity`` ("high", "medium", "low"), ``op``, ``cause``;
@@ -41,11 +41,11 @@ def as_dict(results: ReportData) -> dict[str, Any]:
         "version": VERSION,
         "source": results.source,
         "steps": results.steps,
-        "waits_per_step": results.most(*results.syncs),
-        "median_waits": results.typical(*results.syncs),
+        "syncs_per_step": results.most(*results.syncs),
+        "median_syncs": results.typical(*results.syncs),
         "finished": results.finished,
         "error": results.ended,
-        "blind": results.unavailable_reason,
+        "unavailable": results.unavailable_reason,
         "dropped": results.dropped,
         "exceeded": results.exceeded,
         "coverage": results.coverage,

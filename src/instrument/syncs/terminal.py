@@ -19,7 +19,7 @@ from .report_data import ReportData, times
 
 _BLOCKS = 20  # findings shown in full; the others take a line each
 _AROUND = 2  # lines of code before and after
-_COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
+_COLORS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 _INDENT = " " * 4
 _OUTSIDE = "Outside the steps, where a synchronization costs little"
 _PER = {0: "", 1: " in the step"}
@@ -83,7 +83,7 @@ def headline(results: ReportData) -> str:
 
 def _block(results: ReportData, found: SyncFinding, width: int) -> Iterator[Line]:
     severity = results.severity(found)
-    yield Line(printable(_where(found)), "bold", f"{severity:<8}", _COLOURS[severity])
+    yield Line(printable(_where(found)), "bold", f"{severity:<8}", _COLORS[severity])
     size = f", {count(found.bytes)} bytes{' in all' * (found.count > 1)}" if found.bytes is not None else ""
     copied = f" ({found.direction}{size})" if found.direction else ""
     yield from _prose(f"{found.op}: {found.cause}{copied}{', inside no_syncs' * found.forbidden}", width)
@@ -144,7 +144,7 @@ def _blocked(results: ReportData, found: SyncFinding) -> str:
 
 
 def _excerpt(site: Site, width: int) -> Iterator[Line]:
-    """Yield the line of code and its neighbours, with an arrow; nothing if the file cannot be read."""
+    """Yield the line of code and its neighbors, with an arrow; nothing if the file cannot be read."""
     code = linecache.getlines(site.file)
     if not 0 < site.line <= len(code):
         return

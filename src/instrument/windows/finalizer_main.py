@@ -138,7 +138,7 @@ class FinalizerJobs:
         terminal = job["terminal"]
         encoding = _supported_encoding(terminal["encoding"])
         file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
-        console = Console(file=file, force_terminal=terminal["colours"], width=terminal["columns"])
+        console = Console(file=file, force_terminal=terminal["colors"], width=terminal["columns"])
         files = [_relative_path(path, job["cwd"]) for path in self._files]
         print_summary(
             self._summary, files=files, folder=_relative_path(job["folder"], job["cwd"]), hidden=job["hidden"],

@@ -310,11 +310,11 @@ def _terminal(stderr: Any) -> dict[str, Any]:
             with Suppressed(OSError):
                 columns = os.get_terminal_size(file).columns
                 break
-    colours = None
+    colors = None
     with Suppressed(Exception):  # the program may have replaced it by any object
-        colours = stderr.isatty() or None
+        colors = stderr.isatty() or None
     encoding = getattr(stderr, "encoding", None)
-    return {"columns": columns, "colours": colours, "encoding": encoding if isinstance(encoding, str) else "utf-8"}
+    return {"columns": columns, "colors": colors, "encoding": encoding if isinstance(encoding, str) else "utf-8"}
 
 
 def _cwd() -> str | None:

@@ -1,4 +1,4 @@
-"""Regions as NVTX ranges with domain, colour, category and payload: Nsight Systems, Nsight Compute."""
+"""Regions as NVTX ranges with domain, color, category and payload: Nsight Systems, Nsight Compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions as rocTX ranges: rocprofv3. rocTX has no domain, colour, category or payload."""
+"""Regions as rocTX ranges: rocprofv3. rocTX has no domain, color, category or payload."""
 
 from __future__ import annotations
 
