@@ -119,7 +119,9 @@ def test_shapes_that_do_not_fit(name: str, shapes: Any) -> None:
     assert work(name, shapes) is None
 
 
-@pytest.mark.parametrize("text", ["", "x", "null", "3", '{"a": 1}', "[[1e999, 2], [2, 3]]", '["a", "b"]'])
+@pytest.mark.parametrize(
+    "text", ["", "x", "null", "3", '{"a": 1}', "[[1e999, 2], [2, 3]]", '["a", "b"]', "[" * 100_000]
+)
 def test_hostile_texts(text: str) -> None:
     """Shapes that are not shapes give nothing."""
     for name in ("aten::mm", "aten::relu", "aten::_softmax", "aten::convolution_backward", "aten::add"):
@@ -180,12 +182,23 @@ def test_recorded_convolutions(kind: str, needs_input: bool, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "scalars", ["[", "3", '["", "", ""]', '["", "", "", "[0]", "[1]", "[1]", "False", "[0]", "1"]']
+    "scalars",
+    [
+        "[",
+        "3",
+        '["", "", ""]',
+        '["", "", "", "[0]", "[1]", "[1]", "False", "[0]", "1"]',
+        json.dumps(["", "", "", "[1]", "[1]", "[1]", "False", "[" * 100_000, "1"]),
+        json.dumps(["", "", "", "[1]", '{"a": 1}', "[1]", "False", "[0]", "1"]),
+        json.dumps(["", "", "", "[1e999]", "[1]", "[1]", "False", "[0]", "1"]),
+        json.dumps(["", "", "", "[1]", "[1]", "[1]", "True", "[0]", "[2]"]),
+    ],
 )
 def test_hostile_parameters(scalars: str) -> None:
     """Parameters that no convolution has give nothing, and so do none without a result."""
     shapes, types = "[[2, 3, 8, 8], [4, 3, 3, 3]]", '["float", "float"]'
-    assert operator_work("aten::convolution", shapes, types, scalars) is None
+    for name in ("aten::convolution", "aten::convolution_backward"):
+        assert operator_work(name, shapes, types, scalars) is None
 
 
 def test_nothing_counts_twice() -> None:

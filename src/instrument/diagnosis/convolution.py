@@ -12,7 +12,7 @@ from .matmul import sizes_of
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
 Results = dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
 
-_ERRORS = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError)
+_ERRORS = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError, RecursionError)
 
 
 class Convolution(NamedTuple):

@@ -170,7 +170,7 @@ def matmul_of(name: str, shapes: str, types: str) -> Matmul | None:
             return None
         kind_of = [str(kinds[place]) if place < len(kinds) else "" for place in (one, two)]
         extra = prod(sizes_of(dims[added])) if added is not None and len(dims) > added and dims[added] else 0
-    except (ValueError, TypeError, IndexError, KeyError, OverflowError):
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError):
         return None
     left, right = (element_size(kind) for kind in kind_of)
     moved = None

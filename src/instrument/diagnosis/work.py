@@ -119,7 +119,7 @@ def operator_work(
     """
     try:
         work = _work(name, shapes, types, scalars, results or {})
-    except (ValueError, TypeError, IndexError, KeyError, OverflowError):
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError):
         return None
     return work if work and all(work.sizes) else None
 

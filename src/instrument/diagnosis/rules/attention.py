@@ -99,7 +99,7 @@ def _fits(first: str, scores: str, last: str) -> bool:
         product, second = (dims[-2:] if len(dims) < 3 else dims[:2] for dims in (product, second))
         keys = softmax[0][-1]
         return bool(keys > 1) and keys in product[1][-1:] + product[0][-2:] and keys in second[0] + second[1]
-    except (ValueError, TypeError, IndexError, OverflowError):
+    except (ValueError, TypeError, IndexError, OverflowError, RecursionError):
         return not (first and scores and last)
 
 
