@@ -49,7 +49,7 @@ class RefusingKineto:
         """End the session, so that the next test starts without one."""
         if self.left:
             self.refusal = REFUSAL
-            sessions.left()  # pytest keeps errors that hold torch's profilers alive
+            sessions.on_ended()  # pytest keeps errors that hold torch's profilers alive
             record_ops()
 
     def _preparing(self, *arguments: Any, **options: Any) -> None:

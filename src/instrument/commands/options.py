@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from ..exporters.choose import under
+from ..exporters.choose import exporter_of_tool
 from ..launch.vendor import VENDORS
 from ..windows.schedule import Schedule
 from ..windows.steps import CYCLE, SCHEDULE_OPTIONS, schedule_of
@@ -66,7 +66,7 @@ def reject_useless(options: Mapping[str, Any], profiler: str) -> None:
 def ignored_options(options: Mapping[str, Any]) -> str | None:
     """Return a message about options that only torch.profiler has, if another tool records this process."""
     names = [f"--{name}" for name in TORCH_OPTIONS if name in options]
-    tool = under() if names else None
+    tool = exporter_of_tool() if names else None
     if tool is None:
         return None
     return f"ignored under {tool.replace('_', ' ')}, as only torch.profiler has them: {', '.join(names)}"

@@ -37,19 +37,19 @@ def is_set_up_for_gpu(trace: Path) -> bool:
 class SessionObserver(Protocol):
     """The methods that `session_patches` calls, on the thread of the profiler."""
 
-    def coming(self) -> None:
+    def before_start(self) -> None:
         """Called before any torch profiler begins."""
 
-    def prepared(self, profiler: Any) -> bool | None:
+    def before_prepare(self, profiler: Any) -> bool | None:
         """Called before ``profiler`` takes the process's Kineto session; None for a profiler without an object.
 
         Returns whether a session that is still on may be ended, as nothing uses it any more.
         """
 
-    def left(self) -> None:
+    def on_ended(self) -> None:
         """Called when the Kineto session has ended."""
 
-    def disabled(self) -> Any:
+    def before_disable(self) -> Any:
         """Called before the running profiler is disabled; returns its result if that has happened already."""
 
 
@@ -63,7 +63,7 @@ def session_patches(observer: SessionObserver) -> Iterator[Patch]:
 
     def preparing(prepare: Callable[[Any], None]) -> Callable[[Any], None]:
         def prepare_trace(profiler: Any) -> None:
-            may_end = observer.prepared(profiler)
+            may_end = observer.before_prepare(profiler)
             try:
                 prepare(profiler)
             except RuntimeError as error:
@@ -79,13 +79,13 @@ def session_patches(observer: SessionObserver) -> Iterator[Patch]:
                 return leave(profiler, *exception)
             finally:
                 if not profilers.running():  # a KeyboardInterrupt may have come before it stopped
-                    observer.left()
+                    observer.on_ended()
 
         return leave_trace
 
     def disabling(disable: Callable[[], Any]) -> Callable[[], Any]:
         def disable_profiler() -> Any:
-            result = observer.disabled()
+            result = observer.before_disable()
             return disable() if result is None else result
 
         return disable_profiler
@@ -94,15 +94,15 @@ def session_patches(observer: SessionObserver) -> Iterator[Patch]:
         return
     yield Patch(profiler.profile, "_prepare_trace", preparing)
     yield Patch(profiler.profile, "__exit__", leaving)
-    coming = functools.partial(_before, observer.coming)
+    before_start = functools.partial(_before, observer.before_start)
     others: list[tuple[Any, str]] = [
         (kind, "__enter__") for kind in (profiler.emit_nvtx, profiler.emit_itt, profiler_legacy.profile)
     ]
     # Called by programs without a profiler object; torch's own code has references to them.
     others += [(torch.autograd, name) for name in ("_enable_profiler", "_enable_profiler_legacy")]
-    yield from (Patch(owner, name, coming) for owner, name in others if hasattr(owner, name))
+    yield from (Patch(owner, name, before_start) for owner, name in others if hasattr(owner, name))
     if hasattr(torch.autograd, "_prepare_profiler"):
-        taken = functools.partial(_before, functools.partial(observer.prepared, None))
+        taken = functools.partial(_before, functools.partial(observer.before_prepare, None))
         yield Patch(torch.autograd, "_prepare_profiler", taken)
     if hasattr(torch.autograd, "_disable_profiler"):
         yield Patch(torch.autograd, "_disable_profiler", disabling)

@@ -8,19 +8,19 @@ from typing import Any, Literal
 from .. import log, tools
 from .capture import Exporter
 
-_UNDER: Mapping[str, Callable[[], bool]] = {
+_IS_RUNNING_UNDER: Mapping[str, Callable[[], bool]] = {
     "nsight_systems": tools.nsight_systems,
     "nsight_compute": tools.nsight_compute,
     "rocprof": tools.rocprof,
     "vtune": tools.vtune,
 }
-EXPORTERS = ("torch_profiler", *_UNDER)
+EXPORTERS = ("torch_profiler", *_IS_RUNNING_UNDER)
 ExporterName = Literal["auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune"]
 
 
-def under() -> str | None:
+def exporter_of_tool() -> str | None:
     """Return the name of the exporter for the vendor's tool that this process runs under; None without one."""
-    return next((name for name, found in _UNDER.items() if found()), None)
+    return next((name for name, found in _IS_RUNNING_UNDER.items() if found()), None)
 
 
 def choose(exporter: str | Exporter, options: Mapping[str, Any]) -> Exporter:
@@ -37,22 +37,22 @@ def choose(exporter: str | Exporter, options: Mapping[str, Any]) -> Exporter:
         ImportError: a package that the exporter needs is missing.
     """
     if exporter == "auto":
-        exporter = under() or "torch_profiler"
+        exporter = exporter_of_tool() or "torch_profiler"
         try:
-            return _made(exporter, options)
+            return _make_exporter(exporter, options)
         except ImportError as error:  # chosen automatically, so its absence must not stop the program
             log.warning(f"windows are recorded by torch.profiler: {error}", exporter=exporter)
-            return _made("torch_profiler", options)
+            return _make_exporter("torch_profiler", options)
     if not isinstance(exporter, str):
         if not hasattr(exporter, "capture"):
             raise TypeError(f'"exporter" must be a name or an object with a method "capture": {exporter!r}')
         return exporter
     if exporter not in EXPORTERS:
         raise ValueError(f'"exporter" must be "auto", one of {", ".join(EXPORTERS)}, or an exporter: {exporter!r}')
-    return _made(exporter, options)
+    return _make_exporter(exporter, options)
 
 
-def _made(name: str, options: Mapping[str, Any]) -> Exporter:
+def _make_exporter(name: str, options: Mapping[str, Any]) -> Exporter:
     """Make the exporter; import only the packages that it needs."""
     if name == "nsight_systems":
         from .nsight_systems import NsightSystemsExporter

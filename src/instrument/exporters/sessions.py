@@ -22,7 +22,7 @@ from ..interrupts import Suppressed
 from ..patch import Patch, apply, undo
 
 FEATURE = "following torch's profilers"
-_ROOM = 1000  # ranges that are followed before freed ones are dropped
+_MAX_REFERENCES = 1000  # ranges that are followed before freed ones are dropped
 
 
 class SessionCapture(Protocol):
@@ -39,12 +39,12 @@ class Sessions:
         self._owner: weakref.ref[Any] | None = None
         self._thread = 0  # the thread on which the owner prepared
         self.capture: SessionCapture | None = None  # the capture of this library that torch records
-        self._claiming = 0  # the thread on which the capture prepares
+        self._preparing_thread = 0  # the thread on which the capture prepares
         self._records_gpu: bool | None = None  # in this process; None until a trace was checked
-        self._ended = True  # another profiler's recording ended; its ranges may still be open
-        self._watches = False
+        self._foreign_recording_ended = True  # another profiler's recording ended; its ranges may still be open
+        self._following_profilers = False
         self._patches: list[Patch] = []  # stay until the process ends: they call the original
-        self.stuck = ""  # why the stop of a window's recording, which is still on, failed
+        self.stop_failure = ""  # why the stop of a window's recording, which is still on, failed
 
     @property
     def owner(self) -> Any:
@@ -52,64 +52,64 @@ class Sessions:
         return self._owner and self._owner()
 
     @property
-    def elsewhere(self) -> bool:
+    def owner_on_another_thread(self) -> bool:
         """Whether the owner prepared on another thread; also True without an owner."""
         return self.owner is None or self._thread != get_ident()
 
-    def watch(self) -> None:
+    def follow_profilers(self) -> None:
         """Follow the profilers from now on."""
-        if not self._watches:
-            self._watches = True
+        if not self._following_profilers:
+            self._following_profilers = True
             for prepared in kineto.prepared_profilers():
-                self.prepared(prepared)
+                self.before_prepare(prepared)
             apply(kineto.session_patches(self), self._patches)
             self._end_ranges()
 
     @contextmanager
-    def claim(self, capture: SessionCapture) -> Iterator[None]:
+    def take_over(self, capture: SessionCapture) -> Iterator[None]:
         """Let torch record for ``capture``, whose profiler prepares in the body."""
         self._end_ranges()
-        self._claiming = get_ident()
+        self._preparing_thread = get_ident()
         try:
             yield
         except BaseException:
-            self.left()  # only this: torch crashes if a half-prepared profiler is started and stopped
+            self.on_ended()  # only this: torch crashes if a half-prepared profiler is started and stopped
             raise
         finally:
-            self._claiming = 0
+            self._preparing_thread = 0
         self.capture = capture
 
     @guard.contained(FEATURE)
-    def coming(self) -> None:
+    def before_start(self) -> None:
         """Stop a capture that records on this thread, as another profiler is about to."""
         if profilers.running():
-            self.drop()
+            self.stop_capture()
 
     @guard.contained(FEATURE)
-    def prepared(self, profiler: Any) -> bool:
+    def before_prepare(self, profiler: Any) -> bool:
         """Note that torch records for ``profiler``, which is about to prepare.
 
         Returns:
             Whether a session that is still on may be ended: it belongs to this library, or is unused.
         """
         may_end = self.capture is not None or (self.owner is None and not profilers.running_anywhere())
-        if self._claiming != get_ident():
-            self.drop()
+        if self._preparing_thread != get_ident():
+            self.stop_capture()
         self._owner, self._thread = profiler and weakref.ref(profiler), get_ident()
         return may_end
 
     @guard.contained(FEATURE)
-    def disabled(self) -> Any:
+    def before_disable(self) -> Any:
         """Stop a capture before the profiler of this thread is disabled; return torch's results."""
-        return self.drop() if profilers.running() else None
+        return self.stop_capture() if profilers.running() else None
 
     def recover(self) -> None:
         """End a recording of this library whose stop failed, if it is still on."""
-        if self.stuck and self.owner is None:
+        if self.stop_failure and self.owner is None:
             with Suppressed(Exception):
                 kineto.leave_recording()
         if not profilers.running():
-            self.stuck = ""
+            self.stop_failure = ""
 
     def note_stop(self, capture: SessionCapture) -> None:
         """Make torch's state say that the profiler of ``capture`` is off, unless another one has begun since."""
@@ -126,17 +126,17 @@ class Sessions:
         return self._records_gpu
 
     @guard.contained(FEATURE)
-    def left(self) -> None:
+    def on_ended(self) -> None:
         """Note that the recording is over."""
-        self._ended = self._ended or self.capture is None
+        self._foreign_recording_ended = self._foreign_recording_ended or self.capture is None
         self._owner = self.capture = None
 
     def release(self, capture: SessionCapture) -> None:
-        """End the recording of ``capture``, if torch did not call `left` when it stopped."""
+        """End the recording of ``capture``, if torch did not call `on_ended` when it stopped."""
         if self.capture is capture:
-            self.left()
+            self.on_ended()
 
-    def drop(self) -> Any:
+    def stop_capture(self) -> Any:
         """End the recording of this library's capture, if any, and return torch's results."""
         result = None
         with guard.contained("stepping aside for another profiler"):
@@ -149,8 +149,8 @@ class Sessions:
         return result
 
     def _end_ranges(self) -> None:
-        if self._ended and not profilers.running_anywhere():
-            self._ended = False
+        if self._foreign_recording_ended and not profilers.running_anywhere():
+            self._foreign_recording_ended = False
             kineto.end_record_functions(kineto.record_functions())
 
 
@@ -163,7 +163,7 @@ class OpenRanges:
     def __init__(self) -> None:
         # Not a WeakSet: an error that a signal handler raises in a weak reference's callback is lost.
         self._opened: list[weakref.ref[Any]] = []
-        self._room = _ROOM
+        self._max_references = _MAX_REFERENCES
         self._thread = get_ident()
         self._patches: list[Patch] = []
 
@@ -171,17 +171,17 @@ class OpenRanges:
         """Begin; after an interrupt at any point, `end` undoes it."""
         from torch.autograd.profiler import record_function
 
-        apply([Patch(record_function, "__enter__", self._entering)], self._patches)
+        apply([Patch(record_function, "__enter__", self._make_enter)], self._patches)
 
-    def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # TorchScript compiles the source of the original
         def enter(context: Any) -> Any:
             try:
                 if get_ident() == self._thread:
                     self._opened.append(weakref.ref(context))
-                    if len(self._opened) > self._room:
+                    if len(self._opened) > self._max_references:
                         self._opened = [ref for ref in self._opened if ref() is not None]
-                        self._room = max(_ROOM, 2 * len(self._opened))
+                        self._max_references = max(_MAX_REFERENCES, 2 * len(self._opened))
             except Exception as error:
                 try:
                     guard.failed(FEATURE, error)

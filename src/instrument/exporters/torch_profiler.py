@@ -32,10 +32,10 @@ from .sessions import OpenRanges, sessions
 _OWN_ARGUMENTS = ("schedule", "on_trace_ready")
 # Names that users may have meant by an option that torch does not know.
 _SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
-_PROFILE = ("out", "schedule", "on_trace_ready", "exporter", "ranks", "first_step")
+_PROFILE_ARGUMENTS = ("out", "schedule", "on_trace_ready", "exporter", "ranks", "first_step")
 # Why a window holds less than planned, or nothing.
 _IN_WARMUP = "another torch profiler began during warm-up"
-_INSIDE = "another torch profiler began inside the window, which ended its recording"
+_BEGAN_INSIDE = "another torch profiler began inside the window, which ended its recording"
 _ON_ANOTHER_THREAD = "another torch profiler began on another thread inside the window, which ended its recording"
 _IN_OPERATOR = (
     "another torch profiler began inside the window, in an operator or the backward pass, where torch cannot stop"
@@ -72,7 +72,8 @@ class TorchProfilerExporter:
     def __init__(self, options: Mapping[str, Any]) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        self._last: TorchProfilerCapture | None = None  # with acc_events, the next capture includes its events
+        # With acc_events, the next capture includes the events of this one.
+        self._last_capture: TorchProfilerCapture | None = None
         accepted = [name for name in inspect.signature(profile).parameters if name not in _OWN_ARGUMENTS]
         for name, value in options.items():
             if name not in accepted:
@@ -101,27 +102,27 @@ class TorchProfilerExporter:
         """Import torch._inductor, which takes a second and which torch's profiler imports on first use."""
         import torch
 
-        sessions.watch()
+        sessions.follow_profilers()
         hasattr(torch, "_inductor")
 
     def capture(self) -> TorchProfilerCapture:
         """Make a profiler and warm it up."""
-        sessions.watch()
+        sessions.follow_profilers()
         before = sessions.capture
         try:
             capture = TorchProfilerCapture(self._options, self._accumulate)
         except BaseException:
             if sessions.capture is not before:  # interrupted after torch's profiler was prepared
-                sessions.drop()
+                sessions.stop_capture()
             raise
         return capture
 
     def _accumulate(self, capture: TorchProfilerCapture) -> None:
         """With ``acc_events``, include the events of the previous capture in ``capture``."""
         if self._options.get("acc_events"):
-            if self._last is not None:
-                profilers.accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
-            self._last = capture
+            if self._last_capture is not None:
+                profilers.accumulate_events(capture.profiler.profiler, self._last_capture.profiler.profiler)
+            self._last_capture = capture
 
 
 class TorchProfilerCapture:
@@ -146,7 +147,7 @@ class TorchProfilerCapture:
         self._step: Any = None
         self._steps: tuple[int, int] | None = None  # the first and the last marked step
         self._thread = 0  # the thread that records
-        self._lost = ""  # why the recording is lost
+        self._loss_reason = ""  # why the recording is lost
         self._ranges: OpenRanges | None = None  # the program's own ranges, opened during the recording
         self._memory: Any = None  # keeps a lost recording alive, as open ranges still write to it
         self.ended = False
@@ -156,7 +157,7 @@ class TorchProfilerCapture:
         self._options = options
         self._on_prepared = prepared
         self._prepared = False
-        self._used = False  # whether the program used the GPU when this was prepared
+        self._gpu_was_in_use = False  # whether the program used the GPU when this was prepared
         if gpu.in_use() is not None or not gpu.supported():
             self._prepare()
 
@@ -164,15 +165,15 @@ class TorchProfilerCapture:
         if sessions.owner is not None or profilers.running():
             sessions.recover()
         if sessions.owner is not None or profilers.running():
-            raise CaptureError(sessions.stuck or "another torch profiler is active")
+            raise CaptureError(sessions.stop_failure or "another torch profiler is active")
 
     def _prepare(self) -> None:
         from torch.profiler import profile
 
-        self._used = gpu.in_use() is not None
+        self._gpu_was_in_use = gpu.in_use() is not None
         activities = profilers.window_activities(self._options.get("activities"))
         self.profiler = profile(**{**self._options, "activities": activities})
-        with sessions.claim(self), profilers.suppress_cycle_warning():
+        with sessions.take_over(self), profilers.suppress_cycle_warning():
             self.profiler.prepare_trace()
             self._prepared = True
         self._on_prepared(self)
@@ -225,7 +226,7 @@ class TorchProfilerCapture:
         if self.ended:
             return
         self._stop()
-        if not self._used and self._options.get("activities") is None:
+        if not self._gpu_was_in_use and self._options.get("activities") is None:
             self._without_gpu(_USED_LATE)
 
     def _without_gpu(self, why: str) -> None:
@@ -243,18 +244,18 @@ class TorchProfilerCapture:
             try:
                 self.discard()
             finally:
-                self._lost = _IN_WARMUP
+                self._loss_reason = _IN_WARMUP
         elif self._thread != get_ident():
-            self._lost = _ON_ANOTHER_THREAD
+            self._loss_reason = _ON_ANOTHER_THREAD
         elif autograd.in_operator():
-            self._lost = _IN_OPERATOR
+            self._loss_reason = _IN_OPERATOR
             self._memory = kineto.leave_recording()
             self._end_ranges()
         else:
             self.step(None)
             self._leave_out_last()
             self.stop()
-            self.ended, self.incomplete = True, [_INSIDE, *self.incomplete]
+            self.ended, self.incomplete = True, [_BEGAN_INSIDE, *self.incomplete]
             return self.profiler.profiler and self.profiler.profiler.kineto_results
         return None
 
@@ -266,14 +267,14 @@ class TorchProfilerCapture:
 
     def _check(self) -> None:
         """If the recording is lost, clean up and raise the reason."""
-        if self._lost:
-            if self._thread and profilers.running() and sessions.elsewhere:
+        if self._loss_reason:
+            if self._thread and profilers.running() and sessions.owner_on_another_thread:
                 kineto.leave_recording()
                 sessions.recover()
             self._end_ranges()
             self._end_step()
             self._memory = None
-            raise CaptureError(self._lost)
+            raise CaptureError(self._loss_reason)
 
     def _stop(self) -> None:
         self._prepared = False  # a second start after this, as by `discard` after an interrupt, crashes torch
@@ -282,7 +283,7 @@ class TorchProfilerCapture:
             self._stop_trace()
             self._end_ranges()
         except BaseException as error:
-            self._take_off(error)
+            self._force_stop(error)
             self._end_ranges()  # again, if the first call failed
             raise
         finally:
@@ -306,16 +307,16 @@ class TorchProfilerCapture:
             self._ranges.end()
             self._ranges = None
 
-    def _take_off(self, error: BaseException) -> None:
+    def _force_stop(self, error: BaseException) -> None:
         """End torch's recording after its stop failed, or the next window would find an active profiler."""
-        self._lost = f"the recording could not be stopped: {type(error).__name__}: {error}"
+        self._loss_reason = f"the recording could not be stopped: {type(error).__name__}: {error}"
         with Suppressed(Exception):
             if profilers.running() and self.profiler.profiler is not None:
                 with _unsynchronized(self.profiler.profiler):
                     self.profiler.profiler.__exit__(None, None, None)
         sessions.note_stop(self)
         if profilers.running():
-            sessions.stuck = f"the recording of an earlier window could not be stopped: {error!r}"
+            sessions.stop_failure = f"the recording of an earlier window could not be stopped: {error!r}"
             sessions.release(self)
             sessions.recover()
 
@@ -324,7 +325,7 @@ class TorchProfilerCapture:
         folder.mkdir(parents=True, exist_ok=True)
         raw = folder / f"{stem}{SUFFIX}"
         self.profiler.export_chrome_trace(str(raw))
-        if not _whole(raw):  # torch does not raise
+        if not _is_complete_json(raw):  # torch does not raise
             error = _write_error(raw)
             for path in (raw, raw.with_name(f"{raw.name}.tmp")):
                 path.unlink(missing_ok=True)
@@ -343,7 +344,7 @@ class TorchProfilerCapture:
 
     def discard(self) -> None:
         """End a capture that never started: start and stop it, or the next one would find it prepared."""
-        if self._lost:
+        if self._loss_reason:
             return
         try:
             if profilers.running():
@@ -401,11 +402,11 @@ def _check(options: Mapping[str, Any]) -> None:
 def _hint(name: str, accepted: list[str]) -> str:
     if name in _SCHEDULE_OPTIONS:
         return f"give a schedule: schedule=instrument.schedule({name}=...)"
-    close = difflib.get_close_matches(name, [*accepted, *_SCHEDULE_OPTIONS, *_PROFILE], 1)
+    close = difflib.get_close_matches(name, [*accepted, *_SCHEDULE_OPTIONS, *_PROFILE_ARGUMENTS], 1)
     return f'did you mean "{close[0]}"?' if close else f"torch.profiler takes {', '.join(accepted)}"
 
 
-def _whole(path: Path) -> bool:
+def _is_complete_json(path: Path) -> bool:
     if not path.exists():
         return False
     with path.open("rb") as file:
