@@ -88,7 +88,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for left in finishing:
         left.end(30)
     assert not unclosed
-    assert not any(left._failed for left in finishing)
+    assert not any(left._failure for left in finishing)
     assert not torch.autograd._profiler_enabled()
     assert sessions.capture is None
     assert not dispatch.recording

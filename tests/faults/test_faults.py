@@ -43,7 +43,7 @@ OUTERMOST = {
     "instrument.stepping.function_calls:FunctionCallSteps._following.call",
     "instrument.stepping.function_calls:FunctionCallSteps._following.call_async",
     "instrument.stepping.graphed_callables:GraphedCallables._following.make_graphed_callables",
-    "instrument.windows.steps:Steps.__iter__",
+    "instrument.windows.steps:StepIterator.__iter__",
     # The containment itself: it raises the errors of the functions that it calls.
     "instrument.guard:Contained.__enter__",
     "instrument.guard:Contained.__exit__",
@@ -61,8 +61,8 @@ MANIFEST = (
     "instrument.windows.outcomes:Outcomes.entry",
     "instrument.windows.profile:Profile._finish",
     "instrument.windows.outcomes:Outcomes.note",
-    "instrument.windows.outcomes:Outcomes._reports",
-    "instrument.windows.window_recorder:WindowRecorder._unreached",
+    "instrument.windows.outcomes:Outcomes._prints_summary",
+    "instrument.windows.window_recorder:WindowRecorder._windows_not_reached",
     "instrument.windows.manifest:",
     "instrument.windows.schedule:Schedule.window",
 )

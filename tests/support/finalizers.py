@@ -12,7 +12,7 @@ from pathlib import Path
 LOOKS_OFTEN = """
 from instrument.windows import finalizer_process
 line = "exec_module(package)\\n"
-more = "import instrument.windows.finalizer_main as at; at._LOOK_S = 0.2\\n"
+more = "import instrument.windows.finalizer_main as at; at._CHECK_INTERVAL_S = 0.2\\n"
 finalizer_process._CODE = finalizer_process._CODE.replace(line, line + more)
 """
 

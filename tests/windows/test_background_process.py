@@ -322,7 +322,7 @@ def test_the_process_ends_without_readable_input(tmp_path: Path, gone: bool) -> 
     training.wait()
     code = f"""
         from instrument.windows import finalizer_main
-        finalizer_main._LOOK_S = 0.1
+        finalizer_main._CHECK_INTERVAL_S = 0.1
         finalizer_main.main({training.pid if gone else os.getpid()})
     """
     options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -24,7 +24,7 @@ from instrument.regions import dispatch
 from instrument.regions.dispatch import ActiveEmitters
 from instrument.windows.profile import Profile
 from instrument.windows.recording import Recording
-from instrument.windows.steps import Count, Steps
+from instrument.windows.steps import LoopStepCounter, StepIterator
 
 from ..support import programs, warm
 from .training import manifest, statuses
@@ -197,8 +197,8 @@ def drive_by_step(prof: Profile) -> None:
 
 def drive_by_items(prof: Profile) -> None:
     """Record windows of the items that `instrument.steps` yields."""
-    count = Count(prof, None, 0, {})
-    for _ in Steps(range(5), count, lambda: count):
+    count = LoopStepCounter(prof, None, 0, {})
+    for _ in StepIterator(range(5), count, lambda: count):
         torch.ones(3) + 1
 
 
@@ -251,7 +251,7 @@ def fail_a_stop(
     Returns:
         The functions that run in the clean-up.
     """
-    stop, give_up = TorchProfilerCapture.stop, Profile._give_up
+    stop, give_up = TorchProfilerCapture.stop, Profile._fail_window
     failed, pressed, places = list[bool](), list[bool](), dict[Place, None]()
 
     def fail_once(capture: TorchProfilerCapture) -> None:
@@ -279,7 +279,7 @@ def fail_a_stop(
 
     with monkeypatch.context() as patch:
         patch.setattr(TorchProfilerCapture, "stop", fail_once)
-        patch.setattr(Profile, "_give_up", watched)
+        patch.setattr(Profile, "_fail_window", watched)
         drive(prof)
     return places
 

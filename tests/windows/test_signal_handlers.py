@@ -118,4 +118,4 @@ def test_a_handler_that_stops_and_exits_in_on_trace_ready(out: Path) -> None:
         train(5, prof.step)
     assert [(1, "recorded"), (2, "not reached")] == sorted(statuses(manifest(out)))
     assert all((out / file["path"]).exists() for entry in manifest(out) for file in entry["files"])
-    assert not prof._end_unfinished
+    assert not prof._end_was_interrupted

@@ -193,7 +193,7 @@ def test_equal_code_of_two_files_has_two_counts(out: Path) -> None:
 def test_calls_with_separate_counts(out: Path) -> None:
     """Another folder, plan or place, a nested loop, and a changed `first_step` start a new count."""
 
-    def loop(folder: str, at: int, first_step: int = 0) -> instrument.windows.steps.Steps[int]:
+    def loop(folder: str, at: int, first_step: int = 0) -> instrument.windows.steps.StepIterator[int]:
         return instrument.steps(range(4), out / folder, at=at, first_step=first_step, exporter=Recorder())
 
     for _ in loop("a", 1):

@@ -91,7 +91,7 @@ def test_plans_without_a_known_next_window(out: Path, monkeypatch: pytest.Monkey
     (timing,) = (entry["timing"] for entry in prof.windows if entry["status"] == "recorded")
     assert [[30 - AROUND, 29], [31, 30 + AROUND]] == timing["around_steps"]
     assert 31 + AROUND == timing["run_steps"]
-    assert AROUND == len(prof._times._after)
+    assert AROUND == len(prof._times._steps_after)
 
 
 def test_the_first_step_is_not_compared(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

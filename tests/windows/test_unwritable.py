@@ -176,7 +176,7 @@ def test_a_summary_that_fails(
 ) -> None:
     """The windows are recorded although the summary fails."""
     monkeypatch.setattr(settings, "summary", True)
-    run(out, on_trace_ready=lambda prof: prof._last.raw.write_text("unreadable"))
+    run(out, on_trace_ready=lambda prof: prof._last_capture.raw.write_text("unreadable"))
     assert [("recorded", None)] * 2 == reasons(manifest(out))
     assert "" == capsys.readouterr().err
     assert "the summary failed and was skipped; training continues" in caplog.text

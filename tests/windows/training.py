@@ -181,4 +181,4 @@ def reasons(entries: Iterable[dict[str, Any]]) -> list[tuple[str, str | None]]:
 
 def obstruct(prof: Any) -> None:
     """Make the compression of the last window's trace fail: put a folder where its output goes."""
-    part(prof._last.raw).mkdir()
+    part(prof._last_capture.raw).mkdir()

@@ -51,12 +51,12 @@ class Termination:
         """Handle the signal from the time that the first window may be open."""
         if os.name == "nt":
             return
-        Profile.started.append(self._started)
-        Profile.idle.append(self._idle)
+        Profile.start_callbacks.append(self._on_profile_start)
+        Profile.idle_callbacks.append(self._on_profiles_idle)
         os.register_at_fork(after_in_child=self._forked)
 
     @guard.contained(FEATURE)
-    def _started(self) -> None:
+    def _on_profile_start(self) -> None:
         main = threading.current_thread() is threading.main_thread()
         if self._pipe is not None or not main or os.getpid() != self._process:
             return
@@ -77,7 +77,7 @@ class Termination:
         threading.Thread(target=self._watch, args=(reader,), name="instrument-sigterm", daemon=True).start()
 
     @guard.contained(FEATURE)
-    def _idle(self) -> None:
+    def _on_profiles_idle(self) -> None:
         """Stop handling the signal, as no window is open or to come."""
         if threading.current_thread() is threading.main_thread() and not (self._saving or self._again):
             self.remove()

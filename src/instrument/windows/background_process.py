@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ..sigaction import c_library
-from .sigchld import held_back
+from .sigchld import hidden_sigchld
 
 _SHELL = "/bin/sh"
 # Linux divides the CPU between sessions (sched(7), autogroup); `nice` matters only within one of them.
-_LEAST = "echo 19 >/proc/self/autogroup; "
-_CHILD = _LEAST + 'exec "$@"'
+_LOWEST_PRIORITY = "echo 19 >/proc/self/autogroup; "
+_AS_CHILD = _LOWEST_PRIORITY + 'exec "$@"'
 # The first shell exits at once. The second one waits for the command: only its parent learns how a process ends.
-_ORPHAN = f"{{ {_LEAST}" + r""""$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } &"""
+_AS_ORPHAN = f"{{ {_LOWEST_PRIORITY}" + r""""$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } &"""
 _PR_GET_CHILD_SUBREAPER = 37
 
 
@@ -59,11 +59,11 @@ class BackgroundProcess:
             "env": environment,
         }
         if self._libc is None:
-            shell = [_SHELL, "-c", _CHILD, "sh"] if _has_shell() else []
+            shell = [_SHELL, "-c", _AS_CHILD, "sh"] if _has_shell() else []
             self._started = subprocess.Popen([*shell, *command], **options)
         else:
-            with held_back(self._libc):
-                self._started = subprocess.Popen([_SHELL, "-c", _ORPHAN, "sh", *command], **options)
+            with hidden_sigchld(self._libc):
+                self._started = subprocess.Popen([_SHELL, "-c", _AS_ORPHAN, "sh", *command], **options)
                 code = self._started.wait()
             if code:  # the shell cannot fork
                 raise OSError(f"{_SHELL} ended with exit code {code}")

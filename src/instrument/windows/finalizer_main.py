@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ..traces.summary import Summary
 
 Job = Mapping[str, Any]
-_ORPHAN_S = 600  # time limit for the work after the training process has exited, ...
-_LOOK_S = 5  # ... which is checked this often
+_ORPHAN_LIMIT_S = 600  # time limit for the work after the training process has exited, ...
+_CHECK_INTERVAL_S = 5  # ... which is checked this often
 
 
 class FinalizerJobs:
@@ -43,19 +43,21 @@ class FinalizerJobs:
     def __init__(self) -> None:
         self._summary: Summary | None = None
         self._files: list[str] = []
-        self._held: dict[int, tuple[dict[str, Any], str, Summary | None]] = {}  # windows without timing so far
+        self._windows_without_timing: dict[
+            int, tuple[dict[str, Any], str, Summary | None]
+        ] = {}  # windows without timing so far
         self._errors: list[tuple[str, str]] = []  # of the current job: what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
-            "window": self._window,
-            "timed": self._timed,
-            "line": self._line,
-            "report": self._report,
-            "resume": self._resume,
+            "window": self._save_window,
+            "timed": self._add_timing,
+            "line": self._write_line,
+            "report": self._render_summary,
+            "resume": self._restore_state,
             "wake": lambda job: {},
-            "end": self._end,
+            "end": self._return_state,
         }
 
-    def answer(self, job: Job) -> dict[str, Any]:
+    def do(self, job: Job) -> dict[str, Any]:
         """Do one job, and return the answer, which names failures."""
         self._errors = []
         answer: dict[str, Any] = {}
@@ -63,11 +65,14 @@ class FinalizerJobs:
             answer = self._kinds[job["kind"]](job)
         return {**answer, "errors": self._errors}
 
-    def rest(self) -> list[Job]:
+    def jobs_without_timing(self) -> list[Job]:
         """Return jobs that write the lines of windows whose timing never came."""
-        return [{"kind": "timed", "job": 0, "window": number, "timing": None} for number in self._held]
+        return [
+            {"kind": "timed", "job": 0, "window": number, "timing": None}
+            for number in self._windows_without_timing
+        ]
 
-    def _window(self, job: Job) -> dict[str, Any]:
+    def _save_window(self, job: Job) -> dict[str, Any]:
         """Compress the trace of a window, and read the trace for the summary."""
         entry, raw, folder = job["entry"], Path(job["raw"]), Path(job["folder"])
         try:
@@ -84,24 +89,24 @@ class FinalizerJobs:
         if job["read"] and raw.exists():
             with self._collect_error("the summary"):
                 summary = _read(raw)
-        self._held[job["job"]] = entry, job["folder"], summary
+        self._windows_without_timing[job["job"]] = entry, job["folder"], summary
         if path != raw:
             with self._collect_error("saving a window"):
                 raw.unlink(missing_ok=True)
         return {"held": True}
 
-    def _timed(self, job: Job) -> dict[str, Any]:
+    def _add_timing(self, job: Job) -> dict[str, Any]:
         """Write the line of a window, and add the window to the summary."""
-        if job["window"] not in self._held:  # it was lost with an earlier process
+        if job["window"] not in self._windows_without_timing:  # it was lost with an earlier process
             return {}
-        entry, folder, summary = self._held.pop(job["window"])
+        entry, folder, summary = self._windows_without_timing.pop(job["window"])
         entry["timing"] = job["timing"]
-        answer = self._line({"entry": entry, "folder": folder})
+        answer = self._write_line({"entry": entry, "folder": folder})
         with self._collect_error("the summary"):
-            self._add(summary, entry)
+            self._add_to_summary(summary, entry)
         return {**answer, "window": job["window"]}
 
-    def _line(self, job: Job) -> dict[str, Any]:
+    def _write_line(self, job: Job) -> dict[str, Any]:
         """Write the line of a window."""
         written = False
         with (
@@ -112,7 +117,7 @@ class FinalizerJobs:
             written = True
         return {"entry": job["entry"], "written": written}
 
-    def _add(self, summary: Summary | None, entry: Mapping[str, Any]) -> None:
+    def _add_to_summary(self, summary: Summary | None, entry: Mapping[str, Any]) -> None:
         """Add a window to the summary; if it was not read, as it has no steps, only its timing."""
         before = self._summary
         if summary is None and before is None:
@@ -127,7 +132,7 @@ class FinalizerJobs:
         elif before is not None and timing is not None:
             self._summary = replace(before, timing=before.timing + timing if before.timing else timing)
 
-    def _report(self, job: Job) -> dict[str, Any]:
+    def _render_summary(self, job: Job) -> dict[str, Any]:
         """Render the summary of all windows."""
         if self._summary is None:
             return {"text": None}
@@ -151,13 +156,13 @@ class FinalizerJobs:
         file.seek(0)
         return {"text": file.read()}
 
-    def _resume(self, job: Job) -> dict[str, Any]:
+    def _restore_state(self, job: Job) -> dict[str, Any]:
         """Continue from the state of an earlier process."""
         self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
         return {}
 
-    def _end(self, _: Job) -> dict[str, Any]:
-        """Return the state that `_resume` takes."""
+    def _return_state(self, _: Job) -> dict[str, Any]:
+        """Return the state that `_restore_state` takes."""
         state = pickle.dumps((self._summary, self._files))
         return {"state": base64.b64encode(state).decode()}
 
@@ -214,11 +219,11 @@ def main(parent: int) -> None:
     threading.Thread(target=_receive, args=(jobs, parent), daemon=True).start()
     finalize = FinalizerJobs()
     while (job := jobs.get()) is not None:
-        _reply(answers, job, finalize.answer(job))
+        _reply(answers, job, finalize.do(job))
         if job["kind"] == "end":
             return
-    for job in finalize.rest():
-        _reply(answers, job, finalize.answer(job))
+    for job in finalize.jobs_without_timing():
+        _reply(answers, job, finalize.do(job))
 
 
 def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:
@@ -235,7 +240,7 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
     try:
         while True:
             # A fork of the training process may hold the connection open after training has exited.
-            if not select.select([0], [], [], _LOOK_S)[0]:
+            if not select.select([0], [], [], _CHECK_INTERVAL_S)[0]:
                 if started is None or _start_time(parent) != started:
                     break
                 continue
@@ -249,7 +254,7 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
             for line in lines:
                 jobs.put(json.loads(line))
     finally:  # also after a malformed line, which raises
-        signal.alarm(_ORPHAN_S)
+        signal.alarm(_ORPHAN_LIMIT_S)
         jobs.put(None)
 
 

@@ -36,7 +36,7 @@ main({parent})
 # and the package is loaded from the folder of this file.
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_ROOM = 1 << 15  # bytes that the connection buffers
+_BUFFER_BYTES = 1 << 15  # bytes that the connection buffers
 _KILL_S = 5  # time limit for the exit of the killed process
 _TOO_LONG = "was killed because it took too long"
 _FLUSH_S = 0.1  # how often `end` tries to send waiting jobs
@@ -79,8 +79,8 @@ class FinalizerProcess:
         self._lock = threading.RLock()  # held while sending; never waited for
         self._unsent: deque[bytes] = deque()
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
-        self._rest = b""  # of an incomplete answer
-        self._failed: str | None = None  # in words
+        self._incomplete_answer = b""  # of an incomplete answer
+        self._failure: str | None = None  # in words
         self._deadline: float | None = None  # for `end`, when it receives the answers itself
         self.closed = False
         self.ended: str | None = None
@@ -145,7 +145,7 @@ class FinalizerProcess:
     def give_up(self, error: Exception) -> None:
         """Send no more jobs because of ``error``; the process exits after those that it has."""
         self.closed = True
-        self._failed = self._failed or f"was abandoned: {error!r}"
+        self._failure = self._failure or f"was abandoned: {error!r}"
         with Suppressed(OSError):  # the process is gone
             if self._connected():
                 self._socket.shutdown(socket.SHUT_WR)
@@ -153,7 +153,7 @@ class FinalizerProcess:
     def _kill(self, why: str) -> None:
         self.closed = True
         if self.ended is None:
-            self._failed = self._failed or why
+            self._failure = self._failure or why
             self._process.kill()
 
     def _flush(self, *, blocking: bool = False) -> None:
@@ -162,23 +162,23 @@ class FinalizerProcess:
         Never waits for another thread: the sending thread checks for new jobs afterwards. A signal handler may
         call this on the thread that it interrupted here, and sends the rest.
         """
-        while self._fits() and self._lock.acquire(blocking=False):
+        while self._next_job_fits() and self._lock.acquire(blocking=False):
             try:
                 with Suppressed(IndexError):  # a signal handler sent it
                     self._send_next(blocking)
             finally:
                 self._lock.release()
 
-    def _fits(self) -> bool:
+    def _next_job_fits(self) -> bool:
         with Suppressed(IndexError):  # no job is left
             size = len(self._unsent[0])
-            return not self._unanswered or sum(self._unanswered.copy()) + size <= _ROOM
+            return not self._unanswered or sum(self._unanswered.copy()) + size <= _BUFFER_BYTES
         return False
 
     def _send_next(self, blocking: bool) -> None:
-        if not self._fits():
+        if not self._next_job_fits():
             return
-        large = len(self._unsent[0]) > _ROOM
+        large = len(self._unsent[0]) > _BUFFER_BYTES
         data = self._unsent.popleft() if blocking or not large else _WAKE  # to be answered
         self._unanswered.append(len(data))
         self._write(data)
@@ -206,7 +206,7 @@ class FinalizerProcess:
         else:
             self._kill(_TOO_LONG)
         ended = self._process.wait()
-        self.ended = self._failed or ended  # before the connection closes: a job may come now
+        self.ended = self._failure or ended  # before the connection closes: a job may come now
         self._socket.close()
         _running.discard(self)
         self._on_exit(self)
@@ -214,21 +214,21 @@ class FinalizerProcess:
     def _read(self) -> None:
         """Pass on answers until the connection ends."""
         while True:
-            while b"\n" in self._rest:
-                line, _, rest = self._rest.partition(b"\n")
+            while b"\n" in self._incomplete_answer:
+                line, _, rest = self._incomplete_answer.partition(b"\n")
                 answer = _parse_answer(line)
                 asked = "job" in answer
                 if asked:
                     self._on_answer(answer)
                 else:
                     self._process.exit_code = answer.get("exit_code", self._process.exit_code)
-                self._rest = rest  # only now: an answer that failed is tried again
+                self._incomplete_answer = rest  # only now: an answer that failed is tried again
                 if asked:
                     self._continue_sending()
             data = self._receive_bytes()
             if not data:
                 return
-            self._rest += data
+            self._incomplete_answer += data
 
     def _continue_sending(self) -> None:
         """Send waiting jobs, also a large one, after an answer."""

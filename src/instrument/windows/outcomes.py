@@ -16,7 +16,7 @@ from .window_finalizer import WindowFinalizer
 
 _OTHER_THREAD = "steps ended on another thread than the one that opened the window"
 _NOT_SEEN = "step() was not called for each of the last steps"
-_warned: set[str] = set()  # texts of `warn_if_nothing_was_recorded`: each is logged once per process
+_logged_warnings: set[str] = set()  # texts of `warn_if_nothing_was_recorded`: each is logged once per process
 
 
 class Outcomes:
@@ -71,7 +71,7 @@ class Outcomes:
         return self._ranks is not None and self.rank not in self._ranks
 
     @property
-    def _reports(self) -> bool:
+    def _prints_summary(self) -> bool:
         """Whether this rank prints the summary."""
         return self.rank == min(self._ranks or {0})
 
@@ -116,7 +116,7 @@ class Outcomes:
         reason = "; ".join([*missing, *failures]) or None
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
         return self.finalizer.add_recorded(
-            recording.capture, files, read=self._reports and self.holds_steps(recording), **line
+            recording.capture, files, read=self._prints_summary and self.holds_steps(recording), **line
         )
 
     def holds_steps(self, recording: Recording) -> bool:
@@ -151,7 +151,7 @@ class Outcomes:
     def report(self) -> None:
         """Print the summary of the windows so far, on the rank that prints it."""
         dispatch.log_hidden()
-        if self._reports:
+        if self._prints_summary:
             self.finalizer.report(sorted(dispatch.compiled_away), self._on_summary, diagnose=self._diagnose)
 
     def warn_if_nothing_was_recorded(self, first: int, steps: int, scheduled: int | None, end_reason: str) -> None:
@@ -164,10 +164,10 @@ class Outcomes:
             end_reason: how the loop ended.
         """
         windows = self.entries
-        if scheduled == 0 or not self._reports or any(map(self._began, windows)):
+        if scheduled == 0 or not self._prints_summary or any(map(self._has_begun, windows)):
             return
         by_hand = self._steps_hint.startswith("schedule")
-        reason = self._why_nothing(first, scheduled, end_reason)
+        reason = self._reason_for_no_window(first, scheduled, end_reason)
         if steps > 0:
             low = first + 2 if steps > 4 else first
             reachable = self._steps_hint.format(span(low, low + min(steps, 3)))
@@ -179,11 +179,11 @@ class Outcomes:
         files = [file["path"] for window in windows for file in window["files"]]
         rest = f" ({files[0]} covers the time after the last complete step)" if files else ""
         text = f"no {'step' if files else 'window'} was recorded in {self._out}{rest}: {reason}; {fix}"
-        if text not in _warned:
-            _warned.add(text)
+        if text not in _logged_warnings:
+            _logged_warnings.add(text)
             log.warning(text)
 
-    def _why_nothing(self, first: int, scheduled: int | None, end_reason: str) -> str:
+    def _reason_for_no_window(self, first: int, scheduled: int | None, end_reason: str) -> str:
         windows = self.entries
         if windows:
             start, last = windows[0]["planned_steps"]
@@ -193,7 +193,7 @@ class Outcomes:
             return f"all planned steps come before the first step, {first}"
         return f"the schedule has none, and {end_reason}"
 
-    def _began(self, window: Mapping[str, Any]) -> bool:
+    def _has_begun(self, window: Mapping[str, Any]) -> bool:
         """Return whether a window has steps, or a line that says why it was skipped."""
         if window["status"] in ("recorded", "partial"):
             return window["steps"] is not None or not self._has_schedule

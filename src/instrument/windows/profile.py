@@ -54,9 +54,9 @@ class Profile(WindowRecorder):
     """
 
     _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
-    started: ClassVar[list[Callable[[], None]]] = []  # called when a profile starts
-    idle: ClassVar[list[Callable[[], None]]] = []  # called when no profile has an open or future window
-    _made = False  # a profile with wrong arguments only counts steps
+    start_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when a profile starts
+    idle_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when no profile has an open or future window
+    _initialized = False  # a profile with wrong arguments only counts steps
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
     def __init__(
@@ -83,15 +83,17 @@ class Profile(WindowRecorder):
             keeps_events=keeps_events,
         )
         self._preemptible = preemptible
-        self._all_begun = False  # every window has begun
+        self._no_more_windows = False  # every window has begun
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
-        self._end_unfinished = False  # an interrupt cut off a part of the end
-        self._unaccounted: list[Window] | None = None  # after the end, the windows that were not reached
+        self._end_was_interrupted = False  # an interrupt cut off a part of the end
+        self._windows_to_account_for: list[Window] | None = (
+            None  # after the end, the windows that were not reached
+        )
         self._paused = False
         self._graphs: GraphFollower | None = None  # detects captures of CUDA graphs while the profile runs
         self._process = 0
-        self._made = True
+        self._initialized = True
 
     def __dir__(self) -> list[str]:
         """List the names for users, without the library's own interface."""
@@ -103,12 +105,12 @@ class Profile(WindowRecorder):
     @property
     def finished(self) -> bool:
         """Whether no window is open or to come."""
-        return self._due == NEVER or (self._all_begun and self._recording is None)
+        return self._next_due_step == NEVER or (self._no_more_windows and self._recording is None)
 
     @property
     def window_near(self) -> bool:
         """Whether a window is open, opens or ends within two steps."""
-        return self._due - self.step_num <= 2
+        return self._next_due_step - self.step_num <= 2
 
     def step(self) -> None:
         """Count a step: the current one ends, the next one begins.
@@ -117,7 +119,7 @@ class Profile(WindowRecorder):
         """
         try:
             self.step_num += 1
-            if self.step_num >= self._due:
+            if self.step_num >= self._next_due_step:
                 cuda_graphs.settle()
                 self._changes.make(self._advance)
         except Exception as error:
@@ -140,7 +142,7 @@ class Profile(WindowRecorder):
         Args:
             late: the first step began earlier, at an unknown time.
         """
-        if self._made:
+        if self._initialized:
             self._changes.make(functools.partial(self._start, late))
 
     def _start(self, late: bool) -> None:
@@ -157,7 +159,7 @@ class Profile(WindowRecorder):
             self._paused = False
             self._follow_schedule()
             self.report_steps()
-        if self._started or self._closing or not settings.enabled:
+        if self._started or self._calling_on_trace_ready or not settings.enabled:
             return
         others = [profile for profile in Profile._running if profile is not self]
         if self._preemptible and others:
@@ -165,7 +167,7 @@ class Profile(WindowRecorder):
         for profile in others:
             if profile._preemptible:
                 profile.stop()
-        self._started, self._end_unfinished, self._unaccounted = True, False, None
+        self._started, self._end_was_interrupted, self._windows_to_account_for = True, False, None
         Profile._running.add(self)
         self._first = self.step_num
         self._process = os.getpid()
@@ -182,12 +184,12 @@ class Profile(WindowRecorder):
         with guard.contained("preparing the exporter"):
             following = self._schedule.next_window(self.step_num)
             # May decrease: a window that the end of a loop cut short is continued.
-            self._last_over = following.index - 1 if following is not None else self._schedule.count or 0
+            self._last_finished_index = following.index - 1 if following is not None else self._schedule.count or 0
             if following is not None:
                 self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
                 self._exporter.prepare()
         self._times.start(self.step_num, late=late)
-        for call in Profile.started:
+        for call in Profile.start_callbacks:
             call()
         self._follow_schedule()
         self.report_steps()
@@ -209,7 +211,7 @@ class Profile(WindowRecorder):
             begun: `step` announced the current step, as after a loop's last iteration; it may never have run.
             complete: the current step ran to its end without a call of `step`, and counts.
         """
-        self._make(self._end, begun, complete)
+        self._request_change(self._end, begun, complete)
         self.step_num += complete
 
     @guard.contained(FEATURE)
@@ -224,35 +226,37 @@ class Profile(WindowRecorder):
 
     def _end_windows(self, begun: bool, complete: bool) -> bool:
         """Close an open window and account for those not reached; return False if this was done."""
-        if not self._leave_running(begun, complete):
+        if not self._end_run(begun, complete):
             return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return False
-        self._abandon_left()
+        self._close_unclosed()
         recording = self._recording
-        if recording is not None and not self._closing:
+        if recording is not None and not self._calling_on_trace_ready:
             self._close_window(recording, begun=begun, complete=complete, cut=not (begun or complete))
         self._complete_last_window(self.step_num + complete)
         with guard.contained("ending"):
-            if self._unaccounted is None:
-                self._unaccounted = [] if self._outcomes.excluded else list(islice(self._unreached(), 1000))
-            while self._unaccounted:
-                self._outcomes.note(self._unaccounted[0], "not reached", self._end_reason)
-                del self._unaccounted[0]
+            if self._windows_to_account_for is None:
+                self._windows_to_account_for = (
+                    [] if self._outcomes.excluded else list(islice(self._windows_not_reached(), 1000))
+                )
+            while self._windows_to_account_for:
+                self._outcomes.note(self._windows_to_account_for[0], "not reached", self._end_reason)
+                del self._windows_to_account_for[0]
         return True
 
     def _finish(self) -> None:
         with guard.contained("ending"):
             self._outcomes.report()
             self._finalizer.finish()
-            if not self._closing:  # else on_trace_ready called `stop`
+            if not self._calling_on_trace_ready:  # else on_trace_ready called `stop`
                 steps = self.step_num - self._first
                 self._outcomes.warn_if_nothing_was_recorded(
                     self._first, steps, self._schedule.count, self._end_reason
                 )
         self._notify_idle()
-        if not self._closing:
-            self._end_unfinished = False
+        if not self._calling_on_trace_ready:
+            self._end_was_interrupted = False
             atexit.unregister(self._exit)
 
     @guard.contained(FEATURE)
@@ -269,33 +273,33 @@ class Profile(WindowRecorder):
             begun: as for `end`.
             cut: the current step probably did not end.
         """
-        self._make(self._pause, begun, cut)
+        self._request_change(self._pause, begun, cut)
 
     @guard.contained(FEATURE)
     def _pause(self, begun: bool, cut: bool) -> None:
         recording = self._recording
-        if not self._started or self._paused or self._process != os.getpid() or self._closing:
+        if not self._started or self._paused or self._process != os.getpid() or self._calling_on_trace_ready:
             return
         self._paused = True
-        self._abandon_left()
-        self._end_reason = f"the loop ended {_where(begun)} step {self.step_num}"
+        self._close_unclosed()
+        self._end_reason = f"the loop ended {_before_in_or_after(begun)} step {self.step_num}"
         empty = recording is not None and (
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
         )
         if recording is not None and empty and recording.on_own_thread():
             self._abandon(recording)
         elif recording is not None:
-            self._continued = recording.window.index
+            self._continued_index = recording.window.index
             try:
                 self._close_window(recording, begun=begun, cut=cut)
             finally:
-                if self._end_unfinished:  # on_trace_ready called `stop`
+                if self._end_was_interrupted:  # on_trace_ready called `stop`
                     self._end(begun)
         self._times.cancel()
         self._complete_last_window(self.step_num)
         with guard.contained("ending"):
             self._outcomes.report()
-            if self._last_over == self._schedule.count:
+            if self._last_finished_index == self._schedule.count:
                 self._finalizer.finish()
 
     @classmethod
@@ -307,26 +311,26 @@ class Profile(WindowRecorder):
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:
         """End without accounting for windows that are not reached; an open one fails for ``reason``."""
-        self._make(self._abandon_for, reason)
+        self._request_change(self._abandon_run, reason)
 
     @guard.contained(FEATURE)
-    def _abandon_for(self, reason: str) -> None:
-        left = self._leave_running()
+    def _abandon_run(self, reason: str) -> None:
+        left = self._end_run()
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
-        self._abandon_left()
+        self._close_unclosed()
         if left and self._recording is not None:
-            self._give_up(self._recording.window, CaptureError(reason))
+            self._fail_window(self._recording.window, CaptureError(reason))
         self._complete_last_window(self.step_num)
         self._finalizer.finish()
         self._notify_idle()
-        self._end_unfinished = False
+        self._end_was_interrupted = False
         atexit.unregister(self._exit)
 
     @classmethod
     def _notify_idle(cls) -> None:
-        if cls.idle and all(profile.finished for profile in cls._running):
-            for call in cls.idle:
+        if cls.idle_callbacks and all(profile.finished for profile in cls._running):
+            for call in cls.idle_callbacks:
                 call()
 
     @guard.contained(FEATURE)
@@ -335,21 +339,21 @@ class Profile(WindowRecorder):
         if not self._started or self._outcomes.excluded:
             return
         accounted = max((window["window"] for window in before.windows), default=0)
-        for index in range(accounted + 1, min(self._last_over, accounted + 1000) + 1):
+        for index in range(accounted + 1, min(self._last_finished_index, accounted + 1000) + 1):
             window = self._schedule.window(index)
             if window is not None:
                 self._outcomes.note(window, "not reached", reason)
 
-    def _leave_running(self, begun: bool = False, complete: bool = False) -> bool:
+    def _end_run(self, begun: bool = False, complete: bool = False) -> bool:
         """End the run; return False if it had ended and nothing is left to do."""
         started = self._started
         if started:
             if not self._paused:
-                self._end_reason = f"the loop ended {_where(begun, complete)} step {self.step_num}"
-            if self._postponed:
-                self._end_reason += f"; {self._postponed}"
-            self._started, self._paused, self._end_unfinished, self._due = False, False, True, NEVER
-        elif not self._end_unfinished or self._closing:
+                self._end_reason = f"the loop ended {_before_in_or_after(begun, complete)} step {self.step_num}"
+            if self._postponement_reason:
+                self._end_reason += f"; {self._postponement_reason}"
+            self._started, self._paused, self._end_was_interrupted, self._next_due_step = False, False, True, NEVER
+        elif not self._end_was_interrupted or self._calling_on_trace_ready:
             return False
         if self._graphs is not None:
             with guard.contained(FEATURE):
@@ -383,7 +387,7 @@ class Profile(WindowRecorder):
     @property
     def windows(self) -> list[dict[str, Any]]:
         """The outcome of each window so far, as in ``manifest.jsonl``. Between epochs, waits for the files."""
-        if not self._made:
+        if not self._initialized:
             return []
         if self._paused and self._process == os.getpid():
             with guard.contained("ending"):
@@ -395,13 +399,17 @@ class Profile(WindowRecorder):
     def _advance(self) -> None:
         """Report the end of a step, and make the changes that are due at the next one."""
         try:
-            if self._started and not (self._closing or self._preemptible) and self._process == os.getpid():
+            if (
+                self._started
+                and not (self._calling_on_trace_ready or self._preemptible)
+                and self._process == os.getpid()
+            ):
                 program_steps.ended()
         finally:
             self._follow_schedule()
             self.report_steps()
 
-    def _make(self, change: Callable[..., None], *args: Any) -> None:
+    def _request_change(self, change: Callable[..., None], *args: Any) -> None:
         """Call ``change(*args)`` when no other change is running and no CUDA graph is being captured."""
         self._changes.make(functools.partial(self._after_capture, functools.partial(change, *args)))
 
@@ -416,14 +424,16 @@ class Profile(WindowRecorder):
             postponed = mine and cuda_graphs.postpone(functools.partial(self._changes.make, change))
         finally:
             if postponed:
-                self._due = self.step_num + 1  # `step` calls ``change`` if the end of the capture is not seen
+                self._next_due_step = (
+                    self.step_num + 1
+                )  # `step` calls ``change`` if the end of the capture is not seen
             else:
                 change()
 
     def report_steps(self) -> None:
         """Have the next step reported, if there are listeners for the steps that the program marks."""
         if program_steps.listeners and self._started and not self._preemptible:
-            self._due = min(self._due, self.step_num + 1)
+            self._next_due_step = min(self._next_due_step, self.step_num + 1)
 
     def _follow_schedule(self) -> None:
         """Make the changes that are due at this step, and set the next step at which one is due."""
@@ -432,50 +442,50 @@ class Profile(WindowRecorder):
         if self._paused:
             return
         if self._outcomes.excluded or self._process != os.getpid():
-            self._due = NEVER
+            self._next_due_step = NEVER
             return
-        if self._closing:  # on_trace_ready calls `step`, which only counts
+        if self._calling_on_trace_ready:  # on_trace_ready calls `step`, which only counts
             return
-        self._abandon_left()
+        self._close_unclosed()
         if not self._started:
-            self._due = NEVER if self._unended is None else step + 1
+            self._next_due_step = NEVER if self._unclosed_recording is None else step + 1
             return
-        self._due = step + 1
+        self._next_due_step = step + 1
         with guard.contained("following the schedule"):
             if recording is not None and not recording.on_own_thread():
                 recording.note_foreign_step()
                 return
             phase, window = self._schedule.at(step)
             over = recording is not None and (window is None or window.index != recording.window.index)
-            if self._postpones(phase, window, over):
+            if self._must_postpone(phase, window, over):
                 return
             if recording is not None and (over or recording.ended_early):
                 try:
                     self._close_window(recording)
                 finally:
-                    if self._end_unfinished:  # on_trace_ready called `stop`
+                    if self._end_was_interrupted:  # on_trace_ready called `stop`
                         self._end(begun=True)
-                if self._due == NEVER:
+                if self._next_due_step == NEVER:
                     return
             if window is None:
                 following = self._schedule.next_window(step)
-                self._all_begun = following is None
+                self._no_more_windows = following is None
                 due = NEVER if following is None else following.warmup
-                self._due = self._times.next(step, due)
-                if (due == step + 1 and self._schedule.plans_ahead) or not self._times.waits(step):
+                self._next_due_step = self._times.next_due(step, due)
+                if (due == step + 1 and self._schedule.plans_ahead) or not self._times.is_timed(step):
                     self._complete_last_window(step)
-                if self._due == step + 1:
+                if self._next_due_step == step + 1:
                     self._times.begin(step, recording=False)
-                if self._all_begun:
+                if self._no_more_windows:
                     self._notify_idle()
             elif (
-                window.index <= self._last_over and window.index != self._continued
+                window.index <= self._last_finished_index and window.index != self._continued_index
             ):  # the rest of a failed window
                 if self._schedule.finite or window.stop < NEVER:
-                    self._due = window.stop
+                    self._next_due_step = window.stop
             else:
                 self._record_step(phase, window)
 
 
-def _where(begun: bool, complete: bool = False) -> str:
+def _before_in_or_after(begun: bool, complete: bool = False) -> str:
     return "before" if begun else "after" if complete else "in"

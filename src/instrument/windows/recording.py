@@ -15,7 +15,7 @@ from ..exporters.capture import Capture
 from ..regions import dispatch
 from .schedule import Window
 
-Saved = tuple[
+SaveResult = tuple[
     list[Path], dict[str, Any], list[str]
 ]  # the files, the line of the manifest, and why parts are missing
 
@@ -26,7 +26,7 @@ class Recording:
     Args:
         window: the window.
         capture: its capture.
-        opened: the number of the step that begins now.
+        opened_at_step: the number of the step that begins now.
 
     Attributes:
         steps: the first and the last step that the trace marks so far; None if it marks none.
@@ -38,16 +38,16 @@ class Recording:
         announced: whether on_trace_ready was called.
     """
 
-    def __init__(self, window: Window, capture: Capture, opened: int) -> None:
+    def __init__(self, window: Window, capture: Capture, opened_at_step: int) -> None:
         self.window = window
         self.capture = capture
-        self.opened = opened
+        self.opened_at_step = opened_at_step
         self.steps: tuple[int, int] | None = None
         self.start_ns: int | None = None
         self.end_ns: int | None = None
         self.cut_step: int | None = None
-        self.saved: Saved | None = None
-        self.announced = False
+        self.save_result: SaveResult | None = None
+        self.on_trace_ready_called = False
         self._thread = threading.get_ident()
         self.other_thread_stepped = False
         self._stopped = False
@@ -107,7 +107,7 @@ class Recording:
         """Return whether step ``number`` is the last recorded one."""
         return self.steps is not None and self.steps[1] == number
 
-    def cut_short(self) -> None:
+    def mark_last_step_cut(self) -> None:
         """Note that the last step did not end; it counts only if no other step is recorded."""
         if self.steps is not None and self.cut_step is None:
             first, self.cut_step = self.steps
@@ -124,7 +124,7 @@ class Recording:
         self.capture.step(None)
         first, last = self.steps or (1, 0)  # an empty range
         self.capture.add_metadata("instrument_steps", f"{first}-{last}")
-        self.capture.add_metadata("instrument_warmup", str(first - self.opened if self.steps else 0))
+        self.capture.add_metadata("instrument_warmup", str(first - self.opened_at_step if self.steps else 0))
         self.capture.stop()
         self.end_ns, self._stopped = time.time_ns(), True
 

@@ -234,10 +234,10 @@ def schedule(
         active = _integer("active", active, least=1)
 
     if at is not None:
-        _refuse("at", wait=wait, repeat=repeat, skip_first=skip_first, skip_first_wait=skip_first_wait)
+        _reject_others("at", wait=wait, repeat=repeat, skip_first=skip_first, skip_first_wait=skip_first_wait)
         return _explicit(at, warmup, active)
     if every is not None:
-        _refuse("every", wait=wait, skip_first_wait=skip_first_wait)
+        _reject_others("every", wait=wait, skip_first_wait=skip_first_wait)
         return _every(every, warmup, active or 1, repeat, skip_first)
     if active is None:
         raise ValueError('"active" must be an integer >= 1 unless "at" or "every" is given: None')
@@ -319,7 +319,7 @@ def _integer(name: str, value: object, least: int = 0, why: str = "", *, several
     return number
 
 
-def _refuse(kind: str, **others: int) -> None:
+def _reject_others(kind: str, **others: int) -> None:
     """Raise for the first of ``others`` that was given, as ``kind`` excludes it."""
     for name, value in others.items():
         if value:

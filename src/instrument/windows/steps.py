@@ -32,7 +32,7 @@ CYCLE = {"wait": 1, "warmup": 1, "active": 3}
 _DRIVER = Driver(steps_hint='at="{}"', keeps_events=False)  # users of a loop read no events in memory
 
 
-class Count:
+class LoopStepCounter:
     """Counts the steps of one loop, through all its epochs.
 
     Attributes:
@@ -49,46 +49,50 @@ class Count:
         self.profile = profile
         self.schedule = schedule
         self.first = first
-        self.busy = False
-        self.open = False
+        self.running = False
+        self.step_open = False
         self._updates = 0  # of all optimizers, for the current item
-        self._most = 0  # the most updates of an item so far; 0 until one was followed
+        self._max_updates = 0  # the most updates of an item so far; 0 until one was followed
         self._follower: Any = None
-        self._trained: weakref.ref[Any] | None = None  # a parameter of the training that was recorded
-        self._late = False  # the loop began after the last window, and its parameters are not known yet
+        self._recorded_parameter: weakref.ref[Any] | None = None  # a parameter of the training that was recorded
+        self._after_last_window = (
+            False  # the loop began after the last window, and its parameters are not known yet
+        )
         self._warned = False
 
     @guard.contained(FEATURE)
     def enter(self) -> None:
         """Begin the loop: its first epoch, another one, or another training at the same call site."""
-        self._late = self._trained is not None and self.profile.finished and not self._warned
+        self._after_last_window = (
+            self._recorded_parameter is not None and self.profile.finished and not self._warned
+        )
 
     @guard.contained(FEATURE)
     def end_step(self) -> None:
         """End the step of the current item, if it has not ended with an update."""
-        if self.open:
-            self.open = False
+        if self.step_open:
+            self.step_open = False
             self.profile.step()
 
     @property
-    def cut(self) -> bool:
+    def last_step_cut(self) -> bool:
         """Whether the current item had fewer updates than others, and its step has not ended."""
-        return self.open and self._updates < self._most
+        return self.step_open and self._updates < self._max_updates
 
     @property
-    def attentive(self) -> bool:
+    def follows_optimizers(self) -> bool:
         """Whether optimizers are followed or will be."""
-        return self._follower is not None or self._late
+        return self._follower is not None or self._after_last_window
 
     @guard.contained(FEATURE)
     def begin_step(self) -> None:
         """Begin the step of an item; follow the optimizers if a window is near."""
-        self._most, self._updates = max(self._most, self._updates), 0
-        near = self.profile.window_near or (self._late and self._follower is None)
+        self._max_updates, self._updates = max(self._max_updates, self._updates), 0
+        near = self.profile.window_near or (self._after_last_window and self._follower is None)
         if near and self._follower is None and "torch" in sys.modules:
             from ..stepping.optimizer_steps import OptimizerSteps  # imports torch
 
-            self._follower = OptimizerSteps(self._updated, every=True)
+            self._follower = OptimizerSteps(self._on_update, every=True)
             self._follower.follow()
         elif not near:
             self.leave()
@@ -100,16 +104,16 @@ class Count:
         if follower is not None:
             follower.remove()
             self._follower = None
-            self._compare(follower.parameters)
+            self._warn_if_parameters_differ(follower.parameters)
 
-    def _compare(self, parameters: Sequence[Any]) -> None:
+    def _warn_if_parameters_differ(self, parameters: Sequence[Any]) -> None:
         """Warn if a loop after the last window trains different parameters from the recorded loop."""
         if not parameters or self._warned:
             return
-        if not self._late or self._trained is None:
-            self._trained = weakref.ref(parameters[0])
+        if not self._after_last_window or self._recorded_parameter is None:
+            self._recorded_parameter = weakref.ref(parameters[0])
             return
-        self._late, trained = False, self._trained()
+        self._after_last_window, trained = False, self._recorded_parameter()
         recorded = [entry["steps"] for entry in self.profile.windows if entry["steps"]]
         if not recorded or any(parameter is trained for parameter in parameters):
             return
@@ -121,58 +125,60 @@ class Count:
             " call site, so nothing is recorded here; use another folder for this training"
         )
 
-    def _updated(self) -> None:
+    def _on_update(self) -> None:
         """Count an update; the last update of an item ends its step."""
         self._updates += 1
-        if self._updates == self._most:
+        if self._updates == self._max_updates:
             self.end_step()
 
 
-class Steps(Generic[T]):
+class StepIterator(Generic[T]):
     """The items of ``iterable``, each a step of ``profile``. Iterating again, as for an epoch, counts on."""
 
-    def __init__(self, iterable: Iterable[T], count: Count, again: Callable[[], Count]) -> None:
+    def __init__(
+        self, iterable: Iterable[T], counter: LoopStepCounter, again: Callable[[], LoopStepCounter]
+    ) -> None:
         self._iterable = iterable
-        self._count = count
-        self._again = again  # makes another count, for a nested or concurrent loop
+        self._counter = counter
+        self._make_counter = again  # makes another count, for a nested or concurrent loop
 
     @property
     def profile(self) -> Profile:
         """The profile that records the steps."""
-        return self._count.profile
+        return self._counter.profile
 
     def __iter__(self) -> Iterator[T]:
         with guard.contained(FEATURE):
-            if self._count.busy:
-                self._count = self._again()
-        count = self._count
-        profile = count.profile
-        count.end_step()  # of the last item, if the previous loop was left in its body
+            if self._counter.running:
+                self._counter = self._make_counter()
+        counter = self._counter
+        profile = counter.profile
+        counter.end_step()  # of the last item, if the previous loop was left in its body
         profile.start()
-        count.enter()
-        count.busy = True
+        counter.enter()
+        counter.running = True
         step = profile.step
         try:
             for item in self._iterable:
                 try:
-                    if profile.window_near or count.attentive:
-                        count.begin_step()
+                    if profile.window_near or counter.follows_optimizers:
+                        counter.begin_step()
                 except Exception as error:
                     try:
                         guard.failed(FEATURE, error)
                     except Exception as raised:
                         if raised is error:
                             raise
-                count.open = True
+                counter.step_open = True
                 yield item
-                if count.open:
-                    count.open = False
+                if counter.step_open:
+                    counter.step_open = False
                     step()
         finally:
-            count.leave()
-            count.busy = False
-            profile.pause(begun=not count.open, cut=count.cut)
-            count.leave()  # again, in case the first call failed
+            counter.leave()
+            counter.running = False
+            profile.pause(begun=not counter.step_open, cut=counter.last_step_cut)
+            counter.leave()  # again, in case the first call failed
 
     def __bool__(self) -> bool:
         return True  # a generator has no length to decide by
@@ -184,22 +190,24 @@ class Steps(Generic[T]):
         return len(self._iterable)  # type: ignore[arg-type]
 
 
-_counts: weakref.WeakKeyDictionary[CodeType, dict[tuple[str, int, Path], Count]] = weakref.WeakKeyDictionary()
+_counters: weakref.WeakKeyDictionary[CodeType, dict[tuple[str, int, Path], LoopStepCounter]] = (
+    weakref.WeakKeyDictionary()
+)
 """The loops of this process: by the calling code, its file, the position in it, and the folder.
 
 The file is part of the key because equal code in two files, such as notebook cells, compares equal.
 """
 
 
-def _uncounted() -> Count:
-    return Count(uncounted_profile(), None, 0, {})
+def _inactive_counter() -> LoopStepCounter:
+    return LoopStepCounter(uncounted_profile(), None, 0, {})
 
 
-def _unrecorded(iterable: Iterable[T], *_: Any, **__: Any) -> Steps[T]:
-    return Steps(iterable, _uncounted(), _uncounted)
+def _inactive_steps(iterable: Iterable[T], *_: Any, **__: Any) -> StepIterator[T]:
+    return StepIterator(iterable, _inactive_counter(), _inactive_counter)
 
 
-@guard.prepared(FEATURE, otherwise=_unrecorded)
+@guard.prepared(FEATURE, otherwise=_inactive_steps)
 def steps(
     iterable: Iterable[T],
     out: str | os.PathLike[str] = "runs/instrument",
@@ -214,7 +222,7 @@ def steps(
     at: str | int | Iterable[int] | None = None,
     every: int | None = None,
     **arguments: Unpack[ProfileOptions],
-) -> Steps[T]:
+) -> StepIterator[T]:
     """Iterate over ``iterable``, one step for each item, and record the planned steps.
 
     A step ends with the last optimizer step of its item or, if that is not known, when the loop requests the next
@@ -254,28 +262,28 @@ def steps(
     chosen = schedule_of(schedule, named)
     first = arguments.get("first_step", 0)
 
-    def make() -> Count:
-        return Count(
-            new_profile(_DRIVER, out, schedule=chosen, **arguments), _comparable(chosen), first, arguments
+    def make() -> LoopStepCounter:
+        return LoopStepCounter(
+            new_profile(_DRIVER, out, schedule=chosen, **arguments), _comparable_schedule(chosen), first, arguments
         )
 
     frame = sys._getframe(2)  # the caller of the containment around this function
-    places = _counts.setdefault(frame.f_code, {})
+    places = _counters.setdefault(frame.f_code, {})
     place = frame.f_code.co_filename, frame.f_lasti, folder
     known = places.get(place)
     if (
         known is not None
-        and known.schedule == _comparable(chosen)
+        and known.schedule == _comparable_schedule(chosen)
         and first in (known.first, known.profile.step_num)
     ):
         if known.arguments != arguments:
             make()  # checks them
-        return Steps(iterable, known, make)
+        return StepIterator(iterable, known, make)
     made = places[place] = make()
-    return Steps(iterable, made, make)
+    return StepIterator(iterable, made, make)
 
 
-def _comparable(schedule: Any) -> Any:
+def _comparable_schedule(schedule: Any) -> Any:
     """Return ``schedule`` in a form that can be compared: functions created in each epoch are not equal."""
     if not inspect.isfunction(schedule):
         return schedule

@@ -12,19 +12,22 @@ from ..guard import guard
 
 FEATURE = "timing steps"
 AROUND = 20  # steps timed before a window, and after it
-_ENOUGH_NS, _LEAST = 1_000_000_000, 3  # timing after a window ends after this time, but not before this many steps
+_MIN_TOTAL_NS, _MIN_STEPS = (
+    1_000_000_000,
+    3,
+)  # timing after a window ends after this time, but not before this many steps
 
 
 class StepTimes:
     """Measures the durations of the steps in and around windows. The profile reports the end of each."""
 
     def __init__(self) -> None:
-        self._off: deque[tuple[int, int]] = deque(maxlen=AROUND)  # the last steps outside windows
-        self._before: list[tuple[int, int]] = []  # the last window: numbers and durations of steps
-        self._after: list[tuple[int, int]] = []
-        self._recorded: list[int] = []
+        self._unrecorded_steps: deque[tuple[int, int]] = deque(maxlen=AROUND)  # the last steps outside windows
+        self._steps_before: list[tuple[int, int]] = []  # the last window: numbers and durations of steps
+        self._steps_after: list[tuple[int, int]] = []
+        self._recorded_ns: list[int] = []
         self._own_ns = 0  # the library's own work while the window was open
-        self._until = 0  # the first step after a window that is no longer timed
+        self._timed_until = 0  # the first step after a window that is no longer timed
         self._step = 0
         self._began_ns = 0
         self._recording: bool | None = None  # whether the timed step is recorded; None if no step is timed
@@ -59,11 +62,11 @@ class StepTimes:
             return
         took_ns = time.perf_counter_ns() - self._began_ns
         if self._recording:
-            self._recorded.append(took_ns)
+            self._recorded_ns.append(took_ns)
         elif self._run is None or self._step > self._run[0]:  # the first step of a run is not typical
-            self._off.append((self._step, took_ns))
-            if len(self._after) < AROUND:
-                self._after.append((self._step, took_ns))
+            self._unrecorded_steps.append((self._step, took_ns))
+            if len(self._steps_after) < AROUND:
+                self._steps_after.append((self._step, took_ns))
         self._recording = None
 
     @guard.contained(FEATURE)
@@ -75,23 +78,23 @@ class StepTimes:
     @guard.contained(FEATURE)
     def open(self) -> None:
         """Open a window: the steps so far come before it."""
-        self._before, self._recorded, self._until = list(self._off), [], 0
+        self._steps_before, self._recorded_ns, self._timed_until = list(self._unrecorded_steps), [], 0
         self._own_ns = 0
 
     @guard.contained(FEATURE)
     def close(self, step: int) -> None:
         """Close the window, which ended before ``step``."""
-        self._after, self._until = [], step + AROUND
+        self._steps_after, self._timed_until = [], step + AROUND
 
-    def waits(self, step: int) -> bool:
+    def is_timed(self, step: int) -> bool:
         """Return whether ``step``, after a window, is timed."""
-        return step < self._until and (
-            len(self._after) < _LEAST or sum(took_ns for _, took_ns in self._after) < _ENOUGH_NS
+        return step < self._timed_until and (
+            len(self._steps_after) < _MIN_STEPS or sum(took_ns for _, took_ns in self._steps_after) < _MIN_TOTAL_NS
         )
 
-    def next(self, step: int, due: int) -> int:
+    def next_due(self, step: int, due: int) -> int:
         """Return the next step to report after ``step``, given that something is due at step ``due``."""
-        return step + 1 if self.waits(step) else max(step + 1, due - AROUND)
+        return step + 1 if self.is_timed(step) else max(step + 1, due - AROUND)
 
     @guard.contained(FEATURE)
     def timing(self, step: int) -> dict[str, Any]:
@@ -104,9 +107,9 @@ class StepTimes:
         ``run_ns`` is the wall time of the other steps.
         """
         first, timed, since_ns = self._run or (step, step, time.perf_counter_ns())
-        around = self._before + self._after
+        around = self._steps_before + self._steps_after
         return {
-            "recorded_ns": int(median(self._recorded)) if self._recorded else None,
+            "recorded_ns": int(median(self._recorded_ns)) if self._recorded_ns else None,
             "around_ns": int(median(took_ns for _, took_ns in around)) if around else None,
             "around_steps": stretches(number for number, _ in around),
             "own_ns": self._own_ns,

@@ -16,7 +16,7 @@ class TorchProfilerApi:
 
     def __init__(self) -> None:
         self._recording: Recording | None = None  # of the open window
-        self._last: Capture | None = None  # of the last recorded window
+        self._last_capture: Capture | None = None  # of the last recorded window
         self._metadata: dict[str, str] = {}
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
@@ -54,6 +54,6 @@ class TorchProfilerApi:
         return self._recorded("export_memory_timeline").profiler.export_memory_timeline(path, device)
 
     def _recorded(self, method: str) -> Any:
-        if not hasattr(self._last, "profiler"):
+        if not hasattr(self._last_capture, "profiler"):
             raise CaptureError(f"{method}: no window was recorded by torch.profiler so far")
-        return self._last
+        return self._last_capture

@@ -23,18 +23,18 @@ class TorchSchedule:
     plans_ahead = False
 
     def __init__(self, decide: Callable[[int], Any], first_step: int = 0) -> None:
-        self._decide = decide
+        self._action_of_step = decide
         self._first = first_step
         self._index = 0
         self._window: Window | None = None
 
     def starting(self, step: int) -> TorchSchedule:
         """Return the schedule of a loop that begins with ``step``, for which the function gets 0."""
-        return TorchSchedule(self._decide, step)
+        return TorchSchedule(self._action_of_step, step)
 
     def at(self, step: int) -> tuple[Phase, Window | None]:
         """Return the phase of ``step``, and the window that it belongs to."""
-        action = int(getattr(decided := self._decide(step - self._first), "value", decided))
+        action = int(getattr(decided := self._action_of_step(step - self._first), "value", decided))
         if action == _NONE:
             self._window = None
             return Phase.WAIT, None

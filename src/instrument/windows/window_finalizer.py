@@ -48,8 +48,8 @@ class WindowFinalizer:
         self._state: str | None = None  # of the summary, passed from one process to the next
         self._jobs: dict[int, dict[str, Any]] = {}  # by number, until they are done
         self._last = 0  # the number of the last job
-        self._unreported = 0  # recorded windows without a trace to read, since the last summary
-        self._unread = 0  # recorded windows whose trace is read, since the last summary
+        self._unreported_windows = 0  # recorded windows without a trace to read, since the last summary
+        self._windows_to_read = 0  # recorded windows whose trace is read, since the last summary
         self._on_summary: Callable[[str], None] | None = None
         self._failure: Exception | None = None  # raised by `finish`, with strict settings
 
@@ -72,11 +72,11 @@ class WindowFinalizer:
             folder, raw = self._manifest.folder, capture.raw
             line = self._manifest.entry(**entry)
             if raw is None:
-                self._unreported += 1
+                self._unreported_windows += 1
                 number = self._register(entry={**line, "files": describe_files(files, folder)})
             else:
                 read = read and settings.summary
-                self._unread += read
+                self._windows_to_read += read
                 number = self._register(kind="window", entry=line, folder=str(folder), raw=str(raw), read=read)
                 self._submit(number)
         except BaseException as error:
@@ -110,14 +110,14 @@ class WindowFinalizer:
         if "raw" in job:
             self._send("timed", window=number, timing=timing)
         elif self._jobs.pop(number, None) is not None:
-            self._line(job["entry"])
+            self._write_line(job["entry"])
 
     @guard.contained(FEATURE)
     def add_unrecorded(self, **entry: Any) -> None:
         """Write the line of a window without files."""
-        self._line(self._manifest.entry(**entry))
+        self._write_line(self._manifest.entry(**entry))
 
-    def _line(self, entry: dict[str, Any]) -> None:
+    def _write_line(self, entry: dict[str, Any]) -> None:
         self._drop_ended_process()
         if self._jobs:  # the lines of earlier windows come first
             self._send("line", entry=entry, folder=str(self._manifest.folder))
@@ -139,8 +139,8 @@ class WindowFinalizer:
             diagnose: whether the text ends with a diagnosis of the last window.
         """
         with guard.contained("the summary"):
-            unreported, unread = self._unreported, self._unread
-            self._unreported = self._unread = 0
+            unreported, unread = self._unreported_windows, self._windows_to_read
+            self._unreported_windows = self._windows_to_read = 0
             if unread and settings.summary:
                 self._on_summary = on_summary
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}

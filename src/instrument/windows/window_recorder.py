@@ -21,7 +21,7 @@ from ..regions import dispatch, region
 from .change_queue import ChangeQueue
 from .outcomes import Outcomes
 from .rank import process_suffix
-from .recording import Recording, Saved
+from .recording import Recording, SaveResult
 from .schedule import NEVER, Phase, Schedule, Window
 from .timing import StepTimes
 from .torch_api import TorchProfilerApi
@@ -52,8 +52,8 @@ class WindowRecorder(TorchProfilerApi):
     # A profile that could not be made has only these.
     _changes = ChangeQueue()
     _started = False
-    _due = NEVER
-    _last: Any = None
+    _next_due_step = NEVER
+    _last_capture: Any = None
     _recording: Recording | None = None
     _metadata: dict[str, str] = {}  # noqa: RUF012  # each profile that is made has its own
     out = Path()
@@ -74,7 +74,7 @@ class WindowRecorder(TorchProfilerApi):
         super().__init__()
         self.step_num = first_step
         self.out = out
-        self._due = NEVER  # the next step at which something is due
+        self._next_due_step = NEVER  # the next step at which something is due
         self._changes = ChangeQueue()
         self._schedule = schedule
         self._exporter = exporter
@@ -86,13 +86,17 @@ class WindowRecorder(TorchProfilerApi):
         self._times = StepTimes()
         self._first = first_step
         self._started = False
-        self._unended: Recording | None = None  # its end was interrupted; the next step ends it
-        self._last_over = 0  # the number of the last window that is over
-        self._continued = 0  # the number of the window that a loop's end cut short and the next loop continues
-        self._untimed: int | None = None  # the window that is over while the steps after it are timed
-        self._closing = False  # on_trace_ready is being called
-        self._postponed = ""  # why a change that was due could not be made; for the current or the next window
-        self._missed: list[Window] = []  # the windows that should have opened then
+        self._unclosed_recording: Recording | None = None  # its end was interrupted; the next step ends it
+        self._last_finished_index = 0  # the number of the last window that is over
+        self._continued_index = (
+            0  # the number of the window that a loop's end cut short and the next loop continues
+        )
+        self._untimed_number: int | None = None  # the window that is over while the steps after it are timed
+        self._calling_on_trace_ready = False  # on_trace_ready is being called
+        self._postponement_reason = (
+            ""  # why a change that was due could not be made; for the current or the next window
+        )
+        self._missed_windows: list[Window] = []  # the windows that should have opened then
         self._end_reason = "the schedule changed"  # how the loop ended, in words
 
     @guard.contained(FEATURE)
@@ -128,7 +132,7 @@ class WindowRecorder(TorchProfilerApi):
             dispatch.leave(token)
             self._times.leave_out(time.perf_counter_ns() - began_ns)
 
-    def _postpones(self, phase: Phase, window: Window | None, over: bool) -> bool:
+    def _must_postpone(self, phase: Phase, window: Window | None, over: bool) -> bool:
         """Return whether a change that is due at this step has to wait for the next one.
 
         At the end of a backward pass, torch undoes a start or stop of its profiler in that pass. The start and the
@@ -136,33 +140,37 @@ class WindowRecorder(TorchProfilerApi):
         """
         recording = self._recording
         if self._exporter.name == "torch_profiler" and autograd.in_backward():
-            self._postponed = _IN_BACKWARD
+            self._postponement_reason = _IN_BACKWARD
         elif cuda_graphs.capturing and self._is_due(phase, window, over):
-            self._postponed = _IN_CAPTURE
+            self._postponement_reason = _IN_CAPTURE
             if over and recording is not None:
                 self._end_recorded_step(recording)
         else:
             self._note_missed(window)
             return False
-        if recording is None and window is not None and window.index > self._last_over:
-            self._missed = [other for other in self._missed if other.index != window.index] + [window]
+        if recording is None and window is not None and window.index > self._last_finished_index:
+            self._missed_windows = [other for other in self._missed_windows if other.index != window.index] + [
+                window
+            ]
         return True
 
     def _is_due(self, phase: Phase, window: Window | None, over: bool) -> bool:
         """Return whether a recording opens, starts or ends at this step."""
         if self._recording is None:
-            return window is not None and (window.index > self._last_over or window.index == self._continued)
+            return window is not None and (
+                window.index > self._last_finished_index or window.index == self._continued_index
+            )
         return over or self._recording.ended_early or (phase is Phase.ACTIVE and self._recording.start_ns is None)
 
     def _note_missed(self, window: Window | None) -> None:
         """Note windows that ended before they could open, now that ``window`` can."""
-        put_off, self._missed = self._missed, []
+        put_off, self._missed_windows = self._missed_windows, []
         for missed in put_off:
             if window is None or missed.index != window.index:
-                self._last_over = missed.index
-                self._outcomes.note(missed, "skipped", self._postponed)
+                self._last_finished_index = missed.index
+                self._outcomes.note(missed, "skipped", self._postponement_reason)
         if put_off and window is None:
-            self._postponed = ""
+            self._postponement_reason = ""
 
     def _record_step(self, phase: Phase, window: Window) -> None:
         capture = None
@@ -181,18 +189,18 @@ class WindowRecorder(TorchProfilerApi):
                 self._times.begin(self.step_num, recording=True)
             else:
                 self._recording.warm_up()
-                self._due = window.active
+                self._next_due_step = window.active
         except BaseException as error:
             if self._recording is None and capture is not None:  # interrupted in between
                 with guard.contained("leaving a capture"):
                     capture.discard()
             if self._started:
-                self._give_up(window, error)
+                self._fail_window(window, error)
             if is_interrupt(error):
                 raise
         finally:
             if self._recording is not None and not self._started:  # by another thread's `stop`
-                self._due = NEVER
+                self._next_due_step = NEVER
                 self._abandon(self._recording)
 
     def _close_window(
@@ -205,20 +213,20 @@ class WindowRecorder(TorchProfilerApi):
         else:
             self._times.end()
         if (cut and recording.ends_with(self.step_num)) or (recording.ended_early and not begun):
-            recording.cut_short()
+            recording.mark_last_step_cut()
         try:
             files, entry, missing = self._save_window(recording, begun, complete)
         except BaseException as error:
-            self._give_up(window, error)
+            self._fail_window(window, error)
             if is_interrupt(error):
                 raise
             return
-        self._last_over, self._last = window.index, recording.capture
+        self._last_finished_index, self._last_capture = window.index, recording.capture
         failure, failures = None, list[str]()
-        self._closing = True
+        self._calling_on_trace_ready = True
         try:
-            if self._on_trace_ready is not None and not recording.announced:
-                recording.announced = True
+            if self._on_trace_ready is not None and not recording.on_trace_ready_called:
+                recording.on_trace_ready_called = True
                 self._changes.call_outside(self._on_trace_ready, self)
         except Exception as error:
             if is_interrupt(error):
@@ -226,12 +234,12 @@ class WindowRecorder(TorchProfilerApi):
             failure = error
             failures.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
         finally:  # also after an interrupt, to keep the files
-            self._recording, self._closing, self._postponed = None, False, ""
+            self._recording, self._calling_on_trace_ready, self._postponement_reason = None, False, ""
             if not self._keeps_events:
-                self._last = None
+                self._last_capture = None
             received = self._finalizer.received
             try:
-                self._untimed = self._outcomes.add_recorded(recording, files, entry, missing, failures)
+                self._untimed_number = self._outcomes.add_recorded(recording, files, entry, missing, failures)
             except BaseException:
                 if self._finalizer.received == received:  # interrupted before: `Profile._end` accounts for it
                     self._recording = recording
@@ -240,10 +248,10 @@ class WindowRecorder(TorchProfilerApi):
         if failure is not None:
             guard.failed("on_trace_ready", failure)
 
-    def _save_window(self, recording: Recording, begun: bool, complete: bool) -> Saved:
+    def _save_window(self, recording: Recording, begun: bool, complete: bool) -> SaveResult:
         """Stop and save the window; only once, even if it is closed again after an interrupt."""
-        if recording.saved is not None:
-            return recording.saved
+        if recording.save_result is not None:
+            return recording.save_result
         if recording.end_ns is not None:
             raise CaptureError("interrupted before it was saved")
         if recording.start_ns is None:
@@ -255,23 +263,23 @@ class WindowRecorder(TorchProfilerApi):
         folder = self.out / f"window-{window.index:04d}"
         files = recording.capture.save(folder, f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}")
         missing = self._outcomes.missing_reasons(
-            recording, self.step_num + complete, self._end_reason, self._postponed
+            recording, self.step_num + complete, self._end_reason, self._postponement_reason
         )
-        recording.saved = files, self._outcomes.entry(window, recording), missing + recording.incomplete
-        return recording.saved
+        recording.save_result = files, self._outcomes.entry(window, recording), missing + recording.incomplete
+        return recording.save_result
 
     @guard.contained(FEATURE)
     def _complete_last_window(self, step: int) -> None:
         """Complete the last window, unless that is done, with the times of the steps before ``step``."""
-        number, self._untimed = self._untimed, None
+        number, self._untimed_number = self._untimed_number, None
         if number is None:
             return
         self._finalizer.add_timing(number, self._times.timing(step))
-        if self._schedule.count == self._last_over:
+        if self._schedule.count == self._last_finished_index:
             self._outcomes.report()
             self._finalizer.close()
 
-    def _give_up(self, window: Window, error: BaseException) -> None:
+    def _fail_window(self, window: Window, error: BaseException) -> None:
         """End the capture of a window that failed, note the reason, and continue with the next window."""
         recording = self._recording
         interrupted = is_interrupt(error)
@@ -285,8 +293,8 @@ class WindowRecorder(TorchProfilerApi):
                 self._abandon(recording)
         finally:  # also if a signal handler of the program raises
             if self._recording is not None:  # interrupted before `_abandon` took it
-                self._unended, self._recording = self._recording, None
-            self._last_over, self._continued = window.index, 0
+                self._unclosed_recording, self._recording = self._recording, None
+            self._last_finished_index, self._continued_index = window.index, 0
             self._outcomes.note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
         refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
@@ -295,21 +303,25 @@ class WindowRecorder(TorchProfilerApi):
 
     def _abandon(self, recording: Recording) -> None:
         """End ``recording`` without a trace: now or, after an interrupt, at the next step of its thread."""
-        due, self._due = self._due, self.step_num
-        self._unended, self._recording = recording, None
-        if self._abandon_left():
-            self._due = due
+        due, self._next_due_step = self._next_due_step, self.step_num
+        self._unclosed_recording, self._recording = recording, None
+        if self._close_unclosed():
+            self._next_due_step = due
 
-    def _abandon_left(self) -> bool:
+    def _close_unclosed(self) -> bool:
         """End a recording whose end was interrupted, if this thread can; return whether none is left."""
-        if self._unended is not None and self._unended.on_own_thread() and not cuda_graphs.capturing:
+        if (
+            self._unclosed_recording is not None
+            and self._unclosed_recording.on_own_thread()
+            and not cuda_graphs.capturing
+        ):
             with guard.contained("leaving a window"):
-                self._unended.abandon()
-            self._unended = None
-        return self._unended is None
+                self._unclosed_recording.abandon()
+            self._unclosed_recording = None
+        return self._unclosed_recording is None
 
-    def _unreached(self) -> Iterable[Window]:
-        following = self._schedule.window(self._last_over + 1)
+    def _windows_not_reached(self) -> Iterable[Window]:
+        following = self._schedule.window(self._last_finished_index + 1)
         if following is None or not self._schedule.finite:
             return [following] if following is not None else []
         return filter(None, map(self._schedule.window, range(following.index, (self._schedule.count or 0) + 1)))
