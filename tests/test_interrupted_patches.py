@@ -26,7 +26,7 @@ from torch.optim import optimizer
 import instrument
 from instrument.compat import compiler, kineto, profilers
 from instrument.dryrun.cuda import PretendedCuda
-from instrument.dryrun.session import running
+from instrument.dryrun.session import dry_run_context
 from instrument.exporters.sessions import OpenRanges
 from instrument.integrations.adapter import Adapter
 from instrument.integrations.loop import Loop
@@ -160,7 +160,7 @@ def open_ranges() -> Owner:
 
 def dry_run() -> Owner:
     stack = contextlib.ExitStack()
-    return Owner(lambda: stack.enter_context(running(False)), stack.close)
+    return Owner(lambda: stack.enter_context(dry_run_context(False)), stack.close)
 
 
 def adapter() -> Owner:

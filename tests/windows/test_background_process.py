@@ -180,8 +180,8 @@ def test_a_fork_while_sigchld_is_blocked(tmp_path: Path) -> None:
     """A fork made at that moment, as by another thread, has the handler and can start a process itself."""
     code = f"""{WITH_HANDLER}
 from instrument.sigaction import c_library
-from instrument.windows.sigchld import held_back
-with held_back(c_library()):
+from instrument.windows.sigchld import hidden_sigchld
+with hidden_sigchld(c_library()):
     fork = os.fork()
     if fork == 0:
         begin_and_end()

@@ -131,14 +131,16 @@ def syncs(
         failed = _failed(reports, most, written=write_baseline is not None)
         return _signalled(reports) or int(failed)
 
-    def caught(target: str, report: SyncReport) -> None:
+    def on_caught_stop(target: str, report: SyncReport) -> None:
         """End the process, because its script caught the exception that should end it."""
         reports.append((target, report))
         _exit(conclude, out)
 
     for target in targets:
         try:
-            reports += _examine(target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, caught)
+            reports += _examine(
+                target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, on_caught_stop
+            )
         except (OSError, ValueError, TypeError) as error:
             raise exit_unusable(error) from None
         if _signalled(reports):
@@ -177,7 +179,7 @@ def _examine(
     steps: int | None,
     time_limit: float | None,
     step_on: str | None,
-    caught: Callable[[str, SyncReport], None],
+    on_caught_stop: Callable[[str, SyncReport], None],
 ) -> Iterator[tuple[str, SyncReport]]:
     file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
     if separator or target.endswith(".py"):
@@ -190,7 +192,8 @@ def _examine(
             target,
             dry_run_file(
                 path, called, fake=fake, args=args, budget=budgets,
-                steps=steps, time_limit=time_limit, step_on=step_on, caught=partial(caught, target),
+                steps=steps, time_limit=time_limit, step_on=step_on,
+                on_caught_stop=partial(on_caught_stop, target),
             ),
         )  # fmt: skip
         return

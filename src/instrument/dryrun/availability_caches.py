@@ -6,9 +6,9 @@ import functools
 import sys
 from typing import Any
 
-_Cached = type(functools.lru_cache(lambda: None))
+_CachedFunction = type(functools.lru_cache(lambda: None))
 _PREDICATES = ("is_", "_is_", "has_", "_has_", "can_", "supports_")
-_WORDS = ("cuda", "gpu", "accelerator", "nccl")
+_GPU_WORDS = ("cuda", "gpu", "accelerator", "nccl")
 
 
 def clear() -> None:
@@ -18,13 +18,13 @@ def clear() -> None:
     """
     for module in list(sys.modules.values()):
         for found in list(getattr(module, "__dict__", {}).values()):
-            if type(found) is _Cached and _asks(found):
+            if type(found) is _CachedFunction and _queries_gpu(found):
                 found.cache_clear()
 
 
-def _asks(cached: Any) -> bool:
+def _queries_gpu(cached: Any) -> bool:
     code = getattr(getattr(cached, "__wrapped__", None), "__code__", None)
     if code is None or not code.co_name.startswith(_PREDICATES):
         return False
     used = (code.co_name, *code.co_names)
-    return any(word in name for name in used for word in _WORDS)
+    return any(word in name for name in used for word in _GPU_WORDS)

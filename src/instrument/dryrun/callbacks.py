@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data._utils import worker
 
 from .modes import modes
-from .state import State
-from .storages import Made
+from .state import RunState
+from .storages import Replacement
 
 _WORKER_LOOP = worker._worker_loop
 
 
-def changes(state: State) -> Iterator[Made]:
+def changes(state: RunState) -> Iterator[Replacement]:
     """Yield the replacements that watch such code, or report that a dry run does not cover it."""
     yield from _threads(state)
     yield from _processes(state)
@@ -36,10 +36,10 @@ def changes(state: State) -> Iterator[Made]:
     yield from _compiled(state)
 
 
-def _threads(state: State) -> Iterator[Made]:
+def _threads(state: RunState) -> Iterator[Replacement]:
     """Watch threads that start during the run."""
 
-    def starting(original: Any) -> Any:
+    def make_start(original: Any) -> Any:
         @wraps(original)
         def start(thread: threading.Thread) -> None:
             run = thread.run
@@ -55,15 +55,15 @@ def _threads(state: State) -> Iterator[Made]:
 
         return start
 
-    def working(original: Any) -> Any:
+    def make_run(original: Any) -> Any:
         def run(item: Any) -> None:
             with nullcontext() if state.thread.functions is not None else modes(state):
                 original(item)
 
         return run
 
-    yield threading.Thread, "start", starting
-    yield concurrent.futures.thread._WorkItem, "run", working
+    yield threading.Thread, "start", make_start
+    yield concurrent.futures.thread._WorkItem, "run", make_run
 
 
 def worker_loop(*args: Any) -> Any:
@@ -72,10 +72,10 @@ def worker_loop(*args: Any) -> Any:
         return _WORKER_LOOP(*args)
 
 
-def _processes(state: State) -> Iterator[Made]:
+def _processes(state: RunState) -> Iterator[Replacement]:
     """Report that other processes are not watched, except the workers of a DataLoader."""
 
-    def starting(original: Any) -> Any:
+    def make_start(original: Any) -> Any:
         def start(process: Any) -> None:
             if process._target is not worker_loop:
                 state.record_not_covered("the work of another process was not checked")
@@ -84,13 +84,13 @@ def _processes(state: State) -> Iterator[Made]:
         return start
 
     yield worker, "_worker_loop", lambda original: worker_loop
-    yield multiprocessing.process.BaseProcess, "start", starting
+    yield multiprocessing.process.BaseProcess, "start", make_start
 
 
-def _collectives(state: State) -> Iterator[Made]:
+def _collectives(state: RunState) -> Iterator[Replacement]:
     """Run the collectives of NCCL on gloo, as NCCL needs GPUs."""
 
-    def substituted(original: Any) -> Any:
+    def make_substitute(original: Any) -> Any:
         signature = inspect.signature(original)
 
         @wraps(original)
@@ -105,83 +105,83 @@ def _collectives(state: State) -> Iterator[Made]:
 
     if torch.distributed.is_available():
         for owner in (torch.distributed, torch.distributed.distributed_c10d):
-            yield owner, "init_process_group", substituted
-            yield owner, "new_group", substituted
+            yield owner, "init_process_group", make_substitute
+            yield owner, "new_group", make_substitute
             yield owner, "is_nccl_available", lambda original: lambda: True
 
 
-def _hooks(state: State) -> Iterator[Made]:
+def _hooks(state: RunState) -> Iterator[Replacement]:
     """Watch hooks of saved tensors, which run inside C++ calls, where the function mode is off."""
 
     def watched(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(value: Any) -> Any:
             functions = state.thread.functions
-            with functions.reentered() if functions is not None else nullcontext():
+            with functions.watch_user_code() if functions is not None else nullcontext():
                 return hook(value)
 
         return run
 
-    def made(original: Any) -> Any:
+    def make_init(original: Any) -> Any:
         @wraps(original)
         def init(hooks: Any, pack_hook: Any, unpack_hook: Any) -> None:
             original(hooks, watched(pack_hook), watched(unpack_hook))
 
         return init
 
-    yield torch.autograd.graph.saved_tensors_hooks, "__init__", made
+    yield torch.autograd.graph.saved_tensors_hooks, "__init__", make_init
 
 
-def _traced(state: State) -> Iterator[Made]:
+def _traced(state: RunState) -> Iterator[Replacement]:
     """Show real devices to the program's FakeTensorMode and to TorchScript, which read devices in C++."""
 
     def is_ours(mode: Any) -> bool:
         return state.fake is not None and mode is state.fake.mode
 
-    def entered(original: Any) -> Any:
+    def make_enter(original: Any) -> Any:
         def enter(mode: Any) -> Any:
             if not is_ours(mode):
-                shapes = _for_shapes(sys._getframe(1))
+                shapes = _is_called_by_dtensor(sys._getframe(1))
                 if not shapes:
                     state.record_not_covered("code under FakeTensorMode, such as torch.export, was not checked")
                 if not shapes and state.fake is not None:  # C++ would end the process
                     raise RuntimeError("the program's own FakeTensorMode cannot run while tensors have no data")
-                state.thread.foreign += 1
+                state.thread.foreign_depth += 1
             return original(mode)
 
         return enter
 
-    def left(original: Any) -> Any:
+    def make_leave(original: Any) -> Any:
         def leave(mode: Any, *error: Any) -> Any:
-            state.thread.foreign -= not is_ours(mode)
+            state.thread.foreign_depth -= not is_ours(mode)
             return original(mode, *error)
 
         return leave
 
-    def converted(original: Any) -> Any:
+    def make_from_tensor(original: Any) -> Any:
         def from_tensor(mode: Any, *args: Any, **kwargs: Any) -> Any:
-            state.thread.foreign += 1
+            state.thread.foreign_depth += 1
             try:
                 return original(mode, *args, **kwargs)
             finally:
-                state.thread.foreign -= 1
+                state.thread.foreign_depth -= 1
 
         return from_tensor
 
-    def scripted(original: Any) -> Any:
+    def make_call(original: Any) -> Any:
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
             state.record_not_covered("the devices in a scripted function were not checked")
             return original(function, *args, **kwargs)
 
         return call
 
-    yield FakeTensorMode, "__enter__", entered
-    yield FakeTensorMode, "__exit__", left
-    yield FakeTensorMode, "from_tensor", converted
-    yield torch._C.ScriptFunction, "__call__", scripted
-    yield torch._C.ScriptMethod, "__call__", scripted
+    yield FakeTensorMode, "__enter__", make_enter
+    yield FakeTensorMode, "__exit__", make_leave
+    yield FakeTensorMode, "from_tensor", make_from_tensor
+    yield torch._C.ScriptFunction, "__call__", make_call
+    yield torch._C.ScriptMethod, "__call__", make_call
 
 
-def _for_shapes(frame: FrameType | None) -> bool:
+def _is_called_by_dtensor(frame: FrameType | None) -> bool:
     """Return whether DTensor is the caller, which computes only the shape of a result."""
     for _ in range(30):
         if frame is None:
@@ -192,11 +192,11 @@ def _for_shapes(frame: FrameType | None) -> bool:
     return False
 
 
-def _compiled(state: State) -> Iterator[Made]:
+def _compiled(state: RunState) -> Iterator[Replacement]:
     """Report that compiled functions run eagerly."""
     from torch._dynamo import eval_frame
 
-    def eager(original: Any) -> Any:
+    def make_callback(original: Any) -> Any:
         def callback_from_stance(callback: Any) -> Any:
             if callback not in (None, False):
                 state.record_not_covered("a compiled function ran eagerly: its compiled code was not checked")
@@ -204,4 +204,4 @@ def _compiled(state: State) -> Iterator[Made]:
 
         return callback_from_stance
 
-    yield eval_frame, "_callback_from_stance", eager
+    yield eval_frame, "_callback_from_stance", make_callback

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..patch import Patch, apply, undo
-from . import availability_caches, legacy_types, libraries, wall
+from . import availability_caches, legacy_types, libraries, unsupported
 from .devices import Devices, Properties
 from .generators import DefaultGenerator, Generator
 from .graphs import Graph, make_graphed_callables
@@ -23,10 +23,10 @@ from .state import SyncLog
 from .streams import Event, Stream, Streams
 
 CUDA_VERSION = "12.8"
-_Make = Callable[[Any], Any]
-_Change = tuple[Any, str, _Make]
+_MakeReplacement = Callable[[Any], Any]
+_Replacement = tuple[Any, str, _MakeReplacement]
 # These modules imported functions of ``torch._C`` by name
-_TAKERS = (
+_IMPORTING_MODULES = (
     "torch.cuda", "torch.cuda.graphs", "torch.cuda.memory", "torch._dynamo.device_interface",
     "torch._inductor.cudagraph_trees",
 )  # fmt: skip
@@ -66,16 +66,19 @@ class PretendedCuda:
         undo(self._patches)
         availability_caches.clear()
 
-    def _changes(self) -> Iterator[_Change]:
-        answers = {
-            **self._devices.answers(), **self._streams.answers(), **self._memory.answers(),
-            **libraries.answers(), **wall.private_functions(self._log), "_has_cuda": True, "_cudart": self._cudart,
+    def _changes(self) -> Iterator[_Replacement]:
+        replacements = {
+            **self._devices.replacements(), **self._streams.replacements(), **self._memory.replacements(),
+            **libraries.replacements(), **unsupported.private_functions(self._log),
+            "_has_cuda": True, "_cudart": self._cudart,
         }  # fmt: skip
-        for name, answer in answers.items():
+        for name, answer in replacements.items():
             yield torch._C, name, _constant(answer)
-        for taker in (sys.modules[name] for name in _TAKERS if name in sys.modules):
-            yield from ((taker, name, _constant(answers[name])) for name in answers if name in vars(taker))
-        for replaced in (libraries.public(), wall.public_functions(self._log)):
+        for taker in (sys.modules[name] for name in _IMPORTING_MODULES if name in sys.modules):
+            yield from (
+                (taker, name, _constant(replacements[name])) for name in replacements if name in vars(taker)
+            )
+        for replaced in (libraries.public_functions(), unsupported.public_functions(self._log)):
             for owner, functions in replaced.items():
                 yield from (
                     (owner, name, _constant(made)) for name, made in functions.items() if hasattr(owner, name)
@@ -83,7 +86,7 @@ class PretendedCuda:
         yield from self._state()
         yield from self._classes()
 
-    def _state(self) -> Iterator[_Change]:
+    def _state(self) -> Iterator[_Replacement]:
         """Replace the state that `torch.cuda` and similar modules keep in variables."""
         count = self._devices.count
         values = {
@@ -105,7 +108,7 @@ class PretendedCuda:
         yield torch.cuda, "make_graphed_callables", _constant(graphed)
         yield torch.cuda.graphs, "make_graphed_callables", _constant(graphed)
 
-    def _classes(self) -> Iterator[_Change]:
+    def _classes(self) -> Iterator[_Replacement]:
         """Make the classes of `torch.cuda`, and their counterparts in ``torch``, return pretended objects."""
         cuda, streams = torch.cuda, self._streams
         yield cuda.Stream, "__new__", _static(streams.new)
@@ -151,11 +154,11 @@ class PretendedCuda:
         return stand_in
 
 
-def _constant(value: Any) -> _Make:
+def _constant(value: Any) -> _MakeReplacement:
     return lambda _: value
 
 
-def _static(function: Callable[..., Any]) -> _Make:
+def _static(function: Callable[..., Any]) -> _MakeReplacement:
     return lambda _: staticmethod(function)
 
 

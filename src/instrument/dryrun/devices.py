@@ -95,7 +95,7 @@ class Devices:
         """Return whether ``device``, an argument of a function of ``torch``, is a GPU; None counts as one."""
         return device is None or isinstance(device, int) or torch.device(device).type == "cuda"
 
-    def answers(self) -> dict[str, Any]:
+    def replacements(self) -> dict[str, Any]:
         """Return the replacements of functions of ``torch._C`` about devices."""
         return {
             "_cuda_init": lambda: None,

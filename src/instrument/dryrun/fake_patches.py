@@ -13,13 +13,13 @@ from torch.distributions import constraints
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..syncs.operations import FROM_PAGEABLE
-from .fake import Fake
-from .state import State, as_cuda
-from .storages import Made
+from .dataless_mode import DatalessMode
+from .state import RunState, as_cuda
+from .storages import Replacement
 from .tags import Tags
 
 
-def changes(fake: Fake, state: State) -> Iterator[Made]:
+def changes(fake: DatalessMode, state: RunState) -> Iterator[Replacement]:
     """Return the replacements with which tensors without data answer as if they had data, outside operators."""
     mode, tags = fake.mode, state.tags
 
@@ -33,20 +33,20 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
         return property(get, original.fset)
 
-    def applied(_: Any) -> Any:
+    def make_apply(_: Any) -> Any:
         return lambda module, fn, recurse=True: _apply(module, fn, recurse, tags)
 
-    def satisfied(original: Any) -> Any:
+    def make_check(original: Any) -> Any:
         def check(constraint: Any, value: Any) -> Any:
             out = original(constraint, value)
-            fake.know(out, True)
+            fake.set_known_value(out, True)
             return out
 
         return check
 
     chosen = threading.local()  # the map_location of the current torch.load
 
-    def rebuilt(_: Any) -> Any:
+    def make_rebuild_tensor(_: Any) -> Any:
         def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) -> Any:
             data = getattr(storage, "_untyped_storage", storage)
             saved = getattr(data, "_fake_device", None)  # where torch.load would have put it
@@ -54,16 +54,16 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
             where = where.get(str(saved), saved) if isinstance(where, dict) else where
             put = where(data, str(saved)) if callable(where) else None  # without data, torch.load does not call it
             where = None if callable(where) else where
-            device = as_cuda(saved if where is None else where) if put is None else tags.of_storage(put)
+            device = as_cuda(saved if where is None else where) if put is None else tags.storage_device(put)
             if device is not None and put is None:
                 state.record_sync("load", FROM_PAGEABLE, "H2D", data.nbytes())
             out = torch.empty_strided(size, stride, dtype=storage.dtype)
-            tags.put(out, device if where is not None else device or tags.of_storage(data))
+            tags.put(out, device if where is not None else device or tags.storage_device(data))
             return out
 
         return rebuild_tensor
 
-    def loaded(original: Any) -> Any:
+    def make_load(original: Any) -> Any:
         @wraps(original)
         def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
             chosen.location = map_location
@@ -74,7 +74,7 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
         return load
 
-    def unpickled(original: Any) -> Any:
+    def make_load_from_bytes(original: Any) -> Any:
         @wraps(original)  # pickles name it
         def load_from_bytes(data: bytes) -> Any:
             with _disable_current_modes():  # under FakeTensorMode, torch forgets the device
@@ -84,13 +84,13 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
     yield FakeTensor, "device", device
     yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # FakeTensor's own method reads each element
-    yield torch.nn.Module, "_apply", applied
-    yield torch._utils, "_rebuild_tensor", rebuilt
-    yield torch, "load", loaded
-    yield torch.storage, "_load_from_bytes", unpickled
+    yield torch.nn.Module, "_apply", make_apply
+    yield torch._utils, "_rebuild_tensor", make_rebuild_tensor
+    yield torch, "load", make_load
+    yield torch.storage, "_load_from_bytes", make_load_from_bytes
     for kind in vars(constraints).values():
         if isinstance(kind, type) and "check" in vars(kind):
-            yield kind, "check", satisfied
+            yield kind, "check", make_check
 
 
 def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool, tags: Tags) -> Any:

@@ -11,10 +11,10 @@ import torch
 from .tags import tensors
 
 _FILLS = {"full": 1, "fill_": 1, "zeros": 0.0, "zero_": 0.0, "ones": 1.0, "scalar_tensor": 0, "zeros_like": 0.0}
-_NONE = ("isnan", "isinf", "isposinf", "isneginf")
-_PAIRS = ("logical_or", "bitwise_or", "logical_and", "bitwise_and")
+_NEVER_TRUE = ("isnan", "isinf", "isposinf", "isneginf")
+_LOGICAL = ("logical_or", "bitwise_or", "logical_and", "bitwise_and")
 _COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-_KEEPS = (
+_KEEP_VALUE = (
     "_is_any_true",
     "any",
     "all",
@@ -36,7 +36,10 @@ _KEEPS = (
     "amin",
     "mean",
 )
-LEAVES = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")  # the former finds no infinity
+LEAVE_DATA_UNCHANGED = (
+    "_amp_foreach_non_finite_check_and_unscale_",
+    "_amp_update_scale_",
+)  # the former finds no infinity
 
 
 def known_of(name: str, args: Sequence[Any]) -> Any:
@@ -45,17 +48,17 @@ def known_of(name: str, args: Sequence[Any]) -> Any:
         place = _FILLS[name]
         value = args[place] if isinstance(place, int) else place
         return notes_of(value).get("value") if isinstance(value, torch.Tensor) else value
-    if name in _NONE:
+    if name in _NEVER_TRUE:
         return False
     if name in _COMPARISONS and "value" not in notes_of(args[0]):
-        return _compared(name, args[0], args[1])
+        return _comparison_result(name, args[0], args[1])
     if not args:
         return None
     if isinstance(args[0], (list, tuple)):  # concatenated tensors with one value
         values = [notes_of(tensor).get("value") for tensor in tensors(list(args[0]))]
         return values[0] if name in ("stack", "cat") and len({*values}) == 1 else None
     value = notes_of(args[0]).get("value") if isinstance(args[0], torch.Tensor) else None
-    if name in _PAIRS and isinstance(args[1], torch.Tensor):
+    if name in _LOGICAL and isinstance(args[1], torch.Tensor):
         both = (value, notes_of(args[1]).get("value"))
         decides = name in ("logical_or", "bitwise_or")  # True or anything is True
         return decides if decides in both else None if None in both else not decides
@@ -65,10 +68,10 @@ def known_of(name: str, args: Sequence[Any]) -> Any:
         return not value
     if name in ("sum", "count_nonzero"):
         return value * args[0].numel() if len(args) == 1 or not value else None
-    return value if name in _KEEPS else None
+    return value if name in _KEEP_VALUE else None
 
 
-def _compared(name: str, tensor: torch.Tensor, other: Any) -> bool | None:
+def _comparison_result(name: str, tensor: torch.Tensor, other: Any) -> bool | None:
     """Return the result of a comparison of unknown numbers: floating-point ones equal none, integers are 1."""
     if other is tensor:
         return name in ("eq", "le", "ge")

@@ -19,19 +19,19 @@ READINGS = {
 }  # fmt: skip
 
 
-class Code(int):
+class CudaResult(int):
     """A result code of the CUDA runtime."""
 
-    success: Code
+    success: CudaResult
 
 
-Code.success = Code(0)
+CudaResult.success = CudaResult(0)
 
 
 class Cudart:
     """The result of `torch.cuda.cudart`; every function succeeds."""
 
-    cudaError = Code  # noqa: N815
+    cudaError = CudaResult  # noqa: N815
 
     def __init__(self, memory: Memory) -> None:
         self.cudaMemGetInfo = memory.info
@@ -40,9 +40,9 @@ class Cudart:
         """Return the text of an error."""
         return "no error" if code == 0 else "unknown error"
 
-    def cudaStreamCreate(self, *_: Any) -> Code:  # noqa: N802
+    def cudaStreamCreate(self, *_: Any) -> CudaResult:  # noqa: N802
         """Do nothing."""
-        return Code.success
+        return CudaResult.success
 
     cudaStreamDestroy = cudaHostRegister = cudaHostUnregister = cudaStreamCreate  # noqa: N815
     cudaProfilerStart = cudaProfilerStop = cudaStreamCreate  # noqa: N815
@@ -91,7 +91,7 @@ def _scatter(
     return [_to(part, index) for part, index in zip(parts, devices, strict=False)]
 
 
-def _into(targets: Sequence[Any], parts: Sequence[Any]) -> Sequence[Any]:
+def _copy_all(targets: Sequence[Any], parts: Sequence[Any]) -> Sequence[Any]:
     for target, part in zip(targets, parts, strict=True):
         target.copy_(part, non_blocking=True)
     return targets
@@ -126,7 +126,7 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def answers() -> dict[str, Any]:
+def replacements() -> dict[str, Any]:
     """Return the replacements of functions of ``torch._C`` that call other libraries."""
     return {
         **_settings(),
@@ -141,9 +141,9 @@ def answers() -> dict[str, Any]:
         "_nccl_unique_id": lambda: bytes(128),
         "_broadcast": lambda tensor, devices: [_to(tensor, index) for index in devices],
         "_broadcast_coalesced": lambda tensors, devices, size: [[_to(t, i) for t in tensors] for i in devices],
-        "_broadcast_out": lambda tensor, targets: _into(targets, [tensor] * len(targets)),
+        "_broadcast_out": lambda tensor, targets: _copy_all(targets, [tensor] * len(targets)),
         "_scatter": _scatter,
-        "_scatter_out": lambda tensor, targets, dim, streams: _into(
+        "_scatter_out": lambda tensor, targets, dim, streams: _copy_all(
             targets, tensor.split([target.size(dim) for target in targets], dim)
         ),
         "_gather": lambda tensors, dim, index: _to(torch.cat([*tensors], dim), 0 if index is None else index),
@@ -176,7 +176,7 @@ def _emitting() -> dict[str, Any]:
     return {"_enable_profiler": enable_profiler, "_disable_profiler": disable_profiler}
 
 
-def public() -> dict[Any, dict[str, Any]]:
+def public_functions() -> dict[Any, dict[str, Any]]:
     """Return, by module, the replacements of functions that load a library themselves."""
     readings = {name: (lambda device=None, value=value: value) for name, value in READINGS.items()}
     profiling = {"_supported_activities": _activities}

@@ -89,10 +89,10 @@ class Memory:
             "the program's own allocator is not used: tensors are in the CPU's memory"
         )
 
-    def _keep(self, name: str, value: Any) -> None:
+    def _set(self, name: str, value: Any) -> None:
         setattr(self, name, value)
 
-    def answers(self) -> dict[str, Any]:
+    def replacements(self) -> dict[str, Any]:
         """Return the replacements of functions of ``torch._C`` about memory."""
 
         def nothing(*_: Any, **__: Any) -> None:
@@ -114,20 +114,20 @@ class Memory:
             "_cuda_getMemoryFraction": lambda device: self._fraction.get(device, 1.0),
             "_cuda_setMemoryFraction": lambda fraction, device: self._fraction.update({device: fraction}),
             "_cuda_cudaCachingAllocator_raw_alloc": lambda size, stream: next(self._addresses),
-            "_cuda_cudaCachingAllocator_enable": lambda value: self._keep("_enabled", value),
+            "_cuda_cudaCachingAllocator_enable": lambda value: self._set("_enabled", value),
             "_cuda_cudaCachingAllocator_is_enabled": lambda: self._enabled,
-            "_cuda_cudaCachingAllocator_set_allocator_settings": lambda text: self._keep("_settings", text),
+            "_cuda_cudaCachingAllocator_set_allocator_settings": lambda text: self._set("_settings", text),
             "_cuda_cudaHostAllocator": lambda: next(self._addresses),
             "_cuda_getAllocatorBackend": lambda: "native",
             "_cuda_getAllocator": object,
             "_cuda_customAllocator": lambda allocate, free: object(),
             "_cuda_changeCurrentAllocator": self.change_allocator,
             "_cuda_checkPoolLiveAllocations": lambda *_: True,
-            "_cuda_record_memory_history": lambda enabled=None, *_, **__: self._keep("_history", bool(enabled)),
-            "_cuda_record_memory_history_legacy": lambda on, *_, **__: self._keep("_history", bool(on)),
+            "_cuda_record_memory_history": lambda enabled=None, *_, **__: self._set("_history", bool(enabled)),
+            "_cuda_record_memory_history_legacy": lambda on, *_, **__: self._set("_history", bool(on)),
             "_cuda_isHistoryEnabled": lambda: self._history,
             "_cuda_allocationTraceback": lambda pointer: None,
-            "_cuda_setMemoryMetadata": lambda text: self._keep("_metadata", text),
+            "_cuda_setMemoryMetadata": lambda text: self._set("_metadata", text),
             "_cuda_getMemoryMetadata": lambda: self._metadata,
             "_graph_pool_handle": pool_handle,
             "_accelerator_isAllocatorInitialized": lambda: True,
@@ -135,5 +135,5 @@ class Memory:
             "_accelerator_getDeviceStats": lambda device: stats(),
             "_accelerator_getMemoryInfo": self.info,
             "_accelerator_getAllocatorSettings": lambda: self._settings,
-            "_accelerator_setAllocatorSettings": lambda text: self._keep("_settings", text),
+            "_accelerator_setAllocatorSettings": lambda text: self._set("_settings", text),
         }

@@ -14,15 +14,15 @@ import torch
 
 from ..syncs.operations import CHECK, COUNT, ERROR, FROM_GPU, FROM_PAGEABLE, KERNELS, VALUE, ZEROS
 from ..syncs.transfer import parse_copy
-from .state import State, size_of
+from .state import RunState, size_of
 from .tags import PINNED
 
-Check = Callable[[State, Any, Sequence[Any], dict[str, Any]], None]  # state, operator, arguments
+Check = Callable[[RunState, Any, Sequence[Any], dict[str, Any]], None]  # state, operator, arguments
 # The results that are on the GPU, for operators where not all are
-OUTPUTS = {"_pack_padded_sequence": (0,)}
+GPU_OUTPUTS = {"_pack_padded_sequence": (0,)}
 
 # Operators that accept CPU tensors together with GPU tensors
-_APART = (
+_MIXED_DEVICES = (
     "set_",
     "_pack_padded_sequence",
     "_pad_packed_sequence",
@@ -43,22 +43,22 @@ class Rule:
 
     Attributes:
         check: records its synchronizations; None if it never synchronizes.
-        outputs: which of its results are on the GPU; None for all.
+        gpu_outputs: which of its results are on the GPU; None for all.
         creates: whether it takes no tensors.
         name: the name without namespace and overload.
-        together: whether all its tensors must be on one device.
+        same_device: whether all its tensors must be on one device.
         writes: whether all its results are arguments written in place, which keep their device.
     """
 
     check: Check | None
-    outputs: tuple[int, ...] | None
+    gpu_outputs: tuple[int, ...] | None
     name: str
     creates: bool
-    together: bool
+    same_device: bool
     writes: bool
 
 
-def copied(state: State, target: Any, source: Any, non_blocking: bool) -> None:
+def record_copy(state: RunState, target: Any, source: Any, non_blocking: bool) -> None:
     """Record the synchronization of a copy of ``source`` into ``target``, if it synchronizes."""
     to, fro = state.tags.get(target), state.tags.get(source)
     up, down = to not in (None, PINNED), fro not in (None, PINNED)
@@ -71,12 +71,14 @@ def copied(state: State, target: Any, source: Any, non_blocking: bool) -> None:
     if up and state.thread.call == "__setitem__" and not source.dim():  # `x[0] = 1`; more elements are filled
         state.record_sync("setitem", "copies the number for one element to the GPU", "H2D", size_of(source))
         return
-    moved(state, "copy_", up, host is PINNED and dense(target, source), non_blocking, size_of(source))
+    record_transfer(
+        state, "copy_", up, host is PINNED and is_direct_copy(target, source), non_blocking, size_of(source)
+    )
 
 
-def dense(*copied: Any) -> bool:
+def is_direct_copy(*tensors: Any) -> bool:
     """Return whether a copy is direct: non-contiguous tensors are first gathered in memory that is not pinned."""
-    for tensor in copied:
+    for tensor in tensors:
         extent = 1
         for stride, size in sorted(
             (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
@@ -88,7 +90,7 @@ def dense(*copied: Any) -> bool:
     return True
 
 
-def moved(state: State, op: str, up: bool, pinned: bool, non_blocking: bool, size: int) -> None:
+def record_transfer(state: RunState, op: str, up: bool, pinned: bool, non_blocking: bool, size: int) -> None:
     """Record the synchronization of a copy between memory and GPU, if it synchronizes."""
     if non_blocking and pinned:
         return
@@ -103,31 +105,31 @@ def moved(state: State, op: str, up: bool, pinned: bool, non_blocking: bool, siz
         )
 
 
-def _masks(indices: Sequence[Any]) -> bool:
+def _has_mask(indices: Sequence[Any]) -> bool:
     """Return whether an index has a mask, whose True elements must be counted."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
-def _indices(state: State, indices: Sequence[Any]) -> None:
+def _record_indices(state: RunState, indices: Sequence[Any]) -> None:
     for index in indices:
         if index is not None and state.tags.device(index) is None and index.numel():
             state.record_sync("getitem", "copies an index to the GPU", "H2D", size_of(index))
 
 
-def _index(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _index(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if state.tags.device(args[0]) is None:
         return
-    _indices(state, args[1])
-    if _masks(args[1]):
+    _record_indices(state, args[1])
+    if _has_mask(args[1]):
         state.record_sync("getitem", COUNT)
 
 
-def _equal(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _equal(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if args[0].shape == args[1].shape:
         state.record_sync("equal", VALUE)
 
 
-def _filled(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _fill(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Check the value, which masked_fill and index_fill read; fill_ reads it only from another device."""
     if not isinstance(args[-1], torch.Tensor) or state.tags.device(args[-1]) is None:
         return
@@ -136,36 +138,36 @@ def _filled(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         state.record_sync(name, VALUE)
 
 
-def _where(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _where(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     for value in args[1:3]:
         if isinstance(value, torch.Tensor) and not value.dim() and state.tags.get(value) is None:
             state.record_sync("where", "copies a number to the GPU", "H2D", size_of(value))
 
 
-def _isin(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _isin(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     elements, tests = args[:2]
     both = isinstance(elements, torch.Tensor) and isinstance(tests, torch.Tensor)
     if both and tests.numel() >= 10 * elements.numel() ** 0.145:  # smaller inputs are compared pairwise
         state.record_sync("isin", COUNT)
 
 
-def _nanmedian(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _nanmedian(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if len(args) == 1:
         state.record_sync("nanmedian", COUNT)
 
 
-def _searchsorted(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _searchsorted(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if kwargs.get("sorter") is not None:
         state.record_sync("searchsorted", CHECK)
 
 
-def _mode(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _mode(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
     if args[0].dim() and args[0].shape[dim] > 2048:  # up to that size, one thread block sorts
         state.record_sync("mode", VALUE)
 
 
-def _segment_reduce(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _segment_reduce(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if not kwargs.get("unsafe", False):
         state.record_sync("segment_reduce", CHECK)
 
@@ -173,7 +175,7 @@ def _segment_reduce(state: State, func: Any, args: Sequence[Any], kwargs: dict[s
 def _in_node(name: str) -> Check:
     """Return the check of a backward formula that counts zeros, but not while a mode is on."""
 
-    def check(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def check(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         node = torch._C._current_autograd_node()
         if node is not None and node.name().startswith(name):
             state.record_sync(name.removesuffix("Backward").lower(), ZEROS)
@@ -181,55 +183,55 @@ def _in_node(name: str) -> Check:
     return check
 
 
-def _index_put(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _index_put(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if state.tags.device(args[0]) is None:
         return
     values = args[2]
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     number = values.numel() == 1 and state.tags.device(values) is None
-    _indices(state, args[1])
-    if not _masks(args[1]):
+    _record_indices(state, args[1])
+    if not _has_mask(args[1]):
         if number:
             state.record_sync("setitem", "copies a number to the GPU", "H2D", size_of(values))
     elif accumulate or not number:  # a number is filled in by the mask, without a count
         state.record_sync("setitem", COUNT)
 
 
-def _copy(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _copy(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     source, non_blocking = parse_copy(args[1:], kwargs)
-    copied(state, args[0], source, non_blocking)
+    record_copy(state, args[0], source, non_blocking)
 
 
-def _foreach_copy(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _foreach_copy(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     sources, non_blocking = parse_copy(args[1:], kwargs)
     for target, source in zip(args[0], sources, strict=False):
-        copied(state, target, source, non_blocking)
+        record_copy(state, target, source, non_blocking)
 
 
-def _histc(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _histc(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     low, high = ([*args, kwargs.get("min", 0), kwargs.get("max", 0)] if len(args) < 4 else args)[-2:]
     if low == high:
         state.record_sync("histc")
 
 
-def _normal(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _normal(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if isinstance(args[1] if len(args) > 1 else kwargs.get("std"), torch.Tensor):
         state.record_sync("normal", CHECK)
 
 
-def _repeat_interleave(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _repeat_interleave(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if kwargs.get("output_size") is None:
         state.record_sync("repeat_interleave", COUNT)
 
 
-def _check_errors(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _check_errors(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     names = [argument.name for argument in func._schema.arguments]
     given = dict(zip(names, args, strict=False))
     if given.get("check_errors", kwargs.get("check_errors")):
         state.record_sync("linalg", ERROR)
 
 
-def _spaced(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _spaced(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     state.record_sync("linspace", VALUE)
 
 
@@ -242,11 +244,11 @@ CHECKS: dict[str, Check] = {
     "_unsafe_index_put": _index_put,
     "copy_": _copy,
     "equal": _equal,
-    "fill_": _filled,
-    "masked_fill": _filled,
-    "masked_fill_": _filled,
-    "index_fill": _filled,
-    "index_fill_": _filled,
+    "fill_": _fill,
+    "masked_fill": _fill,
+    "masked_fill_": _fill,
+    "index_fill": _fill,
+    "index_fill_": _fill,
     "where": _where,
     "isin": _isin,
     "nanmedian": _nanmedian,
@@ -279,12 +281,13 @@ def rule_of(func: Any) -> Rule:
     if check is None and (name in KERNELS or dependent):
         cause = KERNELS.get(name, VALUE if torch.Tag.data_dependent_output in tags else COUNT)
 
-        def check(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        def check(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
             state.record_sync(name, cause)
 
     takes = any("Tensor" in str(argument.type) for argument in func._schema.arguments if not argument.is_out)
     written = [result.alias_info is not None and result.alias_info.is_write for result in func._schema.returns]
     return Rule(
-        check, OUTPUTS.get(name), name, creates=not takes, together=namespace == "aten" and name not in _APART,
+        check, GPU_OUTPUTS.get(name), name, creates=not takes,
+        same_device=namespace == "aten" and name not in _MIXED_DEVICES,
         writes=bool(written) and all(written) and name.endswith("_"),
     )  # fmt: skip

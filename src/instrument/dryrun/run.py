@@ -16,7 +16,7 @@ from ..source_paths import INSTALLED
 from ..syncs.budget import Budget
 from ..syncs.early_stop import EarlyStop, ProgramStopper, ctrl_c_stop, describe_error, stop_on_signals
 from ..syncs.report import SyncReport
-from .session import Run, running
+from .session import DryRun, dry_run_context
 
 
 def dry_run(
@@ -55,10 +55,10 @@ def dry_run(
         AssertionError: ...
     """
     _check(step, '"step"')
-    with running(fake, None if budget is None else Budget(budget)) as run:
-        run.state.code_before = True
-        run.place(on_gpu)
-        run.carry_out(step)
+    with dry_run_context(fake, None if budget is None else Budget(budget)) as run:
+        run.state.code_ran_before = True
+        run.put_on_gpu(on_gpu)
+        run.call(step)
     return run.report()
 
 
@@ -72,7 +72,7 @@ def dry_run_file(
     steps: int | None = None,
     time_limit: float | None = None,
     step_on: str | None = None,
-    caught: Callable[[SyncReport], None] | None = None,
+    on_caught_stop: Callable[[SyncReport], None] | None = None,
 ) -> SyncReport:
     """Run a script as if there were a GPU, or import it and call one function of it.
 
@@ -85,9 +85,9 @@ def dry_run_file(
         args: the arguments of the script.
         steps: the number of steps after which the run ends, where the next step begins; None means no limit.
         time_limit: the number of seconds after which the run ends.
-        caught: called with the report if the script catches the exception that ends it and goes on, as with
-            ``except BaseException`` in a loop, or at the second Ctrl-C or SIGTERM; must end the process. None lets
-            the script go on.
+        on_caught_stop: called with the report if the script catches the exception that ends it and goes on, as
+            with ``except BaseException`` in a loop, or at the second Ctrl-C or SIGTERM; must end the process. None
+            lets the script go on.
 
     However the run ends, by a limit, an error, Ctrl-C or SIGTERM, the report has all findings up to then. The run
     ends from inside, as by `sys.exit`: ``finally`` blocks run.
@@ -102,28 +102,30 @@ def dry_run_file(
     sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve()), str(Path.cwd())]
     try:
         limits = None if budget is None else Budget(budget)
-        with running(fake, limits, script=function is None, step_on=step_on) as run:
-            stopper = ProgramStopper(None if caught is None else lambda stopped: caught(_report(run, stopped)))
+        with dry_run_context(fake, limits, script=function is None, step_on=step_on) as run:
+            stopper = ProgramStopper(
+                None if on_caught_stop is None else lambda stopped: on_caught_stop(_report(run, stopped))
+            )
             with stop_on_signals(stopper, time_limit):
                 if function is None:
                     run.stop_after(steps, stopper)
-                    run.carry_out(_interruptible(lambda: runpy.run_path(str(path), run_name="__main__")))
+                    run.call(_interruptible(lambda: runpy.run_path(str(path), run_name="__main__")))
                 else:
-                    step = run.carry_out(_interruptible(lambda: _function(path, function)))
+                    step = run.call(_interruptible(lambda: _function(path, function)))
                     if step is not None:
-                        run.forget()
+                        run.reset()
                         run.stop_after(steps, stopper)
-                        run.carry_out(_interruptible(step))
+                        run.call(_interruptible(step))
         if isinstance(run.error, _UsageError):
             raise run.error.args[0]
         return run.report()
     finally:
         sys.argv, sys.path[:] = before[:2]
-        _forget(before[2], path.parent.resolve())
+        _remove_script_modules(before[2], path.parent.resolve())
 
 
-def _report(run: Run, stopped: EarlyStop) -> SyncReport:
-    run.stopped_by(stopped)
+def _report(run: DryRun, stopped: EarlyStop) -> SyncReport:
+    run.on_early_stop(stopped)
     return run.report()
 
 
@@ -139,7 +141,7 @@ def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
-def _forget(before: dict[str, Any], folder: Path) -> None:
+def _remove_script_modules(before: dict[str, Any], folder: Path) -> None:
     """Remove the script's own modules again: another script may have different modules of the same names."""
     ours = __name__.partition(".")[0]
     for name, module in list(sys.modules.items()):
@@ -182,11 +184,11 @@ def _check(step: Any, what: str) -> None:
     if not callable(step) or any(is_kind(step) for is_kind in kinds):
         raise TypeError(f"{what} must be a plain function without arguments: {step!r}")
     with contextlib.suppress(ValueError):  # built-in functions have no signature
-        needed = [p.name for p in inspect.signature(step).parameters.values() if _needed(p)]
+        needed = [p.name for p in inspect.signature(step).parameters.values() if _is_required(p)]
         if needed:
             raise TypeError(f"{what} needs arguments: {', '.join(needed)}")
 
 
-def _needed(parameter: inspect.Parameter) -> bool:
+def _is_required(parameter: inspect.Parameter) -> bool:
     variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     return parameter.default is parameter.empty and not variadic

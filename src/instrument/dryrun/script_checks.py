@@ -14,7 +14,7 @@ _EQUALITY = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)
 _NO_TENSOR = (ast.Is, ast.IsNot, ast.In, ast.NotIn)  # comparisons whose result is a bool
 
 
-def passing(frame: FrameType | None) -> bool | None:
+def passing_value(frame: FrameType | None) -> bool | None:
     """Return the truth value of the expression that ``frame`` evaluates with which the check around it passes.
 
     A check is an ``assert``, or an ``if`` whose body raises. Return None without a check around the expression, or
@@ -24,14 +24,14 @@ def passing(frame: FrameType | None) -> bool | None:
         frame: the frame of the call that reads a value, or of anything that it calls.
     """
     here = sites.locate(frame).frame
-    return None if here is None else _passing(here.f_code, here.f_lasti, here.f_lineno or 0)
+    return None if here is None else _passing_value(here.f_code, here.f_lasti, here.f_lineno or 0)
 
 
 @lru_cache(maxsize=1024)
-def _passing(code: CodeType, instruction: int, line: int) -> bool | None:
+def _passing_value(code: CodeType, instruction: int, line: int) -> bool | None:
     for node, wanted in _checks(code.co_filename):
         if node.lineno <= line <= (node.end_lineno or node.lineno):
-            return _inside(node, wanted, _column(code, instruction), line)
+            return _value_of_part(node, wanted, _column(code, instruction), line)
     return None
 
 
@@ -53,15 +53,17 @@ def _checks(file: str) -> tuple[tuple[ast.expr, bool], ...]:
 
 def _is_read(node: ast.expr) -> bool:
     """Return whether the truth of ``node`` itself is read, and not a part of it, as in ``x.item() > 3``."""
-    if _called(node) in _READS:
+    if _name_of_call(node) in _READS:
         return True
     for part in ast.walk(node):
-        if _called(part) in _READS or (isinstance(part, ast.Compare) and isinstance(part.ops[0], _NO_TENSOR)):
+        if _name_of_call(part) in _READS or (
+            isinstance(part, ast.Compare) and isinstance(part.ops[0], _NO_TENSOR)
+        ):
             return False
     return True
 
 
-def _called(node: ast.AST) -> str | None:
+def _name_of_call(node: ast.AST) -> str | None:
     if not isinstance(node, ast.Call):
         return None
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
@@ -73,20 +75,20 @@ def _column(code: CodeType, instruction: int) -> int | None:
     return None if found is None else found[2]
 
 
-def _inside(node: ast.expr, wanted: bool, column: int | None, line: int) -> bool | None:
+def _value_of_part(node: ast.expr, wanted: bool, column: int | None, line: int) -> bool | None:
     """Return the truth value that the part of a condition at a column and line must have."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return _inside(node.operand, not wanted, column, line)
+        return _value_of_part(node.operand, not wanted, column, line)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         operator, right = node.ops[0], node.comparators[0]
         if isinstance(operator, _EQUALITY) and isinstance(right, ast.Constant) and isinstance(right.value, bool):
             equal = wanted != isinstance(operator, (ast.IsNot, ast.NotEq))
-            return _inside(node.left, right.value == equal, column, line)
+            return _value_of_part(node.left, right.value == equal, column, line)
     if not isinstance(node, ast.BoolOp):
         return wanted if _is_read(node) else None
     for value in node.values:
         start = (value.lineno, value.col_offset)
         end = (value.end_lineno or value.lineno, value.end_col_offset or 0)
         if column is not None and start <= (line, column) < end:
-            return _inside(value, wanted, column, line)
+            return _value_of_part(value, wanted, column, line)
     return None

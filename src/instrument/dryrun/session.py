@@ -25,11 +25,11 @@ from ..syncs.events import SyncEvent
 from ..syncs.recorder import Recorder
 from ..syncs.report import SyncReport
 from .cuda import PretendedCuda
-from .fake import Fake
+from .dataless_mode import DatalessMode
 from .modes import modes
 from .on_gpu import tensors_of
 from .patches import patched
-from .state import State, as_cuda
+from .state import RunState, as_cuda
 from .step_limit import StepLimit
 
 _WITHOUT_TENSORS = {"tqdm_monitor", "instrument", "instrument-sigterm"}  # names of threads that use no tensors
@@ -38,11 +38,11 @@ _COVERAGE = (
     "outside torch, and in their own CUDA code, was not checked; autocast changed no types"
 )
 _FAKE = "tensors had no data: branches on values, and code that asks whether it is traced, may go the other way"
-_NOWHERE = (
+_NOTHING_ON_GPU = (
     'nothing was on a GPU: build the model inside the step with device="cuda", '
     "or pass what is on the GPU already as on_gpu=[model, optimizer]"
 )
-_NOWHERE_IN_SCRIPT = (
+_NOTHING_ON_GPU_IN_SCRIPT = (
     "nothing was moved to a GPU: does the script choose its device from torch.cuda.is_available(), or does it "
     "need an option such as --device cuda?"
 )
@@ -53,49 +53,49 @@ _TOO_EARLY = (
 )
 
 
-class Run:
+class DryRun:
     """One dry run, from its start to its report."""
 
     def __init__(self, path: RegionPath, fake: bool, budget: Budget | None, script: bool = False) -> None:
         self.recorder = Recorder(path.names)
-        self.state = State(self.recorder, Fake() if fake else None, budget)
+        self.state = RunState(self.recorder, DatalessMode() if fake else None, budget)
         self.error: BaseException | None = None
-        self._stopped: EarlyStop | None = None
+        self._early_stop: EarlyStop | None = None
         self._script = script
-        self._most: int | None = None
+        self._max_steps: int | None = None
         self._stopper = ProgramStopper()
         self._limit: StepLimit | None = None
         self.follower: StepFollower | None = None
-        self._stepped = 0
-        self._built = False
+        self._finished_steps = 0
+        self._optimizer_was_made = False
         pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # the tasks of these threads are watched
         known = {threading.current_thread(), threading.main_thread(), *pools}
         names = {thread.name for thread in threading.enumerate() if thread not in known}
-        self._before = sorted(names - _WITHOUT_TENSORS)
+        self._unwatched_threads = sorted(names - _WITHOUT_TENSORS)
 
-    def place(self, on_gpu: Iterable[Any]) -> None:
+    def put_on_gpu(self, on_gpu: Iterable[Any]) -> None:
         """Treat existing tensors as being on the GPU."""
         if found := tensors_of(on_gpu):
             self.state.tags.put(found, as_cuda("cuda"))
 
-    def carry_out(self, step: Callable[[], Any]) -> Any:
+    def call(self, step: Callable[[], Any]) -> Any:
         """Call ``step``; keep the error that ends it early."""
         try:
             return step()
         except EarlyStop as stopped:
-            self.stopped_by(stopped)
+            self.on_early_stop(stopped)
         except SystemExit as error:
             if error.code not in (None, 0):
-                self._ended(error)
+                self._on_error(error)
         except Exception as error:
-            self._ended(error)
+            self._on_error(error)
 
-    def stopped_by(self, stopped: EarlyStop) -> None:
+    def on_early_stop(self, stopped: EarlyStop) -> None:
         """Keep the reason why the program ended early."""
-        self._stopped = stopped
+        self._early_stop = stopped
         self.error = stopped if stopped.code else None
 
-    def _ended(self, error: BaseException) -> None:
+    def _on_error(self, error: BaseException) -> None:
         self.error = error
         traceback = error.__traceback__
         while traceback is not None and traceback.tb_next is not None:
@@ -104,52 +104,52 @@ class Run:
         text = f"the step ended here with {describe_error(error)}"
         self.recorder.add(SyncEvent(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop all findings and steps so far."""
         self.recorder.clear()
-        self._stepped = 0
+        self._finished_steps = 0
         self.recorder.step = None if self.recorder.step is None else 0
-        self._forget_budget()
+        self._reset_budget()
 
-    def built(self) -> None:
+    def on_optimizer_made(self) -> None:
         """Note that an optimizer is made: everything before belongs to no step."""
         if self.recorder.step is None:
-            self.recorder.step, self._built = 0, True
-            self._forget_budget()
+            self.recorder.step, self._optimizer_was_made = 0, True
+            self._reset_budget()
 
     def stop_after(self, steps: int | None, stopper: ProgramStopper) -> None:
         """End the program after ``steps`` more steps; None means no limit."""
-        self._most, self._stopper = steps, stopper
+        self._max_steps, self._stopper = steps, stopper
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """Note that a step ended."""
         if self._limit is not None:
             self._limit.stop()
-        self._stepped += 1
-        self.recorder.step = self._stepped
+        self._finished_steps += 1
+        self.recorder.step = self._finished_steps
         self._next_step()
-        if self._stepped == self._most:
-            self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path, self._stopper)
+        if self._finished_steps == self._max_steps:
+            self.state.recorder = self._limit = StepLimit(self._finished_steps, self.recorder.path, self._stopper)
 
     def close(self) -> None:
         """Remove the step limit."""
         if self._limit is not None:
             self._limit.remove()
 
-    def _forget_budget(self) -> None:
+    def _reset_budget(self) -> None:
         if self.state.budget is not None:
             self.state.budget.clear()
 
-    def restarted(self) -> None:
+    def on_restart(self) -> None:
         """Make everything so far a part of step 0, which ends now, as a stronger sign of steps was found."""
-        self._stepped = 0
+        self._finished_steps = 0
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
     def _next_step(self) -> None:
         if self.state.budget is not None:
             self.state.budget.next_step()
 
-    def _settled(self, seen: Counter[int | None], steps: int) -> Counter[int | None]:
+    def _final_counts(self, seen: Counter[int | None], steps: int) -> Counter[int | None]:
         """Return the final number of calls by step, given the numbers ``seen`` during the run.
 
         A step ends with the update of the first optimizer. Calls before the first update count for step 0, but at
@@ -161,7 +161,7 @@ class Run:
         before, after = seen[0], seen[steps]
         if steps == 1:
             before, after = seen.total() - seen[None], 0
-        if not self._built:
+        if not self._optimizer_was_made:
             before += settled.pop(None, 0)
         others = [waits for step, waits in settled.items() if step is not None]
         first = before if steps == 1 else min(before, max(others, default=0))
@@ -170,29 +170,33 @@ class Run:
         settled.update({0: first, None: before + after - first})
         return +settled
 
-    def _nowhere(self) -> str:
-        if self._stopped is not None:
+    def _why_nothing_on_gpu(self) -> str:
+        if self._early_stop is not None:
             return _STOPPED_EARLY
         if self._script:
-            return _NOWHERE_IN_SCRIPT
+            return _NOTHING_ON_GPU_IN_SCRIPT
         chosen = self.state.cpu_by_name
-        return _NOWHERE if chosen is None else f"{_NOWHERE}. {_TOO_EARLY.format(chosen)}"
+        return _NOTHING_ON_GPU if chosen is None else f"{_NOTHING_ON_GPU}. {_TOO_EARLY.format(chosen)}"
 
     def report(self) -> SyncReport:
         """Return the report."""
         recorder = self.recorder
-        steps = max(self._stepped, 1)
+        steps = max(self._finished_steps, 1)
         if self._limit is not None:
             self._limit.merge_into(recorder)
-        recorder.reassign_steps(lambda seen: self._settled(seen, steps))
-        unavailable_reason = "" if self.state.tags.used or self.error is not None else self._nowhere()
+        recorder.reassign_steps(lambda seen: self._final_counts(seen, steps))
+        unavailable_reason = (
+            "" if self.state.tags.any_on_device or self.error is not None else self._why_nothing_on_gpu()
+        )
         sentences = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
-        if self._stopped is not None and self.error is None:
-            sentences.append(self._stopped.reason)
+        if self._early_stop is not None and self.error is None:
+            sentences.append(self._early_stop.reason)
         if self.follower is not None and self.follower.explanation is not None:
             sentences.append(self.follower.explanation)
-        if self._before:
-            sentences.append(f"threads that were running before were not watched: {', '.join(self._before)}")
+        if self._unwatched_threads:
+            sentences.append(
+                f"threads that were running before were not watched: {', '.join(self._unwatched_threads)}"
+            )
         return SyncReport(
             "dry run",
             recorder.findings,
@@ -207,9 +211,9 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(
+def dry_run_context(
     fake: bool, budget: Budget | None = None, *, script: bool = False, step_on: str | None = None
-) -> Iterator[Run]:
+) -> Iterator[DryRun]:
     """Install the pretended GPU, and watch the block."""
     if coverage.dry_run_active:
         raise RuntimeError("a dry run is already running in this process")
@@ -228,32 +232,32 @@ def running(
 
 def _set_up(
     stack: contextlib.ExitStack, fake: bool, budget: Budget | None, script: bool, step_on: str | None
-) -> Run:
+) -> DryRun:
     # Each callback comes before the change that it undoes: an interrupt may come in between.
     stack.callback(coverage.set_dry_run_active, False)
     coverage.set_dry_run_active(True)
     path = RegionPath()
     stack.callback(dispatch.active.remove, path)
     dispatch.active.add(path)
-    run = Run(path, fake, budget, script)
+    run = DryRun(path, fake, budget, script)
     stack.callback(run.close)
     cuda = PretendedCuda(run.state)
     stack.callback(cuda.undo)
     cuda.install()
     stack.enter_context(patched(run.state))
     # Without an optimizer, a function that is called once is one step; a script has as many as the follower finds.
-    run.follower = StepFollower(run.stepped, run.restarted, step_on, weakest="forward" if script else "optimizer")
+    run.follower = StepFollower(run.on_step, run.on_restart, step_on, weakest="forward" if script else "optimizer")
     stack.callback(run.follower.remove)
     run.follower.follow()
-    Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run)).apply_in(stack)
+    Patch(torch.optim.Optimizer, "__init__", lambda original: _make_init(original, run)).apply_in(stack)
     stack.enter_context(modes(run.state))
     return run
 
 
-def _noting(original: Any, run: Run) -> Any:
+def _make_init(original: Any, run: DryRun) -> Any:
     @wraps(original)
     def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        run.built()
+        run.on_optimizer_made()
 
     return init

@@ -53,20 +53,29 @@ class ThreadState:
         depth: greater than 0 inside torch, where devices are the real ones.
     """
 
-    __slots__ = ("call", "depth", "foreign", "functions", "inputs", "last", "quiet", "waited")
+    __slots__ = (
+        "call",
+        "depth",
+        "foreign_depth",
+        "functions",
+        "inputs",
+        "last_device",
+        "quiet_depth",
+        "synchronized",
+    )
 
     def __init__(self) -> None:
         self.call = ""
-        self.waited = False
+        self.synchronized = False
         self.inputs: Any = None
-        self.last: torch.device | None = None
-        self.quiet = 0
+        self.last_device: torch.device | None = None
+        self.quiet_depth = 0
         self.depth = 0
         self.functions: Any = None
-        self.foreign = 0
+        self.foreign_depth = 0
 
 
-class State:
+class RunState:
     """One dry run: its tags, its findings, and the state of each thread."""
 
     def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
@@ -75,10 +84,10 @@ class State:
         self.fake = fake  # the FakeTensorMode, or None
         self.tags = Tags()
         self._threads = threading.local()
-        self.code_before = False  # code that may have chosen a device ran before the run
+        self.code_ran_before = False  # code that may have chosen a device ran before the run
         self.cpu_by_name: Site | None = None
-        self.early = False  # a finding already says that this may be the cause of an error
-        self._asked: set[tuple[CodeType, int]] = set()
+        self.early_choice_reported = False  # a finding already says that this may be the cause of an error
+        self._examined_lines: set[tuple[CodeType, int]] = set()
 
     @property
     def thread(self) -> ThreadState:
@@ -90,12 +99,12 @@ class State:
         return thread
 
     @contextmanager
-    def named(self, call: str) -> Iterator[None]:
+    def named_call(self, call: str) -> Iterator[None]:
         """Run the block as ``call``, a public function that is not one of torch's overridable functions."""
         thread = self.thread
         outer = thread.call
         if not outer:
-            thread.call, thread.waited = call, False
+            thread.call, thread.synchronized = call, False
         try:
             yield
         finally:
@@ -113,33 +122,33 @@ class State:
             size: the size of its copy in bytes.
         """
         thread = self.thread
-        if thread.quiet:
+        if thread.quiet_depth:
             return
         if not cause:
             row = operation(name_of_operator(op))
             cause = row.cause if row else VALUE
         if thread.call:
-            if thread.waited:
+            if thread.synchronized:
                 return
-            thread.waited, op = True, thread.call
+            thread.synchronized, op = True, thread.call
         frame = sys._getframe(1)
-        if _flushes(frame):
+        if _is_profiler_stop(frame):
             return
         event = self.recorder.note(name_of_operator(op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
         if self.budget is not None and event.allowed is None:
             self.budget.spend(event)
 
-    def asked_for_cpu(self) -> None:
+    def note_cpu_selection(self) -> None:
         """Record the first user line that selects the CPU by a variable, which may hold an earlier choice."""
-        if not self.code_before or self.cpu_by_name is not None or self.thread.quiet:
+        if not self.code_ran_before or self.cpu_by_name is not None or self.thread.quiet_depth:
             return
         place = sites.locate(sys._getframe(1))
         if place.frame is None or place.site is None or place.via is not None:
             return
         key = place.frame.f_code, place.site.line
-        if key not in self._asked:
-            self._asked.add(key)
+        if key not in self._examined_lines:
+            self._examined_lines.add(key)
             if place.site.code and not _LITERAL.search(place.site.code):
                 self.cpu_by_name = place.site
 
@@ -150,7 +159,7 @@ class State:
         self.recorder.add(event)
 
 
-def _flushes(frame: FrameType | None) -> bool:
+def _is_profiler_stop(frame: FrameType | None) -> bool:
     """Return whether this is a profiler's own synchronization as it stops."""
     for _ in range(8):
         if frame is None:

@@ -33,7 +33,7 @@ class StepLimit(Recorder):
         self._stopper = stopper
         self._events: list[SyncEvent] = []
         self._handles = [
-            register_module_forward_pre_hook(self._called),
+            register_module_forward_pre_hook(self._on_module_call),
             register_optimizer_step_pre_hook(lambda *_: self.stop()),
         ]
 
@@ -63,6 +63,6 @@ class StepLimit(Recorder):
             if not usual or seen[0] + seen[self._limit] < usual:
                 recorder.add(event)
 
-    def _called(self, module: Any, *_: Any) -> None:
+    def _on_module_call(self, module: Any, *_: Any) -> None:
         if any(parameter.requires_grad for parameter in module.parameters()):
             self.stop()

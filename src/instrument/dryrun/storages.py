@@ -11,31 +11,31 @@ import torch
 import torch.utils.dlpack
 
 from ..syncs.operations import FROM_GPU, FROM_PAGEABLE
-from .rules import moved
-from .state import State, as_cuda
+from .rules import record_transfer
+from .state import RunState, as_cuda
 from .tags import PINNED
 
-Made = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and the function that makes the replacement
+Replacement = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and the function that makes the replacement
 # Modules of torch that read a storage in place, which is in the CPU's memory
 _REAL = ("torch.serialization", "torch.multiprocessing.reductions")
 
 
-def changes(state: State) -> Iterator[Made]:
+def changes(state: RunState) -> Iterator[Replacement]:
     """Yield the replacements of code that reads or saves the device of a tensor."""
     tags = state.tags
 
-    def grouped(original: Any) -> Any:
+    def make_group(original: Any) -> Any:
         def group(*args: Any, **kwargs: Any) -> dict[Any, Any]:
             groups = {}
             for (device, dtype), held in original(*args, **kwargs).items():
-                groups[tags.first(held[0][0]) or device, dtype] = held
+                groups[tags.first_device(held[0][0]) or device, dtype] = held
             return groups
 
         return group
 
-    def located(original: Any) -> Any:
+    def make_location_tag(original: Any) -> Any:
         def location_tag(storage: Any) -> Any:
-            device = tags.of_storage(storage)
+            device = tags.storage_device(storage)
             if device is None:
                 return original(storage)
             state.record_sync("save", FROM_GPU, "D2H", storage.nbytes())
@@ -43,7 +43,7 @@ def changes(state: State) -> Iterator[Made]:
 
         return location_tag
 
-    def restored(original: Any) -> Any:
+    def make_restore_location(original: Any) -> Any:
         def default_restore_location(storage: Any, location: Any) -> Any:
             device = as_cuda(location)
             if device is None:
@@ -57,12 +57,12 @@ def changes(state: State) -> Iterator[Made]:
     def device(original: Any) -> property:
         def get(storage: Any) -> Any:
             asking = sys._getframe(1).f_globals.get("__name__")
-            found = None if asking in _REAL else tags.of_storage(storage)
+            found = None if asking in _REAL else tags.storage_device(storage)
             return original.__get__(storage) if found is None else found
 
         return property(get)
 
-    def created(original: Any) -> Any:
+    def make_new(original: Any) -> Any:
         def new(kind: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
             target = as_cuda(device)
             real = device if target is None else "cpu" if state.fake is None else "meta"
@@ -73,37 +73,37 @@ def changes(state: State) -> Iterator[Made]:
 
         return staticmethod(new)
 
-    def filled(original: Any) -> Any:
+    def make_copy(original: Any) -> Any:
         """Record a synchronizing copy without data, for which no operator runs that would record it."""
 
         def copy_(storage: Any, source: Any, non_blocking: Any = None) -> Any:
             if state.fake is None:
                 return original(storage, source, non_blocking)
-            up = tags.of_storage(storage) is not None
-            if up != (tags.of_storage(source) is not None):
+            up = tags.storage_device(storage) is not None
+            if up != (tags.storage_device(source) is not None):
                 pinned = tags.storage_tag(source if up else storage) is PINNED
-                moved(state, "copy_", up, pinned, bool(non_blocking), source.nbytes())
+                record_transfer(state, "copy_", up, pinned, bool(non_blocking), source.nbytes())
             return storage
 
         return copy_
 
-    def named(original: Any) -> Any:
+    def make_named(original: Any) -> Any:
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with state.named(original.__name__):
+            with state.named_call(original.__name__):
                 return original(*args, **kwargs)
 
         return call
 
-    def created_unseen(original: Any) -> Any:
+    def make_create(original: Any) -> Any:
 
         @wraps(original)
         def create(*args: Any, **kwargs: Any) -> Any:
-            return state.thread.functions.placed(original, args, kwargs)
+            return state.thread.functions.run_and_tag(original, args, kwargs)
 
         return create
 
-    def exchanged(original: Any) -> Any:
+    def make_from_dlpack(original: Any) -> Any:
         def from_dlpack(source: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(source, torch.Tensor) and tags.device(source) is not None:
                 return source.detach()
@@ -111,16 +111,16 @@ def changes(state: State) -> Iterator[Made]:
 
         return from_dlpack
 
-    yield torch.UntypedStorage, "__new__", created
+    yield torch.UntypedStorage, "__new__", make_new
     yield torch.UntypedStorage, "device", device
-    yield torch.UntypedStorage, "copy_", filled
+    yield torch.UntypedStorage, "copy_", make_copy
     for name in ("to", "cuda", "cpu"):
-        yield torch.UntypedStorage, name, named
-    yield torch, "range", created_unseen
+        yield torch.UntypedStorage, name, make_named
+    yield torch, "range", make_create
     bindings: Any = torch._C
-    yield bindings._nested, "nested_tensor", created_unseen
-    yield torch, "from_dlpack", exchanged
-    yield torch.utils.dlpack, "from_dlpack", exchanged
-    yield torch._C, "_group_tensors_by_device_and_dtype", grouped
-    yield torch.serialization, "location_tag", located
-    yield torch.serialization, "default_restore_location", restored
+    yield bindings._nested, "nested_tensor", make_create
+    yield torch, "from_dlpack", make_from_dlpack
+    yield torch.utils.dlpack, "from_dlpack", make_from_dlpack
+    yield torch._C, "_group_tensors_by_device_and_dtype", make_group
+    yield torch.serialization, "location_tag", make_location_tag
+    yield torch.serialization, "default_restore_location", make_restore_location

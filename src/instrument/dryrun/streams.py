@@ -87,7 +87,7 @@ class Streams:
         """Synchronize a device."""
         self.log.record_sync("synchronize")
 
-    def answers(self) -> dict[str, Any]:
+    def replacements(self) -> dict[str, Any]:
         """Return the replacements of functions of ``torch._C`` about streams."""
         return {
             "_cuda_getCurrentStream": self.current,

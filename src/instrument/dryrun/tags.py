@@ -19,7 +19,7 @@ _TENSOR = torch.Tensor
 _storage = torch.Tensor.untyped_storage
 
 
-_RUNS = count()
+_RUN_NUMBERS = count()
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
@@ -31,15 +31,15 @@ class Tags:
     """
 
     def __init__(self) -> None:
-        self._key = f"_instrument_{next(_RUNS)}"
-        self.used = False
+        self._key = f"_instrument_{next(_RUN_NUMBERS)}"
+        self.any_on_device = False
 
     def get(self, tensor: Any) -> Any:
         """Return the device that ``tensor`` pretends to be on, `PINNED`, or None for plain memory."""
         try:
-            return getattr(_storage(_whole(tensor)), self._key, None)
+            return getattr(_storage(_tensor_with_memory(tensor)), self._key, None)
         except (NotImplementedError, RuntimeError):
-            return getattr(_holder(tensor), self._key, None)
+            return getattr(_tag_holder(tensor), self._key, None)
 
     def device(self, tensor: Any) -> Any:
         """Return the device that ``tensor`` pretends to be on, or None."""
@@ -48,7 +48,7 @@ class Tags:
 
     def put(self, value: Any, tag: Any) -> None:
         """Tag every tensor in ``value``, also in lists, tuples and dictionaries; None removes tags."""
-        self.used = self.used or (tag is not None and tag is not PINNED)
+        self.any_on_device = self.any_on_device or (tag is not None and tag is not PINNED)
         for tensor in tensors(value):
             if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
                 self.put([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]], tag)
@@ -56,23 +56,23 @@ class Tags:
             try:
                 setattr(_storage(tensor), self._key, tag)
             except (NotImplementedError, RuntimeError):
-                setattr(_holder(tensor), self._key, tag)
+                setattr(_tag_holder(tensor), self._key, tag)
 
     def storage_tag(self, storage: Any) -> Any:
         """Return the device that a storage pretends to be on, `PINNED`, or None for plain memory."""
         return getattr(getattr(storage, "_untyped_storage", storage), self._key, None)
 
-    def of_storage(self, storage: Any) -> Any:
+    def storage_device(self, storage: Any) -> Any:
         """Return the device that a storage pretends to be on, or None."""
         tag = self.storage_tag(storage)
         return None if tag is PINNED else tag
 
     def put_storage(self, storage: Any, tag: Any) -> None:
         """Tag a storage of bytes."""
-        self.used = True
+        self.any_on_device = True
         setattr(getattr(storage, "_untyped_storage", storage), self._key, tag)
 
-    def first(self, values: Iterable[Any]) -> Any:
+    def first_device(self, values: Iterable[Any]) -> Any:
         """Return the device of the first tensor among ``values`` that pretends to be on one, or None."""
         for value in values:
             if isinstance(value, _TENSOR):
@@ -80,7 +80,7 @@ class Tags:
                 if found is not None:
                     return found
             elif isinstance(value, (list, tuple)):
-                found = self.first(value)
+                found = self.first_device(value)
                 if found is not None:
                     return found
         return None
@@ -98,14 +98,14 @@ def tensors(value: Any) -> Iterator[Any]:
             yield from tensors(item)
 
 
-def _whole(tensor: Any) -> Any:
+def _tensor_with_memory(tensor: Any) -> Any:
     """Return a tensor with memory: ``tensor``, or its first component."""
     while type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
         tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
     return tensor
 
 
-def _holder(tensor: Any) -> Any:
+def _tag_holder(tensor: Any) -> Any:
     """Return the tag holder of a tensor without a storage: itself if sparse, or the one that torch.func wraps."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):

@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_map_only
 
-from .known_values import LEAVES, kind_of, known_of, note, notes_of
-from .script_checks import passing
-from .shadow import follow, shadow_of
+from .known_data import known_data_of, run_on_known_data
+from .known_values import LEAVE_DATA_UNCHANGED, kind_of, known_of, note, notes_of
+from .script_checks import passing_value
 from .tags import tensors
 
 
@@ -34,13 +34,13 @@ def _modes_off() -> Iterator[None]:
         yield
 
 
-def _checked(found: bool) -> bool:
+def _answer_of_check(found: bool) -> bool:
     """Return the answer that lets a check around the caller pass, or ``found`` without such a check."""
-    wanted = passing(sys._getframe(1))
+    wanted = passing_value(sys._getframe(1))
     return found if wanted is None else wanted
 
 
-class Fake:
+class DatalessMode:
     """A FakeTensorMode that answers reads of values.
 
     Attributes:
@@ -58,9 +58,9 @@ class Fake:
         if name == "_local_scalar_dense":
             return self._value(args[0])
         out = self._run(func, name, args, kwargs)
-        if name not in LEAVES:
+        if name not in LEAVE_DATA_UNCHANGED:
             with _modes_off():
-                follow(func, args, kwargs, out)
+                run_on_known_data(func, args, kwargs, out)
         return out
 
     def _run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -68,49 +68,50 @@ class Fake:
         try:
             out = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            out = tree_map_only(torch.Tensor, self.mode.from_tensor, self.answer(func, *args, **kwargs))
-            out = _checked(out) if isinstance(out, bool) else out
-        if func._schema.is_mutable and name not in LEAVES:
+            out = tree_map_only(torch.Tensor, self.mode.from_tensor, self.run_with_data(func, *args, **kwargs))
+            out = _answer_of_check(out) if isinstance(out, bool) else out
+        if func._schema.is_mutable and name not in LEAVE_DATA_UNCHANGED:
             for tensor in tensors(list(args[:1])):
                 note(tensor, known)
         elif known is not None and isinstance(out, torch.Tensor):
             note(out, known)
         return out
 
-    def attempt(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_or_use_data(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Call ``func``; if it is C++ code that reads the data itself, pass tensors with data."""
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
             if "data is not allocated yet" not in str(error):
                 raise
-            return tree_map_only(torch.Tensor, self.mode.from_tensor, self.answer(func, *args, **kwargs))
+            return tree_map_only(torch.Tensor, self.mode.from_tensor, self.run_with_data(func, *args, **kwargs))
 
     def _value(self, tensor: torch.Tensor) -> Any:
         value = notes_of(tensor).get("value")
-        known = self.shadow(tensor)
+        known = self.known_data(tensor)
         if known is None and value is not None:
             return kind_of(tensor)(value)
-        found = self.answer(torch.Tensor.item, tensor)
-        return _checked(found) if known is None and isinstance(found, bool) else found
+        found = self.run_with_data(torch.Tensor.item, tensor)
+        return _answer_of_check(found) if known is None and isinstance(found, bool) else found
 
-    def shadow(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def known_data(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return a tensor with the data of ``tensor``; None if the data is unknown."""
         with _modes_off():
-            return shadow_of(tensor)
+            return known_data_of(tensor)
 
-    def answer(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_with_data(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the result of ``func`` for tensors with data."""
         with _modes_off():
             return func(
-                *tree_map_only(torch.Tensor, self._real, args), **tree_map_only(torch.Tensor, self._real, kwargs)
+                *tree_map_only(torch.Tensor, self._with_data, args),
+                **tree_map_only(torch.Tensor, self._with_data, kwargs),
             )
 
-    def _real(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _with_data(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with data, of the shape and dtype of ``tensor``; the same one each time."""
         if not isinstance(tensor, FakeTensor):
             return tensor
-        known = shadow_of(tensor)
+        known = known_data_of(tensor)
         if known is not None:
             return known.clone()
         notes = notes_of(tensor)
@@ -125,11 +126,11 @@ class Fake:
             return data.to(tensor.dtype)
         return torch.ones(tuple(tensor.shape), dtype=tensor.dtype)  # valid as a length, a class or an index
 
-    def know(self, tensor: Any, value: Any) -> None:
+    def set_known_value(self, tensor: Any, value: Any) -> None:
         """Make all elements of ``tensor`` read as ``value``."""
         note(tensor, value)
 
-    def copied(self, tensor: Any, memo: dict[int, Any]) -> Any:
+    def deepcopy(self, tensor: Any, memo: dict[int, Any]) -> Any:
         """Copy ``tensor`` for `copy.deepcopy`; torch's own method copies memory that the tensor lacks."""
         if id(tensor) in memo:
             return memo[id(tensor)]

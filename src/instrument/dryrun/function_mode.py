@@ -13,12 +13,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
 from ..compat import operators
-from .state import State, as_cuda
+from .state import RunState, as_cuda
 from .tags import PINNED
 
 CPU = torch.device("cpu")
 _METHODS = dict(vars(torch.Tensor))  # including those that torch itself implements in Python
-Handler = Callable[["Functions", Any, Sequence[Any], dict[str, Any]], Any]
+Handler = Callable[["FunctionMode", Any, Sequence[Any], dict[str, Any]], Any]
 
 
 @lru_cache(maxsize=1024)
@@ -28,7 +28,7 @@ def _original(func: Any) -> Any:
     return func if name is None or name in _METHODS else getattr(torch._C.TensorBase, name, func)
 
 
-class Functions(TorchFunctionMode):
+class FunctionMode(TorchFunctionMode):
     """Intercepts each torch function that one thread calls from Python.
 
     Args:
@@ -37,7 +37,7 @@ class Functions(TorchFunctionMode):
         calls: by function, the handler of a call that behaves differently on a GPU.
     """
 
-    def __init__(self, state: State, answers: Mapping[Any, Handler], calls: Mapping[Any, Handler]) -> None:
+    def __init__(self, state: RunState, answers: Mapping[Any, Handler], calls: Mapping[Any, Handler]) -> None:
         super().__init__()
         self._answers = answers
         self._calls = calls
@@ -54,25 +54,25 @@ class Functions(TorchFunctionMode):
         if type(func) is FunctionType:
             func = _original(func)
         answer = self._answers.get(func)
-        if answer is not None and not self.thread.foreign:
+        if answer is not None and not self.thread.foreign_depth:
             return answer(self, func, args, kwargs or {})
         thread = self.thread
         outer, inputs = thread.call, thread.inputs
         if not outer:
-            thread.call, thread.waited = getattr(func, "__name__", "?"), False
+            thread.call, thread.synchronized = getattr(func, "__name__", "?"), False
         thread.inputs = args
         thread.depth += 1
         try:
-            return self._calls.get(func, Functions.placed)(self, func, args, kwargs or {})
+            return self._calls.get(func, FunctionMode.run_and_tag)(self, func, args, kwargs or {})
         finally:
             thread.depth -= 1
             thread.call, thread.inputs = outer, inputs
 
     @contextmanager
-    def reentered(self) -> Iterator[None]:
+    def watch_user_code(self) -> Iterator[None]:
         """Watch user code inside a call, such as hooks and recomputed layers, where the mode is off."""
         thread = self.thread
-        before = thread.call, thread.waited, thread.inputs, thread.depth
+        before = thread.call, thread.synchronized, thread.inputs, thread.depth
         thread.call, thread.inputs, thread.depth = "", None, 0
         try:
             if any(mode is self for mode in operators.function_modes()):
@@ -81,12 +81,12 @@ class Functions(TorchFunctionMode):
                 with self:
                     yield
         finally:
-            thread.call, thread.waited, thread.inputs, thread.depth = before
+            thread.call, thread.synchronized, thread.inputs, thread.depth = before
 
-    def placed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_and_tag(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, and tag its results with the requested device."""
         fake = self.state.fake
-        run = func if fake is None else partial(fake.attempt, func)
+        run = func if fake is None else partial(fake.run_or_use_data, func)
         device = kwargs.get("device") if kwargs else None
         if device is None and func in self._constructors:
             device = _device.CURRENT_DEVICE
@@ -97,7 +97,7 @@ class Functions(TorchFunctionMode):
         pinned = kwargs.pop("pin_memory", False)
         if device is not None:
             if target is None and device is not _device.CURRENT_DEVICE:
-                self.state.asked_for_cpu()
+                self.state.note_cpu_selection()
             kwargs["device"] = device if target is None else CPU
             self.thread.inputs = ()
         out = run(*args, **kwargs)
@@ -108,12 +108,14 @@ class Functions(TorchFunctionMode):
     def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run ``func``, which reads a whole tensor; a tensor without data is replaced by one with data."""
         fake = self.state.fake
-        return self.unwatched(func, *args, **kwargs) if fake is None else fake.answer(func, *args, **kwargs)
+        return (
+            self.run_quietly(func, *args, **kwargs) if fake is None else fake.run_with_data(func, *args, **kwargs)
+        )
 
-    def unwatched(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_quietly(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run ``func``; its reads on the CPU do not count as synchronizations."""
-        self.thread.quiet += 1
+        self.thread.quiet_depth += 1
         try:
             return func(*args, **kwargs)
         finally:
-            self.thread.quiet -= 1
+            self.thread.quiet_depth -= 1

@@ -1,4 +1,4 @@
-"""The wall of the pretended GPU: the API that it does not emulate, and how a call of it is answered.
+"""The API that the pretended GPU does not emulate, and how a call of it is answered.
 
 Each call is a finding that names the function and `docs/dry-run.md`. A call whose result the program needs raises
 the same sentence; any other call is skipped.
@@ -17,7 +17,7 @@ PAGE = "docs/dry-run.md"
 _TUNABLE = "torch.cuda.tunable"
 _HOST = "torch.cuda.host_memory_stats"
 # Functions of torch._C, each with the public function that calls it
-_SKIPPED = {
+_SKIPPED_FUNCTIONS = {
     "_cuda_tunableop_enable": f"{_TUNABLE}.enable",
     "_cuda_tunableop_tuning_enable": f"{_TUNABLE}.tuning_enable",
     "_cuda_record_untuned_enable": f"{_TUNABLE}.record_untuned_enable",
@@ -34,7 +34,7 @@ _SKIPPED = {
         for name in ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "init_rank")
     },
 }
-_REFUSED = {
+_RAISING_FUNCTIONS = {
     "_cuda_tunableop_is_enabled": f"{_TUNABLE}.is_enabled",
     "_cuda_tunableop_tuning_is_enabled": f"{_TUNABLE}.tuning_is_enabled",
     "_cuda_record_untuned_is_enabled": f"{_TUNABLE}.record_untuned_is_enabled",
@@ -52,7 +52,7 @@ _REFUSED = {
     "_cuda_setCheckpointPoolState": "a checkpoint of a CUDA memory pool",
 }
 # Functions that would query a driver
-_REFUSED_PUBLIC = ("list_gpu_processes", "memory_usage", "device_memory_used")
+_RAISING_PUBLIC = ("list_gpu_processes", "memory_usage", "device_memory_used")
 
 
 def unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[..., None]:
@@ -75,8 +75,8 @@ def unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[...,
 
 def private_functions(log: SyncLog) -> dict[str, Any]:
     """Return the replacements of functions of ``torch._C``, by name."""
-    skipped = {name: unsupported(log, api, needed=False) for name, api in _SKIPPED.items()}
-    return skipped | {name: unsupported(log, api) for name, api in _REFUSED.items()}
+    skipped = {name: unsupported(log, api, needed=False) for name, api in _SKIPPED_FUNCTIONS.items()}
+    return skipped | {name: unsupported(log, api) for name, api in _RAISING_FUNCTIONS.items()}
 
 
 def public_functions(log: SyncLog) -> dict[Any, dict[str, Any]]:
@@ -85,7 +85,7 @@ def public_functions(log: SyncLog) -> dict[Any, dict[str, Any]]:
     def compile_kernel(source: str, name: str, *_: Any, **__: Any) -> Callable[..., None]:
         return unsupported(log, f"the CUDA kernel {name} of torch.cuda._compile_kernel", needed=False)
 
-    readings = {name: unsupported(log, f"torch.cuda.{name}") for name in _REFUSED_PUBLIC}
+    readings = {name: unsupported(log, f"torch.cuda.{name}") for name in _RAISING_PUBLIC}
     plan_cache: Any = torch.backends.cuda.cuFFTPlanCacheManager
     return {
         torch.cuda: {**readings, "_compile_kernel": compile_kernel},

@@ -13,58 +13,68 @@ from torch.utils._pytree import tree_map_only
 
 from ..syncs.events import CHOSEN
 from .rules import Rule, rule_of
-from .state import State
+from .state import RunState
 from .tags import tensors
 
-_OWN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
+_PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 _RULES: dict[Any, Rule] = {}
-_KNOWN = ("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims")
-_BEFORE = (
+_CHECKED_NAMESPACES = (
+    "aten",
+    "prim",
+    "prims",
+    "quantized",
+    "c10d",
+    "_c10d_functional",
+    "profiler",
+    "inductor",
+    "debugprims",
+)
+_ON_GPU_HINT = (
     ". Tensors made before the dry run, such as those of a batch, an optimizer or a copy of the model, are on the "
     "CPU unless on_gpu names them: on_gpu=[model, batch, optimizer]"
 )
 
 
-class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Sees each operator that one thread runs, forward and backward."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: RunState) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._state = state
         self._thread = state.thread
-        self._first = state.tags.first
+        self._first_device = state.tags.first_device
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operator."""
-        if types and not _OWN.issuperset(types):
+        if types and not _PLAIN_TYPES.issuperset(types):
             return NotImplemented  # a tensor subclass goes first, and its own operators come back here
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            return self._whole(func, args, kwargs)
+            return self._run_higher_order(func, args, kwargs)
         rule = _RULES.get(func)
         if rule is None:
             rule = _RULES[func] = rule_of(func)
         state, thread = self._state, self._thread
         if rule.creates:
-            device = self._inherited()
+            device = self._device_of_created()
         else:
-            device = self._first(args)
+            device = self._first_device(args)
             if device is None and kwargs:
-                device = self._first(kwargs.values())
-            thread.last = device
+                device = self._first_device(kwargs.values())
+            thread.last_device = device
         if device is not None:
             if rule.check is not None:
                 rule.check(state, func, args, kwargs)
-            elif rule.together and not thread.quiet and self._apart(args):
-                self._refused(rule.name)
+            elif rule.same_device and not thread.quiet_depth and self._has_cpu_tensor(args):
+                self._record_mixed_devices(rule.name)
         thread.depth += 1
         try:
             fake = state.fake
-            out = attempt(func, args, kwargs) if fake is None else fake.run(func, args, kwargs)
+            out = run_or_widen(func, args, kwargs) if fake is None else fake.run(func, args, kwargs)
         finally:
             thread.depth -= 1
         if fake is not None and isinstance(out, torch.Tensor) and out.layout is not torch.strided:
@@ -74,62 +84,62 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         if device is not None:
             if not rule.writes:
                 self._tag(rule, out, device)
-            if func.namespace not in _KNOWN:
+            if func.namespace not in _CHECKED_NAMESPACES:
                 state.record_not_covered(f"the inside the operator {func._schema.name} was not checked")
         return out
 
-    def _whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _run_higher_order(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a composite operator, such as flex_attention, whose parts do not come back here."""
-        device = self._first(args)
+        device = self._first_device(args)
         out = func(*args, **kwargs)
         if device is not None:
             self._state.tags.put(out, device)
             self._state.record_not_covered(f"the inside the operator {func.name()} was not checked")
         return out
 
-    def _refused(self, name: str) -> None:
+    def _record_mixed_devices(self, name: str) -> None:
         """Record an operator that would raise on a GPU; only once if an early device choice may be the cause."""
         state = self._state
         why = f"{name} takes tensors on the CPU and on the GPU, which raises an error on a GPU"
-        if state.code_before:
-            why += _BEFORE
+        if state.code_ran_before:
+            why += _ON_GPU_HINT
         if state.cpu_by_name is not None:
-            if state.early:
+            if state.early_choice_reported:
                 return
-            state.early = True
+            state.early_choice_reported = True
             why = (
                 f"{CHOSEN}, without a GPU, so {state.cpu_by_name} uses the CPU. Choose the device inside the "
                 "step, or run the file: instrument syncs FILE.py::FUNCTION"
             )
         state.record_not_covered(why, fails=True)
 
-    def _apart(self, values: Sequence[Any]) -> bool:
+    def _has_cpu_tensor(self, values: Sequence[Any]) -> bool:
         """Return whether a tensor with a dimension is not on a GPU."""
         device = self._state.tags.device
         for value in values:
             if isinstance(value, torch.Tensor):
                 if value.dim() and device(value) is None and value.numel():
                     return True
-            elif isinstance(value, (list, tuple)) and self._apart(value):
+            elif isinstance(value, (list, tuple)) and self._has_cpu_tensor(value):
                 return True
         return False
 
     def _tag(self, rule: Rule, out: Any, device: torch.device) -> None:
-        if rule.outputs is not None:
-            out = [out[index] for index in rule.outputs]
+        if rule.gpu_outputs is not None:
+            out = [out[index] for index in rule.gpu_outputs]
         self._state.tags.put(out, device)
 
-    def _inherited(self) -> torch.device | None:
+    def _device_of_created(self) -> torch.device | None:
         """Return the device on which C++ code creates a tensor: that of the arguments of the public call."""
         inputs = self._thread.inputs
         if inputs is not None:
-            found: torch.device | None = self._first(inputs)
+            found: torch.device | None = self._first_device(inputs)
             return found
         # A formula of the backward pass creates it for the gradient of the previous operator.
-        return self._thread.last if torch._C._current_autograd_node() is not None else None
+        return self._thread.last_device if torch._C._current_autograd_node() is not None else None
 
 
-def attempt(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def run_or_widen(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operator; run it in double precision if only CUDA supports the type."""
     try:
         return func(*args, **kwargs)

@@ -13,72 +13,74 @@ from torch.utils.dlpack import DLDeviceType
 
 from ..syncs.operations import FROM_GPU
 from ..syncs.transfer import Transfer, parse_cuda, parse_to, resolve_devices
-from .functions import CPU, Functions, Handler
-from .rules import dense, moved
+from .function_mode import CPU, FunctionMode, Handler
+from .rules import is_direct_copy, record_transfer
 from .state import as_cuda, size_of
 from .tags import PINNED, tensors
 
 T = torch.Tensor
 
 
-def _device_of(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _device_of(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return mode.tags.device(args[0]) or func(*args)
 
 
-def _is_cuda(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _is_cuda(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return mode.tags.device(args[0]) is not None or func(*args)
 
 
-def _is_cpu(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _is_cpu(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return mode.tags.device(args[0]) is None and func(*args)
 
 
-def _get_device(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+def _get_device(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     device = mode.tags.device(args[0])
     index: int = func(*args, **kwargs) if device is None else device.index
     return index
 
 
-def _is_pinned(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _is_pinned(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return mode.tags.get(args[0]) is PINNED
 
 
-def _resolved(mode: Functions, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    return resolve_devices(args, kwargs, functools.partial(_placed_on, mode), as_cuda)
+def _resolve_devices(
+    mode: FunctionMode, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    return resolve_devices(args, kwargs, functools.partial(_device_in_run, mode), as_cuda)
 
 
-def _placed_on(mode: Functions, tensor: torch.Tensor) -> torch.device:
+def _device_in_run(mode: FunctionMode, tensor: torch.Tensor) -> torch.device:
     device: torch.device = mode.tags.device(tensor) or _real_device(tensor)
     return device
 
 
-def _parsed(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _parse_to(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Parse the arguments of `Module.to` and `PackedSequence.to`."""
-    positional, named = _resolved(mode, args, kwargs)
+    positional, named = _resolve_devices(mode, args, kwargs)
     return func(*positional, **named)
 
 
-def _to(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _to(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source, *rest = args
-    transfer = parse_to(*_resolved(mode, rest, kwargs))
+    transfer = parse_to(*_resolve_devices(mode, rest, kwargs))
     if transfer.device is None:
-        return mode.placed(func, args, kwargs)
-    return _moved(mode, "to", source, transfer)
+        return mode.run_and_tag(func, args, kwargs)
+    return _transfer(mode, "to", source, transfer)
 
 
-def _cuda(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _cuda(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     transfer = parse_cuda(args[1:], kwargs)
     device = as_cuda("cuda" if transfer.device is None else transfer.device)
     if device is None:
         raise RuntimeError(f"Invalid device, must be cuda device: {transfer.device}")
-    return _moved(mode, "cuda", args[0], transfer._replace(device=device))
+    return _transfer(mode, "cuda", args[0], transfer._replace(device=device))
 
 
-def _cpu(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _moved(mode, "cpu", args[0], Transfer(CPU, **kwargs))
+def _cpu(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _transfer(mode, "cpu", args[0], Transfer(CPU, **kwargs))
 
 
-def _moved(mode: Functions, name: str, source: torch.Tensor, transfer: Transfer) -> Any:
+def _transfer(mode: FunctionMode, name: str, source: torch.Tensor, transfer: Transfer) -> Any:
     tags, target = mode.tags, as_cuda(transfer.device)
     before = tags.device(source)
     dtype, non_blocking = transfer.dtype or source.dtype, transfer.non_blocking
@@ -89,18 +91,20 @@ def _moved(mode: Functions, name: str, source: torch.Tensor, transfer: Transfer)
         return source.to(CPU)  # raises torch's own error
     if before == target:
         if target is None:
-            mode.state.asked_for_cpu()
-        return mode.placed(T.to, (source, dtype, non_blocking, transfer.copy), {"memory_format": memory_format})
+            mode.state.note_cpu_selection()
+        return mode.run_and_tag(
+            T.to, (source, dtype, non_blocking, transfer.copy), {"memory_format": memory_format}
+        )
     if source.numel() and (before is None or target is None):
         # torch pins the result of a non-blocking copy from the GPU
-        pinned = non_blocking if target is None else tags.get(source) is PINNED and dense(source)
-        moved(mode.state, name, target is not None, pinned, non_blocking, size_of(source))
-    out = mode.unwatched(source.to, dtype=dtype, copy=True, memory_format=memory_format)
+        pinned = non_blocking if target is None else tags.get(source) is PINNED and is_direct_copy(source)
+        record_transfer(mode.state, name, target is not None, pinned, non_blocking, size_of(source))
+    out = mode.run_quietly(source.to, dtype=dtype, copy=True, memory_format=memory_format)
     tags.put(out, target or (PINNED if non_blocking else None))
     return out
 
 
-def _type(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _type(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
     device = mode.tags.device(source)
@@ -108,20 +112,20 @@ def _type(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any
         name: str = func(source)
         return name if device is None else name.replace("torch.", "torch.cuda.", 1)
     if isinstance(wanted, torch.dtype):
-        return mode.placed(func, args, kwargs)
+        return mode.run_and_tag(func, args, kwargs)
     name = wanted if isinstance(wanted, str) else f"{wanted.__module__}.{wanted.__name__}"
     target = as_cuda("cuda") if ".cuda." in name else CPU
     kind = torch.empty(0).type(name.replace(".cuda.", ".")).dtype
     non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-    return _moved(mode, "type", source, Transfer(target, kind, non_blocking))
+    return _transfer(mode, "type", source, Transfer(target, kind, non_blocking))
 
 
-def _type_as(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _type_as(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source, other = args[0], args[1] if len(args) > 1 else kwargs["other"]
-    return _moved(mode, "type_as", source, Transfer(_placed_on(mode, other), other.dtype))
+    return _transfer(mode, "type_as", source, Transfer(_device_in_run(mode, other), other.dtype))
 
 
-def _pin_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _pin_memory(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source = args[0]
     if mode.tags.get(source) is PINNED:
         return source
@@ -132,7 +136,7 @@ def _pin_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[st
     return out
 
 
-def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _from_data(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run `torch.tensor` and similar functions, from Python or numpy data or from tensors."""
     method = func is T.new_tensor
     data: Any = args[1 if method else 0] if len(args) > method else kwargs.get("data", kwargs.get("obj"))
@@ -147,17 +151,17 @@ def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str
         if held:
             state.record_sync(name, "reads the tensors it is made of back from the GPU", "D2H")
         if state.fake is not None and next(tensors(data), None) is not None:
-            data = state.fake.answer(lambda real: tree_map_only(T, T.tolist, real), data)
+            data = state.fake.run_with_data(lambda real: tree_map_only(T, T.tolist, real), data)
             args = (args[0], data, *args[2:]) if method else (data, *args[1:])
     if own != target and target is not None and (not isinstance(data, T) or data.numel()):
-        out = _quietly(mode, func, args, kwargs)
+        out = _create_quietly(mode, func, args, kwargs)
         if out.numel():
             pinned = isinstance(data, T) and mode.tags.get(data) is PINNED
-            moved(state, name, True, pinned, False, size_of(out))
+            record_transfer(state, name, True, pinned, False, size_of(out))
     else:
         if own is not None and target is None:
             state.record_sync(name, FROM_GPU, "D2H", size_of(data))
-        out = _quietly(mode, func, args, kwargs)
+        out = _create_quietly(mode, func, args, kwargs)
     if out is data and own != target:
         out = data.clone()
     if target is not None or own is not None:
@@ -165,11 +169,11 @@ def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str
     return out
 
 
-def _quietly(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _create_quietly(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("device") is not None or _device.CURRENT_DEVICE is not None:
         kwargs = {**kwargs, "device": CPU}
     pinned = kwargs.get("pin_memory", False)
-    out = mode.unwatched(func, *args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
+    out = mode.run_quietly(func, *args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
     if pinned:
         mode.tags.put(out, PINNED)
     return out
@@ -179,32 +183,32 @@ def _real_device(tensor: torch.Tensor) -> torch.device:
     return T.device.__get__(tensor)
 
 
-def _new(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _new(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run the legacy `Tensor.new`, with sizes or with data."""
-    out = mode.unwatched(mode.placed, func, args, kwargs)
+    out = mode.run_quietly(mode.run_and_tag, func, args, kwargs)
     device = mode.tags.device(args[0])
     if device is not None:
         if len(args) > 1 and not isinstance(args[1], (int, T)):
-            moved(mode.state, "new", True, False, False, size_of(out))
+            record_transfer(mode.state, "new", True, False, False, size_of(out))
         mode.tags.put(out, device)
     return out
 
 
-def _is_shared(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _is_shared(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return mode.tags.device(args[0]) is not None or func(*args)
 
 
-def _share_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _share_memory(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return a GPU tensor unchanged, as its memory is shared already."""
-    return args[0] if mode.tags.device(args[0]) is not None else mode.placed(func, args, kwargs)
+    return args[0] if mode.tags.device(args[0]) is not None else mode.run_and_tag(func, args, kwargs)
 
 
-def _dlpack_device(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _dlpack_device(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     device = mode.tags.device(args[0])
     return func(*args) if device is None else (DLDeviceType.kDLCUDA, device.index)
 
 
-def _device_of_index(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _device_of_index(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run `torch.device`, which queries the GPU when its only argument is a number."""
     number = args[0] if args else kwargs.get("device")
     alone = type(number) is int and len(args) + len(kwargs) == 1
@@ -214,7 +218,7 @@ def _device_of_index(mode: Functions, func: Any, args: Sequence[Any], kwargs: di
 _KIND: Any = T  # the stubs do not show that its properties are descriptors
 ANSWERS: dict[Any, Handler] = {
     torch.device: _device_of_index,
-    torch._C._nn._parse_to: _parsed,
+    torch._C._nn._parse_to: _parse_to,
     T.__dlpack_device__: _dlpack_device,
     T.device.__get__: _device_of,
     _KIND.is_cuda.__get__: _is_cuda,

@@ -14,11 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .tags import tensors
 
-LIMIT = 2**14  # elements of a result; a mask of 128 x 128
+MAX_ELEMENTS = 2**14  # elements of a result; a mask of 128 x 128
 _KEY = "_instrument_shadow"
 
 
-def shadow_of(tensor: torch.Tensor) -> torch.Tensor | None:
+def known_data_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a tensor with the data of ``tensor``; None if the data is unknown."""
     if not isinstance(tensor, FakeTensor):
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
@@ -33,7 +33,7 @@ def shadow_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
-def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+def run_on_known_data(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """Run the operator ``func`` on the data, after it ran without data; call this with all modes off.
 
     Args:
@@ -43,18 +43,18 @@ def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> 
         out: its result.
     """
     given, made = list(tensors([*args, kwargs])), list(tensors(out))
-    real = _computed(func, args, kwargs, given, made)
+    real = _results_with_data(func, args, kwargs, given, made)
     if real is None:
-        for tensor in _written(func, args):
-            forget(tensor)
+        for tensor in _written_tensors(func, args):
+            drop_data(tensor)
         return
     known = {id(tensor.untyped_storage()) for tensor in given if isinstance(tensor, FakeTensor)}
     for fake, data in zip(made, real, strict=True):
         if isinstance(fake, FakeTensor) and id(fake.untyped_storage()) not in known:
-            _keep(fake, data)
+            _attach_data(fake, data)
 
 
-def forget(tensor: torch.Tensor) -> None:
+def drop_data(tensor: torch.Tensor) -> None:
     """Drop the data of ``tensor``, and of all tensors that share its storage."""
     if isinstance(tensor, FakeTensor):
         try:
@@ -63,7 +63,7 @@ def forget(tensor: torch.Tensor) -> None:
             return
 
 
-def _computed(
+def _results_with_data(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Any], made: list[Any]
 ) -> list[torch.Tensor] | None:
     """Return the results with data; None if a number is unknown, or a result has too many elements."""
@@ -73,27 +73,29 @@ def _computed(
     if mutable and not all(isinstance(tensor, FakeTensor) for tensor in given):
         return None
     try:
-        if sum(int(tensor.numel()) for tensor in (*made, *given)) > LIMIT * (len(given) + 1):
+        if sum(int(tensor.numel()) for tensor in (*made, *given)) > MAX_ELEMENTS * (len(given) + 1):
             return None
-        shadows = {id(tensor): shadow_of(tensor) for tensor in given}
-        if any(shadow is None or shadow.numel() > LIMIT for shadow in shadows.values()):
+        shadows = {id(tensor): known_data_of(tensor) for tensor in given}
+        if any(shadow is None or shadow.numel() > MAX_ELEMENTS for shadow in shadows.values()):
             return None
-        real = list(tensors(func(*_replaced(args, shadows), **_replaced(kwargs, shadows))))
+        real = list(tensors(func(*_replace_tensors(args, shadows), **_replace_tensors(kwargs, shadows))))
     except Exception:  # an operator may fail in any way: its values are then unknown
         return None
     alike = [each.shape for each in real] == [each.shape for each in made]
     return real if alike and all(each.device.type == "cpu" for each in real) else None
 
 
-def _replaced(value: Any, shadows: dict[int, Any]) -> Any:
+def _replace_tensors(value: Any, shadows: dict[int, Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return shadows[id(value)]
     if isinstance(value, (list, tuple)):
-        return type(value)([_replaced(each, shadows) for each in value])
-    return {key: _replaced(each, shadows) for key, each in value.items()} if isinstance(value, dict) else value
+        return type(value)([_replace_tensors(each, shadows) for each in value])
+    return (
+        {key: _replace_tensors(each, shadows) for key, each in value.items()} if isinstance(value, dict) else value
+    )
 
 
-def _written(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+def _written_tensors(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
     arguments = zip(func._schema.arguments, args, strict=False)
     return [
         tensor
@@ -103,7 +105,7 @@ def _written(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
     ]
 
 
-def _keep(fake: FakeTensor, data: torch.Tensor) -> None:
+def _attach_data(fake: FakeTensor, data: torch.Tensor) -> None:
     if fake.storage_offset() or data.is_sparse or fake.is_sparse:
         return
     laid_out = torch.empty_strided(tuple(fake.size()), fake.stride(), dtype=fake.dtype).copy_(data)
