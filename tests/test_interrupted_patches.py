@@ -121,7 +121,7 @@ def called_model() -> Owner:
 def service(handle: Any, served: Any) -> Owner:
     def begin() -> None:
         with pytest.MonkeyPatch.context() as recording:
-            recording.setattr(type(served), "_wanted", property(lambda service: bool(service.requests)))
+            recording.setattr(type(served), "_should_be_on", property(lambda service: bool(service.requests)))
             served.refresh()
 
     return Owner(begin, handle.remove)

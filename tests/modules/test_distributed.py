@@ -132,7 +132,7 @@ def run(make, train, annotated):
         clean.append("instrument" not in found_hooks and "__getstate__" not in found_hooks)
     if annotated:
         handle.remove()
-    clean.append(not installer._hooked and not installer._patches)
+    clean.append(not installer._module_hooks and not installer._patches)
     return found, trees, clean, [len(list(m._forward_hooks) + list(m._forward_pre_hooks)) for m in model.modules()]
 
 for name, (make, train) in CASES.items():

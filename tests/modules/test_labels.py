@@ -35,7 +35,7 @@ class Agent:
 
 def labels_of(*_: object) -> list[str]:
     labels = Labels()
-    labels.tell_apart(_)
+    labels.label_all(_)
     return [labels.of(thing) for thing in _]
 
 
@@ -46,7 +46,7 @@ def labels_of_variables() -> list[list[str]]:
 
 def labels_of_attributes() -> list[str]:
     labels, agent, named = Labels(), Agent(Thing), {"target": Thing()}
-    labels.tell_apart([agent.actor, *agent.critics, named["target"]])
+    labels.label_all([agent.actor, *agent.critics, named["target"]])
     return [labels.of(thing) for thing in (agent.actor, *agent.critics, named["target"])]
 
 
@@ -69,7 +69,7 @@ def test_attributes_of_self() -> None:
 
         def labels(self) -> list[str]:
             known = Labels()
-            known.tell_apart([self.actor, self.critic])
+            known.label_all([self.actor, self.critic])
             return [known.of(thing) for thing in (self.actor, self.critic)]
 
     assert Trainer().labels() == ["actor", "critic"]
@@ -80,7 +80,7 @@ def test_objects_without_a_variable_are_numbered() -> None:
     labels, held = Labels(), iter([Slots(), Slots()])
     things = Slots()
     things.held = list(held)
-    labels.tell_apart(things.held)
+    labels.label_all(things.held)
     assert [labels.of(thing) for thing in things.held] == ["0", "1"]
 
 
@@ -93,9 +93,9 @@ def test_label_is_stable() -> None:
 
     def renamed() -> list[str]:
         labels, first, second = Labels(), Thing(), Thing()
-        labels.tell_apart([first, second])
+        labels.label_all([first, second])
         third, first = first, Thing()
-        labels.tell_apart([third, second, first])
+        labels.label_all([third, second, first])
         return [labels.of(thing) for thing in (third, second, first)]
 
     assert renamed() == ["first", "second", "0"]

@@ -13,7 +13,7 @@ from torch import nn
 import instrument
 
 from ..guard import guard
-from ..modules.service import Handle, PatchService, served
+from ..modules.service import Handle, PatchService, contain_request
 from ..patch import Patch, apply, undo
 
 FEATURE = "naming a part of generate"
@@ -166,7 +166,7 @@ class Generation(PatchService[GenerationAnnotation]):
 generation = Generation()
 
 
-@served
+@contain_request
 def annotate_generation(model: nn.Module) -> Handle:
     """Make ``model.generate()`` the region "generate", with "prefill" and one "decode" for each token inside.
 

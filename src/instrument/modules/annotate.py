@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import nn
 
 from .installer import AnnotatedModel, installer
-from .plan import Namer
+from .layout import Namer
 from .selection import Rules, Selection
-from .service import Handle, served
+from .service import Handle, contain_request
 
 
-@served
+@contain_request
 def annotate_modules(
     model: nn.Module,
     depth: int | None = None,

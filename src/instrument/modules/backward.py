@@ -25,17 +25,17 @@ import torch
 from ..compat import autograd
 from ..guard import guard
 from ..regions import dispatch
-from .module_calls import BackwardPass, ModuleCall, current, next_number
+from .module_calls import BackwardPass, ModuleCall, current_pass, next_number
 from .tensors import tensors
 
 before_node = autograd.before_node()
-WALK = 1000  # maximum number of nodes to inspect for one call
-LEAF = 1 << 63  # nodes that accumulate the gradient of a leaf are numbered from here on
+MAX_WALK_NODES = 1000  # maximum number of nodes to inspect for one call
+FIRST_LEAF_NUMBER = 1 << 63  # nodes that accumulate the gradient of a leaf are numbered from here on
 
 
-def follow(call: ModuleCall, output: object) -> None:
+def hook_backward(call: ModuleCall, output: object) -> None:
     """Register hooks for the backward region of ``call``, whose forward made autograd nodes."""
-    first, around = call.first, call.around
+    first, outer_call = call.first, call.outer_call
     if isinstance(output, torch.Tensor) and output._base is None:
         node = output.grad_fn
         number = -1 if node is None else node._sequence_nr()
@@ -48,24 +48,24 @@ def follow(call: ModuleCall, output: object) -> None:
     if not nodes:
         return
     for number, node in nodes:
-        if call.heads is None or number not in call.heads:  # otherwise a call inside begins there
+        if call.inner_starts is None or number not in call.inner_starts:  # otherwise a call inside begins there
             before_node(node, call)
-        if around is None:
+        if outer_call is None:
             continue
-        around.head = number
-        if around.heads is None:
-            around.heads = {number}
+        outer_call.last_inner_start = number
+        if outer_call.inner_starts is None:
+            outer_call.inner_starts = {number}
         else:
-            around.heads.add(number)
+            outer_call.inner_starts.add(number)
     last = None
-    if call.inner != first and not call.joined:
-        last, leads_on = _made_first(call.exits, first, end)
+    if call.first_inner_node != first and not call.adjoins_other_call:
+        last, leads_on = _first_made_node(call.exits, first, end)
         if last is None or last._sequence_nr() != first:
-            last, leads_on = _made_first([node for _, node in nodes], first, end)
-        last.register_hook(Ends(call, () if leads_on else _leaves(last)))
-    if around is not None and around.inner < 0:
-        around.inner = first
-        around.exits = call.exits if last is None else [node for node, _ in last.next_functions]
+            last, leads_on = _first_made_node([node for _, node in nodes], first, end)
+        last.register_hook(CloseRegionHook(call, () if leads_on else _leaves(last)))
+    if outer_call is not None and outer_call.first_inner_node < 0:
+        outer_call.first_inner_node = first
+        outer_call.exits = call.exits if last is None else [node for node, _ in last.next_functions]
     call.exits = ()
 
 
@@ -83,23 +83,23 @@ def _sources(outputs: Iterable[torch.Tensor]) -> list[tuple[int, Any]]:
     return sorted(nodes.items(), key=itemgetter(0))
 
 
-def _made_first(nodes: Sequence[Any], first: int, end: int) -> tuple[Any, bool]:
+def _first_made_node(nodes: Sequence[Any], first: int, end: int) -> tuple[Any, bool]:
     """Return the node made first in a call, among those behind ``nodes``, and whether any leads out of it.
 
     The nodes of the call are numbered from ``first`` to before ``end``.
     """
-    found, lowest, leads_on, pending = None, LEAF, False, list(nodes)
+    found, lowest, leads_on, pending = None, FIRST_LEAF_NUMBER, False, list(nodes)
     seen: set[int] = set()
-    while pending and len(seen) < WALK:
+    while pending and len(seen) < MAX_WALK_NODES:
         node = pending.pop()
-        number = node._sequence_nr() if node is not None else LEAF
+        number = node._sequence_nr() if node is not None else FIRST_LEAF_NUMBER
         if first <= number < end:
             if number not in seen:
                 seen.add(number)
                 if number < lowest:
                     found, lowest = node, number
                 pending += [following for following, _ in node.next_functions]
-        elif number < LEAF:
+        elif number < FIRST_LEAF_NUMBER:
             leads_on = True
     return found, leads_on
 
@@ -107,10 +107,10 @@ def _made_first(nodes: Sequence[Any], first: int, end: int) -> tuple[Any, bool]:
 def _leaves(node: Any) -> list[Any]:
     """Return the nodes directly behind ``node`` that accumulate the gradients of leaves."""
     following = [node for node, _ in node.next_functions if node is not None]
-    return [node for node in following if node._sequence_nr() >= LEAF]
+    return [node for node in following if node._sequence_nr() >= FIRST_LEAF_NUMBER]
 
 
-class Ends:
+class CloseRegionHook:
     """The hook after the first node of ``call``: closes the region, or registers for after ``leaves``."""
 
     __slots__ = ("call", "leaves")
@@ -124,10 +124,10 @@ class Ends:
         try:
             if dispatch.tracing():
                 return
-            running = current()
+            running = current_pass()
             if running is not None and running is self.call.running:
                 if self.leaves:
-                    Leaves(self.call, self.leaves, running)
+                    CloseAfterLeavesHook(self.call, self.leaves, running)
                 else:
                     running.end(self.call)
         except Exception as error:
@@ -138,7 +138,7 @@ class Ends:
                     raise
 
 
-class Leaves:
+class CloseAfterLeavesHook:
     """Closes the region of ``call`` after the nodes that accumulate the gradients of leaves, which run next.
 
     Such nodes may outlive the graph, so that their hooks are there for one pass only.

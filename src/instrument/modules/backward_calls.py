@@ -22,17 +22,17 @@ class _ThreadState(threading.local):
     """Per thread: the number of running wrappers, and the callbacks after the outermost one."""
 
     depth = 0
-    then: tuple[Callable[[], None], ...] = ()
+    callbacks: tuple[Callable[[], None], ...] = ()
 
 
-_here = _ThreadState()
+_thread_state = _ThreadState()
 
 
 def _nothing(*_: Any) -> None:
     pass
 
 
-def around(
+def wrap_backward(
     begin: Callable[[], T | None], end: Callable[[T], None] = _nothing, then: Callable[[], None] | None = None
 ) -> Patch:
     """Return a patch that calls functions around `torch.autograd.backward`, unless torch.compile traces it.
@@ -58,19 +58,19 @@ def around(
                 except Exception as raised:
                     if raised is error:
                         raise
-            _here.depth += 1
+            _thread_state.depth += 1
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
-                _here.then = ()
+                _thread_state.callbacks = ()
                 raise
             finally:
-                _here.depth -= 1
+                _thread_state.depth -= 1
                 if begun is not None:
                     end(begun)
             if outermost:
-                _passed(then)
+                _run_callbacks(then)
             return result
 
         return backward
@@ -79,10 +79,10 @@ def around(
 
 
 @guard.contained(FEATURE)
-def _passed(then: Callable[[], None] | None) -> None:
+def _run_callbacks(then: Callable[[], None] | None) -> None:
     if then is not None:
-        _here.then = (*_here.then, then)
-    if not _here.depth:
-        calls, _here.then = _here.then, ()
+        _thread_state.callbacks = (*_thread_state.callbacks, then)
+    if not _thread_state.depth:
+        calls, _thread_state.callbacks = _thread_state.callbacks, ()
         for call in calls:
             call()

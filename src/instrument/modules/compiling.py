@@ -18,17 +18,17 @@ from ..patch import Patch, apply, leave_no_frame, undo
 from .stand_in import compiled_call
 
 # Modules that were called through what `torch.compile(module)` returned, by their id.
-wrapped: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+called_through_compiled: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
 
 
-def opaque(module: nn.Module) -> bool:
+def bypasses_inner_hooks(module: nn.Module) -> bool:
     """Return whether a call of ``module`` runs code that does not call the hooks of the modules inside."""
     compiled = compiler.compiled_module()
     return (
         compiled_call(module) is not None
         or (compiled is not None and isinstance(module, compiled))
         or isinstance(module, torch.jit.ScriptModule)
-        or wrapped.get(id(module)) is module
+        or called_through_compiled.get(id(module)) is module
     )
 
 

@@ -19,7 +19,7 @@ from ..guard import guard
 from ..patch import transparent
 from ..regions import dispatch
 from ..regions.region import Region
-from .backward import follow
+from .backward import hook_backward
 from .module_calls import CallStack, Layer, ModuleCall, next_number, thread_state
 from .stand_in import StandIn, called_module
 from .tensors import tensors
@@ -77,25 +77,25 @@ class ForwardPreHook(Hook):
             stack = thread_state.stack
             layer = self.layer
             frame = frame or sys._getframe(1).f_back
-            around = None
+            outer_call = None
             if stack:
-                around = stack[-1]
+                outer_call = stack[-1]
                 below = frame
-                while below is not around.frame and below is not None:  # usually four steps, 0.2 us
+                while below is not outer_call.frame and below is not None:  # usually four steps, 0.2 us
                     below = below.f_back
                 if below is None:
-                    around = stack.drop_ended()
-                if layer.aliases and around is not None and around.layer is not layer.parent:
+                    outer_call = stack.drop_ended()
+                if layer.aliases and outer_call is not None and outer_call.layer is not layer.parent:
                     layer = _alias(layer, stack)
-            layer.seen = True
-            if around is None and layer.alone is not None and not autograd.in_backward():
-                layer = layer.alone  # a call outside any other, and not a recomputation
+            layer.was_called = True
+            if outer_call is None and layer.standalone is not None and not autograd.in_backward():
+                layer = layer.standalone  # a call outside any other, and not a recomputation
             region = layer.evaluation if getattr(module, "training", True) is False else layer.region
-            call = ModuleCall(layer, around, frame, next_number(), dispatch.NO_TOKEN)
+            call = ModuleCall(layer, outer_call, frame, next_number(), dispatch.NO_TOKEN)
             stack.append(call)  # before the region opens, so that the removal of hooks sees this call
             if region is not None:
                 if self._shapes:
-                    region = _shaped(layer, region, (args, kwargs))
+                    region = _region_with_shapes(layer, region, (args, kwargs))
                 emitter = dispatch.current
                 try:
                     call.token = emitter.pop, emitter.push(region)
@@ -112,11 +112,11 @@ class ForwardPreHook(Hook):
 class ForwardHook(Hook):
     """Closes the region of a forward, also after an error, and registers for its backward."""
 
-    __slots__ = ("then",)
+    __slots__ = ("after_call",)
 
     def __init__(self, layer: Layer, module: Callable[[], Any]) -> None:
         super().__init__(layer, module)
-        self.then: Callable[[], None] | None = None  # called after a call, to remove the hooks
+        self.after_call: Callable[[], None] | None = None  # called after a call, to remove the hooks
 
     def __call__(self, module: object, args: object, output: object, frame: FrameType | None = None) -> None:
         """End a call if its pre-hook ran, which it does not if an earlier hook fails."""
@@ -137,18 +137,18 @@ class ForwardHook(Hook):
                 close(handle)
                 if output is not None and call.layer.backward is not None and next_number() != call.first:
                     if type(output) is torch.Tensor and not _torch_function_mode_active():
-                        follow(call, output)
+                        hook_backward(call, output)
                     else:  # hides the access from `__torch_function__`
                         with _without_torch_function():
-                            follow(call, output)
+                            hook_backward(call, output)
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
             except Exception as raised:
                 if raised is error:
                     raise
-        if self.then is not None:
-            self.then()
+        if self.after_call is not None:
+            self.after_call()
         stack = thread_state.stack
         if stack.on_idle is not None and not stack:
             on_idle, stack.on_idle = stack.on_idle, None
@@ -186,13 +186,13 @@ class CallWrapper(StandIn):
             self._after(module, args, output, frame)
 
 
-def _shaped(layer: Layer, region: Region, inputs: object) -> Region:
+def _region_with_shapes(layer: Layer, region: Region, inputs: object) -> Region:
     try:
         with _without_torch_function():
             shapes = tuple(tuple(tensor.shape) for tensor in tensors(inputs) if not tensor.is_nested)
             if any(type(size) is not int for shape in shapes for size in shape):
                 return region  # symbolic sizes of an export: reading them would specialize them
-            return layer.shaped(region, shapes) if shapes else region
+            return layer.region_with_shapes(region, shapes) if shapes else region
     except Exception as error:
         try:
             guard.failed("the shapes of inputs", error)

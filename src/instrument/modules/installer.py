@@ -16,11 +16,11 @@ from ..compat.compiler import COMPILED_CALL
 from ..guard import guard
 from ..patch import Patch, apply, leave_no_frame, undo
 from ..regions import dispatch
-from .compiling import wrapped
+from .compiling import called_through_compiled
 from .hooks import CallWrapper, ForwardHook, ForwardPreHook, Hook
 from .labels import Labels
+from .layout import Namer, lay_out
 from .module_calls import Layer, running_layers
-from .plan import Namer, plan
 from .selection import class_name
 from .service import PatchService
 from .stand_in import StandIn, compiled_call
@@ -29,7 +29,7 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
-def copied(original: Callable[..., Any]) -> Callable[..., Any]:
+def leave_hooks_out(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``original``, the ``__getstate__`` of a class of modules, to leave our hooks out of the state."""
 
     @functools.wraps(original)
@@ -48,7 +48,7 @@ def copied(original: Callable[..., Any]) -> Callable[..., Any]:
     return getstate
 
 
-def copier(module: nn.Module) -> type:
+def getstate_class(module: nn.Module) -> type:
     """Return the class whose ``__getstate__`` copies ``module``: `nn.Module`, or a class such as `nn.RNN`."""
     return next((kind for kind in type(module).__mro__ if "__getstate__" in vars(kind)), nn.Module)
 
@@ -119,10 +119,10 @@ class ModuleHooks:
         self._handles.append(nn.Module.register_forward_hook(module, self._after, always_call=True))
 
     @property
-    def copier(self) -> type | None:
-        """The class whose ``__getstate__`` has to be patched by `copied`; None for modules with hooks."""
+    def getstate_class(self) -> type | None:
+        """The class whose ``__getstate__`` has to be patched by `leave_hooks_out`; None for modules with hooks."""
         module = self._module()
-        return copier(module) if self._patch is not None and module is not None else None
+        return getstate_class(module) if self._patch is not None and module is not None else None
 
     def disable(self) -> None:
         """Ignore calls that begin from now on."""
@@ -134,7 +134,7 @@ class ModuleHooks:
         if self._patch is not None:
             self._patch.undo()
         elif self._after is not None and self.layer in running:
-            self._after.then = self._detach_later
+            self._after.after_call = self._detach_later
             return False
         for handle in self._handles:
             handle.remove()
@@ -153,7 +153,7 @@ class AnnotatedModel:
         self.namer = namer
         self.shapes = shapes
         self.layers: list[Layer] = []
-        self.seen = False  # whether a layer was called since the hooks were attached
+        self.was_called = False  # whether a layer was called since the hooks were attached
 
     def __str__(self) -> str:
         model = self.model()
@@ -163,14 +163,14 @@ class AnnotatedModel:
 class Installer(PatchService[AnnotatedModel]):
     """Puts hooks on the modules of all annotated models, once on each module, and removes them."""
 
-    early = True  # the first recorded step may run the backward of an earlier forward
+    during_warm_up = True  # the first recorded step may run the backward of an earlier forward
 
     def __init__(self) -> None:
         super().__init__()
-        self._hooked: dict[int, ModuleHooks] = {}  # by the module's id
+        self._module_hooks: dict[int, ModuleHooks] = {}  # by the module's id
         self._around_compiled: dict[int, Layer] = {}  # called through a compiled wrapper; by the module's id
         self._patches: list[Patch] = []
-        self._copying: set[type] = set()  # classes with a patched ``__getstate__``
+        self._patched_classes: set[type] = set()  # classes with a patched ``__getstate__``
         self._labels = Labels()  # of models
         self._still_running: list[ModuleHooks] = []  # to be removed at the end of a call
 
@@ -178,32 +178,32 @@ class Installer(PatchService[AnnotatedModel]):
         """Remove the old hooks; if ``on``, put hooks on the models as they are now."""
         self._detach()
         undo(self._patches)
-        self._copying.clear()
+        self._patched_classes.clear()
         if on:
             self._attach()
-            self._watch()
+            self._patch_torch()
 
     def layer_around(self, module: nn.Module) -> Layer | None:
         """Return the layer whose region goes around a call of ``module`` through its compiled wrapper."""
-        if id(module) in self._hooked:
-            wrapped[id(module)] = module  # its hooks would run in compiled code, or never
+        if id(module) in self._module_hooks:
+            called_through_compiled[id(module)] = module  # its hooks would run in compiled code, or never
             self.refresh()
         return self._around_compiled.get(id(module))
 
     def _attach(self) -> None:
         taken: dict[int, Layer] = {}
         with guard.contained("labelling models"):
-            self._label()
+            self._label_models()
         for annotated in list(self.requests):
             model = annotated.model()
             if model is None:
                 self.requests.remove(annotated)
                 continue
             with guard.contained("annotating modules"):
-                self._fit(annotated, model, taken)
+                self._hook_model(annotated, model, taken)
         dispatch.log_hidden()
 
-    def _label(self) -> None:
+    def _label_models(self) -> None:
         """Label models with the same name."""
         known = [(annotated, annotated.model()) for annotated in self.requests]
         named: dict[str, dict[int, nn.Module]] = defaultdict(dict)
@@ -211,59 +211,59 @@ class Installer(PatchService[AnnotatedModel]):
             if model is not None:
                 named[class_name(model)][id(model)] = model
         for models in named.values():
-            self._labels.tell_apart(list(models.values()))
+            self._labels.label_all(list(models.values()))
         for annotated, model in known:
-            if not annotated.seen:  # else it keeps its name for the rest of this recording
+            if not annotated.was_called:  # else it keeps its name for the rest of this recording
                 annotated.namer.label = self._labels.of(model)
 
-    def _fit(self, annotated: AnnotatedModel, model: nn.Module, taken: dict[int, Layer]) -> None:
-        planned = plan(model, annotated.namer, taken)
-        dispatch.compiled_away.update(planned.hidden)
-        annotated.layers = [layer for _, layer in planned.layers]
-        for module, layer in planned.layers:
-            if wrapped.get(id(module)) is module:
+    def _hook_model(self, annotated: AnnotatedModel, model: nn.Module, taken: dict[int, Layer]) -> None:
+        layout = lay_out(model, annotated.namer, taken)
+        dispatch.compiled_away.update(layout.hidden)
+        annotated.layers = [layer for _, layer in layout.layers]
+        for module, layer in layout.layers:
+            if called_through_compiled.get(id(module)) is module:
                 self._around_compiled[id(module)] = layer
             else:
-                hooks = id(module) not in planned.hookless
-                attached = self._hooked[id(module)] = ModuleHooks(module, layer, annotated.shapes, hooks)
+                hooks = id(module) not in layout.hookless
+                attached = self._module_hooks[id(module)] = ModuleHooks(module, layer, annotated.shapes, hooks)
                 with guard.contained(f"annotating {layer.name}"):
                     attached.attach()
-                    self._follow_copies(attached.copier)
+                    self._follow_copies(attached.getstate_class)
             taken[id(module)] = layer
 
     def _follow_copies(self, kind: type | None) -> None:
-        if kind is not None and kind is not nn.Module and kind not in self._copying:
-            self._copying.add(kind)
-            apply([Patch(kind, "__getstate__", copied)], self._patches)
+        if kind is not None and kind is not nn.Module and kind not in self._patched_classes:
+            self._patched_classes.add(kind)
+            apply([Patch(kind, "__getstate__", leave_hooks_out)], self._patches)
 
     def _detach(self) -> None:
-        for hooks in self._hooked.values():
+        for hooks in self._module_hooks.values():
             hooks.disable()
-        running = running_layers() if self._hooked or self._still_running else set()
-        self._still_running = [hooks for hooks in self._still_running if not self._detached(hooks, running)]
-        for key, hooks in list(self._hooked.items()):  # removed one by one, in case of an interrupt
-            if not self._detached(hooks, running):
+        running = running_layers() if self._module_hooks or self._still_running else set()
+        self._still_running = [hooks for hooks in self._still_running if not self._try_detach(hooks, running)]
+        for key, hooks in list(self._module_hooks.items()):  # removed one by one, in case of an interrupt
+            if not self._try_detach(hooks, running):
                 self._still_running.append(hooks)
-            del self._hooked[key]
+            del self._module_hooks[key]
         self._around_compiled.clear()
         for annotated in self.requests:
-            annotated.seen = annotated.seen or any(layer.seen for layer in annotated.layers)
-            if not self._on and annotated.layers:
-                if not annotated.seen and compiler.graphs_compiled():
+            annotated.was_called = annotated.was_called or any(layer.was_called for layer in annotated.layers)
+            if not self._is_on and annotated.layers:
+                if not annotated.was_called and compiler.graphs_compiled():
                     dispatch.compiled_away.update(
                         layer.name for layer in annotated.layers if layer.region is not None
                     )
-                annotated.seen = False
+                annotated.was_called = False
             annotated.layers = []
 
     @staticmethod
     @guard.contained("removing hooks")  # tried again with the next change
-    def _detached(hooks: ModuleHooks, running: set[Layer]) -> bool:
+    def _try_detach(hooks: ModuleHooks, running: set[Layer]) -> bool:
         return hooks.detach(running)
 
-    def _watch(self) -> None:
+    def _patch_torch(self) -> None:
         """Patch what compiles, copies and pickles modules."""
-        watched = [Patch(nn.Module, "compile", self._compile), Patch(nn.Module, "__getstate__", copied)]
+        watched = [Patch(nn.Module, "compile", self._compile), Patch(nn.Module, "__getstate__", leave_hooks_out)]
         compiled = compiler.compiled_module()
         if compiled is not None:
             watched.append(Patch(compiled, "__call__", self._call_compiled))

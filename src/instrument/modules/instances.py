@@ -15,7 +15,7 @@ from ..compat import training
 from ..identity import IdentitySet
 from .labels import Labels
 
-_IN_STEPS = 2_000  # values that all searches in one recording may inspect: 2 ms
+_MAX_VALUES_IN_RECORDING = 2_000  # values that all searches in one recording may inspect: 2 ms
 
 
 class Instances:
@@ -32,29 +32,29 @@ class Instances:
         self._attribute = attribute
         self._known = IdentitySet()
         self._labels = labels
-        self._unheld: dict[str, list[weakref.ref[Any]]] = {}  # by class: named instances without a label
+        self._numbered: dict[str, list[weakref.ref[Any]]] = {}  # by class: named instances without a label
 
-    def look(self) -> None:
+    def find_existing(self) -> None:
         """Find the existing instances when a recording begins."""
-        self._unheld.clear()
+        self._numbered.clear()
         self._labels.budget = sys.maxsize
         try:
             self._find()
         finally:
-            self._labels.budget = _IN_STEPS
+            self._labels.budget = _MAX_VALUES_IN_RECORDING
 
     def _find(self) -> None:
         """Search the variables of the running functions: 0.1 ms, at most 15 ms if they hold many values."""
         named: dict[str, list[Any]] = defaultdict(list)
-        for found in self._labels.held(self._base):
+        for found in self._labels.instances_in_variables(self._base):
             if hasattr(found, self._attribute):
                 self._known.add(found)
-        for known in self._apart():
+        for known in self._distinct_instances():
             named[type(known).__name__].append(known)
         for same in named.values():
-            self._labels.tell_apart(same, numbers=False)
+            self._labels.label_all(same, numbers=False)
 
-    def _apart(self) -> Iterable[Any]:
+    def _distinct_instances(self) -> Iterable[Any]:
         """Return the instances that need labels."""
         return self._known
 
@@ -66,7 +66,7 @@ class Instances:
             same = [known for known in self._known if type(known).__name__ == type(instance).__name__]
             self._known.add(instance)
             if same:
-                self._labels.tell_from(instance, same)
+                self._labels.label_against(instance, same)
         label = self._labels.of(instance) or self._number(instance)
         return f"[{label}]" if label else ""
 
@@ -75,7 +75,7 @@ class Instances:
 
         The number of a deleted instance is used again.
         """
-        same = self._unheld.setdefault(type(instance).__name__, [])
+        same = self._numbered.setdefault(type(instance).__name__, [])
         held = [known() for known in same]
         at = next((at for at, known in enumerate(held) if known is instance), -1)
         if at < 0:
@@ -108,17 +108,19 @@ class Loaders(Instances):
                 self._find()
                 loader = self._loader(iterator)
             if loader is not None:
-                self._labels.keep(iterator, self._labels.of(loader))
+                self._labels.set_label(iterator, self._labels.of(loader))
         label = self._labels.of(iterator)
         return f"[{label}]" if label else ""
 
-    def _apart(self) -> Iterable[Any]:
+    def _distinct_instances(self) -> Iterable[Any]:
         """Return one loader for each sampler, as frameworks wrap the loaders of the program."""
         return {id(training.index_sampler(loader)): loader for loader in reversed([*self._known])}.values()
 
     def _loader(self, iterator: Any) -> Any:
         sampler = training.index_sampler(iterator)
-        return next((loader for loader in self._apart() if training.index_sampler(loader) is sampler), None)
+        return next(
+            (loader for loader in self._distinct_instances() if training.index_sampler(loader) is sampler), None
+        )
 
 
 optimizers = Instances(Optimizer, "param_groups", Labels())

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
-_FRAMES = 100
-_LOOKED_AT = 20_000  # values
-_DEPTH = 3  # agent.policy.actor
+_MAX_FRAMES_OR_ITEMS = 100
+_MAX_VALUES = 20_000  # values
+_MAX_NAMES = 3  # agent.policy.actor
 _INSTALLED = ("site-packages", "dist-packages")  # in the paths of installed packages
-_OURS = __name__.partition(".")[0]
+_PACKAGE = __name__.partition(".")[0]
 _CONTAINERS = (list, tuple)
 
 
@@ -31,7 +31,7 @@ class Labels:
         budget: how many values all further searches together may inspect, about 1 us each.
     """
 
-    def __init__(self, depth: int = _DEPTH, *, frameworks: bool = True) -> None:
+    def __init__(self, depth: int = _MAX_NAMES, *, frameworks: bool = True) -> None:
         self.budget = sys.maxsize
         self._depth = depth
         self._frameworks = frameworks
@@ -41,7 +41,7 @@ class Labels:
         """Return the label of ``thing``, "" if it has none."""
         return self._known[id(thing)][1] if id(thing) in self._known else ""
 
-    def tell_apart(self, things: Sequence[Any], *, numbers: bool = True) -> None:
+    def label_all(self, things: Sequence[Any], *, numbers: bool = True) -> None:
         """Give each of ``things``, which share a name, its own label; do nothing for a single one.
 
         With ``numbers=False``, skip those that no variable of a running function leads to.
@@ -60,23 +60,23 @@ class Labels:
             if not label or label in taken:
                 label = next(str(number) for number in range(len(things) + 1) if str(number) not in taken)
             taken.add(label)
-            self.keep(thing, label)
+            self.set_label(thing, label)
 
-    def tell_from(self, thing: Any, others: Iterable[Any]) -> None:
+    def label_against(self, thing: Any, others: Iterable[Any]) -> None:
         """Give ``thing`` a label that none of ``others`` has, if a variable of a running function leads to it."""
         label = self._paths([thing]).get(id(thing), "")
         if label and label not in map(self.of, others):
-            self.keep(thing, label)
+            self.set_label(thing, label)
 
-    def keep(self, thing: Any, label: str) -> None:
+    def set_label(self, thing: Any, label: str) -> None:
         """Give ``thing`` the label ``label`` until it is deleted."""
         # The callback is a method of dict, as errors in a callback cannot be contained. The reference becomes the
         # default of `pop`.
         self._known[id(thing)] = weakref.ref(thing, functools.partial(self._known.pop, id(thing))), label
 
-    def held(self, kind: type) -> list[Any]:
+    def instances_in_variables(self, kind: type) -> list[Any]:
         """Return the instances of ``kind`` that variables of the running functions lead to; at most 15 ms."""
-        found = self._search(lambda value: issubclass(type(value), kind), _LOOKED_AT)
+        found = self._search(lambda value: issubclass(type(value), kind), _MAX_VALUES)
         return [value for _, value in found.values()]
 
     def _paths(self, things: Sequence[object]) -> dict[int, str]:
@@ -85,8 +85,8 @@ class Labels:
         found = self._search(lambda value: id(value) in wanted, len(wanted))
         return {key: path.removeprefix("self.") for key, (path, _) in found.items()}
 
-    def _search(self, wanted: Callable[[object], bool], most: int) -> dict[int, tuple[str, object]]:
-        """Return the ``wanted`` objects, at most ``most``, with the shortest path to each, by its id."""
+    def _search(self, wanted: Callable[[object], bool], max_found: int) -> dict[int, tuple[str, object]]:
+        """Return the ``wanted`` objects, at most ``max_found``, with the shortest path to each, by its id."""
         found, seen = dict[int, tuple[str, object]](), set[int]()
         level: Iterator[tuple[str, object]] = (
             (name, value)
@@ -94,7 +94,7 @@ class Labels:
             for name, value in variables.items()
             if not name.startswith("__")
         )
-        end = max(self.budget - _LOOKED_AT, 0)
+        end = max(self.budget - _MAX_VALUES, 0)
         for _ in range(self._depth):
             below = []
             for path, value in level:
@@ -104,23 +104,23 @@ class Labels:
                 elif id(value) not in seen:
                     seen.add(id(value))
                     below.append((path, value))
-                if len(found) == most or self.budget <= end:
+                if len(found) == max_found or self.budget <= end:
                     return found
-            level = ((path, held) for above, value in below for path, held in _inside(above, value))
+            level = ((path, held) for above, value in below for path, held in _children(above, value))
         return found
 
 
-def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
+def _children(path: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield the items or attributes of ``value``, without calling any of its methods."""
     kind = type(value)
     if kind is dict:
-        for key, held in value.items() if len(value) < _FRAMES else ():  # type: ignore[attr-defined, arg-type]
+        for key, held in value.items() if len(value) < _MAX_FRAMES_OR_ITEMS else ():  # type: ignore[attr-defined, arg-type]
             if isinstance(key, (str, int)):
                 yield f"{path}[{key}]", held
     elif kind in _CONTAINERS:
-        for number, held in enumerate(value[:_FRAMES]):  # type: ignore[index]
+        for number, held in enumerate(value[:_MAX_FRAMES_OR_ITEMS]):  # type: ignore[index]
             yield f"{path}[{number}]", held
-    elif not issubclass(kind, (type, ModuleType)) and str(kind.__module__).partition(".")[0] != _OURS:
+    elif not issubclass(kind, (type, ModuleType)) and str(kind.__module__).partition(".")[0] != _PACKAGE:
         held_by = getattr(value, "__dict__", None) if kind.__getattribute__ is object.__getattribute__ else None
         for name, held in list(held_by.items()) if type(held_by) is dict else ():
             yield f"{path}.{name}", held
@@ -133,12 +133,12 @@ def _namespaces(frameworks: bool) -> Iterator[dict[str, Any]]:
     """
     frame: FrameType | None = sys._getframe(1)
     seen = set[int]()
-    for _ in range(_FRAMES):
+    for _ in range(_MAX_FRAMES_OR_ITEMS):
         if frame is None:
             return
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         installed = any(part in frame.f_code.co_filename for part in _INSTALLED)
-        if package not in (_OURS, "torch") and (frameworks or not installed):
+        if package not in (_PACKAGE, "torch") and (frameworks or not installed):
             yield _variables(frame)
             if id(frame.f_globals) not in seen:
                 seen.add(id(frame.f_globals))

@@ -34,16 +34,16 @@ class Layer:
     """
 
     __slots__ = (
-        "_shaped",
+        "_regions_with_shapes",
         "aliases",
-        "alone",
         "backward",
         "evaluation",
         "name",
         "parent",
         "primary",
         "region",
-        "seen",
+        "standalone",
+        "was_called",
     )
 
     def __init__(
@@ -59,20 +59,20 @@ class Layer:
         self.evaluation = evaluation
         self.backward = backward
         self.parent = parent
-        self.alone: Layer | None = None
+        self.standalone: Layer | None = None
         self.primary = self
         self.aliases: list[Layer] = []
-        self.seen = False
-        self._shaped: dict[tuple[str, Shapes], Region] = {}
+        self.was_called = False
+        self._regions_with_shapes: dict[tuple[str, Shapes], Region] = {}
 
-    def shaped(self, region: Region, shapes: Shapes) -> Region:
+    def region_with_shapes(self, region: Region, shapes: Shapes) -> Region:
         """Return ``region`` with the shapes of its inputs; NVTX shows the first shape as the payload."""
-        known = self._shaped.get((region.name, shapes))
+        known = self._regions_with_shapes.get((region.name, shapes))
         if known is None:
-            if len(self._shaped) >= _MAX_SHAPES:
-                self._shaped.clear()
+            if len(self._regions_with_shapes) >= _MAX_SHAPES:
+                self._regions_with_shapes.clear()
             known = Region(region.name, region.color, region.domain, region.category, shapes[0], shapes)
-            self._shaped[region.name, shapes] = known
+            self._regions_with_shapes[region.name, shapes] = known
         return known
 
 
@@ -119,7 +119,7 @@ _stacks: list[weakref.ref[CallStack]] = []
 thread_state = _ThreadState()
 
 
-def when_closed(callback: Callable[[], None]) -> None:
+def call_when_idle(callback: Callable[[], None]) -> None:
     """Call ``callback`` once no module call is open on this thread: now, or when the outermost one is closed."""
     if thread_state.stack.drop_ended() is None:
         thread_state.stack.on_idle = None  # an interrupt came just before the callback was called
@@ -150,12 +150,12 @@ def _frames(frame: FrameType | None) -> set[FrameType]:
     return found
 
 
-def _nothing(*_: object) -> int:
+def _zero(*_: object) -> int:
     return 0
 
 
 # If torch lacks these functions, no call seems to make a node and there are no backward regions.
-next_number, _current_pass, _at_the_end = autograd.autograd_functions() or (_nothing, _nothing, _nothing)
+next_number, _current_pass_number, _call_at_pass_end = autograd.autograd_functions() or (_zero, _zero, _zero)
 
 
 class ModuleCall:
@@ -165,7 +165,7 @@ class ModuleCall:
 
     Attributes:
         layer: the layer that was called.
-        around: the call around it.
+        outer_call: the call around it.
         frame: the frame of torch's ``_call_impl``, until it returns.
         first: the number of the first autograd node that it may have made.
         token: closes its region.
@@ -179,40 +179,46 @@ class ModuleCall:
     """
 
     __slots__ = (
-        "around", "back", "exits", "first", "frame", "head", "heads", "inner", "joined", "layer", "running",
+        "adjoins_other_call", "backward_token", "exits", "first", "first_inner_node", "frame", "inner_starts",
+        "last_inner_start", "layer", "outer_call", "running",
         "token",
     )  # fmt: skip
 
     def __init__(
-        self, layer: Layer, around: ModuleCall | None, frame: FrameType | None, first: int, token: dispatch.Token
+        self,
+        layer: Layer,
+        outer_call: ModuleCall | None,
+        frame: FrameType | None,
+        first: int,
+        token: dispatch.Token,
     ) -> None:
         self.layer = layer
-        self.around = around
+        self.outer_call = outer_call
         self.frame = frame
         self.first = first
         self.token = token
-        self.back = token
-        self.heads: set[int] | None = None
-        self.head = -1
-        self.inner = -1
+        self.backward_token = token
+        self.inner_starts: set[int] | None = None
+        self.last_inner_start = -1
+        self.first_inner_node = -1
         self.exits: Sequence[Any] = ()
         self.running: BackwardPass | None = None
-        if around is None:
-            self.joined = False
-        elif around.first == first:
-            self.joined = around.joined
+        if outer_call is None:
+            self.adjoins_other_call = False
+        elif outer_call.first == first:
+            self.adjoins_other_call = outer_call.adjoins_other_call
         else:
-            self.joined = around.head == first - 1
+            self.adjoins_other_call = outer_call.last_inner_start == first - 1
 
     def __call__(self, gradients: object) -> None:
         """Open the region of the backward, unless the backward of a call inside opened it."""
         try:
             if dispatch.tracing() or not dispatch.recording:
                 return
-            around = self.around
-            running = around.running if around is not None else None
+            outer_call = self.outer_call
+            running = outer_call.running if outer_call is not None else None
             if running is None or running.thread != get_ident():
-                running = current() or join()
+                running = current_pass() or begin_pass()
             opened, first = running.opened, self.first
             while opened and opened[-1].first > first:
                 running.close()  # its nodes were all made after those that run now
@@ -238,17 +244,17 @@ class BackwardPass:
 
     def open(self, call: ModuleCall) -> None:
         """Open the region of ``call``, after the regions around it that are not open yet."""
-        around, region = call.around, call.layer.backward
+        outer_call, region = call.outer_call, call.layer.backward
         # A call whose forward still runs contains this backward: its forward region is open around it.
-        if around is not None and around.running is None and around.frame is None:
-            self.open(around)
+        if outer_call is not None and outer_call.running is None and outer_call.frame is None:
+            self.open(outer_call)
         if region is None:
             return
         emitter = dispatch.current
         try:
-            call.back = emitter.end, emitter.start(region)
+            call.backward_token = emitter.end, emitter.start(region)
         except Exception as error:
-            call.back = dispatch.drop_failed(emitter, error)
+            call.backward_token = dispatch.drop_failed(emitter, error)
         call.running = self
         self.opened.append(call)
 
@@ -256,18 +262,22 @@ class BackwardPass:
         """Close the innermost region."""
         call = self.opened.pop()
         call.running = None
-        dispatch.leave(call.back)
+        dispatch.leave(call.backward_token)
         return call
 
     def end(self, call: ModuleCall) -> None:
         """Close the open region of ``call``, the regions inside it, and the regions around it that end with it."""
         while self.close() is not call:
             pass
-        around = call.around
-        if around is not None and around.running is self and around.inner == around.first == call.first:
-            self.end(around)
+        outer_call = call.outer_call
+        if (
+            outer_call is not None
+            and outer_call.running is self
+            and outer_call.first_inner_node == outer_call.first == call.first
+        ):
+            self.end(outer_call)
 
-    def over(self) -> None:
+    def end_all(self) -> None:
         """Close all regions, whether the pass ran to its end or failed."""
         if thread_state.stack:
             thread_state.stack.drop_ended()  # calls of a recomputation that an interrupt cut off
@@ -290,7 +300,7 @@ class PassEndCallback:
         """End the pass."""
         running = _passes.pop(self._key, None)
         if running is not None:
-            running.over()
+            running.end_all()
 
     __del__ = __call__
 
@@ -298,14 +308,14 @@ class PassEndCallback:
 _passes: dict[tuple[int, int], BackwardPass] = {}  # by the number of the pass and the thread
 
 
-def current() -> BackwardPass | None:
+def current_pass() -> BackwardPass | None:
     """Return this thread's part of the current backward pass; None if it has none."""
-    return _passes.get((_current_pass(), get_ident()))
+    return _passes.get((_current_pass_number(), get_ident()))
 
 
-def join() -> BackwardPass:
+def begin_pass() -> BackwardPass:
     """Begin this thread's part of the current backward pass."""
-    key, running = (_current_pass(), get_ident()), BackwardPass()
-    _at_the_end(PassEndCallback(key))  # first: without it the regions would stay open
+    key, running = (_current_pass_number(), get_ident()), BackwardPass()
+    _call_at_pass_end(PassEndCallback(key))  # first: without it the regions would stay open
     _passes[key] = running
     return running

@@ -45,14 +45,14 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
     A with statement looks both methods up before it calls one, so an open region is closed even if the patches are
     undone in between.
     """
-    kept = f"_instrument_{next(_NUMBERS)}"  # other code may have patched the same class
+    token_key = f"_instrument_{next(_NUMBERS)}"  # other code may have patched the same class
 
     def leaving(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # TorchScript compiles the source of the wrapped function
         def leave(context: Any, *exception: Any) -> Any:
             token = None
             try:
-                token = vars(context).pop(kept, None)
+                token = vars(context).pop(token_key, None)
             except Exception as error:
                 try:
                     guard.failed(FEATURE, error)
@@ -74,7 +74,7 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
             try:
                 token = None if dispatch.tracing() or not switch.on else begin(context)
                 if token is not None:
-                    vars(context)[kept] = token
+                    vars(context)[token_key] = token
             except Exception as error:
                 opened, token = token, None
                 try:
@@ -90,7 +90,7 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
                 return original(context)
             except BaseException as error:
                 leave_no_frame(error)
-                vars(context).pop(kept, None)
+                vars(context).pop(token_key, None)
                 dispatch.leave(token)
                 raise
 
@@ -108,7 +108,7 @@ def _data(switch: Switch) -> Iterator[Patch]:
     exceptions.
     """
     with guard.contained("telling data loaders apart"):
-        loaders.look()
+        loaders.find_existing()
 
     def begin(context: Any) -> dispatch.Token | None:
         if not context.name.startswith(DATA):
@@ -123,7 +123,7 @@ def _data(switch: Switch) -> Iterator[Patch]:
 def _optimizer(switch: Switch) -> Iterator[Patch]:
     """Show the ranges of optimizers under names that differ for each, also in torch's own ranges."""
     with guard.contained("telling optimizers apart"):
-        optimizers.look()
+        optimizers.find_existing()
 
     def begin(context: Any) -> dispatch.Token | None:
         if not context.name.startswith(OPTIMIZER):
@@ -148,10 +148,10 @@ def _clipping(switch: Switch) -> Iterator[Patch]:
     yield from contexts(torch.no_grad, begin, switch)
 
 
-def _calls(
-    owner: Any, method: str, named: Callable[..., Region | None], switch: Switch, overridable: bool = False
+def _region_around_calls(
+    owner: Any, method: str, region_of: Callable[..., Region | None], switch: Switch, overridable: bool = False
 ) -> Patch:
-    """Open the region that ``named(*arguments)`` returns, if any, around calls of ``method``.
+    """Open the region that ``region_of(*arguments)`` returns, if any, around calls of ``method``.
 
     A method that is ``overridable`` by ``__torch_function__`` stays so: the override receives the original, where
     torch itself would pass this wrapper.
@@ -163,7 +163,7 @@ def _calls(
             token, overriding = None, None
             try:
                 if not dispatch.tracing():
-                    shown = named(*args, **kwargs) if switch.on else None
+                    shown = region_of(*args, **kwargs) if switch.on else None
                     token = None if shown is None else dispatch.enter(shown)
                     given = (*args, *kwargs.values()) if overridable else ()
                     if has_torch_function(given):
@@ -194,7 +194,7 @@ def _collectives(switch: Switch) -> Iterator[Patch]:
     group, methods = training.collectives()
     for method, name in methods.items():
         shown = region.make(name, None, None, None, None)
-        yield _calls(group, method, lambda *_, shown=shown, **__: shown, switch)
+        yield _region_around_calls(group, method, lambda *_, shown=shown, **__: shown, switch)
 
 
 def _backward(switch: Switch) -> Iterator[Patch]:
@@ -207,22 +207,24 @@ def _backward(switch: Switch) -> Iterator[Patch]:
     def begin() -> dispatch.Token | None:
         return dispatch.enter(shown) if switch.on and not dispatch.backward_is_open() else None
 
-    yield backward_calls.around(begin, dispatch.leave)
+    yield backward_calls.wrap_backward(begin, dispatch.leave)
 
 
 def _copies(switch: Switch) -> Iterator[Patch]:
-    for method, moved in (("to", _to), ("cuda", _cuda), ("copy_", _copy)):
-        yield _calls(torch.Tensor, method, functools.partial(_copied, moved), switch, overridable=True)
+    for method, destination_of in (("to", _to), ("cuda", _cuda), ("copy_", _copy)):
+        yield _region_around_calls(
+            torch.Tensor, method, functools.partial(_region_of_copy, destination_of), switch, overridable=True
+        )
 
 
-Moved = tuple[torch.Tensor, torch.device | None]  # the tensor and its destination
+Destination = tuple[torch.Tensor, torch.device | None]  # the tensor and its destination
 
 
-def _copied(moved: Callable[..., Moved], *args: Any, **kwargs: Any) -> Region | None:
+def _region_of_copy(destination_of: Callable[..., Destination], *args: Any, **kwargs: Any) -> Region | None:
     """Return the region of a copy from the CPU to another device; None for any other call."""
     try:
         with _without_torch_function():
-            source, device = moved(*args, **kwargs)
+            source, device = destination_of(*args, **kwargs)
             if device is None or source.device.type != "cpu" or device.type == "cpu":
                 return None
             return _copy_region(str(cuda.with_index(device)), source.numel() * source.element_size())
@@ -243,7 +245,7 @@ def _copy_region(device: str, size: int) -> Region:
     return Region(name, region.by_name(name), region.DOMAIN, payload=size)
 
 
-def _to(source: torch.Tensor, *args: Any, **kwargs: Any) -> Moved:
+def _to(source: torch.Tensor, *args: Any, **kwargs: Any) -> Destination:
     target = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     if isinstance(target, torch.Tensor):
         return source, target.device
@@ -251,7 +253,7 @@ def _to(source: torch.Tensor, *args: Any, **kwargs: Any) -> Moved:
     return source, _device(target) if known else None  # else a dtype
 
 
-def _cuda(tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> Moved:
+def _cuda(tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> Destination:
     if device is None or isinstance(device, int):
         return tensor, _device("cuda", device)
     return tensor, _device(device)
@@ -263,7 +265,7 @@ def _device(*given: Any) -> torch.device | None:
     return None
 
 
-def _copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Moved:
+def _copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Destination:
     source = next(iter((*args, *kwargs.values())), tensor)
     return source, tensor.device
 

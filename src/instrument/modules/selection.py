@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..interrupts import is_interrupt
-from .compiling import compiled_from, opaque
+from .compiling import bypasses_inner_hooks, compiled_from
 
 Rule = str | re.Pattern[str] | type | Callable[[str, nn.Module], object]
 Rules = Rule | Iterable[Rule]
@@ -51,7 +51,7 @@ def places(model: nn.Module) -> Iterator[Place]:
         entered[id(place.module)] += 1
         if entered[id(place.module)] > PLACES:
             continue
-        inside, above = place.hidden or opaque(place.module), place
+        inside, above = place.hidden or bypasses_inner_hooks(place.module), place
         around = {id(place.module)}
         while above.parent is not None:
             above = above.parent
@@ -88,20 +88,20 @@ class Selection:
         known = list(places(model))
         for argument, rules in (("include", self.include or ()), ("exclude", self.exclude)):
             for rule in rules:
-                if not any(_holds(rule, place) for place in known):
-                    raise ValueError(f'"{argument}" matches no module: {rule!r}; {_nearest(rule, known)}')
-        if not any(self.chosen(place) for place in known):
+                if not any(_matches(rule, place) for place in known):
+                    raise ValueError(f'"{argument}" matches no module: {rule!r}; {_suggestion(rule, known)}')
+        if not any(self.is_selected(place) for place in known):
             raise ValueError("include, exclude, depth and skip_containers together leave no module")
 
-    def chosen(self, place: Place) -> bool:
+    def is_selected(self, place: Place) -> bool:
         """Return whether the module at ``place`` becomes a region."""
         if self.depth is not None and place.path and place.path.count(".") >= self.depth:
             return False
         if self.skip_containers and isinstance(compiled_from(place.module), CONTAINERS):
             return False
-        if self.include is not None and not any(_holds(rule, place) for rule in self.include):
+        if self.include is not None and not any(_matches(rule, place) for rule in self.include):
             return False
-        return not any(_holds(rule, place) for rule in self.exclude)
+        return not any(_matches(rule, place) for rule in self.exclude)
 
     def name(self, place: Place) -> str:
         """Return the name of the region; the model itself is named after its class."""
@@ -131,7 +131,7 @@ def _rules(argument: str, given: Any) -> tuple[Rule, ...]:
     return rules
 
 
-def _holds(rule: Rule, place: Place) -> bool:
+def _matches(rule: Rule, place: Place) -> bool:
     if isinstance(rule, str):
         return fnmatch.fnmatchcase(place.path, rule)
     if isinstance(rule, re.Pattern):
@@ -146,7 +146,7 @@ def _holds(rule: Rule, place: Place) -> bool:
         raise ValueError(f"{rule!r}, which selects modules, failed for {place.path!r}: {error!r}") from error
 
 
-def _nearest(rule: Rule, known: list[Place]) -> str:
+def _suggestion(rule: Rule, known: list[Place]) -> str:
     if isinstance(rule, type):
         return f"it has {', '.join(sorted({class_name(place.module) for place in known}))}"
     text = rule if isinstance(rule, str) else getattr(rule, "pattern", "")

@@ -26,17 +26,17 @@ T = TypeVar("T")
 class PatchService(ABC, Generic[T]):
     """Changes modules or torch for requests of type ``T``; `refresh` brings the changes up to date."""
 
-    early = False  # whether the changes are made as early as the warm-up of a recording
+    during_warm_up = False  # whether the changes are made as early as the warm-up of a recording
 
     def __init__(self) -> None:
         self.requests: list[T] = []
-        self._on = False
-        self._warmed = 0  # the number of recordings in warm-up at the last refresh
+        self._is_on = False
+        self._recordings_in_warm_up = 0  # the number of recordings in warm-up at the last refresh
         self._suspended = 0
         self._stale = False
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
+            os.register_at_fork(after_in_child=self._renew_lock_after_fork)
 
     @abstractmethod
     def apply(self, on: bool) -> None:
@@ -46,11 +46,11 @@ class PatchService(ABC, Generic[T]):
         """Serve ``request`` from now on, unless the library is switched off."""
         handle = Handle(self, request)
         if settings.enabled:
-            self._serve(request)
+            self._add(request)
         return handle
 
     @guard.contained(FEATURE)
-    def _serve(self, request: T) -> None:
+    def _add(self, request: T) -> None:
         with self._lock:
             self.requests.append(request)
             if self.observe not in dispatch.active.observers:
@@ -75,15 +75,17 @@ class PatchService(ABC, Generic[T]):
             self.refresh()
 
     @property
-    def _wanted(self) -> bool:
-        return (dispatch.recording or (self.early and dispatch.active.expected > 0)) and bool(self.requests)
+    def _should_be_on(self) -> bool:
+        return (dispatch.recording or (self.during_warm_up and dispatch.active.expected > 0)) and bool(
+            self.requests
+        )
 
     @guard.contained(FEATURE)
     def observe(self) -> None:
         """Refresh when a recording warms up, starts or stops; changes made for a warm-up stay for its steps."""
         with self._lock:
-            warmed = self.early and 0 < dispatch.active.expected == self._warmed
-            if not (warmed and self._on and self._wanted):
+            warmed = self.during_warm_up and 0 < dispatch.active.expected == self._recordings_in_warm_up
+            if not (warmed and self._is_on and self._should_be_on):
                 self.refresh()
 
     def refresh(self) -> None:
@@ -104,8 +106,8 @@ class PatchService(ABC, Generic[T]):
         return False
 
     def _refresh(self) -> None:
-        on = self._on = self._wanted
-        self._warmed = dispatch.active.expected
+        on = self._is_on = self._should_be_on
+        self._recordings_in_warm_up = dispatch.active.expected
         for suspension in (compiling, scripting, graphing):
             suspension.set_suspended(self.suspended, on)
         self.apply(on and not self._suspended)
@@ -130,7 +132,7 @@ class PatchService(ABC, Generic[T]):
             self.refresh()
 
     @guard.contained(FEATURE)
-    def _forked(self) -> None:
+    def _renew_lock_after_fork(self) -> None:
         self._lock = threading.RLock()  # a thread of the parent process may hold the old lock
 
 
@@ -161,6 +163,6 @@ class Handle:
 _EMPTY = Handle(None, "nothing")
 
 
-def served(function: F) -> F:
+def contain_request(function: F) -> F:
     """Contain a function that returns a `Handle`: after an error of this library, the handle is empty."""
     return guard.prepared(FEATURE, otherwise=lambda *_, **__: _EMPTY)(function)

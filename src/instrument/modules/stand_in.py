@@ -30,21 +30,21 @@ class StandIn:
         return type(None), ()
 
 
-def called_module(caller: FrameType | None, usual: Any) -> Any:
+def called_module(caller: FrameType | None, expected: Any) -> Any:
     """Return the module that torch calls in ``caller`` or, past wrappers of this package, in a caller of that.
 
-    If something else called the stand-in, return ``usual``, the module that it was put on; or, inside the call of
-    a replica that shares the stand-in, that replica.
+    If something else called the stand-in, return ``expected``, the module that it was put on; or, inside the call
+    of a replica that shares the stand-in, that replica.
     """
     while caller is not None and caller.f_code.co_filename == TRANSPARENT:
         caller = caller.f_back
     if caller is not None and caller.f_code.co_name == "_wrapped_call_impl":
-        return caller.f_locals.get("self", usual)
+        return caller.f_locals.get("self", expected)
     while caller is not None and caller.f_code.co_name != "_wrapped_call_impl":
         caller = caller.f_back
     around = caller.f_locals.get("self") if caller is not None else None
-    call = _own_call(usual)
-    return around if call is not None and _own_call(around) is call else usual
+    call = _own_call(expected)
+    return around if call is not None and _own_call(around) is call else expected
 
 
 def _own_call(module: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..patch import Patch, apply, undo
 from .parts import PARTS, Switch
-from .service import Handle, PatchService, served
+from .service import Handle, PatchService, contain_request
 
 
 class StepAnnotation:
@@ -42,7 +42,7 @@ class StepPatcher(PatchService[StepAnnotation]):
 patcher = StepPatcher()
 
 
-@served
+@contain_request
 def annotate_step(*parts: str) -> Handle:
     """Annotate the parts of a training step outside the model, in every active profiler.
 

@@ -181,7 +181,7 @@ class StepFollower:
     def _patched(self) -> Iterator[Patch]:
         import torch
 
-        yield backward_calls.around(self._begins, then=self._passed)
+        yield backward_calls.wrap_backward(self._begins, then=self._passed)
         yield Patch(torch.optim.Optimizer, "__init__", self._making)
         yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 

@@ -113,7 +113,7 @@ class OptimizerSteps:
         from ..modules.parts import Switch, contexts
 
         yield Patch(torch.amp.GradScaler, "step", self._scaled)
-        yield backward_calls.around(self._pass_begins, self._passes.discard, self._passed)
+        yield backward_calls.wrap_backward(self._pass_begins, self._passes.discard, self._passed)
         yield from contexts(torch.autograd.profiler.record_function, self._range, Switch())
 
     def _range(self, context: Any) -> dispatch.Token | None:

@@ -18,8 +18,8 @@ from ..compat.compiler import COMPILED_CALL
 from ..guard import guard
 from ..imports import ImportHook
 from ..modules.compiling import compiling, scripting
-from ..modules.installer import copied, copier
-from ..modules.module_calls import when_closed
+from ..modules.installer import getstate_class, leave_hooks_out
+from ..modules.module_calls import call_when_idle
 from ..modules.stand_in import StandIn, called_module, compiled_call
 from ..patch import Change, Patch, apply, leave_no_frame, transparent, undo
 from ..regions import dispatch
@@ -179,7 +179,7 @@ class OutermostModel:
     @guard.contained(FEATURE)
     @without_compiler
     def _call_ended(self) -> None:
-        when_closed(self._ended)
+        call_when_idle(self._ended)
 
     @guard.contained(FEATURE)
     def _ended(self) -> None:
@@ -206,9 +206,9 @@ class OutermostModel:
 
     def _replace_call(self, module: nn.Module, held: list[Patch]) -> None:
         """Replace the call of ``module``, and leave the stand-in out of its copies."""
-        if copier(module) not in self._copiers:
-            self._copiers.add(copier(module))
-            apply([Patch(copier(module), "__getstate__", copied)], self._always)
+        if getstate_class(module) not in self._copiers:
+            self._copiers.add(getstate_class(module))
+            apply([Patch(getstate_class(module), "__getstate__", leave_hooks_out)], self._always)
         compiled = vars(module).get(COMPILED_CALL)
         # Created here: the patch must not keep the module alive.
         stand_in = _ModelCall(module, compiled, self)

@@ -1,4 +1,4 @@
-"""`plan`: decides which modules of a model get which layers and hooks, given the model as it is now."""
+"""`lay_out`: decides which modules of a model get which layers and hooks, given the model as it is now."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Namer:
         name = self.selection.name(place)
         if self.label and not place.path:
             name += f"[{self.label}]"
-        if not self.selection.chosen(place):
+        if not self.selection.is_selected(place):
             return Layer(name, None, None, None, parent)
-        layer = self._made(name, place, parent)
+        layer = self._new_layer(name, place, parent)
         if self.selection.names == "class" and _has_namesake(place, parent):
             path = f"{self.label}.{place.path}" if self.label else place.path
-            layer.alone = self._made(f"{name}[{path}]", place, parent)
-            layer.alone.primary = layer
+            layer.standalone = self._new_layer(f"{name}[{path}]", place, parent)
+            layer.standalone.primary = layer
         return layer
 
-    def _made(self, name: str, place: Place, parent: Layer | None) -> Layer:
+    def _new_layer(self, name: str, place: Place, parent: Layer | None) -> Layer:
         kind = class_name(place.module)
         backward = self._region(f"{name} (backward)", kind) if self._backward else None
         forward = self._region(name, kind)
@@ -56,7 +56,7 @@ class Namer:
 
 
 @dataclass
-class Plan:
+class ModelLayout:
     """The layers and hooks of one model.
 
     Attributes:
@@ -70,7 +70,7 @@ class Plan:
     hidden: list[str]
 
 
-def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
+def lay_out(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> ModelLayout:
     """Return the plan for ``model``.
 
     Args:
@@ -79,8 +79,8 @@ def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
         taken: the layers of modules that have hooks already, by the id of the module; they get no second hooks.
     """
     known = list(places(model))
-    visible = [place for place in known if not place.hidden and _called(place.module)]
-    chosen = {place for place in visible if namer.selection.chosen(place)}
+    visible = [place for place in known if not place.hidden and _has_forward(place.module)]
+    chosen = {place for place in visible if namer.selection.is_selected(place)}
     at: dict[Place, Layer] = {}
     of: dict[int, list[Layer]] = defaultdict(list)
     modules: dict[int, nn.Module] = {}
@@ -89,7 +89,7 @@ def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
         if place not in kept:
             continue
         key = id(place.module)
-        parent = next((at[above] for above in _above(place) if above in at), None)
+        parent = next((at[above] for above in _ancestors(place) if above in at), None)
         if key in taken:
             at[place] = taken[key]
         elif key in of and any(layer.parent is parent for layer in of[key]):
@@ -103,14 +103,18 @@ def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
             layers[0].aliases = layers
             for layer in layers:
                 layer.primary = layers[0]
-                if layer.alone is not None:
-                    layer.alone.primary = layers[0]
-    inside = [place for place in known if place.hidden and _called(place.module) and namer.selection.chosen(place)]
+                if layer.standalone is not None:
+                    layer.standalone.primary = layers[0]
+    inside = [
+        place
+        for place in known
+        if place.hidden and _has_forward(place.module) and namer.selection.is_selected(place)
+    ]
     hidden = [namer.selection.name(place) for place in inside]
     hookless = {
-        id(place.module) for place in kept if any(_has_fast_path(above) for above in (place, *_above(place)))
+        id(place.module) for place in kept if any(_has_fast_path(above) for above in (place, *_ancestors(place)))
     }
-    return Plan([(modules[key], layers[0]) for key, layers in of.items()], hookless, hidden)
+    return ModelLayout([(modules[key], layers[0]) for key, layers in of.items()], hookless, hidden)
 
 
 def _has_namesake(place: Place, parent: Layer | None) -> bool:
@@ -119,13 +123,13 @@ def _has_namesake(place: Place, parent: Layer | None) -> bool:
     Without a ``parent``, the holder was not chosen or has no forward, such as an agent that calls its actor.
     """
     own = place.path.rpartition(".")[2]
-    if place.parent is None or own.isdecimal() or (parent is None and _called(place.parent.module)):
+    if place.parent is None or own.isdecimal() or (parent is None and _has_forward(place.parent.module)):
         return False
     kind, held = class_name(place.module), compiled_from(place.parent.module)._modules
     return any(other is not None and name != own and class_name(other) == kind for name, other in held.items())
 
 
-def _above(place: Place) -> Iterator[Place]:
+def _ancestors(place: Place) -> Iterator[Place]:
     while place.parent is not None:
         place = place.parent
         yield place
@@ -136,7 +140,7 @@ def _has_fast_path(place: Place) -> bool:
     return isinstance(place.module, nn.TransformerEncoderLayer)
 
 
-def _called(module: nn.Module) -> bool:
+def _has_forward(module: nn.Module) -> bool:
     """Return whether the module has a forward, unlike a `ModuleList`."""
     if isinstance(module, torch.jit.ScriptModule):
         return True
@@ -151,5 +155,7 @@ def _callers(visible: list[Place], chosen: set[Place]) -> Iterator[Place]:
             several[id(place.module)].append(place)
     for found in several.values():
         if len(found) > 1:
-            callers = (next((above for above in _above(place) if _called(above.module)), None) for place in found)
+            callers = (
+                next((above for above in _ancestors(place) if _has_forward(above.module)), None) for place in found
+            )
             yield from (caller for caller in callers if caller is not None)
