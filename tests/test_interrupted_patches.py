@@ -196,7 +196,7 @@ def profiler_owner() -> Owner:
 
 CASES: dict[str, Callable[[], Owner]] = {
     "profilers of torch": profiler_owner,
-    "steps": lambda: follower(StepFollower(int, int, begun=int)),
+    "steps": lambda: follower(StepFollower(int, int, on_begin=int)),
     "steps by forward": lambda: follower(StepFollower(int, int, "forward")),
     "steps by function": lambda: follower(StepFollower(int, int, "torch.nn.functional:relu")),
     "updates": lambda: follower(OptimizerSteps(int, every=True)),

@@ -26,16 +26,16 @@ class _Capture:
 
     Attributes:
         stream: the capturing stream; None until torch has begun.
-        over: set when the capture has ended.
-        then: the calls to make when the capture has ended.
+        ended: set when the capture has ended.
+        deferred: the calls to make when the capture has ended.
     """
 
     def __init__(self, graph: Any) -> None:
         self._graph = weakref.ref(graph)
         self.thread = get_ident()
         self.stream: Any = None
-        self.over = Event()
-        self.then: list[Callable[[], None]] = []
+        self.ended = Event()
+        self.deferred: list[Callable[[], None]] = []
 
     @property
     def graph(self) -> Any:
@@ -74,7 +74,7 @@ class CudaGraphs:
         self._followers = [*self._followers, follower]
         try:
             if not self._patches:
-                makes = (self._beginning, self._ending, self._replaying)
+                makes = (self._make_capture_begin, self._make_capture_end, self._make_replay)
                 for kind in _kinds():
                     names = zip(_METHODS, makes, strict=True)
                     apply((Patch(kind, name, make) for name, make in names), self._patches)
@@ -109,7 +109,7 @@ class CudaGraphs:
         found = mine or captures
         return found[-1].graph if found else None  # autograd threads capture for the thread that called backward
 
-    def settle(self) -> None:
+    def end_stale_captures(self) -> None:
         """Run the calls deferred by `stale` captures of this thread."""
         if not self.captures:
             return
@@ -127,32 +127,32 @@ class CudaGraphs:
         # After the timeout the profiler stops during the capture: more waiting could record until the program
         # ends. That is harmless, as Kineto does not synchronize when it stops, and torch's own synchronization,
         # which would end the capture, is skipped while `capturing`.
-        self.settle()
+        self.end_stale_captures()
         for capture in tuple(self.captures):
             if capture.graph is None:
                 continue
             if capture.thread == get_ident():
-                capture.then.append(call)
+                capture.deferred.append(call)
                 return True
-            capture.over.wait(_CAPTURE_WAIT_S)
+            capture.ended.wait(_CAPTURE_WAIT_S)
         return False
 
-    def _beginning(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_capture_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            capture = self._begins(graph)
+            capture = self._add_capture(graph)
             try:
                 result = original(graph, *args, **kwargs)
             except BaseException as error:
                 self._drop(capture)
                 leave_no_frame(error)
                 raise
-            self._began(graph, capture)
+            self._notify_followers(graph, capture)
             return result
 
         return capture_begin
 
-    def _ending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_capture_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
             try:
@@ -161,11 +161,11 @@ class CudaGraphs:
                 leave_no_frame(error)
                 raise
             finally:
-                self._ended(graph)
+                self._end_captures(graph)
 
         return capture_end
 
-    def _replaying(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
             try:
@@ -175,7 +175,7 @@ class CudaGraphs:
                 raise
             try:
                 for follower in self._followers:
-                    follower.replayed(graph)
+                    follower.on_replay(graph)
             except Exception as error:
                 try:
                     guard.failed(FEATURE, error)
@@ -187,7 +187,7 @@ class CudaGraphs:
         return replay
 
     @guard.contained(FEATURE)
-    def _begins(self, graph: Any) -> _Capture | None:
+    def _add_capture(self, graph: Any) -> _Capture | None:
         for capture in tuple(self.captures):
             if capture.graph is None:
                 self._drop(capture)
@@ -198,14 +198,14 @@ class CudaGraphs:
         return begun
 
     @guard.contained(FEATURE)
-    def _began(self, graph: Any, capture: _Capture | None) -> None:
+    def _notify_followers(self, graph: Any, capture: _Capture | None) -> None:
         for follower in self._followers:
-            follower.began(graph)
+            follower.on_capture_begin(graph)
         if capture is not None:
             capture.stream = gpu.current_stream()
 
     @guard.contained(FEATURE)
-    def _ended(self, graph: Any) -> None:
+    def _end_captures(self, graph: Any) -> None:
         for capture in tuple(self.captures):
             if capture.graph is graph:
                 self._end(capture)
@@ -213,25 +213,25 @@ class CudaGraphs:
 
     def _end(self, capture: _Capture) -> None:
         self._drop(capture)
-        for call in capture.then:
+        for call in capture.deferred:
             call()
 
     def _drop(self, capture: _Capture | None) -> None:
         if capture is not None:
             with suppress(ValueError):  # another thread dropped it
                 self.captures.remove(capture)
-            capture.over.set()
+            capture.ended.set()
 
 
 class GraphFollower:
     """Defers calls made during the capture of a CUDA graph until after each replay, from `follow` to `remove`.
 
     Args:
-        unknown: called with each replayed graph whose capture began before `follow`.
+        on_unknown: called with each replayed graph whose capture began before `follow`.
     """
 
-    def __init__(self, unknown: Callable[[Any], None] | None = None) -> None:
-        self._unknown = unknown
+    def __init__(self, on_unknown: Callable[[Any], None] | None = None) -> None:
+        self._on_unknown = on_unknown
         # By identity of the graph: the deferred calls, and the weak reference that removes the entry.
         self._calls: dict[int, tuple[list[Callable[[], None]], weakref.ref[Any]]] = {}
 
@@ -250,23 +250,23 @@ class GraphFollower:
         if graph is None:
             return False
         if id(graph) not in self._calls:
-            self.began(graph)
+            self.on_capture_begin(graph)
         self._calls[id(graph)][0].append(functools.partial(call, *args))
         return True
 
-    def began(self, graph: Any) -> None:
+    def on_capture_begin(self, graph: Any) -> None:
         """Start an empty list of deferred calls, as a capture into ``graph`` begins."""
         # As in `IdentitySet`: a method of dict, for which the reference is the default.
         self._calls[id(graph)] = [], weakref.ref(graph, functools.partial(self._calls.pop, id(graph)))
 
-    def replayed(self, graph: Any) -> None:
+    def on_replay(self, graph: Any) -> None:
         """Make the deferred calls of ``graph``, which was replayed."""
         known = self._calls.get(id(graph))
         if known is not None:
             for call in known[0]:
                 call()
-        elif self._unknown is not None:
-            self._unknown(graph)
+        elif self._on_unknown is not None:
+            self._on_unknown(graph)
 
 
 def _kinds() -> Iterator[Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from instrument.bootstrap.models import outermost
+from instrument.bootstrap.models import outermost_modules
 from instrument.traces.read import read_trace
 from instrument.traces.summary import summarize
 from tests.bootstrap.programs import RUN, write
@@ -122,7 +122,7 @@ def test_outermost_models() -> None:
     agent = nn.ModuleDict({"actor": nn.Linear(2, 2), "critic": nn.Linear(2, 2)})
     alone, population = nn.Linear(2, 2), [nn.Linear(1, 1) for _ in range(100)]
     first, second = (torch.optim.SGD(part.parameters()) for part in agent.children())
-    assert outermost([first, second]) == [agent]
-    assert outermost([first], [agent["critic"], alone]) == [agent, alone]
+    assert outermost_modules([first, second]) == [agent]
+    assert outermost_modules([first], [agent["critic"], alone]) == [agent, alone]
     many = torch.optim.SGD([parameter for model in population for parameter in model.parameters()])
-    assert len(outermost([many, first])) == 17
+    assert len(outermost_modules([many, first])) == 17

@@ -124,7 +124,7 @@ def test_signs(program: Callable[[Any], None], step_on: str | None, events: str,
 def test_missed_steps(program: Callable[[Any], None], missed: list[int], steps: int) -> None:
     """Steps before their sign was known are reported in one call, apart from current steps."""
     seen: list[Any] = []
-    follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), missed=seen.append)
+    follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), on_missed_steps=seen.append)
     follower.follow()
     program(nn.Sequential(nn.Linear(2, 2)))
     follower.remove()
@@ -511,7 +511,7 @@ def test_wrapper_around_a_module_compiled_in_place() -> None:
 def test_ranges_that_begin_step_0(name: str) -> None:
     """Only torch's own ranges of data loading and ``zero_grad`` begin step 0."""
     begins: list[bool] = []
-    follower = StepFollower(int, int, begun=lambda: begins.append(True))
+    follower = StepFollower(int, int, on_begin=lambda: begins.append(True))
     follower.follow()
     try:
         with torch.profiler.record_function(name):

@@ -13,41 +13,41 @@ from ..modules.optimizers import parameter_ids
 MAX_MODELS = 16  # a summary of thousands of models would not be readable
 
 
-def outermost(optimizers: Iterable[Any], models: Iterable[nn.Module] = ()) -> list[nn.Module]:
+def outermost_modules(optimizers: Iterable[Any], models: Iterable[nn.Module] = ()) -> list[nn.Module]:
     """Return the outermost modules around the parameters of each optimizer and around each of ``models``.
 
     At most `MAX_MODELS` for each. Searches all objects of the process once, which takes 50 ms for a million.
     """
     modules = [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]
     modules = [module for module in modules if "_modules" in vars(module)]  # else its __init__ runs
-    around: dict[int, list[nn.Module]] = {}
+    parents: dict[int, list[nn.Module]] = {}
     for module in modules:
         for child in module._modules.values():
-            around.setdefault(id(child), []).append(module)
+            parents.setdefault(id(child), []).append(module)
     starts = [[model] for model in models]
     for optimizer in optimizers:
         updated = parameter_ids(optimizer)
         starts.append([m for m in modules if any(id(own) in updated for own in m._parameters.values())])
-    roots = {id(root): root for start in starts for root in _roots(start, around)[:MAX_MODELS]}
+    roots = {id(root): root for start in starts for root in _roots(start, parents)[:MAX_MODELS]}
     return list(roots.values())
 
 
-def trains(optimizer: Any, models: Iterable[nn.Module]) -> bool:
+def updates_only(optimizer: Any, models: Iterable[nn.Module]) -> bool:
     """Return whether ``models`` contain all parameters of ``optimizer``."""
     return parameter_ids(optimizer) <= set[int]().union(*map(parameter_ids, models))
 
 
-def _roots(climbing: list[nn.Module], around: dict[int, list[nn.Module]]) -> list[nn.Module]:
-    """Return the modules that contain those in ``climbing`` and are in no other module."""
+def _roots(pending: list[nn.Module], parents: dict[int, list[nn.Module]]) -> list[nn.Module]:
+    """Return the modules that contain those in ``pending`` and are in no other module."""
     seen: set[int] = set()
     roots: list[nn.Module] = []
-    while climbing:
-        module = climbing.pop()
+    while pending:
+        module = pending.pop()
         if id(module) in seen:
             continue
         seen.add(id(module))
-        outer = around.get(id(module), [])
-        climbing += outer
+        outer = parents.get(id(module), [])
+        pending += outer
         if not outer:
             roots.append(module)
     return roots

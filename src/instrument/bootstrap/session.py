@@ -17,7 +17,7 @@ from ..interrupts import Suppressed
 from ..regions import dispatch
 from ..stepping.follower import StepFollower
 from ..stepping.program_steps import program_steps
-from .models import outermost, trains
+from .models import outermost_modules, updates_only
 from .program import PROCESS
 from .termination import Termination
 
@@ -27,7 +27,7 @@ _MAX_OPTIMIZERS = 16  # whose models are searched for
 _HINT = "choose what a step is with --step-on backward, forward or FUNCTION (train.py:train_step)"
 _NO_STEP = f"nothing was recorded: no optimizer stepped, and no other sign of steps was found; {_HINT}"
 _COMPILED = f"nothing was recorded: the steps of a compiled optimizer cannot be detected; {_HINT}"
-_WAITED = f"nothing was recorded: an optimizer was made, but its step() was not called; {_HINT}"
+_NEVER_STEPPED = f"nothing was recorded: an optimizer was made, but its step() was not called; {_HINT}"
 
 
 class Session:
@@ -40,54 +40,54 @@ class Session:
         self._loop = loop
         loop.label_evaluation()
         self._optimizers = IdentitySet()  # those made or stepped so far
-        self._new: list[weakref.ref[Any]] = []  # whose models are not annotated yet
+        self._new_optimizers: list[weakref.ref[Any]] = []  # whose models are not annotated yet
         self._process = os.getpid()
-        self._since = time.time()
+        self._started_at = time.time()
         self._steps: StepFollower | None = None
         self._post_hook: Any = None
         self._termination = Termination(loop)
-        self._begun = False
-        self._missed = False  # step 0 was over before recording began
+        self._has_begun = False
+        self._missed_step_0 = False  # step 0 was over before recording began
         self._explained = False
-        self._left = False  # hooks stay until exit: torch iterates over them, and they must not change then
+        self._ended = False  # hooks stay until exit: torch iterates over them, and they must not change then
 
     def begin(self) -> None:
         """Follow the steps of this process."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         # Before steps are counted: models come first
-        self._post_hook = register_optimizer_step_post_hook(self._after)
+        self._post_hook = register_optimizer_step_post_hook(self._after_step)
         self._steps = StepFollower(
-            self._stepped,
-            self._restarted,
+            self._end_step,
+            self._restart_schedule,
             self._loop.step_on,
-            begun=self._step_0 if self._loop.records(0) else None,
-            missed=self._steps_missed,
-            made=self._optimizer_made,
-            found=self._model_found,
+            on_begin=self._begin_step_0 if self._loop.records(0) else None,
+            on_missed_steps=self._restart_after,
+            on_optimizer_made=self._on_optimizer_made,
+            on_model_found=self._on_model_found,
         )
         self._steps.follow()
         self._termination.install()
-        atexit.register(self._over)
+        atexit.register(self._exit)
 
     def leave(self) -> None:
         """Ignore the steps from now on."""
-        self._left = True
+        self._ended = True
 
-    def _optimizer_made(self, optimizer: Any) -> None:
-        self._note(optimizer)
-        if self._begun and not self._left and self._steps is not None and self._steps.by is None:
+    def _on_optimizer_made(self, optimizer: Any) -> None:
+        self._add_optimizer(optimizer)
+        if self._has_begun and not self._ended and self._steps is not None and self._steps.by is None:
             self._name_trained()  # step 0 is recorded, and may need the regions of the model
 
-    def _model_found(self, model: Any) -> None:
-        if self._loop.records(0) and not self._left and Loop.current() in (None, self._loop):
+    def _on_model_found(self, model: Any) -> None:
+        if self._loop.records(0) and not self._ended and Loop.current() in (None, self._loop):
             self._name_trained(model)
 
-    def _after(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
         """Note an optimizer that steps, in case it was copied or loaded and not made by its constructor."""
         try:
             if not dispatch.tracing():
-                self._note(optimizer)
+                self._add_optimizer(optimizer)
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -95,80 +95,82 @@ class Session:
                 if raised is error:
                     raise
 
-    def _note(self, optimizer: Any) -> None:
-        if not self._left and optimizer not in self._optimizers and len(self._optimizers) < _MAX_OPTIMIZERS:
+    def _add_optimizer(self, optimizer: Any) -> None:
+        if not self._ended and optimizer not in self._optimizers and len(self._optimizers) < _MAX_OPTIMIZERS:
             self._optimizers.add(optimizer)
-            self._new.append(weakref.ref(optimizer))
+            self._new_optimizers.append(weakref.ref(optimizer))
 
     @guard.contained(FEATURE)
-    def _step_0(self) -> None:
+    def _begin_step_0(self) -> None:
         """Begin at step 0, which is to be recorded."""
-        if Loop.current() is None and not self._left:
+        if Loop.current() is None and not self._ended:
             self._name_trained()
             self._start(0)
 
     @guard.contained(FEATURE)
-    def _stepped(self) -> None:
+    def _end_step(self) -> None:
         """End the step, at a point outside all of torch's own ranges."""
         self._termination.check()
-        if not self._prepared():
+        if not self._ready_to_count():
             return
-        if self._missed:  # the first recorded step is the next one
-            self._missed = False
+        if self._missed_step_0:  # the first recorded step is the next one
+            self._missed_step_0 = False
             log.warning("step 0 is not recorded: it was over before recording could begin")
         else:
             self._loop.step()
 
     @guard.contained(FEATURE)
-    def _steps_missed(self, count: int) -> None:
+    def _restart_after(self, count: int) -> None:
         """Start the schedule over at step ``count``, as the steps before it were missed."""
-        if self._prepared():
-            self._missed = False
+        if self._ready_to_count():
+            self._missed_step_0 = False
             reason = f"steps up to {count - 1} passed before it was known what a step is"
             log.warning(reason)
             self._loop.restart(count, reason)
 
-    def _prepared(self) -> bool:
+    def _ready_to_count(self) -> bool:
         """Annotate new models, and begin unless begun; return False if another loop counts the steps."""
-        if self._left or self._steps is None or not self._drives():
+        if self._ended or self._steps is None or not self._counts_steps():
             return False
         if self._steps.by == "program":
             self._loop.warn_if_ignored()
-        self._prepare()
-        if not self._begun:
-            self._missed = self._loop.records(0)
-            self._start(int(self._missed), late=True)
+        self._annotate_and_explain()
+        if not self._has_begun:
+            self._missed_step_0 = self._loop.records(0)
+            self._start(int(self._missed_step_0), late=True)
         return True
 
     @guard.contained(FEATURE)
-    def _prepare(self) -> None:
+    def _annotate_and_explain(self) -> None:
         """Annotate and explain before a window opens, or between two steps of an open one."""
         self._name_new()
         self._explain()
 
     def _name_new(self) -> None:
         """Annotate the models of new optimizers, or defer that if a window ends with this step."""
-        if self._begun and self._loop.record and self._loop.finished:
+        if self._has_begun and self._loop.record and self._loop.finished:
             return
-        if self._unnamed() and self._loop.between_steps():
+        if self._optimizers_to_annotate() and self._loop.between_steps():
             self._name_trained()
 
     def _name_trained(self, *models: Any) -> None:
         """Annotate the models of new optimizers, and the outermost modules around ``models``."""
-        optimizers = self._unnamed()
-        self._new.clear()
+        optimizers = self._optimizers_to_annotate()
+        self._new_optimizers.clear()
         if optimizers or models:
             with self._loop.own_work():
-                found = outermost(optimizers, models)
+                found = outermost_modules(optimizers, models)
             self._name(*found)
 
-    def _unnamed(self) -> list[Any]:
+    def _optimizers_to_annotate(self) -> list[Any]:
         """Return the new optimizers, except those that only update parameters of annotated models."""
-        known = [optimizer() for optimizer in self._new]
+        known = [optimizer() for optimizer in self._new_optimizers]
         known = [
-            optimizer for optimizer in known if optimizer is not None and not trains(optimizer, self._loop.models)
+            optimizer
+            for optimizer in known
+            if optimizer is not None and not updates_only(optimizer, self._loop.models)
         ]
-        self._new = [weakref.ref(optimizer) for optimizer in known]
+        self._new_optimizers = [weakref.ref(optimizer) for optimizer in known]
         return known
 
     def _name(self, *models: Any) -> None:
@@ -183,60 +185,60 @@ class Session:
         if (explanation or self._loop.step_on) and not self._explained:
             self._explained = True
             self._loop.between_steps()
-            if explanation and not program_steps.followed:
+            if explanation and not program_steps.profile_started:
                 with self._loop.own_work():
                     log.warning(explanation)
             if self._steps is not None and self._steps.model is not None and not self._loop.records(0):
                 self._name_trained(self._steps.model)  # else it is annotated since it was found
 
-    def _restarted(self) -> None:
+    def _restart_schedule(self) -> None:
         """Start the schedule over: the steps so far were parts of step 0."""
-        if self._begun and not self._left and self._steps is not None and self._steps.by != "program":
+        if self._has_begun and not self._ended and self._steps is not None and self._steps.by != "program":
             self._explained = False
-            self._prepare()
-            self._missed = self._loop.records(0)
+            self._annotate_and_explain()
+            self._missed_step_0 = self._loop.records(0)
             reason = f"the schedule started over: steps are now counted by the {self._steps.by}"
-            self._loop.restart(int(self._missed), reason)
+            self._loop.restart(int(self._missed_step_0), reason)
 
-    def _drives(self) -> bool:
+    def _counts_steps(self) -> bool:
         """Return whether no other loop runs; leave the steps to one that does."""
-        if Loop.current() is not (self._loop if self._begun else None):
+        if Loop.current() is not (self._loop if self._has_begun else None):
             self.leave()
-        return not self._left
+        return not self._ended
 
     def _start(self, first_step: int, *, late: bool = False) -> None:
-        self._begun = True
+        self._has_begun = True
         self._loop.start(first_step=first_step, late=late)
         self._loop.when_framework_starts(self.leave)
 
     @guard.contained(FEATURE)
-    def _over(self) -> None:
+    def _exit(self) -> None:
         if self._process != os.getpid():  # a forked child
             return
-        counted = self._left or (self._loop.begun and self._steps is not None and self._steps.by is not None)
+        counted = self._ended or (self._loop.begun and self._steps is not None and self._steps.by is not None)
         self.leave()
         if self._post_hook is not None:
             self._post_hook.remove()
         with exiting():
             self._loop.stop()
         self._termination.remove()
-        if program_steps.followed:
+        if program_steps.profile_started:
             self._loop.warn_if_ignored()
             return
         started = os.environ.get(PROCESS) == str(self._process)  # by `instrument run` itself
-        if started and not counted and not self._others() and sys.modules.keys().isdisjoint(_LAUNCHERS):
-            log.warning(self._why())
+        if started and not counted and not self._child_recorded() and sys.modules.keys().isdisjoint(_LAUNCHERS):
+            log.warning(self._reason_for_nothing())
 
-    def _why(self) -> str:
+    def _reason_for_nothing(self) -> str:
         steps = self._steps
         if steps is None:
             return _NO_STEP
-        if steps.missing:
+        if steps.function_missing:
             return f"nothing was recorded: the function {self._loop.step_on} was not found, or never called"
-        return _COMPILED if steps.compiled else _WAITED if steps.waiting else _NO_STEP
+        return _COMPILED if steps.compiled else _NEVER_STEPPED if steps.optimizer_never_stepped else _NO_STEP
 
-    def _others(self) -> bool:
+    def _child_recorded(self) -> bool:
         """Return whether a process that this one started recorded something."""
         with Suppressed(OSError):
-            return self._loop.manifest.stat().st_mtime >= self._since
+            return self._loop.manifest.stat().st_mtime >= self._started_at
         return False

@@ -22,8 +22,8 @@ from ..windows.profile import Profile
 
 FEATURE = "handling SIGTERM"
 _PACKAGE = Path(__file__).parents[1]
-_RECORDING = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
-_ITERATING = str(_PACKAGE / "windows/steps.py")  # runs the program's own iterator
+_RECORDING_PATHS = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
+_ITERATION_FILE = str(_PACKAGE / "windows/steps.py")  # runs the program's own iterator
 _GRACE_S = 10  # time for a long call to return, so that Python can run the handler
 _CHECK_INTERVAL_S = 0.05
 
@@ -45,7 +45,7 @@ class Termination:
         self._c_handler: int | None = None  # Python's own, while `_on_signal` is installed
         self._sent = 0  # signals that this process sent to itself
         self._saving = False
-        self._again = False  # the handler came too early and is called again
+        self._call_again = False  # the handler came too early and is called again
 
     def install(self) -> None:
         """Handle the signal from the time that the first window may be open."""
@@ -53,7 +53,7 @@ class Termination:
             return
         Profile.start_callbacks.append(self._on_profile_start)
         Profile.idle_callbacks.append(self._on_profiles_idle)
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._restore_after_fork)
 
     @guard.contained(FEATURE)
     def _on_profile_start(self) -> None:
@@ -74,12 +74,12 @@ class Termination:
         self._sent = 0
         signal.signal(signal.SIGTERM, self._on_signal)
         self._c_handler = c_handler(signal.SIGTERM)
-        threading.Thread(target=self._watch, args=(reader,), name="instrument-sigterm", daemon=True).start()
+        threading.Thread(target=self._read_signals, args=(reader,), name="instrument-sigterm", daemon=True).start()
 
     @guard.contained(FEATURE)
     def _on_profiles_idle(self) -> None:
         """Stop handling the signal, as no window is open or to come."""
-        if threading.current_thread() is threading.main_thread() and not (self._saving or self._again):
+        if threading.current_thread() is threading.main_thread() and not (self._saving or self._call_again):
             self.remove()
 
     def remove(self) -> None:
@@ -100,7 +100,7 @@ class Termination:
             )
 
     @guard.contained(FEATURE)
-    def _forked(self) -> None:
+    def _restore_after_fork(self) -> None:
         """Restore the handling in a forked child."""
         if self._pipe is not None:
             reader = self._pipe[0]
@@ -112,7 +112,7 @@ class Termination:
         current = signal.set_wakeup_fd(-1)
         if current != self._pipe[1].number:
             signal.set_wakeup_fd(current)
-        if self._installed():
+        if self._is_installed():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         writer, self._pipe = self._pipe[1], None
         writer.close()
@@ -120,12 +120,12 @@ class Termination:
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         """Save an open window; later, if that interrupts recording, a backward pass or a graph capture."""
         if self._saving:
-            _die()
+            _end_process()
         early = True
         with guard.contained(FEATURE):
-            early = autograd.in_backward() or cuda_graphs.capturing or _inside(frame)
+            early = autograd.in_backward() or cuda_graphs.capturing or _is_in_recording(frame)
         if early:
-            self._again = True
+            self._call_again = True
             return
         self._saving = True
         try:
@@ -135,19 +135,19 @@ class Termination:
                     loop.stop(interrupted=True)
                 Profile.stop_all()
         finally:  # also if an error is raised
-            _die()
+            _end_process()
 
     @guard.contained(FEATURE)
-    def _watch(self, reader: OwnDescriptor) -> None:
+    def _read_signals(self, reader: OwnDescriptor) -> None:
         """Count the signals that arrive, even while the main thread is blocked."""
         received = 0
         while numbers := reader.read(4096):
-            if self._replaced():
+            if self._is_replaced():
                 continue
             first = received == 0
             received += numbers.count(signal.SIGTERM)
             if received - self._sent > 1:
-                _die()
+                _end_process()
             elif first and received:
                 threading.Thread(target=self._ensure_handled, name="instrument-sigterm", daemon=True).start()
         reader.close()
@@ -157,34 +157,34 @@ class Termination:
         """Call the handler again if it came too early; end the process if it does not run in time."""
         deadline = time.monotonic() + _GRACE_S
         while not self._saving:
-            if self._again:
-                self._again = False
+            if self._call_again:
+                self._call_again = False
                 self._sent += 1
                 _thread.interrupt_main(signal.SIGTERM)
-            elif self._replaced():
+            elif self._is_replaced():
                 return
             elif time.monotonic() > deadline or self._pipe is None:  # the signal is no longer handled
-                _die()
+                _end_process()
             time.sleep(_CHECK_INTERVAL_S)
 
-    def _installed(self) -> bool:
+    def _is_installed(self) -> bool:
         return signal.getsignal(signal.SIGTERM) == self._on_signal and c_handler(signal.SIGTERM) == self._c_handler
 
-    def _replaced(self) -> bool:
+    def _is_replaced(self) -> bool:
         """Return whether the program has set a handler of its own, in Python or in C, or ignores the signal."""
-        return not (self._installed() or is_default(signal.SIGTERM))
+        return not (self._is_installed() or is_default(signal.SIGTERM))
 
 
-def _inside(frame: FrameType | None) -> bool:
+def _is_in_recording(frame: FrameType | None) -> bool:
     """Return whether the code that opens and closes windows called ``frame``."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_RECORDING) and frame.f_code.co_filename != _ITERATING:
+        if frame.f_code.co_filename.startswith(_RECORDING_PATHS) and frame.f_code.co_filename != _ITERATION_FILE:
             return True
         frame = frame.f_back
     return False
 
 
-def _die() -> None:
+def _end_process() -> None:
     """End the process by the signal, from any thread."""
     libc = c_library()
     if libc is not None:

@@ -50,8 +50,8 @@ def skip_package() -> None:
     """
     skip = compiler.skip_code()
     if skip is not None:
-        around = [f"{_PACKAGE}.regions.annotation", f"{_PACKAGE}.regions.wrap"]
-        names = [name for name in sys.modules if name.split(".")[0] == _PACKAGE and name not in around]
+        wrapping_modules = [f"{_PACKAGE}.regions.annotation", f"{_PACKAGE}.regions.wrap"]
+        names = [name for name in sys.modules if name.split(".")[0] == _PACKAGE and name not in wrapping_modules]
         for name in names:
             for code in _codes_in(name, len(vars(sys.modules[name]))):
                 skip(code)
@@ -109,7 +109,7 @@ class DeferredCalls:
         self._removed = True
         undo(self._patches)
 
-    def after(self, call: Callable[[], None]) -> None:
+    def call_after_compiled_code(self, call: Callable[[], None]) -> None:
         """Call ``call()`` now, or inside a compiled function, once the outermost one has ended."""
         self._compiled = self._compiled or compiler.graphs_compiled()
         end = compiler.compiled_call_end() if self._compiled else None
@@ -118,13 +118,13 @@ class DeferredCalls:
             return
         self._thread.due += (call,)
         if not self._patches and not self._removed:
-            apply([Patch(*end, self._around)], self._patches)
+            apply([Patch(*end, self._make_set_eval_frame)], self._patches)
 
-    def _around(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _make_set_eval_frame(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def set_eval_frame(callback: Any) -> Any:
             try:
                 if self._thread.due and not compiler.in_compiled_call(sys._getframe(1).f_back):
-                    self._ended()
+                    self._call_due()
             except BaseException:
                 original(callback)
                 raise
@@ -133,7 +133,7 @@ class DeferredCalls:
         return set_eval_frame
 
     @guard.contained(FEATURE)
-    def _ended(self) -> None:
+    def _call_due(self) -> None:
         due, self._thread.due = self._thread.due, ()
         for call in due:
             if not self._removed:

@@ -24,7 +24,7 @@ from .outermost_model import OutermostModel
 from .program_steps import program_steps
 
 # Number of model calls without a backward pass, or replays of an unknown graph, that one step may have
-_MOST_IN_STEP = 100
+_MAX_EVENTS_IN_STEP = 100
 _BEGIN_STEP = (parts.DATA, "Optimizer.zero_grad#", "Optimizer.step#")
 
 
@@ -39,7 +39,7 @@ class StepSource(Protocol):
 
 
 class StepFollower:
-    """Calls ``stepped()`` at the end of each step, from `follow` to `remove`.
+    """Calls ``on_step()`` at the end of each step, from `follow` to `remove`.
 
     In order of preference, a step ends where the program itself marks it (`instrument.steps`, ``prof.step()``);
     after the step of the first optimizer; if no optimizer was created, after each backward pass; and before the
@@ -51,17 +51,17 @@ class StepFollower:
     steps once there were 100 of them.
 
     Args:
-        stepped: called at the end of each step.
-        restarted: called when a stronger sign appears: all steps that ended so far are a part of step 0, which
-            ends with the next call of ``stepped``.
+        on_step: called at the end of each step.
+        on_restart: called when a stronger sign appears: all steps that ended so far are a part of step 0, which
+            ends with the next call of ``on_step``.
         step_on: "optimizer", "backward" or "forward" to count only these; or a function, whose calls are steps.
         weakest: the weakest of `SIGNS` that counts.
-        begun: called once, when step 0 begins: when a DataLoader loads a batch, gradients are zeroed, a model is
-            called, a backward pass starts or, as with a closure, an optimizer's step.
-        missed: called with N in place of ``stepped`` if the first N steps ended before it was known what a step
-            is, the last of them now; without it, ``stepped`` is called N times.
-        made: called with each optimizer after its creation.
-        found: called with the outermost model before its first call.
+        on_begin: called once, when step 0 begins: when a DataLoader loads a batch, gradients are zeroed, a model
+            is called, a backward pass starts or, as with a closure, an optimizer's step.
+        on_missed_steps: called with N in place of ``on_step`` if the first N steps ended before it was known what
+            a step is, the last of them now; without it, ``on_step`` is called N times.
+        on_optimizer_made: called with each optimizer after its creation.
+        on_model_found: called with the outermost model before its first call.
 
     Attributes:
         by: the sign that ended the last step: one of `SIGNS`, "replay", or the function; None before the first.
@@ -69,46 +69,46 @@ class StepFollower:
 
     def __init__(
         self,
-        stepped: Callable[[], None],
-        restarted: Callable[[], None],
+        on_step: Callable[[], None],
+        on_restart: Callable[[], None],
         step_on: str | None = None,
         *,
         weakest: str = SIGNS[0],
-        begun: Callable[[], None] | None = None,
-        missed: Callable[[int], None] | None = None,
-        made: Callable[[Any], None] | None = None,
-        found: Callable[[Any], None] | None = None,
+        on_begin: Callable[[], None] | None = None,
+        on_missed_steps: Callable[[int], None] | None = None,
+        on_optimizer_made: Callable[[Any], None] | None = None,
+        on_model_found: Callable[[Any], None] | None = None,
     ) -> None:
         check_step_on(step_on)
         self.by: str | None = None
-        self._stepped = stepped
-        self._restarted = restarted
+        self._on_step = on_step
+        self._on_restart = on_restart
         self._step_on = step_on
         self._weakest = SIGNS.index(weakest)
-        self._begun = begun
-        self._missed = missed
-        self._made = made
-        self._found = found
+        self._on_begin = on_begin
+        self._on_missed_steps = on_missed_steps
+        self._on_optimizer_made = on_optimizer_made
+        self._on_model_found = on_model_found
         self._optimizers = IdentitySet()
-        self._earlier = IdentitySet()  # created before, perhaps for another model
+        self._earlier_optimizers = IdentitySet()  # created before, perhaps for another model
         self._searched_earlier = False  # for optimizers created before
         self._thread: int | None = None  # of the last step
-        self._passes = 0  # backward passes not counted so far
-        self._calls = 0  # calls of the model not counted so far
+        self._uncounted_passes = 0  # backward passes not counted so far
+        self._uncounted_calls = 0  # calls of the model not counted so far
         self._replays: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of unknown graphs
-        self._replayed: weakref.ref[Any] | None = None  # the unknown graph whose replays are steps
+        self._replayed_graph: weakref.ref[Any] | None = None  # the unknown graph whose replays are steps
         self._patches: list[Change] = []
-        self._graphs = GraphFollower(self._unknown_replayed)
+        self._graphs = GraphFollower(self._on_unknown_replay)
         self._graph_making = making = GraphedCallables()
         self._steps: OptimizerSteps | None = None
         if step_on in (None, "optimizer"):
-            self._steps = OptimizerSteps(lambda: self._ended("optimizer"))
+            self._steps = OptimizerSteps(lambda: self._end_step("optimizer"))
         self._model: OutermostModel | None = None
-        if step_on != "optimizer" or begun is not None:
-            self._model = OutermostModel(self._model_found, self._model_called, lambda: making.active)
+        if step_on != "optimizer" or on_begin is not None:
+            self._model = OutermostModel(self._follow_model, self._end_model_call, lambda: making.active)
         self._function: FunctionCallSteps | None = None
         if step_on not in (None, *SIGNS):
-            self._function = FunctionCallSteps(step_on, lambda: self._function_called(step_on))
+            self._function = FunctionCallSteps(step_on, lambda: self._end_function_call(step_on))
         self._deferred = DeferredCalls()
         sources = (self._graphs, making, self._steps, self._model, self._function, self._deferred)
         self._sources: list[StepSource] = [source for source in sources if source is not None]
@@ -119,13 +119,13 @@ class StepFollower:
             for source in self._sources:
                 source.follow()
             if self._step_on is None:
-                program_steps.listen(self._program)
-            apply(self._patched(), self._patches)
+                program_steps.listen(self._end_program_step)
+            apply(self._new_patches(), self._patches)
             apply([ImportHook("torch._dynamo", self._compiler_imported)], self._patches)
         except BaseException:
             self.remove()
             raise
-        if self._stepped is _nothing:  # removed meanwhile, by a signal handler or another thread
+        if self._on_step is _nothing:  # removed meanwhile, by a signal handler or another thread
             self.remove()
 
     @property
@@ -148,8 +148,8 @@ class StepFollower:
             )
         if self.by == "forward" and self._step_on is None:
             return (
-                f"no optimizer step and no backward pass was seen, so each call of {_name(self.model)} counts "
-                "as a step; use --step-on to choose something else"
+                f"no optimizer step and no backward pass was seen, so each call of {_model_name(self.model)} "
+                "counts as a step; use --step-on to choose something else"
             )
         if self.by == "replay":
             return (
@@ -159,30 +159,30 @@ class StepFollower:
         return None
 
     @property
-    def missing(self) -> bool:
+    def function_missing(self) -> bool:
         """Whether the function whose calls are steps was not found."""
         return self._function is not None and not self._function.found
 
     @property
-    def waiting(self) -> bool:
+    def optimizer_never_stepped(self) -> bool:
         """Whether backward passes were not counted because of an optimizer that has not stepped yet."""
-        return self._passes > 0 and self.by is None
+        return self._uncounted_passes > 0 and self.by is None
 
     @guard.contained(FEATURE)
     def remove(self) -> None:
         """Stop counting, and restore everything that was replaced."""
-        program_steps.remove(self._program)
-        self._stepped = self._restarted = _nothing
-        self._missed = None
+        program_steps.remove(self._end_program_step)
+        self._on_step = self._on_restart = _nothing
+        self._on_missed_steps = None
         for source in self._sources:
             source.remove()
         undo(self._patches)
 
-    def _patched(self) -> Iterator[Patch]:
+    def _new_patches(self) -> Iterator[Patch]:
         import torch
 
-        yield backward_calls.wrap_backward(self._begins, then=self._passed)
-        yield Patch(torch.optim.Optimizer, "__init__", self._making)
+        yield backward_calls.wrap_backward(self._begin_step_0, then=self._end_pass)
+        yield Patch(torch.optim.Optimizer, "__init__", self._make_init)
         yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
     @guard.contained(FEATURE)
@@ -192,10 +192,10 @@ class StepFollower:
     # Called by the sources
 
     @without_compiler
-    def _ended(self, by: str, count: int = 1) -> None:
-        self._deferred.after(functools.partial(self._step_ended, by, count))
+    def _end_step(self, by: str, count: int = 1) -> None:
+        self._deferred.call_after_compiled_code(functools.partial(self._count_steps, by, count))
 
-    def _step_ended(self, by: str, count: int) -> None:
+    def _count_steps(self, by: str, count: int) -> None:
         if by in SIGNS and SIGNS.index(by) < self._weakest:
             return
         if by not in ("optimizer", "program"):  # `OptimizerSteps` distinguishes optimizers
@@ -209,15 +209,15 @@ class StepFollower:
             if self._model is not None and by != "forward":
                 self._model.remove()
             if before is not None:
-                self._restarted()
-        if count > 1 and self._missed is not None:
-            self._missed(count)
+                self._on_restart()
+        if count > 1 and self._on_missed_steps is not None:
+            self._on_missed_steps(count)
         else:
             for _ in range(count):
-                self._stepped()
+                self._on_step()
 
-    def _program(self) -> None:
-        self._ended("program")
+    def _end_program_step(self) -> None:
+        self._end_step("program")
 
     def _defer_or_skip(self, replayed: Callable[..., None], *args: Any) -> bool:
         """Defer the call to the replays of the graph that is being captured.
@@ -228,44 +228,48 @@ class StepFollower:
         return self._graphs.defer(replayed, *args) or self._graph_making.active
 
     @without_compiler
-    def _function_called(self, function: str) -> None:
-        if not self._defer_or_skip(self._function_replayed, function):
-            self._ended(function)
+    def _end_function_call(self, function: str) -> None:
+        if not self._defer_or_skip(self._on_function_replay, function):
+            self._end_step(function)
 
-    def _function_replayed(self, function: str) -> None:
-        if self._function is not None and not self._function.inside:
-            self._ended(function)
+    def _on_function_replay(self, function: str) -> None:
+        if self._function is not None and not self._function.is_running:
+            self._end_step(function)
 
-    def _unknown_replayed(self, graph: Any) -> None:
+    def _on_unknown_replay(self, graph: Any) -> None:
         """Count a replay of a graph whose content is unknown."""
         if self._step_on is not None or self.by not in (None, "replay"):
             return
-        if self.by == "replay" and self._replayed is not None and self._replayed() not in (None, graph):
+        if (
+            self.by == "replay"
+            and self._replayed_graph is not None
+            and self._replayed_graph() not in (None, graph)
+        ):
             return  # another part of the same step
         replays = self._replays[graph] = self._replays.get(graph, 0) + 1
-        if replays > _MOST_IN_STEP:
-            self._replayed = weakref.ref(graph)
-            self._ended("replay", replays if self.by is None else 1)
+        if replays > _MAX_EVENTS_IN_STEP:
+            self._replayed_graph = weakref.ref(graph)
+            self._end_step("replay", replays if self.by is None else 1)
 
     @guard.contained(FEATURE)
     @without_compiler
-    def _begins(self) -> None:
+    def _begin_step_0(self) -> None:
         """Begin step 0, unless it has begun."""
         if self._function is not None:
             self._function.search()
-        if self._begun is not None:
-            begun, self._begun = self._begun, None
+        if self._on_begin is not None:
+            on_begin, self._on_begin = self._on_begin, None
             if not len(self._optimizers):
                 self._find_earlier()  # before step 0 is recorded
             self._leave_model()
             with guard.contained("beginning step 0"):
-                begun()
+                on_begin()
 
     def _range(self, context: Any) -> None:
         if context.name.startswith(_BEGIN_STEP):
-            self._begins()
+            self._begin_step_0()
 
-    def _making(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _make_init(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             try:
@@ -274,22 +278,22 @@ class StepFollower:
                 leave_no_frame(error)
                 raise
             with guard.contained(FEATURE):
-                self._optimizer_made(optimizer)
+                self._add_optimizer(optimizer)
 
         return init
 
     @without_compiler
-    def _optimizer_made(self, optimizer: Any) -> None:
+    def _add_optimizer(self, optimizer: Any) -> None:
         self._optimizers.add(optimizer)
         if self._function is not None:
             self._function.search()
         self._leave_model()
-        if self._made is not None:
-            self._made(optimizer)
+        if self._on_optimizer_made is not None:
+            self._on_optimizer_made(optimizer)
 
     def _leave_model(self) -> None:
         """Stop following the model if its calls will not be steps."""
-        if self._model is not None and self._begun is None and self._step_on is None and len(self._optimizers):
+        if self._model is not None and self._on_begin is None and self._step_on is None and len(self._optimizers):
             self._model.remove()
 
     def _find_earlier(self) -> None:
@@ -297,64 +301,64 @@ class StepFollower:
         if not self._searched_earlier:
             self._searched_earlier = True
             for optimizer in live_optimizers():
-                self._earlier.add(optimizer)
+                self._earlier_optimizers.add(optimizer)
 
     def _expects_optimizer(self) -> bool:
         """Return whether an optimizer exists, so that its steps are expected."""
         if not len(self._optimizers):
             self._find_earlier()
             model = self.model
-            for optimizer in self._earlier:
+            for optimizer in self._earlier_optimizers:
                 if model is None or share_parameters(optimizer, model):
                     self._optimizers.add(optimizer)
-            self._earlier.clear()
+            self._earlier_optimizers.clear()
         return len(self._optimizers) > 0 and not self.compiled
 
     @guard.contained(FEATURE)
     @without_compiler
-    def _passed(self) -> None:
+    def _end_pass(self) -> None:
         """Count the end of a backward pass."""
-        if self._defer_or_skip(self._pass_replayed):
+        if self._defer_or_skip(self._on_pass_replay):
             return
         if self._step_on == "backward":
-            self._ended("backward")
+            self._end_step("backward")
         elif self._step_on is None and self.by not in ("optimizer", "program"):
             if self._expects_optimizer():
-                self._passes += 1
+                self._uncounted_passes += 1
                 return
-            missed = self._passes if self.by is None else 0
-            self._ended("backward", missed + 1)
+            missed = self._uncounted_passes if self.by is None else 0
+            self._end_step("backward", missed + 1)
 
-    def _pass_replayed(self) -> None:
+    def _on_pass_replay(self) -> None:
         if not autograd.in_backward():
-            self._passed()
+            self._end_pass()
 
-    def _model_found(self, model: Any) -> None:
-        if self._found is not None:
-            self._found(model)
-        self._begins()
+    def _follow_model(self, model: Any) -> None:
+        if self._on_model_found is not None:
+            self._on_model_found(model)
+        self._begin_step_0()
         self._leave_model()
 
-    def _model_called(self, model: Any) -> None:
-        if model is not self.model or self._defer_or_skip(self._model_replayed):
+    def _end_model_call(self, model: Any) -> None:
+        if model is not self.model or self._defer_or_skip(self._on_model_replay):
             return
         if self._step_on == "forward":
-            self._ended("forward")
+            self._end_step("forward")
         elif self._step_on is None and self.by in (None, "forward") and not self._expects_optimizer():
             missed = 0
             if model.training and _grad_enabled():
-                self._calls += 1
-                if self._calls <= _MOST_IN_STEP:
+                self._uncounted_calls += 1
+                if self._uncounted_calls <= _MAX_EVENTS_IN_STEP:
                     return
-                missed = self._calls - 1 if self.by is None else 0
-            self._ended("forward", missed + 1)
+                missed = self._uncounted_calls - 1 if self.by is None else 0
+            self._end_step("forward", missed + 1)
 
-    def _model_replayed(self) -> None:
+    def _on_model_replay(self) -> None:
         if self._model is not None and not self._model.running and self.model is not None:
-            self._model_called(self.model)
+            self._end_model_call(self.model)
 
 
-def _name(model: Any) -> str:
+def _model_name(model: Any) -> str:
     return "the model" if model is None else type(model).__name__
 
 

@@ -18,7 +18,7 @@ from ..imports import ImportHook
 from ..patch import Change, Patch, apply, leave_no_frame, undo
 
 FEATURE = "following the function whose calls are steps"
-_inside: ContextVar[tuple[int, ...]] = ContextVar("inside", default=())
+_running_numbers: ContextVar[tuple[int, ...]] = ContextVar("inside", default=())
 """In this thread or task: the numbers of the `FunctionCallSteps` whose functions are running, each once."""
 _numbers = itertools.count()  # instead of one ContextVar each: those are never freed
 SIGNS = ("forward", "backward", "optimizer", "program")
@@ -59,7 +59,7 @@ def parse_function(name: str) -> tuple[str, str]:
 
 
 class FunctionCallSteps:
-    """Calls ``called()`` after each call of a function that returns, from `follow` to `remove`.
+    """Calls ``on_called()`` after each call of a function that returns, from `follow` to `remove`.
 
     A function of a module is replaced once the module is imported. A function of the script itself does not exist
     yet when the program begins: `search` finds it, and is called at events that every training step has.
@@ -68,25 +68,25 @@ class FunctionCallSteps:
         found: whether the function was found.
     """
 
-    def __init__(self, name: str, called: Callable[[], None]) -> None:
+    def __init__(self, name: str, on_called: Callable[[], None]) -> None:
         self._place, self._function = parse_function(name)
-        self._called = called
+        self._on_called = on_called
         self._patches: list[Change] = []
         self._removed = False
         self.found = False
         self._number = next(_numbers)
-        self.running = False  # found during a call, whose end is not seen
+        self.found_while_running = False  # found during a call, whose end is not seen
         self.is_file = self._place.endswith(".py")
 
     def follow(self) -> None:
         """Start counting; after an interrupt at any point, `remove` undoes it."""
         if not self.is_file:
-            apply([ImportHook(self._place, self._imported)], self._patches)
+            apply([ImportHook(self._place, self._on_import)], self._patches)
 
     @property
-    def inside(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a call of the function is running in this thread or task."""
-        return self._number in _inside.get()
+        return self._number in _running_numbers.get()
 
     def remove(self) -> None:
         """Stop counting, and restore the function."""
@@ -103,7 +103,7 @@ class FunctionCallSteps:
         if not self.found and not self._removed:
             with guard.contained(FEATURE):
                 for module in self._modules():
-                    self._imported(module)
+                    self._on_import(module)
 
     def _modules(self) -> Iterator[ModuleType]:
         main = sys.modules.get("__main__")
@@ -120,7 +120,7 @@ class FunctionCallSteps:
                 yield module
 
     @guard.contained(FEATURE)
-    def _imported(self, module: ModuleType) -> None:
+    def _on_import(self, module: ModuleType) -> None:
         owner: Any = module
         *outer, name = self._function.split(".")
         for part in outer:
@@ -132,7 +132,7 @@ class FunctionCallSteps:
         kind = type(function) if unbound is not function else None
 
         def make(_: Any) -> Any:
-            return kind(self._following(unbound)) if kind else self._following(unbound)
+            return kind(self._make_wrapper(unbound)) if kind else self._make_wrapper(unbound)
 
         self.found = True
         try:
@@ -144,50 +144,50 @@ class FunctionCallSteps:
         self._stay_removed()
         code, frame = getattr(inspect.unwrap(unbound), "__code__", None), sys._getframe()
         while frame is not None:
-            self.running = self.running or frame.f_code is code
+            self.found_while_running = self.found_while_running or frame.f_code is code
             frame = frame.f_back  # type: ignore[assignment]
 
-    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_wrapper(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._previous()
-            before = _inside.get()
-            _inside.set(before if self._number in before else (*before, self._number))
+            self._count_running_call()
+            before = _running_numbers.get()
+            _running_numbers.set(before if self._number in before else (*before, self._number))
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
             finally:
-                _inside.set(before)
-            self._ended()
+                _running_numbers.set(before)
+            self._end_call()
             return result
 
         @functools.wraps(original)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
-            self._previous()
-            before = _inside.get()
-            _inside.set(before if self._number in before else (*before, self._number))
+            self._count_running_call()
+            before = _running_numbers.get()
+            _running_numbers.set(before if self._number in before else (*before, self._number))
             try:
                 result = await original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
             finally:
-                _inside.set(before)
-            self._ended()
+                _running_numbers.set(before)
+            self._end_call()
             return result
 
         return call_async if inspect.iscoroutinefunction(original) else call
 
     @guard.contained(FEATURE)
-    def _previous(self) -> None:
+    def _count_running_call(self) -> None:
         """Count the call during which the function was found: it has ended when the next call begins."""
-        if self.running:
-            self.running = False
-            self._ended()
+        if self.found_while_running:
+            self.found_while_running = False
+            self._end_call()
 
     @guard.contained(FEATURE)
-    def _ended(self) -> None:
+    def _end_call(self) -> None:
         if not self._removed:
-            self._called()
+            self._on_called()

@@ -29,7 +29,7 @@ class GraphedCallables:
 
     def follow(self) -> None:
         """Start tracking."""
-        apply((Patch(owner, name, self._following) for owner, name in compiler.graph_makers()), self._patches)
+        apply((Patch(owner, name, self._make_wrapper) for owner, name in compiler.graph_makers()), self._patches)
 
     @property
     def active(self) -> bool:
@@ -40,7 +40,7 @@ class GraphedCallables:
         """Stop tracking, and restore the functions."""
         undo(self._patches)
 
-    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_wrapper(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
             before = self._thread.making

@@ -20,8 +20,8 @@ from ..regions import dispatch
 
 FEATURE = "following optimizers"
 _RANGE = "Optimizer.step#"  # beginning of the range that torch opens around a step
-_PHASE = 6  # steps of the first optimizer in a row that make a training phase; the critic of a GAN makes 5
-_ALONE = 50  # steps of another optimizer without a step of the first
+_MIN_PHASE_STEPS = 6  # consecutive steps of the first optimizer in a training phase; the critic of a GAN makes 5
+_MIN_STEPS_ALONE = 50  # steps of another optimizer without a step of the first
 
 
 class _ThreadState(threading.local):
@@ -33,7 +33,7 @@ class _ThreadState(threading.local):
 
 
 class OptimizerSteps:
-    """Calls ``stepped()`` after each step of the first optimizer that steps, from `follow` to `remove`.
+    """Calls ``on_step()`` after each step of the first optimizer that steps, from `follow` to `remove`.
 
     With ``every`` it is called after the steps of all optimizers that the creating thread calls.
 
@@ -47,25 +47,25 @@ class OptimizerSteps:
 
     A step compiled by torch.compile is not seen, as a hook would become a part of it; ``compiled`` is true then.
 
-    ``stepped`` is called after torch has closed its range around the step, and after the whole backward pass: if a
+    ``on_step`` is called after torch has closed its range around the step, and after the whole backward pass: if a
     recording stops inside these and another one starts there, torch crashes.
     """
 
-    def __init__(self, stepped: Callable[[], None], *, every: bool = False) -> None:
+    def __init__(self, on_step: Callable[[], None], *, every: bool = False) -> None:
         self._graphs = GraphFollower()
-        self._stepped = stepped
+        self._on_step = on_step
         self._every = every
         self._first: weakref.ref[Any] | None = None
-        self._apart = IdentitySet()  # optimizers that share no parameter with the first
+        self._other_parameters = IdentitySet()  # optimizers that share no parameter with the first
         self._rival: weakref.ref[Any] | None = None  # the first other optimizer since the last step of the first
         self._rival_steps = 0
         self._in_a_row = 0  # steps of the first since another optimizer stepped
-        self._uncounted = False  # a step that was not reported
-        self._before = len(_compiled)
+        self._has_unreported_step = False  # a step that was not reported
+        self._compiled_before = len(_compiled)
         self._state = _ThreadState()
         self._thread = get_ident() if every else None  # the thread whose steps count; None before the first
-        self._passes: set[int] = set()  # threads whose backward pass is running
-        self._due: set[int] = set()  # threads in whose backward pass an optimizer stepped
+        self._threads_in_backward: set[int] = set()  # threads whose backward pass is running
+        self._threads_with_step: set[int] = set()  # threads in whose backward pass an optimizer stepped
         self._handle: Any = None
         self._patches: list[Patch] = []
 
@@ -78,18 +78,18 @@ class OptimizerSteps:
 
         try:
             self._graphs.follow()
-            self._handle = register_optimizer_step_post_hook(self._after)
-            apply(self._patched(), self._patches)
+            self._handle = register_optimizer_step_post_hook(self._after_step)
+            apply(self._new_patches(), self._patches)
         except BaseException:
             self.remove()
             raise
-        if self._stepped is _nothing:  # removed meanwhile, by a signal handler or another thread
+        if self._on_step is _nothing:  # removed meanwhile, by a signal handler or another thread
             self.remove()
 
     @property
     def compiled(self) -> bool:
         """Whether the step of an optimizer was compiled since this object was created."""
-        return len(_compiled) > self._before
+        return len(_compiled) > self._compiled_before
 
     @property
     def parameters(self) -> list[Any]:
@@ -99,7 +99,7 @@ class OptimizerSteps:
 
     def remove(self) -> None:
         """Stop counting."""
-        self._stepped = _nothing
+        self._on_step = _nothing
         try:
             if self._handle is not None:
                 self._handle.remove()
@@ -107,23 +107,23 @@ class OptimizerSteps:
         finally:
             undo(self._patches)
 
-    def _patched(self) -> Iterator[Patch]:
+    def _new_patches(self) -> Iterator[Patch]:
         import torch
 
         from ..modules.parts import Switch, contexts
 
-        yield Patch(torch.amp.GradScaler, "step", self._scaled)
-        yield backward_calls.wrap_backward(self._pass_begins, self._passes.discard, self._passed)
+        yield Patch(torch.amp.GradScaler, "step", self._make_scaler_step)
+        yield backward_calls.wrap_backward(self._begin_pass, self._threads_in_backward.discard, self._end_pass)
         yield from contexts(torch.autograd.profiler.record_function, self._range, Switch())
 
     def _range(self, context: Any) -> dispatch.Token | None:
         if not context.name.startswith(_RANGE):
             return None
         self._state.ranges += 1
-        return self._range_closed, None
+        return self._on_range_closed, None
 
     @guard.contained(FEATURE)
-    def _range_closed(self, _: None) -> None:
+    def _on_range_closed(self, _: None) -> None:
         state = self._state
         state.ranges -= 1
         if state.due and not state.ranges:
@@ -134,23 +134,23 @@ class OptimizerSteps:
         if self._state.ranges:
             self._state.due = True
             return
-        if self._uncounted:
-            self._uncounted = False
-            self._stepped()
-        self._stepped()
+        if self._has_unreported_step:
+            self._has_unreported_step = False
+            self._on_step()
+        self._on_step()
 
-    def _after(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
         try:
             if dispatch.tracing():
                 _note_compiled()
                 return
-            if cuda_graphs.captures and self._graphs.defer(self._replayed, weakref.ref(optimizer)):
+            if cuda_graphs.captures and self._graphs.defer(self._on_replay, weakref.ref(optimizer)):
                 return
             thread = self._calling_thread()
             if thread is None or not self._counts(optimizer, thread):
                 return
             if autograd.in_backward():
-                self._due.add(thread)
+                self._threads_with_step.add(thread)
             else:
                 self._state.count += 1
                 self._report()
@@ -161,24 +161,24 @@ class OptimizerSteps:
                 if raised is error:
                     raise
 
-    def _replayed(self, reference: weakref.ref[Any]) -> None:
+    def _on_replay(self, reference: weakref.ref[Any]) -> None:
         """Count the replay of an update; of a deleted optimizer only if it was the first one."""
         optimizer = reference()
         if optimizer is not None:
-            self._after(optimizer)
+            self._after_step(optimizer)
         elif reference is self._first:
             self._report()
 
-    def _pass_begins(self) -> int | None:
+    def _begin_pass(self) -> int | None:
         if autograd.in_backward():
             return None
-        self._passes.add(get_ident())
+        self._threads_in_backward.add(get_ident())
         return get_ident()
 
     @guard.contained(FEATURE)
-    def _passed(self) -> None:
-        if get_ident() in self._due:
-            self._due.discard(get_ident())
+    def _end_pass(self) -> None:
+        if get_ident() in self._threads_with_step:
+            self._threads_with_step.discard(get_ident())
             self._report()
 
     def _calling_thread(self) -> int | None:
@@ -187,9 +187,9 @@ class OptimizerSteps:
         In a backward pass the update may run on a thread of autograd, which serves the passes of all threads.
         """
         current = get_ident()
-        if current in self._passes or not autograd.in_backward():
+        if current in self._threads_in_backward or not autograd.in_backward():
             return current
-        passes = list(self._passes)
+        passes = list(self._threads_in_backward)
         if len(passes) == 1:
             return passes[0]
         return self._thread if self._thread in passes else None if passes else current
@@ -215,23 +215,23 @@ class OptimizerSteps:
         if first is not None and not self._takes_over(first, optimizer):
             return False
         self._in_a_row = self._rival_steps if first is not None else 1
-        self._first, self._rival, self._apart = weakref.ref(optimizer), None, IdentitySet()
+        self._first, self._rival, self._other_parameters = weakref.ref(optimizer), None, IdentitySet()
         return True
 
     def _takes_over(self, first: Any, optimizer: Any) -> bool:
         rival = self._rival() if self._rival is not None else None
         if rival is None:
             rival, self._rival, self._rival_steps = optimizer, weakref.ref(optimizer), 0
-            if optimizer not in self._apart and not share_parameters(first, optimizer):
-                self._apart.add(optimizer)
+            if optimizer not in self._other_parameters and not share_parameters(first, optimizer):
+                self._other_parameters.add(optimizer)
         if rival is not optimizer:
             return False
         self._rival_steps += 1
-        follows = optimizer not in self._apart or self._in_a_row >= _PHASE
-        self._uncounted = follows and self._rival_steps > 1  # its previous step
-        return self._uncounted or self._rival_steps > _ALONE
+        follows = optimizer not in self._other_parameters or self._in_a_row >= _MIN_PHASE_STEPS
+        self._has_unreported_step = follows and self._rival_steps > 1  # its previous step
+        return self._has_unreported_step or self._rival_steps > _MIN_STEPS_ALONE
 
-    def _scaled(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._state.count
@@ -240,13 +240,13 @@ class OptimizerSteps:
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            self._scaler_stepped(optimizer, before)
+            self._after_scaler_step(optimizer, before)
             return result
 
         return step
 
     @guard.contained(FEATURE)
-    def _scaler_stepped(self, optimizer: Any, before: int) -> None:
+    def _after_scaler_step(self, optimizer: Any, before: int) -> None:
         if self._state.count > before or cuda_graphs.graph is not None:
             return
         if self._counts(optimizer, get_ident()):

@@ -72,30 +72,30 @@ class OutermostModel:
     have a stand-in until the model is found.
 
     Args:
-        found: called with the model before its first call.
-        called: called with the model after each call that did not fail, once its region is closed; after the
+        on_found: called with the model before its first call.
+        on_called: called with the model after each call that did not fail, once its region is closed; after the
             outermost of nested calls.
-        passes_over: returns whether calls on this thread are ignored in the search.
+        ignores_calls: returns whether calls on this thread are ignored in the search.
     """
 
     def __init__(
         self,
-        found: Callable[[nn.Module], None],
-        called: Callable[[nn.Module], None],
-        passes_over: Callable[[], bool] = lambda: False,
+        on_found: Callable[[nn.Module], None],
+        on_called: Callable[[nn.Module], None],
+        ignores_calls: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._found = found
-        self._called = called
-        self._passes_over = passes_over
+        self._on_found = on_found
+        self._on_called = on_called
+        self._ignores_calls = ignores_calls
         self._thread_state = _ThreadState()
         self._model: weakref.ref[nn.Module] | None = None
         self._removed = False
         self._searching = False  # from `follow` until the model is found
         self._class_patches: list[Patch] = []  # the class attribute
         self._candidates: list[Patch] = []  # on modules compiled in place, during the search
-        self._following: list[Patch] = []
-        self._always: list[Change] = []  # until `remove`
-        self._copiers: set[type] = set()  # classes whose copies leave out the stand-in
+        self._model_patches: list[Patch] = []
+        self._other_patches: list[Change] = []  # until `remove`
+        self._patched_classes: set[type] = set()  # classes whose copies leave out the stand-in
 
     def follow(self) -> None:
         """Start the search; after an interrupt at any point, `remove` undoes it."""
@@ -103,10 +103,10 @@ class OutermostModel:
             return
         self._searching = True
         self._search()
-        apply([Patch(nn.Module, "compile", self._in_place)], self._always)
+        apply([Patch(nn.Module, "compile", self._make_compile)], self._other_patches)
         for module in compiler.compiled_in_place():
-            self._compiled_in_place(module)
-        apply([ImportHook("torch._dynamo", self._compiler_imported)], self._always)
+            self._on_compiled_in_place(module)
+        apply([ImportHook("torch._dynamo", self._compiler_imported)], self._other_patches)
         self._stay_removed()
 
     @property
@@ -125,10 +125,10 @@ class OutermostModel:
         self._searching = False
         undo(self._class_patches)
         undo(self._candidates)
-        undo(self._following)
-        undo(self._always)
-        compiling.set_suspended(self._compile, False)
-        scripting.set_suspended(self._scripted, False)
+        undo(self._model_patches)
+        undo(self._other_patches)
+        compiling.set_suspended(self._suspend_for_compiling, False)
+        scripting.set_suspended(self._suspend_for_scripting, False)
 
     def _stay_removed(self) -> None:
         """Undo the patches if a signal handler or another thread has called `remove` meanwhile."""
@@ -136,10 +136,10 @@ class OutermostModel:
             self.remove()
 
     def _search(self) -> None:
-        apply([Patch(nn.Module, COMPILED_CALL, self._first_call)], self._class_patches)
+        apply([Patch(nn.Module, COMPILED_CALL, self._make_call)], self._class_patches)
         self._stay_removed()
 
-    def _first_call(self, another: Callable[..., Any] | None) -> Callable[..., Any]:
+    def _make_call(self, another: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return a function that torch calls in place of ``_call_impl``, or of ``another`` such function."""
         outermost = self
 
@@ -158,7 +158,7 @@ class OutermostModel:
 
     @transparent
     def call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call ``module`` through ``run`` and, if it is the followed model, notify `called`."""
+        """Call ``module`` through ``run`` and, if it is the followed model, call `on_called`."""
         if self._searching:
             self._examine(module)
         state, model = self._thread_state, self._model
@@ -172,50 +172,50 @@ class OutermostModel:
             raise
         finally:
             state.depth = before
-        if following and not before and self._following and self._model is model:  # not compiled meanwhile
-            self._call_ended()
+        if following and not before and self._model_patches and self._model is model:  # not compiled meanwhile
+            self._end_call()
         return output
 
     @guard.contained(FEATURE)
     @without_compiler
-    def _call_ended(self) -> None:
-        call_when_idle(self._ended)
+    def _end_call(self) -> None:
+        call_when_idle(self._notify_called)
 
     @guard.contained(FEATURE)
-    def _ended(self) -> None:
+    def _notify_called(self) -> None:
         model = self.model
         if model is not None and not self._removed:
-            self._called(model)
+            self._on_called(model)
 
     @guard.contained("finding the outermost model")
     @without_compiler
     def _examine(self, module: nn.Module) -> None:
-        if not self._passes_over() and any(True for _ in module.parameters()):
+        if not self._ignores_calls() and any(True for _ in module.parameters()):
             self._searching = False
             undo(self._class_patches)
             undo(self._candidates)
             self._attach(module)
-            scripting.set_suspended(self._scripted, True)
+            scripting.set_suspended(self._suspend_for_scripting, True)
             self._stay_removed()
-            self._found(module)
+            self._on_found(module)
 
     def _attach(self, module: nn.Module) -> None:
         if not isinstance(module, torch.jit.ScriptModule):
             self._model = weakref.ref(module)
-            self._replace_call(module, self._following)
+            self._replace_call(module, self._model_patches)
 
     def _replace_call(self, module: nn.Module, held: list[Patch]) -> None:
         """Replace the call of ``module``, and leave the stand-in out of its copies."""
-        if getstate_class(module) not in self._copiers:
-            self._copiers.add(getstate_class(module))
-            apply([Patch(getstate_class(module), "__getstate__", leave_hooks_out)], self._always)
+        if getstate_class(module) not in self._patched_classes:
+            self._patched_classes.add(getstate_class(module))
+            apply([Patch(getstate_class(module), "__getstate__", leave_hooks_out)], self._other_patches)
         compiled = vars(module).get(COMPILED_CALL)
         # Created here: the patch must not keep the module alive.
         stand_in = _ModelCall(module, compiled, self)
         apply([Patch(module, COMPILED_CALL, lambda _: stand_in)], held)
         self._stay_removed()
 
-    def _in_place(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _make_compile(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
             try:
@@ -223,44 +223,44 @@ class OutermostModel:
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            self._compiled_in_place(module)
+            self._on_compiled_in_place(module)
 
         return compile
 
     @guard.contained(FEATURE)
-    def _compiled_in_place(self, module: nn.Module) -> None:
+    def _on_compiled_in_place(self, module: nn.Module) -> None:
         if self._searching:
             self._replace_call(module, self._candidates)
-        elif self._following and module is self.model:
-            undo(self._following)
+        elif self._model_patches and module is self.model:
+            undo(self._model_patches)
             self._attach(module)
 
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:
         if not self._removed:
-            compiling.set_suspended(self._compile, True)
+            compiling.set_suspended(self._suspend_for_compiling, True)
             self._stay_removed()
 
     @contextlib.contextmanager
-    def _scripted(self) -> Iterator[None]:
+    def _suspend_for_scripting(self) -> Iterator[None]:
         """Remove the stand-in while TorchScript reads the attributes of the model."""
-        followed = bool(self._following)
-        undo(self._following)
+        followed = bool(self._model_patches)
+        undo(self._model_patches)
         yield
         model = self.model
         if followed and model is not None and not self._removed:
             self._attach(model)
 
     @contextlib.contextmanager
-    def _compile(self) -> Iterator[None]:
+    def _suspend_for_compiling(self) -> Iterator[None]:
         """Remove the patches during compilation; then follow the model that ``torch.compile`` returned, if any.
 
         A model compiled in place is called through its stand-in, which is not compiled.
         """
-        searching, model = bool(self._class_patches), self._not_compiled()
+        searching, model = bool(self._class_patches), self._compilable_model()
         undo(self._class_patches)
         if model is not None:
-            undo(self._following)
+            undo(self._model_patches)
         yield
         if searching and self._searching:
             self._search()
@@ -268,9 +268,9 @@ class OutermostModel:
             compiled = compiler.called_compiled(model)
             self._attach(model if compiled is None else compiled)
 
-    def _not_compiled(self) -> nn.Module | None:
+    def _compilable_model(self) -> nn.Module | None:
         """Return the model if it is followed and may be compiled."""
         kind, model = compiler.compiled_module(), self.model
-        if not self._following or model is None or compiled_call(model) is not None:
+        if not self._model_patches or model is None or compiled_call(model) is not None:
             return None
         return None if kind and isinstance(model, kind) else model

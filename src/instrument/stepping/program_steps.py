@@ -13,14 +13,14 @@ class ProgramSteps:
     """Notifies listeners of the end of each step that the program marks.
 
     Attributes:
-        listeners: called at the end of each step. Without any, a profile calls `ended` only at steps in its
+        listeners: called at the end of each step. Without any, a profile calls `end_step` only at steps in its
             schedule, so the other steps cost nothing.
         followed: whether the program started a profile of its own.
     """
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[], None]] = []
-        self.followed = False
+        self.profile_started = False
         self._profiles: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -35,10 +35,10 @@ class ProgramSteps:
 
     def follow(self, profile: Any) -> None:
         """Add ``profile`` as a source of steps; `listen` calls its ``report_steps()``."""
-        self.followed = True
+        self.profile_started = True
         self._profiles.add(profile)
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         """Notify the listeners that a step of the program ended.
 
         Raises:

@@ -120,7 +120,7 @@ class Profile(WindowRecorder):
         try:
             self.step_num += 1
             if self.step_num >= self._next_due_step:
-                cuda_graphs.settle()
+                cuda_graphs.end_stale_captures()
                 self._changes.make(self._advance)
         except Exception as error:
             try:
@@ -366,7 +366,7 @@ class Profile(WindowRecorder):
         failed = getattr(sys, "last_value", None) is not None  # an uncaught error ends the program
         with exiting():
             with guard.contained(FEATURE):
-                cuda_graphs.settle()
+                cuda_graphs.end_stale_captures()
             self._changes.make(functools.partial(self._end, self.step_num > self._first and not failed))
 
     def __enter__(self) -> Profile:
@@ -404,7 +404,7 @@ class Profile(WindowRecorder):
                 and not (self._calling_on_trace_ready or self._preemptible)
                 and self._process == os.getpid()
             ):
-                program_steps.ended()
+                program_steps.end_step()
         finally:
             self._follow_schedule()
             self.report_steps()
