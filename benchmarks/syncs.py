@@ -168,7 +168,10 @@ def scores() -> None:
 @contextmanager
 def between_samples() -> Iterator[Any]:
     """Provide a detector as it is on steps that are not checked, without anything that needs a GPU."""
-    pretended = mock.patch.object(coverage, "missing", lambda: None), mock.patch.multiple(monitor, **NO_GPU)
+    pretended = (
+        mock.patch.object(coverage, "reason_unavailable", lambda: None),
+        mock.patch.multiple(monitor, **NO_GPU),
+    )
     with pretended[0], pretended[1], instrument.detect_syncs(every=10**9) as syncs:
         for _ in range(4):
             syncs.step()

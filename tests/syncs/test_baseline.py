@@ -104,7 +104,9 @@ def test_allowed_findings_are_not_written(tmp_path: Path) -> None:
     one = report(item, finding("bool", 4, path, allowed="why"), finding(NOT_COVERED, 5, path))
     two = report(finding("item", 3, path, (0, 0, 1)), steps=2)
     for several in ([one, two], [two, one]):
-        assert {item.fingerprint: 2} == {name: entry.most for name, entry in Baseline.of(several).entries.items()}
+        assert {item.fingerprint: 2} == {
+            name: entry.max_in_step for name, entry in Baseline.of(several).entries.items()
+        }
 
 
 def test_new_synchronizations_are_not_allowed(tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def test_new_synchronizations_are_not_allowed(tmp_path: Path) -> None:
     more = report(finding("item", 3, path, (0, 0, 1)), steps=2)
     ((where, now, most),) = baseline.allow(more, "the baseline")
     assert ("train.py in step, item: total = loss.item()", 2, 1) == (where, now, most)
-    assert 2 == more.most(*more.syncs)
+    assert 2 == more.max_in_step(*more.syncs)
     new = report(finding("item", 3, path), finding("bool", 4, path))
     baseline.allow(new, "the baseline")
     assert ["bool"] == [found.op for found in new.syncs]
@@ -129,7 +131,7 @@ def test_equal_lines_share_a_fingerprint(tmp_path: Path) -> None:
     """Equal lines of one function share a fingerprint and are counted together."""
     path = script(tmp_path, code="def step(a):\n    a.item()\n    a.item()\n    a.item()\n")
     baseline = Baseline.of([report(finding("item", 2, path), finding("item", 3, path))])
-    assert [2] == [entry.most for entry in baseline.entries.values()]
+    assert [2] == [entry.max_in_step for entry in baseline.entries.values()]
     moved = report(finding("item", 3, path), finding("item", 4, path))
     baseline.allow(moved, "x")
     assert [] == moved.syncs

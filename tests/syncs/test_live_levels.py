@@ -285,10 +285,10 @@ def test_budget_of_a_region(path: list[str], named: list[str]) -> None:
     matches = any(path[start : start + len(named)] == named for start in range(len(path)))
     budget = Budget({"/".join(named): 1})
     event = SyncEvent("item", "", region=tuple(path))
-    assert (matches, None) == budget.spend(event)
-    assert matches is (budget.spend(event)[1] is not None)
+    assert (matches, None) == budget.count_sync(event)
+    assert matches is (budget.count_sync(event)[1] is not None)
     budget.next_step()
-    assert (matches, None) == budget.spend(event)
+    assert (matches, None) == budget.count_sync(event)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_internal_errors_are_contained(gpu: Gpu, lenient: None, monkeypatch: pyt
 @pytest.fixture
 def compiling(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enable detection while torch's compiler sees no GPU."""
-    monkeypatch.setattr(coverage, "missing", lambda: None)
+    monkeypatch.setattr(coverage, "reason_unavailable", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     torch._dynamo.reset()
 

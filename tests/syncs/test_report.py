@@ -252,9 +252,9 @@ def test_per_step() -> None:
     found = finding(steps=(0, 0, 3, None))
     assert 3 / 4 == report(found, steps=4).per_step(found)
     assert 4 == report(found, steps=0).per_step(found)
-    assert 2 == report(found, steps=4).most(found)
-    assert 4 == report(found, steps=0).most(found)
-    assert 3 == report(steps=4).most(found, finding(steps=(0,)))
+    assert 2 == report(found, steps=4).max_in_step(found)
+    assert 4 == report(found, steps=0).max_in_step(found)
+    assert 3 == report(steps=4).max_in_step(found, finding(steps=(0,)))
 
 
 def test_assert_max() -> None:

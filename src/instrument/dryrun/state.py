@@ -134,10 +134,10 @@ class RunState:
         frame = sys._getframe(1)
         if _is_profiler_stop(frame):
             return
-        event = self.recorder.note(name_of_operator(op), cause, frame, direction=direction, bytes=size)
+        event = self.recorder.make_event(name_of_operator(op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
         if self.budget is not None and event.allowed is None:
-            self.budget.spend(event)
+            self.budget.count_sync(event)
 
     def note_cpu_selection(self) -> None:
         """Record the first user line that selects the CPU by a variable, which may hold an earlier choice."""
@@ -154,7 +154,7 @@ class RunState:
 
     def record_not_covered(self, why: str, *, fails: bool = False) -> None:
         """Record a call that a dry run cannot carry out; with ``fails``, it fails on a GPU as well."""
-        event = self.recorder.note(NOT_COVERED, why, sys._getframe(1))
+        event = self.recorder.make_event(NOT_COVERED, why, sys._getframe(1))
         event.forbidden = fails
         self.recorder.add(event)
 

@@ -49,11 +49,11 @@ def audit(recorded: Trace, live: SyncReport | None = None) -> tuple[SyncReport, 
     thread = np.array([wait.thread for wait in waits], np.int64)
     program = TraceContext(recorded, thread, np.array([wait.start_ns for wait in waits], np.int64))
     contexts = [program.context(row) for row in range(len(waits))]
-    own = _of_profiler(recorded, waits, contexts)
+    own = _rows_of_profiler(recorded, waits, contexts)
     # A function says less than a line: its copies in each direction, and its regions, are separate findings.
     recorders: dict[object, Recorder] = defaultdict(Recorder)
     unattributed = 0
-    for rows in _together(waits, contexts, program, own):
+    for rows in _rows_of_events(waits, contexts, program, own):
         event = _event(recorded, program, [waits[row] for row in rows], contexts[rows[0]])
         somewhere = event.site is not None or event.via is not None
         recorders[event.direction, () if somewhere else event.region].add(event)
@@ -98,17 +98,17 @@ def unexplained(audit: SyncReport, live: SyncReport) -> list[SyncFinding]:
         {step for found in report.findings for step in found.steps if step is not None} for report in (audit, live)
     ]
     by_step = bool(steps[0] & steps[1])
-    left: Counter[tuple[str, int | None]] = Counter()
+    unexplained_counts: Counter[tuple[str, int | None]] = Counter()
     for found in live.findings:
         for step, count in found.steps.items() if found.covered else ():
-            left[name_in_trace(found.op), step if by_step else None] += count
+            unexplained_counts[name_in_trace(found.op), step if by_step else None] += count
     result = []
     for found in audit.findings:
         remaining: Counter[int | None] = Counter()
         for step, count in found.steps.items():
             key = name_in_trace(found.op), step if by_step else None
-            explained = min(count, left[key])
-            left[key] -= explained
+            explained = min(count, unexplained_counts[key])
+            unexplained_counts[key] -= explained
             if count > explained:
                 remaining[step] = count - explained
         if total := remaining.total():
@@ -119,7 +119,7 @@ def unexplained(audit: SyncReport, live: SyncReport) -> list[SyncFinding]:
     return result
 
 
-def _of_profiler(trace: Trace, waits: list[Synchronization], contexts: list[CallContext]) -> set[int]:
+def _rows_of_profiler(trace: Trace, waits: list[Synchronization], contexts: list[CallContext]) -> set[int]:
     """Return the rows of the profiler's own synchronizations: by stack, or because nothing is open around them.
 
     torch.profiler ends with a synchronization. All those after the last step are the profiler's too; without steps
@@ -148,7 +148,7 @@ def _of_profiler(trace: Trace, waits: list[Synchronization], contexts: list[Call
     return by_stack | before | set(after)
 
 
-def _together(
+def _rows_of_events(
     waits: list[Synchronization], contexts: list[CallContext], program: TraceContext, without: set[int]
 ) -> Iterable[list[int]]:
     """Yield the rows of each event: those of one operator, or of one copy outside operators."""
@@ -181,51 +181,51 @@ def _event(trace: Trace, program: TraceContext, waits: list[Synchronization], co
     sizes = [size for size in trace.gpu.bytes[copies].tolist() if size >= 0] if copies else []
     kinds = {wait.kind for wait in waits}
     op = context.op or ("copy_" if copies or COPY in kinds else "synchronize" if EXPLICIT in kinds else "free")
-    towards = next((way for name in names if (way := direction(name))), direction_of(op))
+    copy_direction = next((way for name in names if (way := direction(name))), direction_of(op))
     longest = sorted(waits, key=lambda wait: -wait.blocked_ns)
     cause = ", ".join(dict.fromkeys(wait.call for wait in longest))
     cause += f": {names[0]}" if names else " while the GPU worked" if kinds == {FREE} else ""
     idle = [wait.idle_ns for wait in waits if wait.idle_ns is not None]
     return SyncEvent(
-        op, cause, context.site, context.via, towards, sum(sizes) if sizes else None,
+        op, cause, context.site, context.via, copy_direction, sum(sizes) if sizes else None,
         sum(wait.blocked_ns for wait in waits), sum(idle) if idle else None, context.region, context.step,
         program.thread(waits[0].thread), context.backward, allowed_at(context.site),
     )  # fmt: skip
 
 
 def _coverage(trace: Trace, count: int, own: int, unattributed: int) -> list[str]:
-    said = []
+    sentences = []
     if not trace.runtime:
-        said.append(
+        sentences.append(
             "The trace has no calls of the CUDA or HIP runtime, which show synchronizations: record with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or nsys profile --trace=cuda,nvtx."
         )
     if not trace.gpu:
-        said.append("The trace has no work on a GPU: copies and idle times are unknown.")
+        sentences.append("The trace has no work on a GPU: copies and idle times are unknown.")
     if not trace.frames:
-        said.append(
+        sentences.append(
             "No Python stacks were recorded: no synchronization has a line. torch.profiler records them with "
             "with_stack=True."
         )
     else:
-        said.append(
+        sentences.append(
             "Python stacks in a trace show the function that synchronized; its line is known if the source is on "
             "this machine and has only one such call."
         )
     if not trace.operators and count:
-        said.append("No operators were recorded: most synchronizations are named after runtime calls.")
+        sentences.append("No operators were recorded: most synchronizations are named after runtime calls.")
     if not trace.steps:
-        said.append("No steps are marked in the trace: numbers per step are for the whole trace.")
+        sentences.append("No steps are marked in the trace: numbers per step are for the whole trace.")
     if trace.lost:
-        said.append(f"Not all of the file could be read: {'; '.join(trace.lost.reasons)}.")
+        sentences.append(f"Not all of the file could be read: {'; '.join(trace.lost.reasons)}.")
     if own:
-        said.append(f"Left out: {own} synchronization{'s' * (own > 1)} of the profiler itself.")
+        sentences.append(f"Left out: {own} synchronization{'s' * (own > 1)} of the profiler itself.")
     if unattributed:
-        said.append(
+        sentences.append(
             f"Unattributed: {unattributed} of {count} synchronizations are outside operators, regions and "
             "Python functions."
         )
-    return said
+    return sentences
 
 
 def _comparison(missed: list[SyncFinding]) -> str:

@@ -28,13 +28,13 @@ class BaselineEntry:
 
     Attributes:
         fingerprint: fingerprint of the finding.
-        most: maximum number in a step; None for any number.
+        max_in_step: maximum number in a step; None for any number.
         reason: why it is allowed; may be empty in a baseline.
         where: the call site, for people; it is not compared.
     """
 
     fingerprint: str
-    most: int | None
+    max_in_step: int | None
     reason: str = ""
     where: str = ""
 
@@ -83,13 +83,13 @@ class Baseline:
         return known
 
     @classmethod
-    def of(cls, several: Iterable[ReportData], before: Baseline | None = None) -> Baseline:
-        """Return the synchronizations of ``several`` runs that are not allowed, with the reasons in ``before``."""
-        known, reasons = cls(), before.entries if before is not None else {}
-        for one in several:
+    def of(cls, reports: Iterable[ReportData], earlier: Baseline | None = None) -> Baseline:
+        """Return the synchronizations of ``reports`` that are not allowed, with the reasons in ``earlier``."""
+        known, reasons = cls(), earlier.entries if earlier is not None else {}
+        for one in reports:
             for fingerprint, found in _groups(one):
                 old = known.entries.get(fingerprint)
-                most = max(one.most(*found), (old.most or 0) if old else 0)
+                most = max(one.max_in_step(*found), (old.max_in_step or 0) if old else 0)
                 reason = reasons[fingerprint].reason if fingerprint in reasons else ""
                 known.entries[fingerprint] = BaselineEntry(fingerprint, most, reason, _where(found[0]))
         return known
@@ -98,7 +98,8 @@ class Baseline:
         """Write the file, its lines ordered by call site."""
         entries = sorted(self.entries.values(), key=lambda entry: (entry.where, entry.fingerprint))
         lines = [
-            f"{entry.fingerprint} {'*' if entry.most is None else entry.most} {entry.reason}".rstrip()
+            f"{entry.fingerprint} {'*' if entry.max_in_step is None else entry.max_in_step} "
+            f"{entry.reason}".rstrip()
             + (f"  # {entry.where}" if entry.where else "")
             for entry in entries
         ]
@@ -121,11 +122,11 @@ class Baseline:
         more: list[tuple[str, int, int]] = []
         for fingerprint, group in _groups(results):
             found = [one for one in group if not one.forbidden]
-            entry, now = self.entries.get(fingerprint), results.most(*found)
+            entry, now = self.entries.get(fingerprint), results.max_in_step(*found)
             if entry is None or not found:
                 continue
-            if entry.most is not None and now > entry.most:
-                more.append((_where(found[0]), now, entry.most))
+            if entry.max_in_step is not None and now > entry.max_in_step:
+                more.append((_where(found[0]), now, entry.max_in_step))
                 continue
             reasons |= dict.fromkeys(map(id, found), entry.reason or f"known, in {name}")
             results.listed.add(fingerprint)
@@ -135,9 +136,9 @@ class Baseline:
         results.sort()
         return more
 
-    def stale(self, several: Sequence[ReportData]) -> list[BaselineEntry]:
-        """Return the entries that occur in none of the ``several`` runs."""
-        seen = {found.fingerprint for one in several for found in one.findings if found.covered}
+    def stale(self, reports: Sequence[ReportData]) -> list[BaselineEntry]:
+        """Return the entries that occur in none of the ``reports``."""
+        seen = {found.fingerprint for one in reports for found in one.findings if found.covered}
         return [entry for entry in self.entries.values() if entry.fingerprint not in seen]
 
 

@@ -10,7 +10,7 @@ from ..findings import Site
 from .events import SyncEvent
 from .report_data import times
 
-EVERYWHERE = ""
+WHOLE_STEP = ""
 
 
 class Budget:
@@ -25,48 +25,48 @@ class Budget:
     """
 
     def __init__(self, limits: int | Mapping[str, int]) -> None:
-        self._limits = _checked(limits)
-        self._spent: Counter[str] = Counter()
-        self._over: dict[str, list[int]] = {}  # number in each step that exceeded a limit
-        self._first: dict[str, Site | None] = {}  # line of the first synchronization beyond the limit
+        self._limits = _check_limits(limits)
+        self._counts: Counter[str] = Counter()
+        self._exceeded_counts: dict[str, list[int]] = {}  # number in each step that exceeded a limit
+        self._first_excess: dict[str, Site | None] = {}  # line of the first synchronization beyond the limit
 
     def next_step(self) -> None:
         """Begin a step, with all counts at zero."""
-        for name in self._exceeding():
-            self._over.setdefault(name, []).append(self._spent[name])
-        self._spent.clear()
+        for name in self._exceeded_names():
+            self._exceeded_counts.setdefault(name, []).append(self._counts[name])
+        self._counts.clear()
 
     def clear(self) -> None:
         """Drop all steps."""
-        self._spent.clear()
-        self._over.clear()
-        self._first.clear()
+        self._counts.clear()
+        self._exceeded_counts.clear()
+        self._first_excess.clear()
 
     def exceeded(self, steps: int) -> list[str]:
         """Return a sentence on each exceeded limit, the one that most of ``steps`` steps exceeded first."""
-        over = {name: list(spent) for name, spent in self._over.items()}
-        for name in self._exceeding():
-            over.setdefault(name, []).append(self._spent[name])
+        over = {name: list(spent) for name, spent in self._exceeded_counts.items()}
+        for name in self._exceeded_names():
+            over.setdefault(name, []).append(self._counts[name])
         return [
             self._sentence(name, spent, steps)
             for name, spent in sorted(over.items(), key=lambda one: -len(one[1]))
         ]
 
-    def _exceeding(self) -> list[str]:
-        return [name for name, spent in self._spent.items() if spent > self._limits[name]]
+    def _exceeded_names(self) -> list[str]:
+        return [name for name, spent in self._counts.items() if spent > self._limits[name]]
 
     def _sentence(self, name: str, spent: list[int], steps: int) -> str:
         often = (
             "" if steps < 2 else f" in {len(spent)} of {steps} steps" if len(spent) < steps else " in every step"
         )
         upto = "up to " if len({*spent}) > 1 else ""
-        where = f" (the first one too many: {site})" if (site := self._first.get(name)) else ""
+        where = f" (the first one too many: {site})" if (site := self._first_excess.get(name)) else ""
         return (
-            f"{_named(name)} synchronizes {upto}{times(max(spent))}{often}; "
+            f"{_quote_region(name)} synchronizes {upto}{times(max(spent))}{often}; "
             f"its budget is {self._limits[name]}{where}"
         )
 
-    def spend(self, event: SyncEvent) -> tuple[bool, str | None]:
+    def count_sync(self, event: SyncEvent) -> tuple[bool, str | None]:
         """Count one synchronization.
 
         Returns:
@@ -74,23 +74,24 @@ class Budget:
         """
         path = "/".join(("", *event.region, ""))
         exceeded = None
-        names = [name for name in self._limits if name == EVERYWHERE or f"/{name}/" in path]
+        names = [name for name in self._limits if name == WHOLE_STEP or f"/{name}/" in path]
         for name in names:
-            self._spent[name] += 1
-            if self._spent[name] > self._limits[name]:
-                self._first.setdefault(name, event.site or event.via)
+            self._counts[name] += 1
+            if self._counts[name] > self._limits[name]:
+                self._first_excess.setdefault(name, event.site or event.via)
                 exceeded = (
-                    f"{_named(name)} synchronizes {times(self._spent[name])}; its budget is {self._limits[name]}"
+                    f"{_quote_region(name)} synchronizes {times(self._counts[name])}; "
+                    f"its budget is {self._limits[name]}"
                 )
         return bool(names), exceeded
 
 
-def _named(name: str) -> str:
+def _quote_region(name: str) -> str:
     return f'region "{name}"' if name else "a step"
 
 
-def _checked(limits: Any) -> dict[str, int]:
-    named = {EVERYWHERE: limits} if not isinstance(limits, Mapping) else limits
+def _check_limits(limits: Any) -> dict[str, int]:
+    named = {WHOLE_STEP: limits} if not isinstance(limits, Mapping) else limits
     for name, limit in named.items():
         if not isinstance(name, str):
             raise TypeError(f'"budget" must name regions by strings: {name!r}')

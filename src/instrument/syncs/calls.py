@@ -91,11 +91,11 @@ def begin_call(
         direction = operations.direction_of(op)
     events = []
     for listener in listeners:
-        note = listener.recorder.note
+        make_event = listener.recorder.make_event
         more: dict[str, Any] = {"direction": direction, "bytes": size}
         arguments = (op, cause or CAUSES[target], frame)
         context = context_of(caller)
-        event = note(*arguments, **more) if context is None else context.run(note, *arguments, **more)
+        event = make_event(*arguments, **more) if context is None else context.run(make_event, *arguments, **more)
         if caller is not None:
             event.region = event.region or caller.regions.get(id(listener), ())
             event.via = place.via if place.site is None and place.via is not None else event.via

@@ -33,7 +33,7 @@ def _reasons(source: str) -> dict[int, str]:
     if "allow-sync" not in source:
         return {}
     reasons, alone = _comments(source)
-    spans = sorted(_spans(source))  # inner statements come later
+    spans = sorted(_statement_spans(source))  # inner statements come later
     statement = {line: span for span in spans for line in range(span[0], span[1] + 1)}
     found = {}
     for number in range(1, source.count("\n") + 2):
@@ -61,7 +61,7 @@ def _comments(source: str) -> tuple[dict[int, str], set[int]]:
     return reasons, alone
 
 
-def _spans(source: str) -> list[tuple[int, int]]:
+def _statement_spans(source: str) -> list[tuple[int, int]]:
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError):

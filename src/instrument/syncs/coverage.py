@@ -5,8 +5,8 @@ from __future__ import annotations
 from .. import gpu
 from ..config import settings
 
-OFF = "INSTRUMENT=0 turns everything off: synchronizations are not detected"
-DRY = "a dry run is in progress, and lists the synchronizations itself"
+SWITCHED_OFF = "INSTRUMENT=0 turns everything off: synchronizations are not detected"
+IN_DRY_RUN = "a dry run is in progress, and lists the synchronizations itself"
 NO_GPU = (
     "torch can use no GPU, so synchronizations are not detected: "
     "instrument.dry_run and `instrument syncs` find them without one"
@@ -40,21 +40,21 @@ def set_dry_run_active(active: bool) -> None:
     dry_run_active = active
 
 
-def missing() -> str | None:
+def reason_unavailable() -> str | None:
     """Return why nothing can be found in this process; None if it can, or may once CUDA is initialized.
 
     A torch that is built for GPUs is not queried for one, as that initializes the driver.
     """
     if not settings.enabled:
-        return OFF
+        return SWITCHED_OFF
     if dry_run_active:
-        return DRY
+        return IN_DRY_RUN
     import torch
 
     return None if gpu.built_for_cuda() or torch.cuda.is_available() else NO_GPU
 
 
-def unused() -> str | None:
+def reason_unused() -> str | None:
     """Return why nothing can have been found if the program did not initialize CUDA; else None."""
     return UNUSED if gpu.built_for_cuda() and gpu.initialized("cuda") is None else None
 

@@ -14,11 +14,11 @@ from . import coverage
 from .budget import Budget
 from .events import SyncEvent
 from .monitor import monitor
-from .recorder import Recorder, Steps, SyncListener, describe
+from .recorder import CountByStep, Recorder, SyncListener, describe
 from .report import SyncReport
 
-FIRST = 3  # steps that are always checked
-_SHOWN = 20  # findings in the log
+ALWAYS_CHECKED_STEPS = 3  # steps that are always checked
+_MAX_LOGGED = 20  # findings in the log
 
 
 class SyncDetector(SyncListener):
@@ -35,7 +35,7 @@ class SyncDetector(SyncListener):
         self._explanation: str | None = None  # what counts as a step
         self._starts = 0
         self._running = False
-        self._armed = False
+        self._attached = False
         self._unavailable: str | None = "not started"  # why nothing is checked
         self._traced = self._error_mode = False
         self._warned: set[tuple[Site | None, str]] = set()
@@ -49,7 +49,7 @@ class SyncDetector(SyncListener):
     def report(self) -> SyncReport:
         """The report so far."""
         recorder = self.recorder
-        reason = self._unavailable or self._unused()
+        reason = self._unavailable or self._reason_nothing_was_checked()
         covered = coverage.sentences(
             reason, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
         )
@@ -70,7 +70,7 @@ class SyncDetector(SyncListener):
         self.recorder = Recorder(self._path.names)
         self._warned.clear()
         self.clear_pending()
-        self._unavailable = coverage.missing()
+        self._unavailable = coverage.reason_unavailable()
         if self._unavailable is not None:
             if self._unavailable == coverage.NO_GPU:
                 log.warning(self._unavailable)
@@ -82,9 +82,9 @@ class SyncDetector(SyncListener):
         with guard.contained("counting the steps"):
             from ..stepping.follower import StepFollower  # which imports torch
 
-            self._follower = StepFollower(self._follower_stepped, self._restarted)
+            self._follower = StepFollower(self._on_follower_step, self._restart_steps)
             self._follower.follow()
-        self._arm()
+        self._attach()
 
     def stop(self) -> None:
         """End; at level "log", log the findings.
@@ -92,7 +92,7 @@ class SyncDetector(SyncListener):
         Raises:
             SyncError: at level "error", for a synchronization that could not be raised where it happened.
         """
-        if self._last() and self._running:
+        if self._is_outermost_stop() and self._running:
             self._end()
             self.raise_pending()
 
@@ -103,7 +103,7 @@ class SyncDetector(SyncListener):
         if not self._step_called:
             self._step_called = True
             self._stop_following()
-            self._restarted()
+            self._restart_steps()
         self._next_step(counts=True)
 
     def __enter__(self) -> SyncDetector:
@@ -113,14 +113,14 @@ class SyncDetector(SyncListener):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.stop()
-        elif self._last() and self._running:  # nothing may hide the program's error
+        elif self._is_outermost_stop() and self._running:  # nothing may hide the program's error
             self._end()
 
-    def _unused(self) -> str | None:
+    def _reason_nothing_was_checked(self) -> str | None:
         """Return why nothing was found, if the program did not initialize CUDA meanwhile."""
-        return coverage.unused() if self._running and self.recorder.empty else None
+        return coverage.reason_unused() if self._running and self.recorder.empty else None
 
-    def _last(self) -> bool:
+    def _is_outermost_stop(self) -> bool:
         self._starts = max(self._starts - 1, 0)
         return not self._starts
 
@@ -128,7 +128,7 @@ class SyncDetector(SyncListener):
         """Queue a warning or an error for ``event`` by the level, or if it exceeds a budget."""
         if event.allowed is not None:
             return
-        limited, exceeded = self._budget.spend(event) if self._budget is not None else (False, None)
+        limited, exceeded = self._budget.count_sync(event) if self._budget is not None else (False, None)
         if (limited and exceeded is None) or (exceeded is None and self._level == "log"):
             return
         text = describe(event) + (f"; {exceeded}" if exceeded else "")
@@ -144,16 +144,16 @@ class SyncDetector(SyncListener):
         else:
             log.warning(text)
 
-    def _arm(self) -> None:
+    def _attach(self) -> None:
         with guard.contained("detecting synchronizations"):
             active.add(self._path)
-            self._armed = True
+            self._attached = True
             monitor.add(self)
             self._traced, self._error_mode = monitor.traced, monitor.error_mode
 
-    def _disarm(self) -> None:
-        if self._armed:
-            self._armed = False
+    def _detach(self) -> None:
+        if self._attached:
+            self._attached = False
             monitor.remove(self)
             active.remove(self._path)
 
@@ -164,23 +164,23 @@ class SyncDetector(SyncListener):
             self._follower = None
 
     def _end(self) -> None:
-        self._unavailable = self._unused()
+        self._unavailable = self._reason_nothing_was_checked()
         if self._unavailable is not None:
             log.warning(self._unavailable)
         self._running = False
         self._stop_following()
-        self._disarm()
+        self._detach()
         if self.recorder.steps:
             self._relabel(None, self.recorder.step)  # events after the last step are outside steps
         if self._level == "log":
             self._log()
 
-    def _restarted(self) -> None:
+    def _restart_steps(self) -> None:
         """Make everything so far a part of the first step."""
         self.recorder.step = self.recorder.steps = 0
         self._relabel(0)
 
-    def _follower_stepped(self) -> None:
+    def _on_follower_step(self) -> None:
         """Begin the next step; everything before the end of the first step is outside steps."""
         first = self.recorder.step == 0
         if first:
@@ -189,23 +189,23 @@ class SyncDetector(SyncListener):
         self._next_step(counts=not first)
 
     def _next_step(self, *, counts: bool) -> None:
-        if self._armed:
+        if self._attached:
             monitor.flush()
             self.recorder.steps += counts
         self.recorder.step = number = (self.recorder.step or 0) + 1
         if self._budget is not None:
             self._budget.next_step()
-        wanted = number < FIRST or number % self._every == 0
-        if wanted and not self._armed:
-            self._arm()
+        wanted = number < ALWAYS_CHECKED_STEPS or number % self._every == 0
+        if wanted and not self._attached:
+            self._attach()
         elif not wanted:
-            self._disarm()
+            self._detach()
         self.raise_pending(threading.get_ident())
 
     def _relabel(self, new: int | None, old: int | None = None) -> None:
         """Move the synchronizations of step ``old``, or of all steps, to step ``new``."""
 
-        def assign(steps: Steps) -> Steps:
+        def assign(steps: CountByStep) -> CountByStep:
             for step in [old] if old is not None else list(steps):
                 calls = steps.pop(step, 0)
                 if calls:
@@ -217,11 +217,11 @@ class SyncDetector(SyncListener):
     def _log(self) -> None:
         report = self.report
         syncs = report.syncs
-        for found in syncs[:_SHOWN]:
+        for found in syncs[:_MAX_LOGGED]:
             blocked = f"{found.blocked_ns / 1e6:.3f} ms" if found.blocked_ns is not None else "unknown"
             log.warning(
                 "the CPU waited for the GPU", at=found.site or found.via or found.thread, op=found.op,
                 count=found.count, blocked=blocked, often=str(report.pattern(found)),
             )  # fmt: skip
-        if len(syncs) > _SHOWN:
-            log.warning("the CPU waited for the GPU at more lines than shown", lines=len(syncs) - _SHOWN)
+        if len(syncs) > _MAX_LOGGED:
+            log.warning("the CPU waited for the GPU at more lines than shown", lines=len(syncs) - _MAX_LOGGED)

@@ -12,8 +12,8 @@ from typing import Any
 from ..sigaction import is_default
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
-_REPEAT_S = 1.0  # seconds between checks, after the time limit, that the program is ending
-_LONGEST = 500  # characters of an error's message
+_RETRY_INTERVAL_S = 1.0  # seconds between checks, after the time limit, that the program is ending
+_MAX_MESSAGE_LENGTH = 500  # characters of an error's message
 
 
 class EarlyStop(SystemExit):
@@ -42,7 +42,7 @@ class ProgramStopper:
 
     def __init__(self, exit_process: Callable[[EarlyStop], None] | None = None) -> None:
         self._exit_process = exit_process
-        self._raised: EarlyStop | None = None
+        self._raised_stop: EarlyStop | None = None
         self._signals: set[int] = set()
 
     def stop(self, reason: str) -> None:
@@ -51,26 +51,26 @@ class ProgramStopper:
         Raises:
             EarlyStop: always, unless the process ends.
         """
-        if self._raised is not None and not self.unwinding():
-            self._force(self._raised)
-        self._raised = EarlyStop(reason)
-        raise self._raised
+        if self._raised_stop is not None and not self.unwinding():
+            self._force_exit(self._raised_stop)
+        self._raised_stop = EarlyStop(reason)
+        raise self._raised_stop
 
     def unwinding(self) -> bool:
         """Return whether an ``except``, ``finally`` or ``with`` block runs because of the `EarlyStop` raised."""
         error: BaseException | None = sys.exc_info()[1]
-        while error is not None and error is not self._raised:
+        while error is not None and error is not self._raised_stop:
             error = error.__context__
         return error is not None
 
     def on_signal(self, number: int, error: BaseException, stop: EarlyStop) -> None:
         """Raise ``error`` at a signal; at the second signal of its kind, end the process."""
         if number in self._signals:
-            self._force(stop)
+            self._force_exit(stop)
         self._signals.add(number)
         raise error
 
-    def _force(self, stop: EarlyStop) -> None:
+    def _force_exit(self, stop: EarlyStop) -> None:
         if self._exit_process is not None:
             reason = f"{stop}; the script did not end, so its process was ended"
             self._exit_process(EarlyStop(reason, int(stop.code or 0)))
@@ -96,15 +96,17 @@ def stop_on_signals(stopper: ProgramStopper, seconds: float | None = None) -> It
     undo = contextlib.ExitStack()
     with undo:
         if is_default(signal.SIGTERM):
-            _handle(undo, signal.SIGTERM, lambda: stopper.on_signal(signal.SIGTERM, terminated, terminated))
+            _install_handler(
+                undo, signal.SIGTERM, lambda: stopper.on_signal(signal.SIGTERM, terminated, terminated)
+            )
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            _handle(
+            _install_handler(
                 undo, signal.SIGINT, lambda: stopper.on_signal(signal.SIGINT, KeyboardInterrupt(), ctrl_c_stop())
             )
         if seconds is not None:
             reason = f"stopped after {seconds:g} s, the time limit"
-            _handle(undo, signal.SIGALRM, lambda: None if stopper.unwinding() else stopper.stop(reason))
-            before = signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_S)
+            _install_handler(undo, signal.SIGALRM, lambda: None if stopper.unwinding() else stopper.stop(reason))
+            before = signal.setitimer(signal.ITIMER_REAL, seconds, _RETRY_INTERVAL_S)
             undo.callback(signal.setitimer, signal.ITIMER_REAL, *before)
         yield
 
@@ -122,11 +124,11 @@ def describe_error(error: BaseException) -> str:
         message = " ".join(str(error).split())
     except Exception:  # __str__ is the program's own code
         message = "(no message)"
-    cut = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
+    cut = message if len(message) <= _MAX_MESSAGE_LENGTH else f"{message[:_MAX_MESSAGE_LENGTH]}..."
     return f"{type(error).__name__}: {cut}".strip(": ")
 
 
-def _handle(undo: contextlib.ExitStack, number: signal.Signals, act: Callable[[], None]) -> None:
+def _install_handler(undo: contextlib.ExitStack, number: signal.Signals, act: Callable[[], None]) -> None:
     def handler(*_: Any) -> None:
         act()
 

@@ -109,22 +109,22 @@ def fix_of(found: SyncFinding) -> Fix:
     via = f"/{found.via.file}".replace("\\", "/") if found.via else ""
     for path, function, fix in _BY_LIBRARY_LINE:
         if f"/{path}" in via and found.via and function in found.via.function:
-            return fix if isinstance(fix, Fix) else _of_operation(fix)
+            return fix if isinstance(fix, Fix) else _fix_of_operation(fix)
     if "/site-packages/" in via and "/site-packages/torch/" not in via and found.op not in ("to", "cuda"):
         return LIBRARY
     row = operation(found.op)
-    by_cause = _by_cause(row.name if row else found.op, found)
+    by_cause = _fix_by_cause(row.name if row else found.op, found)
     if by_cause is not None:
         return by_cause
     return _BY_DIRECTION[found.direction] if row is None or row.fix is OTHER else row.fix
 
 
-def _of_operation(name: str) -> Fix:
+def _fix_of_operation(name: str) -> Fix:
     row = operation(name)
     return OTHER if row is None else row.fix
 
 
-def _by_cause(op: str, found: SyncFinding) -> Fix | None:
+def _fix_by_cause(op: str, found: SyncFinding) -> Fix | None:
     """Return the fix by cause, if the operation alone does not determine it."""
     cause, up = found.cause.lower().replace("-", "_"), found.direction == "H2D"
     code = found.site.code if found.site else ""

@@ -14,7 +14,7 @@ Callback = Callable[[Target, FrameType | None], None]
 
 
 class GpuTrace:
-    """Calls ``begins(target, frame)`` before each synchronization, on its thread, from `install` to `remove`.
+    """Calls ``on_begin(target, frame)`` before each synchronization, on its thread, from `install` to `remove`.
 
     ``target`` is what the CPU waits for, ``frame`` the innermost Python frame or None. Other callbacks, such as
     those of torch's CUDA sanitizer, stay installed.
@@ -23,8 +23,8 @@ class GpuTrace:
     GPU memory and each synchronization costs a call of a function that does nothing, 1 us.
     """
 
-    def __init__(self, begins: Callback) -> None:
-        self._begins = begins
+    def __init__(self, on_begin: Callback) -> None:
+        self._on_begin = on_begin
         self._added: list[tuple[list[Any], Callable[..., None]]] = []
 
     @property
@@ -53,6 +53,6 @@ class GpuTrace:
 
     def _callback(self, target: Target) -> Callable[..., None]:
         def callback(*_: object) -> None:
-            self._begins(target, sys._getframe(1).f_back)  # past torch's function that calls the callbacks
+            self._on_begin(target, sys._getframe(1).f_back)  # past torch's function that calls the callbacks
 
         return callback

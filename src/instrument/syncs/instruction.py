@@ -37,12 +37,12 @@ _OPERATORS = {
     "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift", "[]": "getitem",
     "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
 }  # fmt: skip
-_SPELT = {
+_SPELLING = {
     "subtract": "sub", "multiply": "mul", "true_divide": "truediv", "floor_divide": "floordiv", "modulo": "mod",
     "power": "pow", "matrix_multiply": "matmul",
 }  # fmt: skip
 _POSITIONS = sys.version_info >= (3, 11)
-_MOST = 80  # characters of a text
+_MAX_TEXT = 80  # characters of a text
 
 
 def describe(frame: FrameType) -> Expression:
@@ -66,9 +66,9 @@ def _describe(code: CodeType, last: int, line: int) -> Expression:
     if name.startswith(("CALL", "PRECALL")) and not name.startswith("CALL_INTRINSIC"):
         known, called = _callee(instructions, now) if _POSITIONS else (False, None)
         called = called if known else callee_in(text)
-        return Expression(_plain(called), text)
+        return Expression(_name_of(called), text)
     if name.startswith(("LOAD_ATTR", "LOAD_METHOD")):
-        return Expression(_plain(now.argval), text)
+        return Expression(_name_of(now.argval), text)
     if name.startswith(("BINARY_OP", "COMPARE_OP")):
         return Expression(_operator(now.argrepr, text), text)
     for beginnings, op in _INSTRUCTIONS:
@@ -76,7 +76,7 @@ def _describe(code: CodeType, last: int, line: int) -> Expression:
             return Expression(op, text)
     if name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10 has one instruction for each operator
         operator = name.split("_", 1)[1].lower()
-        return Expression(_SPELT.get(operator, operator), text)
+        return Expression(_SPELLING.get(operator, operator), text)
     return Expression(None, text)
 
 
@@ -87,7 +87,7 @@ def _operator(shown: str, text: str) -> str | None:
     return _OPERATORS.get(sign) or _OPERATORS.get(sign.removesuffix("="))
 
 
-def _plain(name: object) -> str | None:
+def _name_of(name: object) -> str | None:
     if isinstance(name, tuple):
         name = name[0]
     if not isinstance(name, str):
@@ -137,4 +137,4 @@ def _segment(filename: str, instruction: dis.Instruction) -> str:
     lines[-1] = lines[-1][: at.end_col_offset]
     lines[0] = lines[0][at.col_offset :]
     text = " ".join(b"".join(lines).decode(errors="replace").split())
-    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."

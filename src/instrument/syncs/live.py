@@ -83,7 +83,7 @@ class NoSyncs:
 
     def __enter__(self) -> None:
         if not regions.tracing():
-            block = _forbidding()
+            block = _forbidden_block()
             block.__enter__()
             self._blocks.append(block)
 
@@ -102,16 +102,16 @@ class NoSyncs:
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
             if regions.tracing():
                 return function(*args, **kwargs)
-            with _forbidding():
+            with _forbidden_block():
                 return function(*args, **kwargs)
 
         return wrapper
 
 
 @contextlib.contextmanager
-def _forbidding() -> Iterator[None]:
+def _forbidden_block() -> Iterator[None]:
     with policy.forbid_syncs():
-        if coverage.missing() is not None:
+        if coverage.reason_unavailable() is not None:
             yield
             return
         listener = _NoSyncsListener()

@@ -44,10 +44,10 @@ class SyncMonitor:
         self._calls: dict[int, SyncCall] = {}  # open ones, by thread; each thread touches its own
         self._scopes: dict[int, list[Scope]] = {}
         self._callers: list[Caller] = []
-        self._trace = GpuTrace(self.begins)
-        self._warning = SyncWarning(self.ended)
+        self._trace = GpuTrace(self.on_begin)
+        self._warning = SyncWarning(self.on_return)
         self._installed = contextlib.ExitStack()
-        self._skipped = False  # whether torch.compile skips the package
+        self._package_skipped = False  # whether torch.compile skips the package
 
     @property
     def traced(self) -> bool:
@@ -83,9 +83,9 @@ class SyncMonitor:
                 self._uninstall()
 
     def _install(self) -> None:
-        if not self._skipped:
+        if not self._package_skipped:
             compiled_code.skip_package()
-            self._skipped = True
+            self._package_skipped = True
         with contextlib.ExitStack() as stack:  # if one part fails, all are removed
             stack.callback(self._trace.remove)
             self._trace.install()
@@ -103,10 +103,10 @@ class SyncMonitor:
 
     # Called by torch. Only `raise_pending` may raise into the program.
 
-    def begins(self, target: Target, frame: FrameType | None) -> None:
+    def on_begin(self, target: Target, frame: FrameType | None) -> None:
         """Note that a synchronization begins on this thread."""
         thread = threading.get_ident()
-        scope = self._scope(thread)
+        scope = self._current_scope(thread)
         if not self._listeners or (scope is not None and scope.synchronizes) or is_profiler_frame(frame):
             return
         with guard.contained(FEATURE):
@@ -126,10 +126,10 @@ class SyncMonitor:
             elif once is None:
                 self._commit(call)
 
-    def ended(self, frame: FrameType | None) -> None:
+    def on_return(self, frame: FrameType | None) -> None:
         """Note the return of the call on this thread, or of a backward pass that synchronized on another."""
         thread = threading.get_ident()
-        scope = self._scope(thread)
+        scope = self._current_scope(thread)
         if (scope is not None and scope.synchronizes) or is_profiler_frame(frame):
             return
         with guard.contained(FEATURE):
@@ -150,7 +150,7 @@ class SyncMonitor:
     @guard.contained(FEATURE)
     def _flush(self, thread: int) -> None:
         call = self._calls.pop(thread, None)
-        scope = self._scope(thread)
+        scope = self._current_scope(thread)
         if call is not None and (scope is None or scope.call is not call):
             self._commit(call)
 
@@ -168,15 +168,17 @@ class SyncMonitor:
     # Called by the wrappers.
 
     @contextlib.contextmanager
-    def synchronizing(self, op: str, cause: str, frame: FrameType, copy: Copy | None = None) -> Iterator[None]:
+    def one_synchronization(
+        self, op: str, cause: str, frame: FrameType, copy: Copy | None = None
+    ) -> Iterator[None]:
         """Run a call that counts as one synchronization; if it is not allowed, raise before it runs."""
         thread = threading.get_ident()
-        scope = self._scope(thread)
+        scope = self._current_scope(thread)
         if not self._listeners or (scope is not None and scope.synchronizes):
             yield
             return
         if is_profiler_frame(frame):
-            with self._within(Scope(synchronizes=True)):
+            with self._enter_scope(Scope(synchronizes=True)):
                 yield
             return
         call = None
@@ -188,7 +190,7 @@ class SyncMonitor:
             self.raise_pending(thread)
             if call is not None:
                 call.since_ns = time.perf_counter_ns()
-            with self._within(Scope(synchronizes=True)):
+            with self._enter_scope(Scope(synchronizes=True)):
                 yield
             if call is not None:
                 call.blocked_ns = time.perf_counter_ns() - call.since_ns
@@ -200,14 +202,14 @@ class SyncMonitor:
     def counted_once(self) -> Iterator[None]:
         """Run a call whose synchronizations count as one."""
         thread = threading.get_ident()
-        outer = self._scope(thread)
+        outer = self._current_scope(thread)
         if not self._listeners or (outer is not None and (outer.synchronizes or outer.counts_once)):
             yield
             return
         self._flush(thread)
         scope = Scope(counts_once=True)
         try:
-            with self._within(scope):
+            with self._enter_scope(scope):
                 yield
         finally:
             self._calls.pop(thread, None)
@@ -216,17 +218,17 @@ class SyncMonitor:
         self.raise_pending(thread)
 
     @contextlib.contextmanager
-    def copying(self, copy: Copy) -> Iterator[None]:
+    def possible_copy(self, copy: Copy) -> Iterator[None]:
         """Run a call that may synchronize for a copy; ``copy`` is called if it does."""
-        outer = self._scope(threading.get_ident())
+        outer = self._current_scope(threading.get_ident())
         if not self._listeners or outer is not None:
             yield
             return
-        with self._within(Scope(copy=copy)):
+        with self._enter_scope(Scope(copy=copy)):
             yield
 
     @contextlib.contextmanager
-    def calling_backward(self, frame: FrameType) -> Iterator[None]:
+    def backward_pass(self, frame: FrameType) -> Iterator[None]:
         """Run a backward pass that ``frame`` calls, whose nodes may synchronize on other threads."""
         caller = None
         with guard.contained(FEATURE):
@@ -241,7 +243,7 @@ class SyncMonitor:
     def _new_caller(self, frame: FrameType) -> Caller:
         """Return the caller of the backward pass that ``frame`` calls."""
         thread = threading.get_ident()
-        outer = self._caller(thread)
+        outer = self._backward_caller(thread)
         context = context_of(outer) or contextvars.copy_context()
         regions = {id(listener): listener.recorder.path() for listener in self._listeners}
         if outer is not None:
@@ -249,7 +251,7 @@ class SyncMonitor:
         return Caller(thread, frame, context, regions)
 
     @contextlib.contextmanager
-    def _within(self, scope: Scope) -> Iterator[None]:
+    def _enter_scope(self, scope: Scope) -> Iterator[None]:
         thread = threading.get_ident()
         scopes = self._scopes.setdefault(thread, [])
         scopes.append(scope)
@@ -260,7 +262,7 @@ class SyncMonitor:
             if not scopes:
                 self._scopes.pop(thread, None)
 
-    def _scope(self, thread: int) -> Scope | None:
+    def _current_scope(self, thread: int) -> Scope | None:
         scopes = self._scopes.get(thread)
         return scopes[-1] if scopes else None
 
@@ -270,9 +272,11 @@ class SyncMonitor:
         self, target: Target, frame: FrameType | None, scope: Scope | None, op: str | None = None, cause: str = ""
     ) -> SyncCall:
         copy = scope.copy if scope is not None else None
-        return begin_call(self._listeners, target, frame, self._caller(threading.get_ident()), copy, op, cause)
+        return begin_call(
+            self._listeners, target, frame, self._backward_caller(threading.get_ident()), copy, op, cause
+        )
 
-    def _caller(self, thread: int) -> Caller | None:
+    def _backward_caller(self, thread: int) -> Caller | None:
         """Return the caller of the backward pass that this thread works for; None outside backward passes."""
         if not self._callers or autograd.autograd_node() is None:
             return None

@@ -49,10 +49,10 @@ class Operation:
 
 
 _HOST = 'host = x.to("cpu", non_blocking=True)\ndone = torch.cuda.Event()\ndone.record()  # read when done.query()'
-_LATER = "Keep the numbers on the GPU and read them only every so many steps."
+_READ_SELDOM = "Keep the numbers on the GPU and read them only every so many steps."
 _COPY = "Copy without blocking, and read the copy once an event shows that it has arrived."
 _COMPARE = "Compare on the GPU, and keep the result there."
-_CHECKED = "The CPU reads whether the operation succeeded. The variant *_ex leaves that on the GPU."
+_ERROR_CHECK = "The CPU reads whether the operation succeeded. The variant *_ex leaves that on the GPU."
 
 MASKED = Fix(
     "Only the GPU knows how many elements are chosen. Compute with the mask itself.",
@@ -76,7 +76,7 @@ _PRINT = Fix(
     "print(loss)",
     "losses.append(loss.detach())",
 )
-_FLOAT = Fix(_LATER, "total += float(loss)", "total += loss.detach()")
+_FLOAT = Fix(_READ_SELDOM, "total += float(loss)", "total += loss.detach()")
 _TENSOR = Fix(
     "Create it once before the loop, or let the GPU fill it: torch.full, torch.zeros, torch.arange.",
     'scale = torch.tensor(0.1, device="cuda")',
@@ -92,9 +92,9 @@ _CLIP = Fix(
     "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
     "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
 )
-_INV = Fix(_CHECKED, "inverse = torch.linalg.inv(a)", "inverse, info = torch.linalg.inv_ex(a)")
+_INV = Fix(_ERROR_CHECK, "inverse = torch.linalg.inv(a)", "inverse, info = torch.linalg.inv_ex(a)")
 _NONZERO = Fix(MASKED.text, "total = x[mask.nonzero()].sum()", MASKED.after)
-_LEAVE_OUT = Fix(
+_REMOVE_CALL = Fix(
     "Leave it out: reading a result waits by itself. To measure time, record events.",
     "torch.cuda.synchronize()",
     "end = torch.cuda.Event(enable_timing=True)\nend.record()",
@@ -103,7 +103,7 @@ _LEAVE_OUT = Fix(
 OPERATIONS = (
     # Values
     Operation(
-        "item", VALUE, Fix(_LATER, "total += loss.item()", "total += loss.detach()"), "D2H",
+        "item", VALUE, Fix(_READ_SELDOM, "total += loss.item()", "total += loss.detach()"), "D2H",
         operators=("_local_scalar_dense",), kernels=("_local_scalar_dense",), typical=True,
     ),
     Operation("float", VALUE, _FLOAT, "D2H", operators=("__float__",), traced_as="item", typical=True),
@@ -272,22 +272,26 @@ OPERATIONS = (
     Operation("inverse", ERROR, _INV),
     Operation(
         "cholesky", ERROR,
-        Fix(_CHECKED, "factor = torch.linalg.cholesky(a)", "factor, info = torch.linalg.cholesky_ex(a)"),
+        Fix(_ERROR_CHECK, "factor = torch.linalg.cholesky(a)", "factor, info = torch.linalg.cholesky_ex(a)"),
         kernels=("cholesky",),
     ),
     Operation("cholesky_inverse", ERROR, OTHER, kernels=("cholesky_inverse",)),
     Operation(
-        "solve", ERROR, Fix(_CHECKED, "y = torch.linalg.solve(a, x)", "y, info = torch.linalg.solve_ex(a, x)")
+        "solve", ERROR, Fix(_ERROR_CHECK, "y = torch.linalg.solve(a, x)", "y, info = torch.linalg.solve_ex(a, x)")
     ),
     Operation(
         "lu_factor", ERROR,
-        Fix(_CHECKED, "lu, pivots = torch.linalg.lu_factor(a)", "lu, pivots, info = torch.linalg.lu_factor_ex(a)"),
+        Fix(
+            _ERROR_CHECK, "lu, pivots = torch.linalg.lu_factor(a)",
+            "lu, pivots, info = torch.linalg.lu_factor_ex(a)",
+        ),
         kernels=("linalg_lu_factor",),
     ),
     Operation(
         "ldl_factor", ERROR,
         Fix(
-            _CHECKED, "ld, pivots = torch.linalg.ldl_factor(a)", "ld, pivots, info = torch.linalg.ldl_factor_ex(a)"
+            _ERROR_CHECK, "ld, pivots = torch.linalg.ldl_factor(a)",
+            "ld, pivots, info = torch.linalg.ldl_factor_ex(a)",
         ),
         kernels=("linalg_ldl_factor",),
     ),
@@ -327,7 +331,7 @@ OPERATIONS = (
     Operation("sparse_coo_tensor", "reads the greatest index back from the GPU", OTHER),
     Operation("make_graphed_callables", "waits for all work of the device before each capture", OTHER),
     # Explicit synchronization
-    Operation("synchronize", DEVICE, _LEAVE_OUT, typical=True),
+    Operation("synchronize", DEVICE, _REMOVE_CALL, typical=True),
     Operation(
         "empty_cache", FREES,
         Fix(

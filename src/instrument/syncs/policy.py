@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_allowed: ContextVar[str | None] = ContextVar("allowed", default=None)
-_forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
+_allow_reason: ContextVar[str | None] = ContextVar("allowed", default=None)
+_syncs_forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
 
 
 def allow_sync(reason: str) -> AllowSync:
@@ -45,10 +45,10 @@ class AllowSync(contextlib.ContextDecorator):
         self._tokens: list[Token[str | None]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(_allowed.set(self._reason))
+        self._tokens.append(_allow_reason.set(self._reason))
 
     def __exit__(self, *_: object) -> None:
-        _allowed.reset(self._tokens.pop())
+        _allow_reason.reset(self._tokens.pop())
 
     def _recreate_cm(self) -> AllowSync:  # called by ContextDecorator, for each call of a function
         return AllowSync(self._reason)
@@ -69,19 +69,19 @@ def check_decorable(function: object, name: str) -> None:
 @contextlib.contextmanager
 def forbid_syncs() -> Iterator[None]:
     """Forbid synchronizations in this block, except inside `allow_sync`."""
-    allowed, forbidden = _allowed.set(None), _forbidden.set(True)
+    allowed, forbidden = _allow_reason.set(None), _syncs_forbidden.set(True)
     try:
         yield
     finally:
-        _forbidden.reset(forbidden)
-        _allowed.reset(allowed)
+        _syncs_forbidden.reset(forbidden)
+        _allow_reason.reset(allowed)
 
 
 def allow_reason() -> str | None:
     """Return the reason of the innermost `allow_sync` around the caller, or None."""
-    return _allowed.get()
+    return _allow_reason.get()
 
 
 def syncs_forbidden() -> bool:
     """Return whether the caller is inside `forbid_syncs`, and not in an `allow_sync` within it."""
-    return _forbidden.get() and _allowed.get() is None
+    return _syncs_forbidden.get() and _allow_reason.get() is None

@@ -18,7 +18,7 @@ from .events import SyncEvent
 from .fixes import fix_of
 
 Key = tuple[Site | None, Site | None, str, str | None, bool]
-Steps = Counter[int | None]  # number of calls by step; None for those outside steps
+CountByStep = Counter[int | None]  # number of calls by step; None for those outside steps
 MAX_FINDINGS = 1000  # a program that generates code at run time must not fill the memory
 
 
@@ -34,7 +34,7 @@ class Tally:
         self._idle_ns: int | None = None
         self._regions: Counter[tuple[str, ...]] = Counter()
         self._vias: Counter[Site] = Counter()
-        self.steps: Steps = Counter()
+        self.steps: CountByStep = Counter()
         self.add(event)
 
     def add(self, event: SyncEvent) -> None:
@@ -79,7 +79,7 @@ class Recorder:
         self._tallies: dict[Key, Tally] = {}
         self._lock = threading.RLock()  # a signal handler of the program may synchronize, too
 
-    def note(self, op: str, cause: str, frame: FrameType | None, **more: Any) -> SyncEvent:
+    def make_event(self, op: str, cause: str, frame: FrameType | None, **more: Any) -> SyncEvent:
         """Return the event of a synchronization that ``frame`` makes now, with everything known about it.
 
         Args:
@@ -110,13 +110,13 @@ class Recorder:
             elif tally is not new:
                 tally.add(event)
 
-    def steps_of(self, event: SyncEvent) -> Steps:
+    def steps_of(self, event: SyncEvent) -> CountByStep:
         """Return the calls by step of the finding that ``event`` belongs to; empty if there is none."""
         with self._lock:
             tally = self._tallies.get(_key(event))
             return Counter() if tally is None else tally.steps.copy()
 
-    def reassign_steps(self, assign: Callable[[Steps], Steps]) -> None:
+    def reassign_steps(self, assign: Callable[[CountByStep], CountByStep]) -> None:
         """Replace the calls by step of each finding with what ``assign`` returns for them."""
         with self._lock:
             for tally in list(self._tallies.values()):

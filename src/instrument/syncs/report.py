@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _WIDTH = 100  # columns, without a terminal
-_INTERNAL = {"each_step", "most", "negligible", "sort", "typical", "why_untimed"}  # only for this package
+_INTERNAL = {"each_step", "max_in_step", "negligible", "sort", "typical", "why_untimed"}  # only for this package
 
 
 class SyncReport(ReportData):
@@ -60,7 +60,7 @@ class SyncReport(ReportData):
             return f"{about}{wrong.cause} ({wrong.site or wrong.via})"
         if self.exceeded:
             return self.exceeded[0]
-        waits = self.most(*self.syncs) + self.dropped
+        waits = self.max_in_step(*self.syncs) + self.dropped
         if waits > most and not unlimited:
             return self._too_many(waits, most)
         if self.unavailable_reason:

@@ -62,12 +62,12 @@ class StepPattern:
     def __str__(self) -> str:
         if not self.steps:
             return times(self.outside)
-        parts = [self._inside()] if self.counts else []
+        parts = [self._describe_steps()] if self.counts else []
         if self.outside:
             parts.append(f"{times(self.outside)} outside the steps")
         return "; ".join(parts)
 
-    def _inside(self) -> str:
+    def _describe_steps(self) -> str:
         least, most, inside = self.counts[0], self.counts[-1], len(self.counts)
         if self.steps == 1:
             return f"{times(most)} in the step"
@@ -119,9 +119,9 @@ class ReportData:
 
     def sort(self) -> None:
         """Rate the findings and order them: the worst first, then the allowed ones, then code not covered."""
-        self.findings = sorted(map(self._rated, self.findings), key=self._rank)
+        self.findings = sorted(map(self._rate, self.findings), key=self._sort_key)
 
-    def _rated(self, found: SyncFinding) -> SyncFinding:
+    def _rate(self, found: SyncFinding) -> SyncFinding:
         """Return the finding with what follows from the whole run: severity, title, evidence and time to win."""
         idle_ns = found.idle_ns
         return replace(
@@ -166,7 +166,7 @@ class ReportData:
             return float(found.count)
         return (found.count - found.steps[None]) / self.steps
 
-    def most(self, *findings: SyncFinding) -> int:
+    def max_in_step(self, *findings: SyncFinding) -> int:
         """Return the greatest number of synchronizations of ``findings`` in any one step.
 
         Synchronizations outside steps do not count; without steps the whole run counts as one step.
@@ -220,7 +220,7 @@ class ReportData:
         """Return why it is unknown how long ``found`` waited; None if it is known."""
         return _UNTIMED[self.source] if found.blocked_ns is None else None
 
-    def _rank(self, found: SyncFinding) -> tuple[object, ...]:
+    def _sort_key(self, found: SyncFinding) -> tuple[object, ...]:
         order = {"high": 0, "medium": 1, "low": 2}[self.severity(found)]
         return (
             not found.covered, found.allowed is not None, not found.forbidden, order, -self.pattern(found).share,

@@ -31,8 +31,8 @@ def _root() -> Path:
     return root_of(current) or current
 
 
-def to_sarif(several: Sequence[ReportData]) -> str:
-    """Return the findings of ``several`` runs as one log with one run, as code scanning requires.
+def to_sarif(reports: Sequence[ReportData]) -> str:
+    """Return the findings of ``reports`` as one log with one run, as code scanning requires.
 
     Files are relative to the root of the repository of the current folder. A finding
     without a location, and what ended a run, become notifications of the tool.
@@ -41,7 +41,7 @@ def to_sarif(several: Sequence[ReportData]) -> str:
     results: list[dict[str, Any]] = []
     rules: dict[str, dict[str, Any]] = {}
     notifications: list[dict[str, Any]] = []
-    for one in several:
+    for one in reports:
         for found in one.findings:
             rule = _rule(found)
             rules.setdefault(rule["id"], rule)
@@ -59,7 +59,7 @@ def to_sarif(several: Sequence[ReportData]) -> str:
         "originalUriBaseIds": {_BASE: {"uri": f"{root.as_uri()}/".replace("////", "///")}},
         "invocations": [
             {
-                "executionSuccessful": all(one.finished and not one.unavailable_reason for one in several),
+                "executionSuccessful": all(one.finished and not one.unavailable_reason for one in reports),
                 "toolExecutionNotifications": notifications,
             }
         ],
@@ -130,11 +130,11 @@ def _location(site: Site, root: Path) -> dict[str, Any]:
     if site.code:
         region["snippet"] = {"text": site.code}
     logical = [{"name": site.function, "kind": "function"}] if site.function else []
-    physical = {"artifactLocation": _artifact(site.file, root), "region": region}
+    physical = {"artifactLocation": _artifact_location(site.file, root), "region": region}
     return {"physicalLocation": physical, "logicalLocations": logical}
 
 
-def _artifact(file: str, root: Path) -> dict[str, str]:
+def _artifact_location(file: str, root: Path) -> dict[str, str]:
     """Return the location of ``file`` relative to ``root``; its absolute URI if it is elsewhere."""
     path = Path(file)
     if path.is_relative_to(root):

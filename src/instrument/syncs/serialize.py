@@ -41,7 +41,7 @@ def as_dict(results: ReportData) -> dict[str, Any]:
         "version": VERSION,
         "source": results.source,
         "steps": results.steps,
-        "syncs_per_step": results.most(*results.syncs),
+        "syncs_per_step": results.max_in_step(*results.syncs),
         "median_syncs": results.typical(*results.syncs),
         "finished": results.finished,
         "error": results.ended,

@@ -26,96 +26,96 @@ OFF, WARN, ERROR = range(3)
 _ALWAYS = ("always", SYNCHRONIZED, Warning, None, 0)
 # torch's warning about the mode itself when it is first set
 _PROTOTYPE = ("ignore", re.compile("Synchronization debug mode is a prototype"), Warning, None, 0)
-_FIRST = (_ALWAYS, _PROTOTYPE)
+_OWN_FILTERS = (_ALWAYS, _PROTOTYPE)
 
 
 class _Filters(list[Any]):
-    """Warning filters that keep `_FIRST` in front, and hidden from indexes, until `release`."""
+    """Warning filters that keep `_OWN_FILTERS` in front, and hidden from indexes, until `release`."""
 
     def __init__(self, filters: Iterable[Any], copies: weakref.WeakValueDictionary[int, _Filters]) -> None:
         super().__init__(filters)
-        self._first: tuple[Any, ...] = _FIRST
+        self._hidden_filters: tuple[Any, ...] = _OWN_FILTERS
         self._copies = copies
         copies[id(self)] = self
-        self._order()
+        self._restore_order()
 
-    def _order(self) -> None:
-        others = [entry for entry in self if not any(entry is first for first in _FIRST)]
-        list.__setitem__(self, slice(None), [*self._first, *others])
+    def _restore_order(self) -> None:
+        others = [entry for entry in self if not any(entry is first for first in _OWN_FILTERS)]
+        list.__setitem__(self, slice(None), [*self._hidden_filters, *others])
 
     def release(self) -> list[Any]:
         """Become an ordinary list; return its entries."""
-        self._first = ()
-        self._order()
+        self._hidden_filters = ()
+        self._restore_order()
         return list(self)
 
-    def _shifted(self, index: SupportsIndex | slice) -> SupportsIndex | slice:
-        """Return the real index for one that does not count `_FIRST`."""
+    def _real_index(self, index: SupportsIndex | slice) -> SupportsIndex | slice:
+        """Return the real index for one that does not count `_OWN_FILTERS`."""
         if isinstance(index, slice):
             return index
         number = operator.index(index)
-        return number + len(self._first) if number >= 0 else number
+        return number + len(self._hidden_filters) if number >= 0 else number
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(self._shifted(index))
-        return _Filters(found, self._copies) if isinstance(index, slice) and self._first else found
+        found = super().__getitem__(self._real_index(index))
+        return _Filters(found, self._copies) if isinstance(index, slice) and self._hidden_filters else found
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(self._shifted(index), value)
-        self._order()
+        super().__setitem__(self._real_index(index), value)
+        self._restore_order()
 
     def __delitem__(self, index: SupportsIndex | slice) -> None:
-        super().__delitem__(self._shifted(index))
-        self._order()
+        super().__delitem__(self._real_index(index))
+        self._restore_order()
 
     def pop(self, index: SupportsIndex = -1) -> Any:
-        found = super().pop(self._shifted(index))  # type: ignore[arg-type]
-        self._order()
+        found = super().pop(self._real_index(index))  # type: ignore[arg-type]
+        self._restore_order()
         return found
 
     def reverse(self) -> None:
         super().reverse()
-        self._order()
+        self._restore_order()
 
     def sort(self, **how: Any) -> None:
         super().sort(**how)
-        self._order()
+        self._restore_order()
 
     def insert(self, index: SupportsIndex, value: Any) -> None:
-        super().insert(self._shifted(index), value)  # type: ignore[arg-type]
-        self._order()
+        super().insert(self._real_index(index), value)  # type: ignore[arg-type]
+        self._restore_order()
 
     def clear(self) -> None:
         super().clear()
-        self._order()
+        self._restore_order()
 
     def copy(self) -> Any:
         return self[:]
 
 
 class SyncWarning:
-    """Calls ``ended(frame)`` when a call that synchronized has returned, from `install` to `remove`.
+    """Calls ``on_return(frame)`` when a call that synchronized has returned, from `install` to `remove`.
 
-    ``frame`` is the frame of the call. What ``ended`` raises propagates out of the call.
+    ``frame`` is the frame of the call. What ``on_return`` raises propagates out of the call.
     """
 
-    def __init__(self, ended: Callable[[FrameType | None], None]) -> None:
-        self._ended = ended
+    def __init__(self, on_return: Callable[[FrameType | None], None]) -> None:
+        self._on_return = on_return
         self._copies: weakref.WeakValueDictionary[int, _Filters] = weakref.WeakValueDictionary()
         self._replaced: list[tuple[list[Any], _Filters]] = []  # the program's list, and the list in its place
-        self._shown: Patch | None = None
-        self._before: int | None = None  # the program's mode; unknown before CUDA is initialized
+        self._show_patch: Patch | None = None
+        self._mode_before: int | None = None  # the program's mode; unknown before CUDA is initialized
         self._cancel: Callable[[], None] | None = None  # cancels the call at the initialization of CUDA
 
     @property
     def error_mode(self) -> bool:
         """Whether torch raises an error before synchronizations, as the program requested."""
-        return self._before == ERROR
+        return self._mode_before == ERROR
 
     def install(self) -> None:
         """Intercept torch's warnings, and turn them on once the program has initialized CUDA."""
         name = "_showwarnmsg" if hasattr(warnings, "_showwarnmsg") else "showwarning"
-        shown = self._shown = Patch(warnings, name, self._hook)
+        shown = self._show_patch = Patch(warnings, name, self._make_show)
         shown.apply()
         self._let_through()
         self._cancel = cuda.when_initialized(self._turn_on)
@@ -125,28 +125,28 @@ class SyncWarning:
         """Set torch's mode to warnings."""
         import torch
 
-        if self._shown is None or self._before is not None:
+        if self._show_patch is None or self._mode_before is not None:
             return
         self._let_through()
-        self._before = torch.cuda.get_sync_debug_mode()
-        if self._before == OFF:
+        self._mode_before = torch.cuda.get_sync_debug_mode()
+        if self._mode_before == OFF:
             torch.cuda.set_sync_debug_mode(WARN)
-        elif self._before == WARN:
+        elif self._mode_before == WARN:
             _forget_shown_warnings()  # Python shows a warning once only
 
     def remove(self) -> None:
         """Restore everything except what others have changed since."""
         import torch
 
-        shown, self._shown = self._shown, None
+        shown, self._show_patch = self._show_patch, None
         try:
             if self._cancel is not None:
                 self._cancel()
             usable = gpu.initialized("cuda") is not None  # not in a child process forked since
-            if usable and self._before == OFF and torch.cuda.get_sync_debug_mode() == WARN:
+            if usable and self._mode_before == OFF and torch.cuda.get_sync_debug_mode() == WARN:
                 torch.cuda.set_sync_debug_mode(OFF)
         finally:
-            self._before = self._cancel = None
+            self._mode_before = self._cancel = None
             if shown is not None:
                 shown.undo()
             for original, replacement in self._replaced:
@@ -163,29 +163,29 @@ class SyncWarning:
         """Return whether torch will warn at the end of a synchronization that begins now, and let it through."""
         import torch
 
-        if self._before is None and gpu.initialized("cuda") is not None:
+        if self._mode_before is None and gpu.initialized("cuda") is not None:
             self._turn_on()  # from the next one on
             return False
-        if self._before is None or torch.cuda.get_sync_debug_mode() != WARN:
+        if self._mode_before is None or torch.cuda.get_sync_debug_mode() != WARN:
             return False
         self._let_through()
         return True
 
     def _let_through(self) -> None:
         filters: Any = warnings.filters
-        if not isinstance(filters, _Filters) or not filters._first:
+        if not isinstance(filters, _Filters) or not filters._hidden_filters:
             replacement = _Filters(filters, self._copies)
             self._replaced.append((filters, replacement))
             warnings.filters = replacement
 
-    def _hook(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _make_show(self, original: Callable[..., None]) -> Callable[..., None]:
         def show(message: Any, *rest: Any, **named: Any) -> None:
             text = str(getattr(message, "message", message))
-            if self._before is not None and SYNCHRONIZED.match(text):
+            if self._mode_before is not None and SYNCHRONIZED.match(text):
                 frame: FrameType | None = sys._getframe(1)
                 while frame is not None and frame.f_globals.get("__name__") == "warnings":
                     frame = frame.f_back
-                self._ended(frame)
+                self._on_return(frame)
             else:
                 original(message, *rest, **named)
 

@@ -17,12 +17,12 @@ from ..units import count, duration
 from .events import CHOSEN
 from .report_data import ReportData, times
 
-_BLOCKS = 20  # findings shown in full; the others take a line each
-_AROUND = 2  # lines of code before and after
+_MAX_BLOCKS = 20  # findings shown in full; the others take a line each
+_CONTEXT_LINES = 2  # lines of code before and after
 _COLORS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 _INDENT = " " * 4
 _OUTSIDE = "Outside the steps, where a synchronization costs little"
-_PER = {0: "", 1: " in the step"}
+_STEP_PHRASES = {0: "", 1: " in the step"}
 
 
 class Line(NamedTuple):
@@ -45,15 +45,15 @@ def lines(results: ReportData, width: int) -> Iterator[Line]:
         yield from _prose(f"The run ended early, so the report covers a part of it: {results.ended}", width)
     outside = [found for found in results.syncs if _is_outside(results, found)]
     syncs = [found for found in results.syncs if not _is_outside(results, found)]
-    for found in syncs[:_BLOCKS]:
+    for found in syncs[:_MAX_BLOCKS]:
         yield Line()
         yield from _block(results, found, width)
-    yield from _list("More", [_short(results, found) for found in syncs[_BLOCKS:]], width)
+    yield from _list("More", [_one_line(results, found) for found in syncs[_MAX_BLOCKS:]], width)
     listed = [f"{_where(found)}: {found.op}, {times(found.count)}" for found in outside]
     yield from _list(_OUTSIDE, listed, width)
     if results.dropped:
         yield from _prose(f"Lines that are not listed synchronized {times(results.dropped)}.", width)
-    allowed = [f"{_short(results, found)}: {found.allowed}" for found in results.allowed]
+    allowed = [f"{_one_line(results, found)}: {found.allowed}" for found in results.allowed]
     yield from _list("Allowed", allowed, width)
     not_covered = [f"{_where(found)}: {found.cause} ({results.pattern(found)})" for found in results.not_covered]
     yield from _list("Not covered", not_covered, width)
@@ -73,8 +73,8 @@ def headline(results: ReportData) -> str:
         return f"The program would not run on a GPU ({how})"
     if not syncs:
         return f"No line makes the CPU wait for the GPU ({how})"
-    usual, most = results.typical(*syncs), results.most(*syncs)
-    where = _PER.get(results.steps, " in most steps")
+    usual, most = results.typical(*syncs), results.max_in_step(*syncs)
+    where = _STEP_PHRASES.get(results.steps, " in most steps")
     found = f"{count(usual) if usual else 'no'} synchronization{'s' * (usual != 1)}{where}"
     found += f", up to {count(most)} in others" if most != usual else ""
     lines = f"{len(syncs)} lines make" if len(syncs) > 1 else "1 line makes"
@@ -122,7 +122,7 @@ def _thread(found: SyncFinding) -> str:
     return name if name.startswith("thread ") else f"thread {name}"  # the name that some profilers write
 
 
-def _short(results: ReportData, found: SyncFinding) -> str:
+def _one_line(results: ReportData, found: SyncFinding) -> str:
     return f"{_where(found)}: {found.op}, {results.pattern(found)}"
 
 
@@ -148,8 +148,8 @@ def _excerpt(site: Site, width: int) -> Iterator[Line]:
     code = linecache.getlines(site.file)
     if not 0 < site.line <= len(code):
         return
-    first = max(site.line - _AROUND, 1)
-    shown = [printable(line.rstrip().expandtabs(4)) for line in code[first - 1 : site.line + _AROUND]]
+    first = max(site.line - _CONTEXT_LINES, 1)
+    shown = [printable(line.rstrip().expandtabs(4)) for line in code[first - 1 : site.line + _CONTEXT_LINES]]
     digits = len(str(first + len(shown) - 1))
     margin = min((len(line) - len(line.lstrip()) for line in shown if line), default=0)
     for number, line in enumerate((line[margin:] for line in shown), first):
@@ -177,13 +177,13 @@ def _prose(text: str, width: int, indent: str = _INDENT, hanging: int = 0) -> It
 
 def _cut(text: str, width: int) -> str:
     """Return the text, cut off if it takes more columns of a terminal than ``width``."""
-    columns = list(accumulate(map(_columns, text)))
+    columns = list(accumulate(map(_width_of, text)))
     if not columns or columns[-1] <= width:
         return text
     return text[: bisect_right(columns, max(width, 30) - 3)] + "..."
 
 
-def _columns(character: str) -> int:
+def _width_of(character: str) -> int:
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

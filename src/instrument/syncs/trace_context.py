@@ -59,30 +59,30 @@ class TraceContext:
 
     def __init__(self, trace: Trace, thread: Array, at_ns: Array) -> None:
         self._trace = trace
-        self._operators = _open(trace.operators, thread, at_ns)
-        self._regions = _open(trace.regions, thread, at_ns)
-        self._frames = _open(trace.frames, thread, at_ns)
+        self._operators = _innermost_rows(trace.operators, thread, at_ns)
+        self._regions = _innermost_rows(trace.regions, thread, at_ns)
+        self._frames = _innermost_rows(trace.frames, thread, at_ns)
         self._steps = _steps(trace, thread, at_ns)
         self._functions = StackSites(trace)
         main = main_thread(trace)
         in_main = np.isin(thread, _threads_of_process(trace, main)) if main >= 0 else np.zeros(len(thread), bool)
-        self._main_regions = _open(trace.regions, np.where(in_main, main, -1), at_ns)
+        self._main_regions = _innermost_rows(trace.regions, np.where(in_main, main, -1), at_ns)
 
     def context(self, row: int) -> CallContext:
         """Return the context at the time in ``row``."""
-        operators = _chain(self._trace.operators, self._operators[row])
-        regions = _chain(self._trace.regions, self._regions[row])
+        operators = _row_and_parents(self._trace.operators, self._operators[row])
+        regions = _row_and_parents(self._trace.regions, self._regions[row])
         public = [(each, found[1]) for each, name in operators if (found := _OPERATOR.match(name))]
         backward = next((node for _, name in operators if (node := engine_node_name(name))), None)
         if backward is not None and not regions:  # autograd's thread works for the main thread
-            regions = _chain(self._trace.regions, self._main_regions[row])
+            regions = _row_and_parents(self._trace.regions, self._main_regions[row])
         op, operator, since = None, None, 0
         if public:
             operator, name = public[-1]
             op, since = public_name(name), int(self._trace.operators.start_ns[operator])
         step = self._steps[row]
         named = tuple(name for _, name in reversed(regions))
-        stack = [name for _, name in _chain(self._trace.frames, self._frames[row])]
+        stack = [name for _, name in _row_and_parents(self._trace.frames, self._frames[row])]
         site, via, profiler = self._functions.locate(stack)
         module = next((name.removeprefix(_MODULE) for name in stack if name.startswith(_MODULE)), "")
         number = None if step < 0 else int(step)
@@ -100,7 +100,7 @@ class TraceContext:
         return thread.name.strip() or str(thread.thread)
 
 
-def _chain(table: Table, row: int) -> list[tuple[int, str]]:
+def _row_and_parents(table: Table, row: int) -> list[tuple[int, str]]:
     """Return a row and the rows around it, innermost first, each with its name."""
     found, row = [], int(row)
     while row >= 0:
@@ -109,7 +109,7 @@ def _chain(table: Table, row: int) -> list[tuple[int, str]]:
     return found
 
 
-def _open(table: Table, thread: Array, at_ns: Array) -> Array:
+def _innermost_rows(table: Table, thread: Array, at_ns: Array) -> Array:
     """Return the innermost row open on each thread at each time, or -1."""
     found = NestedRanges(table.start_ns, table.end_ns, table.thread).innermost_at(at_ns, thread)
     return np.where(thread >= 0, found, -1)

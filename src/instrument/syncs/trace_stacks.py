@@ -21,7 +21,7 @@ from . import sites
 
 _FRAME = re.compile(r"^(?P<file>[^<].*)\((?P<line>\d+)\): (?P<function>.+)$")
 _BUILT_IN = re.compile(r"^<built-in (?:method|function) (?P<function>\w+)")
-_LONGEST = 2048  # characters of a frame's name: a trace may hold anything
+_MAX_LINE_LENGTH = 2048  # characters of a frame's name: a trace may hold anything
 _PROFILER = ("torch/profiler/profiler.py", "torch/autograd/profiler.py")
 # Packages that a trace from another machine names by a path relative to an unknown folder
 _PACKAGES = frozenset((
@@ -61,10 +61,10 @@ class StackSites:
         frames = [
             (found, stack[row - 1] if row else "")
             for row, name in enumerate(stack)
-            if (found := _FRAME.match(name[:_LONGEST]))
+            if (found := _FRAME.match(name[:_MAX_LINE_LENGTH]))
         ]
         for frame, inner in frames:
-            owner = sites.owner(self._path(frame["file"]))
+            owner = sites.code_owner(self._path(frame["file"]))
             if owner == sites.USER:
                 site = self._call_site(frame, inner)
                 break
@@ -74,7 +74,7 @@ class StackSites:
         return site, via, profiler if stack else None
 
     def _call_site(self, frame: re.Match[str], inner: str) -> Site:
-        called = _BUILT_IN.match(inner) or _FRAME.match(inner[:_LONGEST])
+        called = _BUILT_IN.match(inner) or _FRAME.match(inner[:_MAX_LINE_LENGTH])
         path, number = self._path(frame["file"]), int(frame["line"])
         found = find_call(path, frame["function"], number, called["function"] if called else None)
         return Site(path, found[1], found[0]) if found else self._function_site(frame)

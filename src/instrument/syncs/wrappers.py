@@ -31,7 +31,7 @@ PAGEABLE = "a non_blocking copy of pageable memory blocks"
 class SyncCallContexts(Protocol):
     """Context managers for wrapped calls; each is entered around one call."""
 
-    def synchronizing(
+    def one_synchronization(
         self, op: str, cause: str, frame: FrameType, copy: Copy | None = None
     ) -> AbstractContextManager[None]:
         """Return the context of a call that synchronizes, and counts once."""
@@ -39,10 +39,10 @@ class SyncCallContexts(Protocol):
     def counted_once(self) -> AbstractContextManager[None]:
         """Return the context of a call whose synchronizations count once."""
 
-    def copying(self, copy: Copy) -> AbstractContextManager[None]:
+    def possible_copy(self, copy: Copy) -> AbstractContextManager[None]:
         """Return the context of a call that may synchronize for a copy."""
 
-    def calling_backward(self, frame: FrameType) -> AbstractContextManager[None]:
+    def backward_pass(self, frame: FrameType) -> AbstractContextManager[None]:
         """Return the context of a backward pass."""
 
 
@@ -73,7 +73,7 @@ def _wrap_synchronizing(contexts: SyncCallContexts, op: str, cause: str, origina
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(*args, **kwargs)
-        with contexts.synchronizing(op, cause, sys._getframe(1)):
+        with contexts.one_synchronization(op, cause, sys._getframe(1)):
             return original(*args, **kwargs)
 
     return wrapper
@@ -97,9 +97,9 @@ def _wrap_copy(contexts: SyncCallContexts, op: str, original: Function) -> Funct
             return original(tensor, *args, **kwargs)
         copy = _pageable_copy(op, tensor, args, kwargs)
         if copy is not None:
-            with contexts.synchronizing(op, PAGEABLE, sys._getframe(1), copy):
+            with contexts.one_synchronization(op, PAGEABLE, sys._getframe(1), copy):
                 return original(tensor, *args, **kwargs)
-        with contexts.copying(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor)):
+        with contexts.possible_copy(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor)):
             return original(tensor, *args, **kwargs)
 
     return wrapper
@@ -110,7 +110,7 @@ def _wrap_backward(contexts: SyncCallContexts, original: Function) -> Function:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(*args, **kwargs)
-        with contexts.calling_backward(sys._getframe(1)):
+        with contexts.backward_pass(sys._getframe(1)):
             return original(*args, **kwargs)
 
     return wrapper
