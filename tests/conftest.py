@@ -92,7 +92,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not torch.autograd._profiler_enabled()
     assert sessions.capture is None
     assert not dispatch.recording
-    assert dispatch.active.expected == 0
+    assert dispatch.active.warm_up_count == 0
 
 
 @pytest.fixture

@@ -10,17 +10,17 @@ import socket
 
 from .interrupts import Suppressed, is_interrupt
 
-_HIGH = 256  # programs close ranges from 3 up, and new files get the lowest free number
+_LOWEST_NUMBER = 256  # programs close ranges from 3 up, and new files get the lowest free number
 
 
-def raised(descriptor: int) -> int:
+def moved_up(descriptor: int) -> int:
     """Move ``descriptor`` to a high number and return that; return ``descriptor`` itself if that fails."""
     try:
         import fcntl
         import resource
 
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        lowest = _HIGH if soft == resource.RLIM_INFINITY else min(_HIGH, soft // 2)
+        lowest = _LOWEST_NUMBER if soft == resource.RLIM_INFINITY else min(_LOWEST_NUMBER, soft // 2)
         high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
     except (ImportError, OSError) as error:  # Windows; none is free
         if is_interrupt(error):
@@ -41,25 +41,25 @@ class OwnDescriptor:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.number = raised(descriptor)
-        self._file = _file(self.number)
+        self.number = moved_up(descriptor)
+        self._file_identity_of = _file_identity_of(self.number)
 
     @property
-    def own(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the number still belongs to the file, which the program may have closed; 0.5 us."""
-        return self._file is not None and _file(self.number) == self._file
+        return self._file_identity_of is not None and _file_identity_of(self.number) == self._file_identity_of
 
     def read(self, size: int) -> bytes:
         """Wait for at most ``size`` bytes; return none at the end of the file, or if the program closed it."""
-        if self.own:
+        if self.is_valid:
             with Suppressed(OSError):
                 return os.read(self.number, size)
         return b""
 
     def close(self) -> None:
         """Close the file, unless somebody else did."""
-        if self.own:
-            self._file = None
+        if self.is_valid:
+            self._file_identity_of = None
             os.close(self.number)
 
 
@@ -67,23 +67,23 @@ class OwnSocket(socket.socket):
     """A connected socket with a high number, closed only if the number still belongs to its file."""
 
     def __init__(self, connected: socket.socket) -> None:
-        super().__init__(connected.family, connected.type, connected.proto, fileno=raised(connected.detach()))
-        self._file = _file(self.fileno())
+        super().__init__(connected.family, connected.type, connected.proto, fileno=moved_up(connected.detach()))
+        self._file_identity_of = _file_identity_of(self.fileno())
 
     @property
-    def own(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the number still belongs to the socket; if not, the number is released without closing it."""
-        if self.fileno() >= 0 and _file(self.fileno()) != self._file:
+        if self.fileno() >= 0 and _file_identity_of(self.fileno()) != self._file_identity_of:
             self.detach()
         return self.fileno() >= 0
 
     def close(self) -> None:
         """Close the file, unless somebody else did."""
-        if self.own:
+        if self.is_valid:
             super().close()
 
 
-def _file(descriptor: int) -> tuple[int, int] | None:
+def _file_identity_of(descriptor: int) -> tuple[int, int] | None:
     with Suppressed(OSError):
         found = os.fstat(descriptor)
         return found.st_dev, found.st_ino

@@ -22,8 +22,8 @@ def initialized(kind: str) -> Any:
     """Return torch's module of a ``kind`` of GPU such as "cuda" if this process has initialized it; else None."""
     torch = sys.modules.get("torch")
     module = vars(torch).get(kind) if torch is not None else None
-    asked = getattr(module, "is_initialized", None)
-    return module if asked is not None and asked() else None
+    query = getattr(module, "is_initialized", None)
+    return module if query is not None and query() else None
 
 
 def built_for_cuda() -> bool:
@@ -46,14 +46,14 @@ def _built_for(*platforms: str) -> bool:
 def current_stream_capturing() -> bool:
     """Return whether the current stream captures a CUDA graph: a synchronization would invalidate it."""
     module = in_use()
-    asked = getattr(module, "is_current_stream_capturing", None)
-    return asked is not None and bool(asked())
+    query = getattr(module, "is_current_stream_capturing", None)
+    return query is not None and bool(query())
 
 
 def current_stream() -> Any:
     """Return the current stream of the GPU in use; None without one."""
-    asked = getattr(in_use(), "current_stream", None)
-    return asked() if asked is not None else None
+    query = getattr(in_use(), "current_stream", None)
+    return query() if query is not None else None
 
 
 def stream_capturing(stream: Any) -> bool:

@@ -137,7 +137,7 @@ class Guard:
             if alone:
                 return original(*args, **kwargs)
             try:
-                once = _Once(original)
+                once = _SingleCall(original)
                 return around(once, *args, **kwargs)
             except Exception as error:
                 if once is not None and once.error is error:
@@ -203,7 +203,7 @@ class Contained:
         return cast(F, call)
 
 
-class _Once:
+class _SingleCall:
     """A function with the outcome of its call."""
 
     __slots__ = ("_function", "called", "error", "result")

@@ -36,7 +36,7 @@ def is_interrupt(error: BaseException) -> bool:
     if any(map(_handles_signal, frames)):
         return True
     codes = {frame.f_code for frame in frames}  # of a handler that changed or deleted its arguments
-    return any(_code(signal.getsignal(number)) in codes for number in signal.valid_signals())
+    return any(_code_of_handler(signal.getsignal(number)) in codes for number in signal.valid_signals())
 
 
 def _handles_signal(frame: FrameType) -> bool:
@@ -56,7 +56,7 @@ def _handles_signal(frame: FrameType) -> bool:
     )
 
 
-def _code(handler: Any) -> CodeType | None:
+def _code_of_handler(handler: Any) -> CodeType | None:
     """Return the code of a signal handler; None if it is not written in Python."""
     while isinstance(handler, functools.partial):
         handler = handler.func

@@ -15,7 +15,7 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else _escaped(char) for char in text)
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
 
 
 def shell_line(words: Iterable[str]) -> str:
@@ -27,5 +27,5 @@ def _ansi_quoted(word: str) -> str:
     return "$'" + printable(word.replace("\\", "\\\\").replace("'", "\\'")) + "'"
 
 
-def _escaped(char: str) -> str:
+def _escape(char: str) -> str:
     return " " if unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()

@@ -61,11 +61,11 @@ def is_default(number: int) -> bool:
     address = c_handler(number)
     if address is not None:
         return address == 0
-    caught = _caught()
+    caught = _is_caught()
     return caught is None or not caught >> (number - 1) & 1
 
 
-def _caught() -> int | None:
+def _is_caught() -> int | None:
     """Return Linux's bit mask of the signals that have a handler; None on other systems."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()

@@ -8,21 +8,21 @@ from typing import Any
 
 from .interrupts import Suppressed
 
-_kept: tuple[Any, os.stat_result] | None = None
+_stderr_at_start: tuple[Any, os.stat_result] | None = None
 
 
-def keep() -> None:
+def remember() -> None:
     """Keep the present ``sys.stderr``; `instrument run` calls this before the program begins."""
-    global _kept
+    global _stderr_at_start
     with Suppressed(OSError, ValueError, AttributeError):
-        _kept = sys.stderr, os.fstat(sys.stderr.fileno())
+        _stderr_at_start = sys.stderr, os.fstat(sys.stderr.fileno())
 
 
 def at_start() -> Any:
-    """Return the file that `keep` kept; None without one, or if its descriptor was closed or reused."""
-    if _kept is None:
+    """Return the file that `remember` kept; None without one, or if its descriptor was closed or reused."""
+    if _stderr_at_start is None:
         return None
-    file, before = _kept
+    file, before = _stderr_at_start
     with Suppressed(OSError, ValueError):
         return file if os.path.samestat(before, os.fstat(file.fileno())) else None
     return None

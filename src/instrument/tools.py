@@ -7,7 +7,7 @@ import os
 TOOL_FREE_INJECTION = "./."  # the value of NVTX_INJECTION64_PATH by which a tool disables injection
 
 
-def _set(*variables: str) -> bool:
+def _any_set(*variables: str) -> bool:
     return any(os.environ.get(variable) for variable in variables)
 
 
@@ -19,27 +19,27 @@ def nvtx_injected() -> bool:
 def nsight_systems() -> bool:
     """Return whether this process runs under ``nsys profile`` or ``nsys launch``."""
     injected = os.environ.get("NVTX_INJECTION64_PATH", "") + os.environ.get("CUDA_INJECTION64_PATH", "")
-    return _set("NSYS_PROFILING_SESSION_ID") or "ToolsInjection64" in injected
+    return _any_set("NSYS_PROFILING_SESSION_ID") or "ToolsInjection64" in injected
 
 
 def nsight_compute() -> bool:
     """Return whether this process runs under ``ncu``."""
-    return _set("NV_TPS_LAUNCH_TOKEN", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")
+    return _any_set("NV_TPS_LAUNCH_TOKEN", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")
 
 
 def rocprof() -> bool:
     """Return whether this process runs under ``rocprofv3``."""
-    return _set("ROCP_TOOL_LIBRARIES", "ROCPROF_OUTPUT_PATH")
+    return _any_set("ROCP_TOOL_LIBRARIES", "ROCPROF_OUTPUT_PATH")
 
 
 def vtune() -> bool:
     """Return whether this process runs under VTune, or another collector of ITT."""
-    return _set("INTEL_LIBITTNOTIFY64")
+    return _any_set("INTEL_LIBITTNOTIFY64")
 
 
 def gpu_tracer() -> str | None:
     """Return the tool that uses the GPU's only tracing interface (CUPTI, rocprofiler) in this process, or None."""
-    if _set("CUDA_INJECTION64_PATH"):
+    if _any_set("CUDA_INJECTION64_PATH"):
         return "Nsight Systems"
     if nsight_compute():
         return "Nsight Compute"

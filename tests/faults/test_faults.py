@@ -49,7 +49,7 @@ OUTERMOST = {
     "instrument.guard:Contained.__exit__",
     "instrument.guard:Contained.__init__",
     "instrument.guard:Guard.contained",
-    "instrument.guard:_Once.__call__",
+    "instrument.guard:_SingleCall.__call__",
 }
 # Functions that write the lines of the manifest or plan a server's windows: after an error a line may be missing,
 # and the log has the error.

@@ -149,7 +149,7 @@ def test_warmup_without_a_recorded_step(tmp_path: Path) -> None:
             prof.step()
         assert layers._forward_hooks
     assert not layers._forward_hooks
-    assert dispatch.active.expected == 0
+    assert dispatch.active.warm_up_count == 0
 
 
 def test_successive_profilers(recorded: Callable[..., list[dict[str, Any]]]) -> None:

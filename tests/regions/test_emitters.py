@@ -204,7 +204,7 @@ def test_an_emitter_that_cannot_be_made_is_not_tried_again(monkeypatch: pytest.M
         raise ImportError("no ittapi on purpose")
 
     monkeypatch.setattr(emitters, "_FACTORIES", {"itt": fail, "jax": lambda: SimpleNamespace(name="jax")})
-    monkeypatch.setattr(emitters, "wanted", lambda: ["itt", "jax"])
+    monkeypatch.setattr(emitters, "names_from_settings", lambda: ["itt", "jax"])
     failed: set[str] = set()
     first = emitters.attached([], failed)
     again = emitters.attached(first, failed)

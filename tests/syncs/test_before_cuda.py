@@ -256,11 +256,11 @@ def test_plugin_only_counts_devices(driver: Driver, monkeypatch: pytest.MonkeyPa
 
 def test_build_without_cuda(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build without CUDA or ROCm is reported as such without a call of the driver."""
-    assert None is coverage.missing()
+    assert None is coverage.reason_unavailable()
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert None is coverage.missing()
+    assert None is coverage.reason_unavailable()
     assert [] == driver.calls
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert coverage.NO_GPU == coverage.missing()
+    assert coverage.NO_GPU == coverage.reason_unavailable()

@@ -319,7 +319,7 @@ def test_an_interrupt_around_a_warm_up(tmp_path: Path) -> None:
         finally:
             sys.settrace(None)
         prof.stop()  # the rest of the end, as at exit
-        assert (0, []) == (dispatch.active.expected, list(model._forward_hooks)), places
+        assert (0, []) == (dispatch.active.warm_up_count, list(model._forward_hooks)), places
         return ran
 
     methods = [value for of in (Recording, ActiveEmitters) for value in vars(of).values() if isfunction(value)]

@@ -34,7 +34,7 @@ def begin() -> None:
     """
     if not settings.enabled or not os.environ.get(RUN):
         return
-    stderr.keep()
+    stderr.remember()
     for module, adapter in () if _has_step_on() else ADAPTERS.items():
         ImportHook(module, functools.partial(_install, adapter)).apply()
     ImportHook("torch", _follow).apply()

@@ -215,7 +215,7 @@ class Session:
     def _exit(self) -> None:
         if self._process != os.getpid():  # a forked child
             return
-        counted = self._ended or (self._loop.begun and self._steps is not None and self._steps.by is not None)
+        counted = self._ended or (self._loop.has_begun and self._steps is not None and self._steps.by is not None)
         self.leave()
         if self._post_hook is not None:
             self._post_hook.remove()

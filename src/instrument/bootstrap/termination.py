@@ -90,7 +90,7 @@ class Termination:
     @guard.contained(FEATURE)
     def check(self) -> None:
         """Forget descriptors that the program closed: their numbers may belong to its own files by now."""
-        if self._pipe is None or self._pipe[1].own:
+        if self._pipe is None or self._pipe[1].is_valid:
             return
         if threading.current_thread() is threading.main_thread() and os.getpid() == self._process:
             self._restore()

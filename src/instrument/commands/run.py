@@ -161,7 +161,7 @@ def run(
         if print_command:
             typer.echo(shell_line(line))
             return
-        raise typer.Exit(_become(line, dict(os.environ)))
+        raise typer.Exit(_replace_process(line, dict(os.environ)))
     given = options.given(ctx)
     try:
         options.reject_useless(given, profiler.value)
@@ -189,15 +189,15 @@ def run(
     if profiler.value in VENDORS:
         count = options.windows(loop)
         request = LaunchRequest(line, out.absolute(), count, started, region or (), launches, option or ())
-        raise typer.Exit(_under(profiler.value, request, print_command))
+        raise typer.Exit(_run_under_tool(profiler.value, request, print_command))
     if profiler is not Profiler.none and (reason := unwritable(out.absolute())):
         print_message(f"{reason}; the program runs, but its windows will not be saved")
     if profiler is Profiler.auto and (sentence := options.ignored_options(given)):
         print_message(sentence)
     if print_command:
-        typer.echo(_shown(line, started))
+        typer.echo(_printable_command(line, started))
         return
-    raise typer.Exit(_become(line, started))
+    raise typer.Exit(_replace_process(line, started))
 
 
 def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
@@ -210,12 +210,12 @@ def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
         raise exit_unusable(error) from None
 
 
-def _under(profiler: str, request: LaunchRequest, only_print: bool) -> int:
+def _run_under_tool(profiler: str, request: LaunchRequest, only_print: bool) -> int:
     """Run a program under a vendor's tool until it ends; return the exit code."""
     try:
         if only_print:
             folder = shell_line(["mkdir", "-p", str(request.out)])  # the tool does not create it
-            typer.echo(f"{folder} && {_shown(command_line(profiler, request), request.environment)}")
+            typer.echo(f"{folder} && {_printable_command(command_line(profiler, request), request.environment)}")
             return 0
         return launch(profiler, request)
     except LaunchError as error:
@@ -224,12 +224,12 @@ def _under(profiler: str, request: LaunchRequest, only_print: bool) -> int:
         raise exit_unusable(ValueError(f"cannot write to {request.out}: {error.strerror}")) from None
 
 
-def _shown(line: list[str], given: Mapping[str, str]) -> str:
+def _printable_command(line: list[str], given: Mapping[str, str]) -> str:
     changed = [f"{name}={given[name]}" for name in ("PYTHONPATH", RUN)]
     return shell_line(["env", *changed, *line])
 
 
-def _become(line: list[str], given: dict[str, str]) -> int:
+def _replace_process(line: list[str], given: dict[str, str]) -> int:
     """Replace this process by the program, which then gets its own signals and has its own exit code."""
     if sys.stdout is not None:
         sys.stdout.flush()

@@ -26,7 +26,7 @@ from ..traces.trace import Trace
 from ..units import counted
 from .errors import describe, print_message
 from .parsing import subcommand_of
-from .recorded import Recorded, recorded
+from .recorded_run import RecordedRun, find_recorded_run
 
 _TRACE = "TRACE"
 
@@ -83,7 +83,7 @@ def summarize(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--collectives") from None
     if lanes is not None:
-        _check(traces, lanes)
+        _check_lanes(traces, lanes)
     console, failed, numbers = Console(), False, []
     for path in traces:
         try:
@@ -92,13 +92,13 @@ def summarize(
             print_message(describe(error))
             failed = True
             continue
-        trace = _stepped(read, steps_from)
+        trace = _all_with_steps(read, steps_from)
         if lanes is not None and isinstance(trace, Trace):
-            _add(trace, lanes)
+            _add_lanes(trace, lanes)
         if isinstance(trace, TraceSet) and rank is not None and rank not in trace:
             known = ", ".join(map(str, trace.ranks))
-            raise _refused(f"{path} has no trace of rank {rank}; it has: {known}", "--rank")
-        run = recorded(path, trace, rank) if isinstance(trace, TraceSet) else None
+            raise _usage_error(f"{path} has no trace of rank {rank}; it has: {known}", "--rank")
+        run = find_recorded_run(path, trace, rank) if isinstance(trace, TraceSet) else None
         failed = failed or (isinstance(trace, TraceSet) and bool(trace.failed))
         if as_json:
             if run is not None and isinstance(trace, TraceSet):
@@ -114,49 +114,53 @@ def summarize(
         raise typer.Exit(1)
 
 
-def _stepped(trace: Trace | TraceSet, pattern: str | None) -> Trace | TraceSet:
+def _all_with_steps(trace: Trace | TraceSet, pattern: str | None) -> Trace | TraceSet:
     """Return the traces with steps from the regions with such names or, without a pattern, from what repeats."""
-    return trace.map(lambda one: _of_one(one, pattern)) if isinstance(trace, TraceSet) else _of_one(trace, pattern)
+    return (
+        trace.map(lambda one: _with_steps(one, pattern))
+        if isinstance(trace, TraceSet)
+        else _with_steps(trace, pattern)
+    )
 
 
-def _of_one(trace: Trace, pattern: str | None) -> Trace:
+def _with_steps(trace: Trace, pattern: str | None) -> Trace:
     try:
         return with_steps(trace, pattern)
     except ValueError as error:
-        raise _refused(str(error).removeprefix('"steps_from" '), "--steps-from") from None
+        raise _usage_error(str(error).removeprefix('"steps_from" '), "--steps-from") from None
 
 
-def _check(traces: list[str], lanes: Path) -> None:
+def _check_lanes(traces: list[str], lanes: Path) -> None:
     """Check, before anything is read, that a copy with lanes can be written."""
     try:
         if len(traces) > 1:
             raise ValueError(f"with --add-gpu-lanes one TRACE is accepted, not {len(traces)}")
         source = check_source(Path(traces[0]))
     except ValueError as error:
-        raise _refused(error, _TRACE) from None
+        raise _usage_error(error, _TRACE) from None
     except OSError as error:
-        raise _refused(f"{error.filename}: {error.strerror}", _TRACE) from None
+        raise _usage_error(f"{error.filename}: {error.strerror}", _TRACE) from None
     try:
         check_out(source, lanes)
     except ValueError as error:
-        raise _refused(error) from None
+        raise _usage_error(error) from None
     except OSError as error:
-        raise _refused(f"{error.filename}: {error.strerror}") from None
+        raise _usage_error(f"{error.filename}: {error.strerror}") from None
 
 
-def _add(trace: Trace, lanes: Path) -> None:
+def _add_lanes(trace: Trace, lanes: Path) -> None:
     try:
         added = add_gpu_lanes(trace, lanes)
     except OSError as error:
-        raise _refused(f"cannot write {lanes}: {error.strerror or error}") from None
+        raise _usage_error(f"cannot write {lanes}: {error.strerror or error}") from None
     except ValueError as error:
-        raise _refused(f"no lanes can be added: {error}", _TRACE) from None
+        raise _usage_error(f"no lanes can be added: {error}", _TRACE) from None
     more = f"; {added.left_out:,} more overlap too many others" if added.left_out else ""
     ranges, streams = counted(added.spans, "range"), counted(added.streams, "stream")
     print_message(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
 
 
-def _refused(reason: object, argument: str = "--add-gpu-lanes") -> typer.BadParameter:
+def _usage_error(reason: object, argument: str = "--add-gpu-lanes") -> typer.BadParameter:
     return typer.BadParameter(str(reason), param_hint=argument)
 
 
@@ -183,7 +187,7 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
 def _print(
     trace: Trace | TraceSet,
     path: str,
-    run: Recorded | None,
+    run: RecordedRun | None,
     collectives: Collectives,
     steps_from: str | None,
     expand: bool,
@@ -201,7 +205,7 @@ def _print(
         print_trace_set(trace, collectives, windows=last, hidden=hidden, expand=expand, rank=rank, console=console)
     else:
         files, folder = [file for file, _ in run.windows], run.folder
-        windows = _read(run, first, steps_from, unread)
+        windows = _read_windows(run, first, steps_from, unread)
         print_trace_set(
             trace,
             collectives,
@@ -217,14 +221,14 @@ def _print(
     return not unread
 
 
-def _read(run: Recorded, held: Trace, steps_from: str | None, unread: list[Path]) -> Windows:
+def _read_windows(run: RecordedRun, held: Trace, steps_from: str | None, unread: list[Path]) -> Windows:
     """Yield the windows of a run one by one, except ``held``, which is read already.
 
     Those that cannot be read are reported, and added to ``unread``.
     """
     for file, entry in run.windows:
         try:
-            trace = held if file == held.path else _of_one(read_file(file), steps_from)
+            trace = held if file == held.path else _with_steps(read_file(file), steps_from)
             yield trace, Timing.from_manifest(entry)
         except (TraceError, OSError) as error:
             print_message(describe(error))

@@ -128,8 +128,8 @@ def syncs(
                 _write(fresh, write_baseline, found)
         except OSError as error:
             raise exit_unusable(error) from None
-        failed = _failed(reports, most, written=write_baseline is not None)
-        return _signalled(reports) or int(failed)
+        failed = _print_failures(reports, most, written=write_baseline is not None)
+        return _exit_code_of_signal(reports) or int(failed)
 
     def on_caught_stop(target: str, report: SyncReport) -> None:
         """End the process, because its script caught the exception that should end it."""
@@ -138,12 +138,12 @@ def syncs(
 
     for target in targets:
         try:
-            reports += _examine(
+            reports += _run_or_audit(
                 target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, on_caught_stop
             )
         except (OSError, ValueError, TypeError) as error:
             raise exit_unusable(error) from None
-        if _signalled(reports):
+        if _exit_code_of_signal(reports):
             break
     if code := conclude():
         raise typer.Exit(code)
@@ -165,13 +165,13 @@ def _exit(conclude: Callable[[], int], out: TextIO) -> None:
         os._exit(code)
 
 
-def _signalled(reports: Reports) -> int:
+def _exit_code_of_signal(reports: Reports) -> int:
     """Return the exit code for the signal that ended the last run; 0 if none did."""
     error = reports[-1][1].error if reports else None
     return int(error.code or 0) if isinstance(error, EarlyStop) else 0
 
 
-def _examine(
+def _run_or_audit(
     target: str,
     budgets: dict[str, int] | None,
     args: list[str],
@@ -262,7 +262,7 @@ def _write(fresh: Baseline, path: Path, found: list[SyncReport]) -> None:
         print_message(f"{path} is not written: a run ended early")
 
 
-def _failed(reports: Reports, most: int | None, written: bool) -> bool:
+def _print_failures(reports: Reports, most: int | None, written: bool) -> bool:
     """Return whether the command fails, and print the reason on standard error."""
     failed = False
     for target, report in reports:

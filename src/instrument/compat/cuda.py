@@ -31,14 +31,14 @@ def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
     return (lists, activate) if activate is not None else None
 
 
-class _OneCall:
+class _CancellableCall:
     """Calls ``call`` at most once, from any thread, and not after `cancel`."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._calls = [call]
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return not self._calls
 
     def __call__(self) -> None:
@@ -65,7 +65,7 @@ def when_initialized(call: Callable[[], None]) -> Callable[[], None]:
 
     queued: list[Any] | None = getattr(torch.cuda, "_queued_calls", None)
     lock = getattr(torch.cuda, "_initialization_lock", None)
-    once = _OneCall(call)
+    once = _CancellableCall(call)
     if gpu.initialized("cuda") is None and queued is not None:
         queued.append((once, []))  # not by `_lazy_call`: torch has its lock for as long as it initializes
     if gpu.initialized("cuda") is not None:
@@ -78,7 +78,7 @@ def when_initialized(call: Callable[[], None]) -> Callable[[], None]:
         try:
             for number in reversed(range(len(queued))):  # others append meanwhile
                 entry = queued[number][0]
-                if isinstance(entry, _OneCall) and entry.over:
+                if isinstance(entry, _CancellableCall) and entry.is_over:
                     del queued[number]
         finally:
             lock.release()

@@ -16,7 +16,10 @@ from .operators import without_modes
 
 # Kineto writes these only if it was set up for GPUs: the labels of their lanes, which come before all events and
 # need no GPU work, and the events that CUPTI and roctracer report.
-_OF_GPUS = (b'"labels": "GPU ', *(b'"cat": "%b"' % kind for kind in (b"cuda_runtime", b"cuda_driver", b"kernel")))
+_GPU_MARKS = (
+    b'"labels": "GPU ',
+    *(b'"cat": "%b"' % kind for kind in (b"cuda_runtime", b"cuda_driver", b"kernel")),
+)
 
 
 def is_set_up_for_gpu(trace: Path) -> bool:
@@ -30,7 +33,7 @@ def is_set_up_for_gpu(trace: Path) -> bool:
         trace.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
     ):
-        return any(text.find(word) >= 0 for word in _OF_GPUS)
+        return any(text.find(word) >= 0 for word in _GPU_MARKS)
     return True
 
 

@@ -133,11 +133,11 @@ def suppress_cycle_warning() -> Iterator[None]:
 
     with ExitStack() as stack:
         if hasattr(profiler, "_WARNINGS_SHOWN"):
-            Patch(profiler, "_WARNINGS_SHOWN", lambda _: _EverythingShown()).apply_in(stack)
+            Patch(profiler, "_WARNINGS_SHOWN", lambda _: _AllEventsShown()).apply_in(stack)
         yield
 
 
-class _EverythingShown(set[str]):
+class _AllEventsShown(set[str]):
     def __contains__(self, _: object) -> bool:
         return True
 
@@ -147,7 +147,7 @@ def accumulate_events(profiler: Any, before: Any) -> None:
     profiler._old_function_events = before.function_events
 
 
-def refuse_late(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
     """Raise now the errors for ``options`` that `torch.profiler.profile` raises only once a recording begins.
 
     Initializes no device before the program uses one.

@@ -91,7 +91,7 @@ class TorchProfilerExporter:
         _check(options)
         try:
             if options:
-                profilers.refuse_late(self._options)
+                profilers.check_options(self._options)
         except Exception as error:  # torch's error does not name the argument
             if is_interrupt(error) or isinstance(error, (MemoryError, RecursionError)):
                 raise

@@ -59,10 +59,10 @@ class AccelerateAdapter(Adapter):
         calls = dict.fromkeys(PREPARE, self._prepare) | dict.fromkeys(CHECKPOINT, self.in_region("checkpoint"))
         calls |= {"accumulate": self._accumulate, "end_training": self._end_training}
         for method, around in calls.items():
-            self.wrap(type(accelerator), method, self._of_this_accelerator(around))
+            self.wrap(type(accelerator), method, self._only_for_this_accelerator(around))
         self.wrap(AcceleratedOptimizer, "step", self._step)
         for prepared in ("_models", "_optimizers"):
-            self._take(getattr(accelerator, prepared, ()))
+            self._follow_prepared(getattr(accelerator, prepared, ()))
 
     @guard.contained(FEATURE)
     def detach(self) -> None:
@@ -72,7 +72,7 @@ class AccelerateAdapter(Adapter):
             del _attached[accelerator]
         super().detach()
 
-    def _of_this_accelerator(self, around: CallWrapper) -> CallWrapper:
+    def _only_for_this_accelerator(self, around: CallWrapper) -> CallWrapper:
         """Return ``around`` for this accelerator; others of its class call the original."""
 
         def call(original: Callable[..., Any], this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ class AccelerateAdapter(Adapter):
         return call
 
     @guard.contained(FEATURE)
-    def _take(self, prepared: Iterable[Any]) -> None:
+    def _follow_prepared(self, prepared: Iterable[Any]) -> None:
         """Annotate the models; the first optimizer counts the steps until `Accelerator.clear` drops it."""
         optimizers = getattr(self._accelerator(), "_optimizers", ())
         for item in prepared:
@@ -97,7 +97,7 @@ class AccelerateAdapter(Adapter):
 
     def _prepare(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         prepared = original(*args, **kwargs)
-        self._take(prepared if isinstance(prepared, (tuple, list)) else (prepared,))
+        self._follow_prepared(prepared if isinstance(prepared, (tuple, list)) else (prepared,))
         return prepared
 
     def _step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +179,7 @@ def attach(
         raise TypeError(f'"profile" must be an accelerate.utils.ProfileKwargs: {profile!r}')
     check_first_step(first_step)
     profile = profile or getattr(accelerator, "profile_handler", None)
-    loop = Loop(**_merged(out, profile, options))
+    loop = Loop(**_merge_options(out, profile, options))
     loop.label_evaluation()
     previous = _attached.get(accelerator)
     if previous is not None:
@@ -187,7 +187,7 @@ def attach(
     return AccelerateAdapter(loop, accelerator, first_step).attach()
 
 
-def _merged(
+def _merge_options(
     out: str | os.PathLike[str] | None, profile: ProfileKwargs | None, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments of a `Loop`: those given, completed by the values of ``profile``."""

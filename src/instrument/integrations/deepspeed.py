@@ -69,7 +69,7 @@ class DeepSpeedAdapter(Adapter):
             self.wrap(pipeline, "train_batch", self._train_batch)
             self.wrap(pipeline, "eval_batch", self.in_region("evaluation"))
 
-    def _claims(self, engine: Any) -> bool:
+    def _is_followed(self, engine: Any) -> bool:
         """Return whether ``engine`` drives the loop; it does from now on if no other does."""
         driver = None if self._driver is None else self._driver()
         if driver is None:
@@ -101,21 +101,21 @@ class DeepSpeedAdapter(Adapter):
             raise
 
     def _forward(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_grad_enabled() and engine.module.training and self._claims(engine)):
+        if not (torch.is_grad_enabled() and engine.module.training and self._is_followed(engine)):
             return original(engine, *args, **kwargs)
         with guard.contained(FEATURE):
             self._begin(engine)
         return self._call(original, engine, *args, **kwargs)
 
     def _backward(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._claims(engine):
+        if not self._is_followed(engine):
             return original(engine, *args, **kwargs)
         result = self._call(original, engine, *args, **kwargs)
         self._end("micro-step")
         return result
 
     def _step(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._claims(engine):
+        if not self._is_followed(engine):
             return original(engine, *args, **kwargs)
         self._end("micro-step")  # its backward did not go through the engine
         before = engine.global_steps
@@ -127,7 +127,7 @@ class DeepSpeedAdapter(Adapter):
 
     def _train_batch(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
         """Follow a pipeline, which makes a step in one call and does not call ``step``."""
-        if not self._claims(engine):
+        if not self._is_followed(engine):
             return original(engine, *args, **kwargs)
         if not self.loop.running:
             with guard.contained(FEATURE):

@@ -26,7 +26,7 @@ def loop_from_environment() -> AutomaticLoop | None:
     except (TypeError, ValueError) as error:  # an environment variable must not stop a training job
         log.warning(f"{RUN} is ignored", reason=str(error))
         return None
-    if not loop.made:
+    if not loop.initialized:
         return None
     Loop.requested = loop
     return loop

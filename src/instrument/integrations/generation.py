@@ -26,12 +26,12 @@ class GenerateCall:
         self.model = model
         self.prefilling = False  # in _prefill(), maybe in chunks
         self._prefilled = False
-        self._checked = False  # whether to continue, since the prefill
+        self._continuation_checked = False  # whether to continue, since the prefill
         self._region: Any = None
 
     def prefill(self) -> None:
         """Open "prefill": the prompt goes through the model, and the loop over tokens follows."""
-        self.prefilling, self._checked = True, False
+        self.prefilling, self._continuation_checked = True, False
         self._begin("prefill")
 
     def forward(self) -> None:
@@ -44,9 +44,9 @@ class GenerateCall:
 
         The first check after the prefill comes before a token is chosen, and closes nothing.
         """
-        if self._checked:
+        if self._continuation_checked:
             self.end()
-        self._checked = True
+        self._continuation_checked = True
 
     def end(self) -> None:
         """Close the open region."""
@@ -89,7 +89,11 @@ class Generation(PatchService[GenerationAnnotation]):
 
     def apply(self, on: bool) -> None:
         """Patch the methods of the requested models, and restore those that are no longer needed."""
-        wanted = {place for request in self.requests for place in self._places(request.model())} if on else set()
+        wanted = (
+            {place for request in self.requests for place in self._methods_to_patch(request.model())}
+            if on
+            else set()
+        )
         if wanted == self._patched and (wanted or not self._patches):
             return
         self._patched = set()  # until all patches are applied
@@ -97,7 +101,7 @@ class Generation(PatchService[GenerationAnnotation]):
         apply((Patch(owner, name, self._makers[name]) for owner, name in wanted), self._patches)
         self._patched = wanted
 
-    def _places(self, model: nn.Module | None) -> set[tuple[type, str]]:
+    def _methods_to_patch(self, model: nn.Module | None) -> set[tuple[type, str]]:
         """Return the classes that define the model's methods; some versions lack some of the methods."""
         kinds = () if model is None else type(model).__mro__
         found = {(next((kind for kind in kinds if name in vars(kind)), None), name) for name in self._makers}

@@ -53,15 +53,15 @@ class Loop:
     _current: ClassVar[Loop | None] = None  # only one runs at a time: two would record each other's windows
     requested: ClassVar[AutomaticLoop | None] = None  # the one that `instrument run` requests for this process
     automatic = False
-    made = False  # a loop with wrong arguments never starts
+    initialized = False  # a loop with wrong arguments never starts
     models = IdentitySet()
     parts: tuple[str, ...] = STEP_PARTS
-    _given: tuple[Any, dict[str, Any]] = "runs/instrument", {"modules": False, "record": False}
+    _arguments: tuple[Any, dict[str, Any]] = "runs/instrument", {"modules": False, "record": False}
     _open: list[tuple[str, Any]] = []  # noqa: RUF012  # each loop has its own
     _has_schedule = True
     _labels_eval = False
     _on_framework_start: Callable[[], None] | None = None
-    begun = False
+    has_begun = False
     running = False
     record = True
 
@@ -82,7 +82,7 @@ class Loop:
         if names not in ("path", "class", "both"):
             raise ValueError(f'"names" must be "path", "class" or "both": {names!r}')
         given = {"modules": modules, "names": names, "syncs": syncs, "budget": budget, "record": record}
-        self._given = out, given | recording
+        self._arguments = out, given | recording
         named = {name: recording.pop(name) for name in SCHEDULE_OPTIONS if name in recording}
         self._has_schedule = any(value is not None for value in (*named.values(), recording.get("schedule")))
         self._recording = {
@@ -98,14 +98,17 @@ class Loop:
         if syncs or budget is not None:
             level = "log" if syncs in (True, False) else str(syncs)
             self._syncs = instrument.detect_syncs(level, budget=budget)
-        self._before: list[dict[str, Any]] = []  # the outcomes of the windows of earlier runs
+        self._earlier_windows: list[dict[str, Any]] = []  # the outcomes of the windows of earlier runs
         self.models = IdentitySet()
         self._handles: list[Any] = []
         self._open = []
-        self.made = True
+        self.initialized = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, self._given  # a copy, made with the framework's object that holds the loop, starts afresh
+        return (
+            _new_loop,
+            self._arguments,
+        )  # a copy, made with the framework's object that holds the loop, starts afresh
 
     @classmethod
     def current(cls) -> Loop | None:
@@ -115,7 +118,7 @@ class Loop:
     @property
     def windows(self) -> list[dict[str, Any]]:
         """The outcome of each window so far, as in ``manifest.jsonl``."""
-        return [*self._before, *self._profile.windows] if self.made else []
+        return [*self._earlier_windows, *self._profile.windows] if self.initialized else []
 
     @property
     def manifest(self) -> Path:
@@ -125,11 +128,11 @@ class Loop:
     @property
     def finished(self) -> bool:
         """Whether no window is open or to come."""
-        return not self.made or self._profile.finished
+        return not self.initialized or self._profile.finished
 
     def records(self, step: int) -> bool:
         """Return whether ``step`` is recorded, or is warm-up for a recorded step."""
-        schedule = self._recording["schedule"] if self.made else None
+        schedule = self._recording["schedule"] if self.initialized else None
         return isinstance(schedule, Schedule) and schedule.at(step)[0] is not Phase.WAIT
 
     def suggest(self, schedule: Any, **options: Any) -> bool:
@@ -142,7 +145,7 @@ class Loop:
         Raises:
             TypeError, ValueError: as `instrument.profile`.
         """
-        if self._has_schedule or self.begun:
+        if self._has_schedule or self.has_begun:
             return False
         recording = {**options, **self._recording, "schedule": schedule}
         before, self._recording = self._recording, recording
@@ -164,7 +167,7 @@ class Loop:
             steps: whether steps will follow; an evaluation on its own has only regions.
             late: the first step began earlier, at a time that is not known.
         """
-        if not self.made:
+        if not self.initialized:
             return
         other = Loop._current
         if not self.automatic and Loop.requested is not None:
@@ -182,9 +185,9 @@ class Loop:
         if not steps:
             return
         if first_step not in (None, self._profile.step_num):  # another run, with the same schedule
-            self._before += self._profile.windows
+            self._earlier_windows += self._profile.windows
             self._profile = self._new_profile(first_step=first_step)
-        self.begun = True
+        self.has_begun = True
         self._begin(late)
         if self._syncs is not None:
             self._syncs.start()
@@ -198,7 +201,7 @@ class Loop:
         if self.running:
             before = self._profile
             before.abandon(reason)
-            self._before += before.windows
+            self._earlier_windows += before.windows
             self._profile = self._new_profile(first_step=first_step)
             self._begin(late=True)
             if self.record:
@@ -218,7 +221,7 @@ class Loop:
         """Annotate the modules of ``models`` until `stop`."""
         for model in models:
             with guard.contained(FEATURE):
-                if self.made and model not in self.models:
+                if self.initialized and model not in self.models:
                     depth, names, modes = self._modules, self._names, self._labels_eval
                     if depth is not False:
                         self._handles.append(instrument.annotate_modules(model, depth, names=names, modes=modes))
@@ -226,11 +229,11 @@ class Loop:
 
     def between_steps(self) -> bool:
         """End the recorded step, as `Profile.between_steps` does."""
-        return not self.made or self._profile.between_steps()
+        return not self.initialized or self._profile.between_steps()
 
     def own_work(self) -> AbstractContextManager[None]:
         """Mark the body as the library's own work, as `Profile.own_work` does."""
-        return self._profile.own_work() if self.made else nullcontext()
+        return self._profile.own_work() if self.initialized else nullcontext()
 
     @guard.contained(FEATURE)
     def step(self) -> None:
@@ -315,7 +318,7 @@ class Loop:
             self.leave(name)
 
 
-def _again(out: str | os.PathLike[str], given: dict[str, Any]) -> Loop:
+def _new_loop(out: str | os.PathLike[str], given: dict[str, Any]) -> Loop:
     return Loop(out, **given)
 
 

@@ -151,7 +151,7 @@ class TrainerHooks:
         self._loop = adapter.loop
         self._trainer = trainer
         self._seen = False
-        self._made = 0  # steps
+        self._steps_done = 0  # steps
         self._wrap(trainer, adapter.method, self._step)
         if hasattr(trainer, "train") and not hasattr(trainer, "named_modules"):  # a module's train() sets its mode
             self._wrap(trainer, "train", self._train)
@@ -168,7 +168,7 @@ class TrainerHooks:
         with self._loop.region("step"):
             result = original(*args, **kwargs)
         self._adapter.step_complete = True
-        self._made += 1
+        self._steps_done += 1
         return result
 
     def _begin(self) -> None:
@@ -198,7 +198,7 @@ class TrainerHooks:
         models = getattr(trainer, "model_parts", None) or getattr(trainer, "model", None)
         models = models if isinstance(models, (list, tuple)) else [models]
         models = [model for model in models if hasattr(model, "named_modules")]
-        self._loop.start(*models, first_step=_number(trainer, self._made))
+        self._loop.start(*models, first_step=_number(trainer, self._steps_done))
 
     def _hook_parts(self) -> None:
         """Hook the parts outside the step; not earlier, as subclasses may create them after the trainer itself."""

@@ -43,12 +43,12 @@ class VLLMAdapter(Adapter):
 
     def __init__(self, driven: Server | Loop) -> None:
         super().__init__(driven.loop if isinstance(driven, Server) else driven)
-        self._driven = driven
+        self._loop_or_server = driven
 
     def install_hooks(self) -> None:
         """Hook the class of the model runner."""
-        if isinstance(self._driven, Server):
-            self.apply(Removal(self._driven.detach))
+        if isinstance(self._loop_or_server, Server):
+            self.apply(Removal(self._loop_or_server.detach))
         for module in RUNNER_MODULES:
             self.when_imported(module, self._imported)
 
@@ -64,10 +64,14 @@ class VLLMAdapter(Adapter):
         if kwargs.get("dummy_run") or not tokens:
             return original(runner, scheduled, *args, **kwargs)
         if self.loop.running:
-            self._driven.step()
+            self._loop_or_server.step()
         else:
             models = [model for model in [getattr(runner, "model", None)] if model is not None]
-            start = self._driven.attach if isinstance(self._driven, Server) else self._driven.start
+            start = (
+                self._loop_or_server.attach
+                if isinstance(self._loop_or_server, Server)
+                else self._loop_or_server.start
+            )
             start(*models)
         self.step_complete = True
         name = None

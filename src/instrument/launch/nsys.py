@@ -14,9 +14,9 @@ from .reports import matching, show_traces
 from .request import LaunchRequest
 
 # Without osrt, cudnn and cublas: tracing them slows down a loop that is bound by its launches.
-_ALWAYS = ("cuda", "nvtx")
+_FIXED_OPTIONS = ("cuda", "nvtx")
 _DEVICES = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/proc/driver/nvidia/version")
-_ENDLESS = 100_000  # windows
+_NO_TIMEOUT = 100_000  # windows
 # nsys writes its progress to standard output, which belongs to the program. So nsys runs with standard error
 # instead, and passes the original on as descriptor 3, which the program gets back as its standard output.
 _HIDE_STDOUT = ("/bin/sh", "-c", 'exec "$@" 3>&1 >&2', "sh")
@@ -41,7 +41,7 @@ class Nsys:
         """
         options = [f"--trace={','.join(_supported_traces(tool))}"]
         if request.windows != 0:
-            end = f"--capture-range-end=repeat:{request.windows or _ENDLESS}:sync"
+            end = f"--capture-range-end=repeat:{request.windows or _NO_TIMEOUT}:sync"
             options += ["--capture-range=nvtx", "--nvtx-capture=capture@instrument", end]
         options += ["--sample=none", "--cpuctxsw=none", "--wait=primary", "--kill=none"]
         given = {_LONG.get(word, word) for word in (extra.partition("=")[0] for extra in request.extra)}
@@ -63,4 +63,4 @@ def _supported_traces(tool: Tool) -> list[str]:
     if not (any(Path(device).exists() for device in _DEVICES) or shutil.which("nvidia-smi")):
         return ["nvtx"]
     section = re.search(r"--trace[ =](.*?)\n\s*(-\w, *)?--\w", help_of(tool, "profile"), re.DOTALL)
-    return [*_ALWAYS, *(["nccl"] if section and "'nccl'" in section[1] else [])]
+    return [*_FIXED_OPTIONS, *(["nccl"] if section and "'nccl'" in section[1] else [])]

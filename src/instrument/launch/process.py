@@ -33,17 +33,17 @@ class _Signals:
     def __init__(self, program: Sequence[str]) -> None:
         self._program = program
         self._child: subprocess.Popen[bytes] | None = None
-        self._early: list[int] = []
+        self._early_signals: list[int] = []
 
     def follow(self, child: subprocess.Popen[bytes]) -> None:
         """Send signals to the program that ``child`` runs from now on."""
         self._child = child
-        for number in self._early:
+        for number in self._early_signals:
             self(number)
 
     def __call__(self, number: int, _: FrameType | None = None) -> None:
         if self._child is None:
-            self._early.append(number)
+            self._early_signals.append(number)
             return
         with suppress(ProcessLookupError, PermissionError):
             tool = self._child.pid

@@ -76,7 +76,7 @@ class PatchService(ABC, Generic[T]):
 
     @property
     def _should_be_on(self) -> bool:
-        return (dispatch.recording or (self.during_warm_up and dispatch.active.expected > 0)) and bool(
+        return (dispatch.recording or (self.during_warm_up and dispatch.active.warm_up_count > 0)) and bool(
             self.requests
         )
 
@@ -84,7 +84,7 @@ class PatchService(ABC, Generic[T]):
     def observe(self) -> None:
         """Refresh when a recording warms up, starts or stops; changes made for a warm-up stay for its steps."""
         with self._lock:
-            warmed = self.during_warm_up and 0 < dispatch.active.expected == self._recordings_in_warm_up
+            warmed = self.during_warm_up and 0 < dispatch.active.warm_up_count == self._recordings_in_warm_up
             if not (warmed and self._is_on and self._should_be_on):
                 self.refresh()
 
@@ -107,7 +107,7 @@ class PatchService(ABC, Generic[T]):
 
     def _refresh(self) -> None:
         on = self._is_on = self._should_be_on
-        self._recordings_in_warm_up = dispatch.active.expected
+        self._recordings_in_warm_up = dispatch.active.warm_up_count
         for suspension in (compiling, scripting, graphing):
             suspension.set_suspended(self.suspended, on)
         self.apply(on and not self._suspended)

@@ -177,7 +177,7 @@ def _place(frame: FrameType) -> Place:
     return 0 if code.co_flags & _SUSPENDED else get_ident(), id(frame)
 
 
-class _Off(Annotation):
+class _DisabledAnnotation(Annotation):
     """Returned by `annotate` under ``INSTRUMENT=0``; does nothing."""
 
     __slots__ = ()
@@ -236,7 +236,9 @@ def annotate(
             if not (color is None and domain is None and category is None and payload is None):
                 region.check(color, domain, category, payload)
             attributes = (color, domain, category, payload)
-            return Annotation(message, attributes) if settings.enabled else _Off(message, attributes)
+            return (
+                Annotation(message, attributes) if settings.enabled else _DisabledAnnotation(message, attributes)
+            )
         if not (callable(message) or hasattr(message, "__func__") or hasattr(message, "__get__")):
             raise TypeError(f'"message" must be a string, or the object to decorate: {message!r}')
         return Annotation(None, (color, domain, category, payload))(message)
@@ -248,7 +250,7 @@ def annotate(
         except Exception as raised:
             if raised is error:
                 raise
-    return _Off(message, (None,) * 4) if message is None or isinstance(message, str) else message
+    return _DisabledAnnotation(message, (None,) * 4) if message is None or isinstance(message, str) else message
 
 
 @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)

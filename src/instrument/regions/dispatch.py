@@ -84,7 +84,7 @@ recording = False
 current: Emitter = NULL_EMITTER  # receives the regions
 compiled_away: set[str] = set()  # names of regions inside compiled code
 _logged: set[str] = set()  # the names that were logged
-SHOWN = 10  # names in one line of the log
+MAX_LOGGED_NAMES = 10  # names in one line of the log
 
 
 def tracing() -> bool:
@@ -109,7 +109,10 @@ def log_hidden() -> None:
     names = sorted(compiled_away - _logged)
     if names:
         _logged.update(names)
-        shown = [*names[:SHOWN], *([f"{len(names) - SHOWN} more"] if len(names) > SHOWN else [])]
+        shown = [
+            *names[:MAX_LOGGED_NAMES],
+            *([f"{len(names) - MAX_LOGGED_NAMES} more"] if len(names) > MAX_LOGGED_NAMES else []),
+        ]
         log.info("regions inside compiled code are not recorded; annotate around the compiled call", regions=shown)
 
 
@@ -169,8 +172,8 @@ def enter_beside_torch(region: Region) -> Token:
     emitters = current._emitters if isinstance(current, FanOutEmitter) else [current]
     others = [emitter for emitter in emitters if emitter.name != "torch"]
     if profilers.running():
-        drawn = [(emitter, {"torch", emitter.name}) for emitter in others]
-        others = [emitter for emitter, pair in drawn if not pair & redundant(list(pair), active._target)]
+        pairs = [(emitter, {"torch", emitter.name}) for emitter in others]
+        others = [emitter for emitter, pair in pairs if not pair & redundant(list(pair), active._target)]
     shown = FanOutEmitter(others)
     return shown.pop, shown.push(region)
 
@@ -216,9 +219,9 @@ class ActiveEmitters:
         self._added: list[Emitter] = []  # by other parts of the library, from `add` to `remove`
         self._failed: set[str] = set()  # the names of emitters that were dropped
         self._target = ""
-        self._follows_torch = False
+        self._following_torch = False
         self._patches: list[Patch] = []  # stay until the process ends: they call the original
-        self._warming: set[object] = set()  # recordings in warm-up, which start at a later step
+        self._warm_ups: set[object] = set()  # recordings in warm-up, which start at a later step
         self.observers: list[Callable[[], None]] = []  # called when a recording warms up, starts or stops
 
     def _refresh(self) -> None:
@@ -239,19 +242,19 @@ class ActiveEmitters:
                 observer()
 
     @property
-    def expected(self) -> int:
+    def warm_up_count(self) -> int:
         """The number of recordings in warm-up."""
-        return len(self._warming)
+        return len(self._warm_ups)
 
-    def begin_warm_up(self, warming: object) -> None:
+    def begin_warm_up(self, warm_up: object) -> None:
         """Note that a recording is in warm-up, for which modules get hooks; further calls do nothing."""
-        if warming not in self._warming:
-            self._warming.add(warming)
+        if warm_up not in self._warm_ups:
+            self._warm_ups.add(warm_up)
             self._notify()
 
-    def end_warm_up(self, warming: object) -> None:
+    def end_warm_up(self, warm_up: object) -> None:
         """Note that a recording has started or was given up; may be called again, as after an interrupt."""
-        self._warming.discard(warming)
+        self._warm_ups.discard(warm_up)
         if not recording:
             self._notify()
 
@@ -283,7 +286,7 @@ class ActiveEmitters:
         self._refresh()
 
     @guard.contained("detecting profilers")
-    def configured(self) -> None:
+    def on_configured(self) -> None:
         """Attach the emitters that the settings name, also those that failed before."""
         self._failed.clear()
         self.detect()
@@ -292,15 +295,15 @@ class ActiveEmitters:
     def follow_torch(self, torch: Any) -> None:
         """Follow torch's profilers and compiler from now on."""
         global tracing
-        if not self._follows_torch:
-            self._follows_torch = True
+        if not self._following_torch:
+            self._following_torch = True
             tracing = torch.compiler.is_dynamo_compiling
-            apply(profilers.profiler_patches(self._profiler_started, self._profiler_stopped), self._patches)
+            apply(profilers.profiler_patches(self._on_profiler_start, self._on_profiler_stop), self._patches)
             if self._patches and (target := profilers.running_target()) is not None:
-                self._profiler_started(target, None)
+                self._on_profiler_start(target, None)
 
     @guard.contained("following torch's profiler")
-    def _profiler_started(self, target: str, profiler: Any) -> None:
+    def _on_profiler_start(self, target: str, profiler: Any) -> None:
         """Note that a torch profiler is about to record."""
         self._target, self._recording = target, []
         with guard.contained("following torch's profiler"):
@@ -313,7 +316,7 @@ class ActiveEmitters:
         self._refresh()
 
     @guard.contained("following torch's profiler")
-    def _profiler_stopped(self) -> None:
+    def _on_profiler_stop(self) -> None:
         """Note that the torch profiler stopped recording."""
         self._recording = []
         with guard.contained("following torch's profiler"):
@@ -323,7 +326,7 @@ class ActiveEmitters:
     def check(self) -> None:
         """Check whether torch's profiler stopped unnoticed, as when an interrupt prevents its notification."""
         if not profilers.running():
-            self._profiler_stopped()
+            self._on_profiler_stop()
 
 
 active = ActiveEmitters()
@@ -337,7 +340,7 @@ def _listen() -> None:
         active.follow_torch(torch)
     else:
         ImportHook("torch", active.follow_torch).apply()
-    settings.listeners.append(active.configured)
+    settings.listeners.append(active.on_configured)
     active.detect()
 
 

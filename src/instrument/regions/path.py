@@ -16,18 +16,18 @@ class RegionPath:
     name = "path"
 
     def __init__(self) -> None:
-        self._here = threading.local()
+        self._thread_state = threading.local()
 
     def names(self) -> tuple[str, ...]:
         """Return the regions open on this thread, outermost first."""
-        return tuple(region.name for region in getattr(self._here, "open", ()))
+        return tuple(region.name for region in getattr(self._thread_state, "open", ()))
 
     def push(self, region: Region) -> Token:
         """Note that ``region`` opened on this thread."""
         try:
-            opened = self._here.open
+            opened = self._thread_state.open
         except AttributeError:
-            opened = self._here.open = []
+            opened = self._thread_state.open = []
         opened.append(region)
         return opened, region
 

@@ -41,8 +41,8 @@ def make(_function_, _enter_, _name_, _dispatch_):
         return _function_({call})
     return wrapper
 """
-_TAKEN = {"_function_", "_enter_", "_name_", "_dispatch_", "_token_"}
-_ANYTHING = ("*args, **kwargs", "*args, **kwargs")
+_RESERVED_NAMES = {"_function_", "_enter_", "_name_", "_dispatch_", "_token_"}
+_GENERIC_SIGNATURE = ("*args, **kwargs", "*args, **kwargs")
 
 
 @lru_cache(maxsize=1024)
@@ -73,8 +73,8 @@ def _parameters(code: CodeType) -> tuple[str, str]:
         names.append(variadic)
         call.append(variadic)
     used = {name.lstrip("*") for name in names} - {"", "/"}
-    if used & _TAKEN or not all(name.isidentifier() and not keyword.iskeyword(name) for name in used):
-        return _ANYTHING
+    if used & _RESERVED_NAMES or not all(name.isidentifier() and not keyword.iskeyword(name) for name in used):
+        return _GENERIC_SIGNATURE
     return ", ".join(names), ", ".join(call)
 
 
@@ -95,14 +95,14 @@ def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
 
     once = region.name == dispatch.BACKWARD
     if not isinstance(function, FunctionType):
-        return _maker(*_ANYTHING)(function, enter, region.name, dispatch)
+        return _maker(*_GENERIC_SIGNATURE)(function, enter, region.name, dispatch)
     parameters = _parameters(function.__code__)
     made = _maker(*parameters)(function, enter, region.name, dispatch)
     # Each wrapper has its own code object: Dynamo caches by code object and gives up after a few entries on one.
     code = made.__code__.replace(co_name=function.__name__)
     # With the function's own globals: torch.jit.script compiles its source and looks names up there.
     wrapper = FunctionType(code, function.__globals__, function.__name__, closure=made.__closure__)
-    if parameters is not _ANYTHING:
+    if parameters is not _GENERIC_SIGNATURE:
         wrapper.__defaults__ = function.__defaults__
         wrapper.__kwdefaults__ = function.__kwdefaults__ and dict(function.__kwdefaults__)
     return wrapper
@@ -167,7 +167,7 @@ def _async_generator(function: Callable[..., AsyncGenerator[Any, Any]], region: 
 _OF_COMPILED = ("_isolate_recompiles_id", "get_compiler_config")
 
 
-def _dress(wrapper: Any, wrapped: Any, region: Region) -> Any:
+def _copy_metadata(wrapper: Any, wrapped: Any, region: Region) -> Any:
     """Give ``wrapper`` the name, documentation, signature and attributes of ``wrapped``."""
     functools.update_wrapper(wrapper, wrapped)
     for name in [name for name in vars(wrapper) if name.startswith("_torchdynamo") or name in _OF_COMPILED]:
@@ -189,7 +189,7 @@ def function(wrapped: Callable[..., Any], region: Region) -> Any:
     wrapper = make(wrapped, region)
     if getattr(getattr(wrapped, "__code__", None), "co_flags", 0) & inspect.CO_ITERABLE_COROUTINE:
         wrapper = types.coroutine(wrapper)
-    return _dress(wrapper, wrapped, region)
+    return _copy_metadata(wrapper, wrapped, region)
 
 
 def class_(wrapped: type, make: Callable[[Any, str], Any]) -> type:

@@ -11,7 +11,7 @@ from ..console import print_line, print_table
 from ..traces.ncu import MeasuredKernel
 from ..units import count, counted, duration
 
-_SHOWN = 30
+_MAX_KERNELS = 30
 _COLUMNS = ("region / kernel", "calls", "GPU", "SM %", "memory %", "occupancy %")
 _SHARES: tuple[Callable[[MeasuredKernel], float | None], ...] = (
     lambda kernel: kernel.sm,
@@ -29,15 +29,15 @@ def print_measured_kernels(kernels: Sequence[MeasuredKernel], *, console: Consol
     launches = counted(len(kernels), "launch", "launches")
     print_line(console, f"How well kernels use the GPU: {launches}, {duration(total)} alone", bold=True)
     rows = []
-    for region, inside in _grouped(kernels, lambda kernel: " > ".join(kernel.region) or "(in no region)"):
+    for region, inside in _group_kernels(kernels, lambda kernel: " > ".join(kernel.region) or "(in no region)"):
         rows.append((0, region, _cells(inside)))
-        rows += [(2, name, _cells(same)) for name, same in _grouped(inside, lambda kernel: kernel.name)]
-    print_table(list(_COLUMNS), rows[:_SHOWN], console)
-    if len(rows) > _SHOWN:
-        print_line(console, f"... and {counted(len(rows) - _SHOWN, 'more line')}")
+        rows += [(2, name, _cells(same)) for name, same in _group_kernels(inside, lambda kernel: kernel.name)]
+    print_table(list(_COLUMNS), rows[:_MAX_KERNELS], console)
+    if len(rows) > _MAX_KERNELS:
+        print_line(console, f"... and {counted(len(rows) - _MAX_KERNELS, 'more line')}")
 
 
-def _grouped(
+def _group_kernels(
     kernels: Sequence[MeasuredKernel], key: Callable[[MeasuredKernel], str]
 ) -> list[tuple[str, list[MeasuredKernel]]]:
     groups: dict[str, list[MeasuredKernel]] = defaultdict(list)

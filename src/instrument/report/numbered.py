@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..traces.summary import RegionStat
 
-_HANDFUL = 8
+_MAX_SEPARATE_REGIONS = 8
 _NUMBER = re.compile(r"\d+")
 _Path = tuple[str, ...]
 
@@ -32,7 +32,7 @@ def join_numbered(regions: Sequence[RegionStat]) -> tuple[RegionStat, ...]:
             names[_key(region, joined)].add(region.path[-1])
         for region in levels[depth]:
             around, pattern = _key(region, joined)
-            many = len(names[around, pattern]) > _HANDFUL
+            many = len(names[around, pattern]) > _MAX_SEPARATE_REGIONS
             joined[region.path] = (*around, pattern if many else region.path[-1])
     rows: dict[_Path, RegionStat] = {}
     for region in regions:

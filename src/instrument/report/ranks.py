@@ -16,7 +16,7 @@ from ..traces.ranks import TraceSet
 from ..traces.salvage import OTHER_TYPES
 from ..units import counted, duration, percent
 
-_MOST = 20  # ranks on one line
+_MAX_LISTED_RANKS = 20  # ranks on one line
 _FILES = 20
 _CLOCK = (
     '"clock" is the offset to add to the times of a rank to get times on the clock of the lowest rank, by the '
@@ -80,15 +80,15 @@ def _print_late_rank(traces: TraceSet, collectives: Collectives, console: Consol
 
 
 def _numbers(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - _MOST} more" if len(ranks) > _MOST else ""
-    return ", ".join(map(str, ranks[:_MOST])) + more
+    more = f" and {len(ranks) - _MAX_LISTED_RANKS} more" if len(ranks) > _MAX_LISTED_RANKS else ""
+    return ", ".join(map(str, ranks[:_MAX_LISTED_RANKS])) + more
 
 
 def _cells(numbers: Metrics, clock: Clock) -> list[str]:
     whole = numbers["span_ns"]
     shares = [percent(numbers[name], whole) for name in _NUMBERS]
-    return [duration(whole), *shares, "?" if clock.source == "epoch" else _signed(clock.offset_ns)]
+    return [duration(whole), *shares, "?" if clock.source == "epoch" else _with_sign(clock.offset_ns)]
 
 
-def _signed(ns: int) -> str:
+def _with_sign(ns: int) -> str:
     return f"{'-' if ns < 0 else '+'}{duration(abs(ns))}"

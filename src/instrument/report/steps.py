@@ -12,15 +12,15 @@ from ..traces.summary import Summary
 from ..traces.timing import Timing
 from ..units import counted, duration, durations, percent
 
-_LISTED = 10  # steps; more are summarized
-_FAR = 2  # times the median, or one part in so many: such a step is an outlier
-_ENOUGH = 3  # steps around a window that a comparison needs
-_NEARLY_ALL = 0.95  # of a step's length on the GPU; a busier GPU is not mentioned
-_ROUND = 9.95  # times as long; larger ratios have no decimal
-_ALIKE = 1.25  # times slower or faster; closer steps count as equally long
+_MAX_LISTED_STEPS = 10  # steps; more are summarized
+_OUTLIER_RATIO = 2  # times the median, or one part in so many: such a step is an outlier
+_MIN_STEPS_AROUND = 3  # steps around a window that a comparison needs
+_BUSY_SHARE = 0.95  # of a step's length on the GPU; a busier GPU is not mentioned
+_MIN_RATIO_WITHOUT_DECIMAL = 9.95  # times as long; larger ratios have no decimal
+_MAX_SIMILAR_RATIO = 1.25  # times slower or faster; closer steps count as equally long
 
-_SMALL = 0.01  # of a step; smaller waits are not mentioned
-_MUCH = 0.1  # of a step; smaller shares of exposed communication are not mentioned
+_MIN_WAIT_SHARE = 0.01  # of a step; smaller waits are not mentioned
+_MIN_EXPOSED_SHARE = 0.1  # of a step; smaller shares of exposed communication are not mentioned
 _WINDOW = "of {} time after the first step"  # from the end of the first step, or of its GPU work
 
 
@@ -28,34 +28,34 @@ def headline(summary: Summary) -> str:
     """Return the mean length of a step on the CPU and on the GPU, and which steps were averaged."""
     steps = max(summary.steps, 1)
     time = duration(summary.step_ns / steps)
-    on_gpu = [ns for _, ns in _on_gpu(summary)]
+    on_gpu = [ns for _, ns in _gpu_lengths(summary)]
     if on_gpu:
         time = f"CPU {time}, GPU {duration(sum(on_gpu) / len(on_gpu))}{_busy(summary)}"
     elif summary.gpu_total_ns is not None:
         time += f", GPU work {duration(summary.gpu_total_ns / steps)}{_of_gpus(summary)}"
     if not summary.steps:
         return f"Where the time went: {time} (no steps marked)"
-    which = _which(summary.step_numbers, steps)
-    return f"Where the step went: {time} ({f'mean of {which}' if steps > 1 else which}{_cut_short(summary)})"
+    which = _name_steps(summary.step_numbers, steps)
+    return f"Where the step went: {time} ({f'mean of {which}' if steps > 1 else which}{_name_cut_steps(summary)})"
 
 
 def _busy(summary: Summary) -> str:
     """Return how busy the GPU was during the steps, unless it was busy nearly all of the time."""
     steps = [step for step in (summary.lengths.steps if summary.lengths else ()) if step.gpu_ns is not None]
     busy_ns, all_ns = sum(step.gpu_busy_ns or 0 for step in steps), sum(step.gpu_ns or 0 for step in steps)
-    return f", busy {100 * busy_ns / all_ns:.0f} %" if busy_ns < _NEARLY_ALL * all_ns else ""
+    return f", busy {100 * busy_ns / all_ns:.0f} %" if busy_ns < _BUSY_SHARE * all_ns else ""
 
 
 def _of_gpus(summary: Summary) -> str:
     return f" on {summary.gpus} GPUs" if summary.gpus > 1 else ""
 
 
-def _cut_short(summary: Summary) -> str:
+def _name_cut_steps(summary: Summary) -> str:
     """Name the steps that were cut short; the mean excludes them unless no other step was recorded."""
     cut = summary.cut_steps
     if summary.only_cut:
         return ", cut short"
-    return f"; {_which(cut, len(cut))} {'was' if len(cut) == 1 else 'were'} cut short" if cut else ""
+    return f"; {_name_steps(cut, len(cut))} {'was' if len(cut) == 1 else 'were'} cut short" if cut else ""
 
 
 def describe_steps(summary: Summary) -> Iterator[str]:
@@ -64,13 +64,13 @@ def describe_steps(summary: Summary) -> Iterator[str]:
     if summary.steps_from:
         yield f'A step is a call of the region "{summary.steps_from}".'
     if len(times) > 1:
-        clock = ", CPU" * bool(_on_gpu(summary))
-        yield f"{_which(summary.step_numbers, len(times)).capitalize()}{clock}: {_times(times)}"
+        clock = ", CPU" * bool(_gpu_lengths(summary))
+        yield f"{_name_steps(summary.step_numbers, len(times)).capitalize()}{clock}: {_times(times)}"
         yield from _gpu_times(summary)
-        yield from _far(summary)
+        yield from _outliers(summary)
     if summary.lengths:
         yield from describe_loop(summary.lengths)
-    if _on_gpu(summary) and summary.gpu_total_ns is not None:
+    if _gpu_lengths(summary) and summary.gpu_total_ns is not None:
         work = duration(summary.gpu_total_ns / max(summary.steps, 1))
         yield (
             f'"% step" is the share of the step on the CPU, "% GPU" the share of {work} of GPU work'
@@ -82,15 +82,15 @@ def describe_steps(summary: Summary) -> Iterator[str]:
                 "to the last end on all GPUs that it uses; shares of busy time and communication are their mean."
             )
     yield from _not_launched_here(summary)
-    yield from _cut(summary)
+    yield from _describe_cut_steps(summary)
     if summary.timing is not None:
         if not summary.only_cut:
             yield from _share_of_run(summary, summary.timing)
-            yield from _typical(summary, summary.timing)
+            yield from _compare_with_run(summary, summary.timing)
         yield from _own_work(summary.timing)
 
 
-def _on_gpu(summary: Summary) -> list[tuple[int, int]]:
+def _gpu_lengths(summary: Summary) -> list[tuple[int, int]]:
     """Return the number of each step that launched GPU work, and the time from its first start to its last end."""
     if summary.lengths is None:
         return []
@@ -99,28 +99,28 @@ def _on_gpu(summary: Summary) -> list[tuple[int, int]]:
 
 
 def _gpu_times(summary: Summary) -> Iterator[str]:
-    known = _on_gpu(summary)
+    known = _gpu_lengths(summary)
     if known:
-        which = _which([number for number, _ in known], len(known)).capitalize()
+        which = _name_steps([number for number, _ in known], len(known)).capitalize()
         yield f"{which}, GPU: {_times([ns for _, ns in known])}"
 
 
 def _times(times: Sequence[int]) -> str:
-    if len(times) <= _LISTED:
+    if len(times) <= _MAX_LISTED_STEPS:
         middle = f" (median {duration(median(times))})" if len(times) > 2 else ""
         return f"{durations(times)}{middle}"
     return f"median {duration(median(times))}, from {duration(min(times))} to {duration(max(times))}"
 
 
-def _far(summary: Summary) -> Iterator[str]:
+def _outliers(summary: Summary) -> Iterator[str]:
     """Name the steps that took much longer or shorter than the others, on the CPU and on the GPU."""
     steps = list(zip(summary.step_numbers, summary.step_times_ns, strict=True))
-    on_gpu = _on_gpu(summary)
-    yield from _far_by(steps, " on the CPU" * bool(on_gpu), summary.step_ns)
-    yield from _far_by(on_gpu, " on the GPU")
+    on_gpu = _gpu_lengths(summary)
+    yield from _outliers_on(steps, " on the CPU" * bool(on_gpu), summary.step_ns)
+    yield from _outliers_on(on_gpu, " on the GPU")
 
 
-def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> Iterator[str]:
+def _outliers_on(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> Iterator[str]:
     """Name the outliers by one clock and, with ``whole_ns``, their share of that time."""
     if len(steps) < 2:
         return
@@ -129,7 +129,7 @@ def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> 
     far: list[tuple[int, int]] = []
     near: list[int] = []
     for number, ns in steps:
-        if ns > _FAR * middle or ns * _FAR < middle:
+        if ns > _OUTLIER_RATIO * middle or ns * _OUTLIER_RATIO < middle:
             far.append((number, ns))
         else:
             near.append(ns)
@@ -138,9 +138,11 @@ def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> 
     if len(far) > len(times) // 2:
         yield f"The steps differ widely{clock}: few are close to the mean."
         return
-    which = _which([number for number, _ in far], len(far)).capitalize()
+    which = _name_steps([number for number, _ in far], len(far)).capitalize()
     those = [ns for _, ns in far]
-    took = durations(those) if len(far) <= _LISTED else f"{duration(min(those))} to {duration(max(those))}"
+    took = (
+        durations(those) if len(far) <= _MAX_LISTED_STEPS else f"{duration(min(those))} to {duration(max(those))}"
+    )
     share = f", {percent(sum(those), whole_ns)} % of the time in the table below" if whole_ns else ""
     others = duration(median(near))
     than = f"the other took {others}" if len(times) == 2 else f"the others took {others} (median)"
@@ -159,7 +161,7 @@ def _not_launched_here(summary: Summary) -> Iterator[str]:
         yield f"The trace lacks the launches of {unknown}, which counts toward the steps in which it ran."
 
 
-def _cut(summary: Summary) -> Iterator[str]:
+def _describe_cut_steps(summary: Summary) -> Iterator[str]:
     """Say which windows are incomplete, and why."""
     recorded = set(summary.step_numbers)
     for planned, reason in summary.timing.endings if summary.timing else ():
@@ -179,29 +181,29 @@ def _share_of_run(summary: Summary, timing: Timing) -> Iterator[str]:
         share = percent(min(summary.step_ns, timing.run_ns), timing.run_ns)
         yield (
             f"Recorded: {summary.steps:,} of the {timing.run_steps:,} steps run so far, "
-            f"{share} % of {duration(timing.run_ns)}{_untimed(timing)}"
+            f"{share} % of {duration(timing.run_ns)}{_describe_untimed(timing)}"
         )
 
 
-def _untimed(timing: Timing) -> str:
+def _describe_untimed(timing: Timing) -> str:
     if timing.untimed_steps is None:
         return ""
     first, last = timing.untimed_steps
-    which = _which(range(first, last + 1), last + 1 - first)
+    which = _name_steps(range(first, last + 1), last + 1 - first)
     return f" (not counting {which}, whose start is unknown)"
 
 
-def _typical(summary: Summary, timing: Timing) -> Iterator[str]:
+def _compare_with_run(summary: Summary, timing: Timing) -> Iterator[str]:
     """Compare the recorded steps with the steps around them, which are timed on the CPU."""
     steps, around = timing.around or (0, 0)
-    if steps < _ENOUGH or not summary.step_times_ns:
+    if steps < _MIN_STEPS_AROUND or not summary.step_times_ns:
         return
     lengths = summary.lengths if summary.lengths and summary.lengths.runs_ahead else None
     clock = ", on the CPU, which runs ahead" if lengths else ""
     ratio = median(summary.step_times_ns) / (around or 1)
-    if _alike(ratio):
+    if _are_similar(ratio):
         said = "the recorded steps took about as long (within 25 %), so they are typical"
-    elif lengths and _alike((lengths.gpu_step_ns or 0) / (around or 1)):
+    elif lengths and _are_similar((lengths.gpu_step_ns or 0) / (around or 1)):
         said = "the recorded steps took about as long on the GPU (within 25 %), so they are typical"
     elif lengths:
         said = f"the recorded steps took {_times_as_long(ratio)} there, which says little about the loop"
@@ -213,11 +215,11 @@ def _typical(summary: Summary, timing: Timing) -> Iterator[str]:
 
 
 def _times_as_long(ratio: float) -> str:
-    return f"{ratio:.{1 if ratio < _ROUND else 0}f} times as long"
+    return f"{ratio:.{1 if ratio < _MIN_RATIO_WITHOUT_DECIMAL else 0}f} times as long"
 
 
-def _alike(ratio: float) -> bool:
-    return max(ratio, 1 / (ratio or 1)) <= _ALIKE if ratio else False
+def _are_similar(ratio: float) -> bool:
+    return max(ratio, 1 / (ratio or 1)) <= _MAX_SIMILAR_RATIO if ratio else False
 
 
 def _own_work(timing: Timing) -> Iterator[str]:
@@ -228,15 +230,15 @@ def _own_work(timing: Timing) -> Iterator[str]:
         )
 
 
-def _which(numbers: Sequence[int], count: int) -> str:
+def _name_steps(numbers: Sequence[int], count: int) -> str:
     """Name the steps, as in "steps 2-4, 7"; if their numbers are not known, count them."""
     if not numbers or min(numbers) < 0 or len(set(numbers)) < count:
         return counted(count, "step")
     runs = groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0])
     spans = [[number for _, number in run] for _, run in runs]
     shown = [f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans]
-    if len(shown) > _LISTED:
-        shown[_LISTED // 2 : -1] = ["..."]
+    if len(shown) > _MAX_LISTED_STEPS:
+        shown[_MAX_LISTED_STEPS // 2 : -1] = ["..."]
     return f"step{'s' * (count != 1)} {', '.join(shown)}"
 
 
@@ -249,14 +251,19 @@ def describe_loop(lengths: StepLengths) -> Iterator[str]:
             2 * totals.queue_waits_ns > totals.cpu_waits_ns
         )
         waited = f", and waited for the GPU {waits} % {_WINDOW.format('its')}{queue}"
-        waited *= totals.cpu_waits_ns > _SMALL * totals.cpu_ns
+        waited *= totals.cpu_waits_ns > _MIN_WAIT_SHARE * totals.cpu_ns
         comm = totals.exposed_comm_ns
         bounds = "Communication" if 2 * comm > totals.gpu_ns else "The GPU"
-        share = f", {percent(comm, totals.gpu_ns)} % of it exposed communication" * (comm > _MUCH * totals.gpu_ns)
-        yield f"{bounds} bounds the loop: {_step(lengths)}{share}. The CPU {_ahead(lengths)}{waited}."
+        share = f", {percent(comm, totals.gpu_ns)} % of it exposed communication" * (
+            comm > _MIN_EXPOSED_SHARE * totals.gpu_ns
+        )
+        yield (
+            f"{bounds} bounds the loop: {_describe_step(lengths)}{share}. "
+            f"The CPU {_describe_run_ahead(lengths)}{waited}."
+        )
     elif lengths.bound == "cpu":
         yield (
-            f"The CPU bounds the loop: {_step(lengths)}, and the GPU waited for launches "
+            f"The CPU bounds the loop: {_describe_step(lengths)}, and the GPU waited for launches "
             f"{idle} % {_WINDOW.format('the')}."
         )
     elif lengths.bound == "both":
@@ -264,36 +271,36 @@ def describe_loop(lengths: StepLengths) -> Iterator[str]:
         if not lengths.synchronizes:
             turns = "CPU and GPU take turns in bounding the loop, because launches fill the GPU's queue at times"
         yield (
-            f"{turns}: {_step(lengths)}; the GPU waited for launches {idle} %, the CPU for the GPU {waits} % "
-            f"{_WINDOW.format('their')}."
+            f"{turns}: {_describe_step(lengths)}; the GPU waited for launches {idle} %, "
+            f"the CPU for the GPU {waits} % {_WINDOW.format('their')}."
         )
     else:
-        ahead = f" The CPU {_ahead(lengths)}." if lengths.run_ahead_ns else ""
+        ahead = f" The CPU {_describe_run_ahead(lengths)}." if lengths.run_ahead_ns else ""
         yield f"It is not known whether the CPU or the GPU bounds the loop: {lengths.unknown}.{ahead}"
         if lengths.synchronized_step_ns is not None:
-            yield f"Between synchronizations {_took(lengths.synchronized_step_ns)}."
+            yield f"Between synchronizations {_describe_length(lengths.synchronized_step_ns)}."
 
 
-def _step(lengths: StepLengths) -> str:
+def _describe_step(lengths: StepLengths) -> str:
     """Return how long a step takes, and by which clock."""
     step_ns = lengths.step_ns or 0
     if lengths.clock == "synchronizations":
-        return f"{_took(step_ns)} of wall time between synchronizations"
+        return f"{_describe_length(step_ns)} of wall time between synchronizations"
     if lengths.clock == "cpu":
-        return f"{_took(step_ns)} on the CPU"
+        return f"{_describe_length(step_ns)} on the CPU"
     spans = [step.gpu_ns for step in lengths.steps if step.gpu_ns is not None]
     overlap = " (their work overlaps)" * (sum(spans) > 1.1 * step_ns * len(spans))
     return f"on the GPU a step ended every {duration(step_ns)}{overlap}"
 
 
-def _took(ns: float) -> str:
+def _describe_length(ns: float) -> str:
     return f"a step took {duration(ns)}"
 
 
-def _ahead(lengths: StepLengths) -> str:
+def _describe_run_ahead(lengths: StepLengths) -> str:
     """Return how far the CPU ran ahead at the end of a step, at most."""
     _, most = lengths.run_ahead_ns or (0, 0)
     step_ns = lengths.gpu_step_ns
-    if most <= _SMALL * (step_ns or 0):
+    if most <= _MIN_WAIT_SHARE * (step_ns or 0):
         return "did not run ahead"
     return f"ran up to {duration(most)}" + (f" ({most / step_ns:.1f} steps)" if step_ns else "") + " ahead"

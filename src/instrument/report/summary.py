@@ -17,10 +17,10 @@ from ..units import count, counted, duration, percent
 from .numbered import join_numbered
 from .steps import describe_steps, headline
 
-_REGIONS = 30  # rows
-_HIDDEN = 10  # names
-_OPERATORS = 10
-_FILES = 10
+_MAX_REGIONS = 30  # rows
+_MAX_HIDDEN = 10  # names
+_MAX_OPERATORS = 10
+_MAX_FILES = 10
 _BAR = 8
 
 
@@ -58,9 +58,9 @@ def print_summary(
         more = counted(joined, "more region")
         print_wrapped(console, f'"*" stands for numbers: instrument summarize --expand shows {more}.')
     if hidden:
-        more = f" and {len(hidden) - _HIDDEN} more, see manifest.jsonl" if len(hidden) > _HIDDEN else ""
+        more = f" and {len(hidden) - _MAX_HIDDEN} more, see manifest.jsonl" if len(hidden) > _MAX_HIDDEN else ""
         print_line(
-            console, f"Not shown, because they are inside compiled code: {', '.join(hidden[:_HIDDEN])}{more}"
+            console, f"Not shown, because they are inside compiled code: {', '.join(hidden[:_MAX_HIDDEN])}{more}"
         )
     if summary.operators:
         _print_operators(summary, console)
@@ -95,9 +95,9 @@ def print_unread_devices(devices: Mapping[str, UnreadDevice], *, console: Consol
 
 
 def _print_regions(summary: Summary, console: Console) -> None:
-    shown = _largest(summary.regions)
+    shown = _largest_regions(summary.regions)
     rows = []
-    for region in _by_time(shown):
+    for region in _sort_by_time(shown):
         calls, cpu, own = _means(summary, region, region.cpu_ns, region.self_ns)
         cells = [calls, cpu, own, *_shares(summary, region, region.cpu_ns, region.gpu_ns)]
         rows.append((2 * len(region.path) - 2, region.path[-1] + " (partial)" * region.partial, cells))
@@ -119,10 +119,10 @@ def _print_regions(summary: Summary, console: Console) -> None:
 
 def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
     """Yield explanations of what is unusual in the table of regions."""
-    some = [region for region in shown if _only_in_some(summary, region)]
+    some = [region for region in shown if _occurs_in_some_steps(summary, region)]
     if some:
         example = next((region for region in some if region.calls != region.steps), some[0])
-        in_words = f"{counted(example.calls, 'call')} in {_of_steps(summary, example)} steps"
+        in_words = f"{counted(example.calls, 'call')} in {_step_count(summary, example)} steps"
         yield f'"{_calls(summary, example)}" means {in_words}; such rows show totals, not means.'
     if any(region.partial for region in shown):
         yield (
@@ -147,7 +147,7 @@ def _print_operators(summary: Summary, console: Console) -> None:
         summary.operators, key=lambda item: max(item.self_ns / whole_ns, (item.gpu_ns or 0) / gpu_ns), reverse=True
     )
     rows = []
-    for operator in ranked[:_OPERATORS]:
+    for operator in ranked[:_MAX_OPERATORS]:
         cells = _means(summary, operator, operator.self_ns)
         cells += _shares(summary, operator, operator.self_ns, operator.gpu_ns)
         rows.append((0, operator.name, cells))
@@ -156,27 +156,27 @@ def _print_operators(summary: Summary, console: Console) -> None:
         rows.append((0, "(in no operator)", ["", "", *_shares(summary, None, None, nowhere_ns)]))
     print_line(console, "")
     print_table(["operator", "calls", "CPU self", *_share_columns(summary)], rows, console)
-    if (hidden := len(ranked) - _OPERATORS) > 0:
+    if (hidden := len(ranked) - _MAX_OPERATORS) > 0:
         print_line(console, f"... and {counted(hidden, 'more operator')}")
 
 
-def _only_in_some(summary: Summary, row: RegionStat | OperatorStat) -> bool:
+def _occurs_in_some_steps(summary: Summary, row: RegionStat | OperatorStat) -> bool:
     return 0 < row.steps < summary.steps
 
 
 def _calls(summary: Summary, row: RegionStat | OperatorStat) -> str:
     """Return the calls per step; if some steps have none, all calls and the number of steps that have some."""
-    if _only_in_some(summary, row):
-        return f"{count(row.calls)} in {_of_steps(summary, row)}"
+    if _occurs_in_some_steps(summary, row):
+        return f"{count(row.calls)} in {_step_count(summary, row)}"
     return count(row.calls / max(summary.steps, 1))
 
 
-def _of_steps(summary: Summary, row: RegionStat | OperatorStat) -> str:
+def _step_count(summary: Summary, row: RegionStat | OperatorStat) -> str:
     return f"{count(row.steps)} of {count(summary.steps)}"
 
 
 def _means(summary: Summary, row: RegionStat | OperatorStat, *times_ns: int) -> list[str]:
-    steps = 1 if _only_in_some(summary, row) else max(summary.steps, 1)
+    steps = 1 if _occurs_in_some_steps(summary, row) else max(summary.steps, 1)
     return [_calls(summary, row), *(duration(ns / steps) for ns in times_ns)]
 
 
@@ -197,7 +197,7 @@ def _shares(
     share = "" if cpu_ns is None else percent(cpu_ns, summary.step_ns)
     if summary.gpu_total_ns is None:
         return [share, _bar(cpu_ns or 0, summary.step_ns)]
-    steps = 1 if row is not None and _only_in_some(summary, row) else max(summary.steps, 1)
+    steps = 1 if row is not None and _occurs_in_some_steps(summary, row) else max(summary.steps, 1)
     return [share, duration((gpu_ns or 0) / steps), percent(gpu_ns or 0, summary.gpu_total_ns)]
 
 
@@ -205,10 +205,10 @@ def print_files(files: Sequence[Path], folder: Path, *, console: Console) -> Non
     """Print files and how to open them; ``folder`` is the folder to open in TensorBoard."""
     print_line(console, "")
     print_line(console, "Files", bold=True)
-    for path in files[:_FILES]:
+    for path in files[:_MAX_FILES]:
         print_line(console, f"  {path}")
-    if len(files) > _FILES:
-        print_line(console, f"  ... and {len(files) - _FILES} more in {folder}")
+    if len(files) > _MAX_FILES:
+        print_line(console, f"  ... and {len(files) - _MAX_FILES} more in {folder}")
     print_line(console, "Open one with")
     print_line(console, '  Perfetto     https://ui.perfetto.dev, "Open trace file"')
     print_line(console, "  Chrome       chrome://tracing, Load")
@@ -216,14 +216,14 @@ def print_files(files: Sequence[Path], folder: Path, *, console: Console) -> Non
     print_line(console, "               (pip install torch-tb-profiler)")
 
 
-def _largest(regions: Sequence[RegionStat]) -> list[RegionStat]:
+def _largest_regions(regions: Sequence[RegionStat]) -> list[RegionStat]:
     """Return the regions that took the most time on the CPU or the GPU, and the regions around them."""
     ranked = sorted(regions, key=lambda region: max(region.cpu_ns, region.gpu_ns or 0), reverse=True)
-    kept = {region.path[:depth] for region in ranked[:_REGIONS] for depth in range(len(region.path) + 1)}
+    kept = {region.path[:depth] for region in ranked[:_MAX_REGIONS] for depth in range(len(region.path) + 1)}
     return [region for region in regions if region.path in kept]
 
 
-def _by_time(regions: Iterable[RegionStat]) -> Iterator[RegionStat]:
+def _sort_by_time(regions: Iterable[RegionStat]) -> Iterator[RegionStat]:
     """Yield the tree depth first, the largest child of each parent first."""
     children: dict[tuple[str, ...], list[RegionStat]] = {}
     for region in regions:

@@ -248,7 +248,7 @@ class FinalizerProcess:
         return b""
 
     def _connected(self) -> bool:
-        if self._socket.own:
+        if self._socket.is_valid:
             return True
         self._kill("cannot be reached, as the program closed the connection")
         return False

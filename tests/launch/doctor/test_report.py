@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from instrument.launch.doctor.machine import Check, Machine, Status
-from instrument.launch.doctor.report import SECTIONS, Examined, examine, render, to_json
+from instrument.launch.doctor.report import SECTIONS, CheckResult, examine, render, to_json
 from tests.launch.doctor.support import command
 from tests.support import nsys
 from tests.support.programs import ROOT
@@ -96,7 +96,7 @@ def test_a_check_that_raises(machine: Machine) -> None:
         list(examine(machine, {"section": {"name": interrupted}}))
 
 
-def page(found: list[Examined], width: int) -> str:
+def page(found: list[CheckResult], width: int) -> str:
     file = io.StringIO()
     render(found, console=Console(file=file, width=width, color_system=None))
     return file.getvalue()
@@ -108,7 +108,7 @@ WORDS = st.lists(st.text("abc[]/:-", min_size=1, max_size=15), min_size=1, max_s
 @given(WORDS, st.sampled_from([20, 80, 100]))
 def test_sentences_fit(words: list[str], width: int) -> None:
     """Every word is on the page, and no line is wider than the terminal if words can be separated."""
-    text = page([Examined("section", "name", Check("note", " ".join(words)))], width)
+    text = page([CheckResult("section", "name", Check("note", " ".join(words)))], width)
     shown = text.split()
     assert ["section", "note", "name", *words, "No", "problem,"] == shown[: len(words) + 5]
     lines = text.splitlines()[1:-2]
@@ -126,7 +126,7 @@ def test_sentences_fit(words: list[str], width: int) -> None:
 )
 def test_conclusion(statuses: list[Status], conclusion: str) -> None:
     """The last line counts the problems, and so does the JSON."""
-    found = [Examined("section", status, Check(status, "x", "do it")) for status in statuses]
+    found = [CheckResult("section", status, Check(status, "x", "do it")) for status in statuses]
     text = page(found, 80)
     assert conclusion == text.splitlines()[-1]
     assert len(statuses) == text.count("fix: do it")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .adapter import TrainerAdapter
 
 
-def _without(callback: InstrumentCallback, *_: Any, **__: Any) -> None:
+def _inert_callback(callback: InstrumentCallback, *_: Any, **__: Any) -> None:
     """Give ``callback`` a loop that never starts."""
     from ..loop import Loop
 
@@ -49,7 +49,7 @@ class InstrumentCallback(LightningMixin):
 
     base = stand_in = "callbacks.Callback"
 
-    @guard.prepared(FEATURE, otherwise=_without)
+    @guard.prepared(FEATURE, otherwise=_inert_callback)
     def __init__(self, out: str | os.PathLike[str] = "runs/instrument", **arguments: Any) -> None:
         from ..loop import Loop
 
@@ -148,7 +148,7 @@ class InstrumentCallback(LightningMixin):
     def _enter(self, trainer: Any, module: Any, name: str) -> None:
         if not self._inactive(trainer):
             if not self.loop.running:
-                self._evaluating = name != "sanity check" and not self.loop.begun
+                self._evaluating = name != "sanity check" and not self.loop.has_begun
                 self._start(trainer, module, steps=self._evaluating)
             self.loop.enter(name)
             self._evaluation = name

@@ -11,7 +11,7 @@ from .callback import InstrumentCallback
 from .packages import FEATURE, LightningMixin
 
 
-def _without(profiler: InstrumentProfiler, *_: Any, **__: Any) -> None:
+def _inert_profiler(profiler: InstrumentProfiler, *_: Any, **__: Any) -> None:
     """Make ``profiler`` inert: it profiles nothing."""
     from ..loop import Loop
 
@@ -38,7 +38,7 @@ class InstrumentProfiler(LightningMixin):
     stand_in = "profilers.PassThroughProfiler"
     _callback: InstrumentCallback | None = None  # of the Trainer that uses this profiler
 
-    @guard.prepared(FEATURE, otherwise=_without)
+    @guard.prepared(FEATURE, otherwise=_inert_profiler)
     def __init__(self, out: str | os.PathLike[str] = "runs/instrument", **arguments: Any) -> None:
         from ..loop import Loop
 

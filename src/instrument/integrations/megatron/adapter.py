@@ -44,7 +44,7 @@ class MegatronAdapter(Adapter):
         self._hooks = hooks
         self._first_step = first_step
         self._optimizer_steps: OptimizerSteps | None = None
-        self._counted_by: str | None = None  # "iteration", "step", "optimizer" or "torch"
+        self._step_counter: str | None = None  # "iteration", "step", "optimizer" or "torch"
         self._number: int | None = None  # of the last iteration
         self._in_iteration = False
 
@@ -80,16 +80,18 @@ class MegatronAdapter(Adapter):
     @guard.contained(FEATURE)
     def step(self) -> None:
         """Count a step of the user's own loop, if it has no optimizer of torch or Megatron."""
-        if not self.attached or self._counted_by == "iteration":
+        if not self.attached or self._step_counter == "iteration":
             return
-        counted = self._counted_by is not None and self._counted_by != "step"  # the optimizer counted this step
-        self._counted_by = "step"
+        counted = (
+            self._step_counter is not None and self._step_counter != "step"
+        )  # the optimizer counted this step
+        self._step_counter = "step"
         if not counted:
             self._advance()
 
     def begin_forward(self, model: Any) -> None:
         """Start the loop with the first micro-batch of a training, and annotate ``model``."""
-        by_iterations = self.training or self._counted_by == "iteration"  # whose number is not known here
+        by_iterations = self.training or self._step_counter == "iteration"  # whose number is not known here
         if not by_iterations and torch.is_grad_enabled():
             self._start([model], self._first_step)
         if self.loop.running:
@@ -98,11 +100,11 @@ class MegatronAdapter(Adapter):
     @guard.contained(FEATURE)
     def count_update(self, by: str = "optimizer") -> None:
         """Count the step of an optimizer that just stepped, unless iterations or `step` count the steps."""
-        if not self.attached or self._counted_by in ("iteration", "step"):
+        if not self.attached or self._step_counter in ("iteration", "step"):
             return
-        if by == "torch" and (self.updating or self._counted_by == "optimizer"):
+        if by == "torch" and (self.updating or self._step_counter == "optimizer"):
             return
-        self._counted_by = by
+        self._step_counter = by
         self._advance()
 
     @contextmanager
@@ -111,7 +113,7 @@ class MegatronAdapter(Adapter):
 
         The previous iteration ends here, so that it includes its evaluation, checkpoint and log lines.
         """
-        for _ in range(self._steps_ahead(number, models)):
+        for _ in range(self._has_steps_left(number, models)):
             self.loop.step()
         self._in_iteration = True
         depth = len(self.ranges)
@@ -134,11 +136,11 @@ class MegatronAdapter(Adapter):
             self._optimizer_steps.remove()
             self._optimizer_steps = None
 
-    def _steps_ahead(self, number: int | None, models: Sequence[Any]) -> int:
+    def _has_steps_left(self, number: int | None, models: Sequence[Any]) -> int:
         """Return by how many steps this iteration is ahead of the previous one; start the loop with the first."""
-        last, self._counted_by = self._number, "iteration"
+        last, self._step_counter = self._number, "iteration"
         self._number = number if number is not None else 0 if last is None else last + 1
-        begun = self.loop.begun
+        begun = self.loop.has_begun
         with guard.contained("following an iteration"):
             self._start(models, self._number)
         return max(self._number - last, 1) if begun and last is not None else 0

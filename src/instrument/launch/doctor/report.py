@@ -60,7 +60,7 @@ _NAME_WIDTH = 17
 _MIN_TEXT_WIDTH = 20
 
 
-class Examined(NamedTuple):
+class CheckResult(NamedTuple):
     """A check with its place on the page."""
 
     section: str
@@ -73,7 +73,7 @@ def examine(
     sections: Mapping[str, Mapping[str, CheckFunction]] = SECTIONS,
     *,
     busy: Callable[[str], AbstractContextManager[object]] = nullcontext,
-) -> Iterator[Examined]:
+) -> Iterator[CheckResult]:
     """Run the checks one after the other; a check that raises is reported as a problem, and the next ones run.
 
     Args:
@@ -90,12 +90,12 @@ def examine(
                     sentence = f"not checked: {type(error).__name__}: {error}"
                     check = Check("problem", sentence, "report this as a bug of instrument")
             if check is not None:
-                yield Examined(section, name, check)
+                yield CheckResult(section, name, check)
 
 
-def render(found: Iterable[Examined], *, console: Console) -> list[Examined]:
+def render(found: Iterable[CheckResult], *, console: Console) -> list[CheckResult]:
     """Print each check as it comes, then a conclusion; return all of them."""
-    shown: list[Examined] = []
+    shown: list[CheckResult] = []
     for item in found:
         if not shown or shown[-1].section != item.section:
             print_line(console, item.section, bold=True, space=bool(shown))
@@ -105,7 +105,7 @@ def render(found: Iterable[Examined], *, console: Console) -> list[Examined]:
     return shown
 
 
-def _print(item: Examined, console: Console) -> None:
+def _print(item: CheckResult, console: Console) -> None:
     status = item.check.status
     column = _STATUS_WIDTH + _NAME_WIDTH
     text = textwrap.wrap(
@@ -122,7 +122,7 @@ def _print(item: Examined, console: Console) -> None:
         print_line(console, f"{' ' * _STATUS_WIDTH}fix: {item.check.fix}")
 
 
-def _conclusion(shown: Sequence[Examined]) -> str:
+def _conclusion(shown: Sequence[CheckResult]) -> str:
     problems, notes = (sum(item.check.status == status for item in shown) for status in ("problem", "note"))
     noted = f", {counted(notes, 'note')}" if notes else ""
     if problems:
@@ -130,7 +130,7 @@ def _conclusion(shown: Sequence[Examined]) -> str:
     return f"No problem{noted}: everything installed records here."
 
 
-def to_json(found: Sequence[Examined]) -> dict[str, Any]:
+def to_json(found: Sequence[CheckResult]) -> dict[str, Any]:
     """Return the checks as data for JSON."""
     return {
         "instrument": __version__,
@@ -149,6 +149,6 @@ def to_json(found: Sequence[Examined]) -> dict[str, Any]:
     }
 
 
-def problems(found: Sequence[Examined]) -> int:
+def problems(found: Sequence[CheckResult]) -> int:
     """Return the number of problems."""
     return sum(item.check.status == "problem" for item in found)

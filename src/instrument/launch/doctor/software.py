@@ -22,7 +22,7 @@ FRAMEWORKS = (
     *("deepspeed", "torchtitan", "vllm"),
 )
 USE_ANOTHER_GPU = "end what uses it, or choose a free one: CUDA_VISIBLE_DEVICES=1 instrument doctor"
-_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_HIDING_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _VIEWER_LIMIT_S = 2.0
 
 
@@ -85,7 +85,7 @@ def gpus(machine: Machine) -> Check:
 def _unused_gpu(machine: Machine, gpu: str, facts: Mapping[str, object]) -> Check:
     """Return why torch can use no GPU, although there is one."""
     torch = machine.torch
-    hidden = [f"{name}={os.environ[name]}" for name in _HIDING if os.environ.get(name) in ("", "-1")]
+    hidden = [f"{name}={os.environ[name]}" for name in _HIDING_VARIABLES if os.environ.get(name) in ("", "-1")]
     if hidden:
         return Check("note", f"{gpu}; hidden by {', '.join(hidden)}", facts=facts)
     if not torch.version:

@@ -17,14 +17,14 @@ PER_PROCESS = 2
 """The largest perf_event_paranoid that allows a program to sample its own CPU time."""
 
 _MIB = 1 << 20
-_TOO_LITTLE = 100 * _MIB  # for a trace of a few steps
-_LITTLE = 2048 * _MIB  # for a long recording
+_MIN_SPACE = 100 * _MIB  # for a trace of a few steps
+_LOW_SPACE = 2048 * _MIB  # for a long recording
 _INJECTIONS = {
     "NVTX_INJECTION64_PATH": TOOL_FREE_INJECTION,
     "CUDA_INJECTION64_PATH": "",
     "INTEL_LIBITTNOTIFY64": "",
 }
-_PRELOADED = (
+_PRELOAD_VARIABLES = (
     "nsight",
     "toolsinjection",
     "rocprof",
@@ -112,7 +112,7 @@ def out_folder(machine: Machine) -> Check:
 
 
 def _check_room(
-    folder: Path, named: Path, what: str, fix: str, too_little: int = _TOO_LITTLE, little: int = _LITTLE
+    folder: Path, named: Path, what: str, fix: str, too_little: int = _MIN_SPACE, little: int = _LOW_SPACE
 ) -> Check:
     """Check that ``folder`` is writable and has room for ``what``."""
     try:
@@ -180,7 +180,7 @@ def interfering_settings(machine: Machine) -> Check | None:
     profilers = [
         Path(path).name
         for path in preloaded.replace(":", " ").split()
-        if any(word in Path(path).name.lower() for word in _PRELOADED)
+        if any(word in Path(path).name.lower() for word in _PRELOAD_VARIABLES)
     ]
     if profilers:
         found["LD_PRELOAD"] = f"loads {', '.join(profilers)} into every program"

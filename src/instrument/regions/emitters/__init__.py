@@ -63,18 +63,18 @@ def _jax() -> Emitter:
 
 _FACTORIES: Mapping[str, Callable[[], Emitter]] = {"nvtx": _nvtx, "roctx": _roctx, "itt": _itt, "jax": _jax}
 
-_FOUND: Mapping[str, Callable[[], bool]] = {
+_IS_ATTACHED: Mapping[str, Callable[[], bool]] = {
     "nvtx": lambda: tools.nvtx_injected() or tools.nsight_compute(),
     "roctx": tools.rocprof,
     "itt": tools.vtune,
 }
 
 
-def wanted() -> list[str]:
+def names_from_settings() -> list[str]:
     """Return the names of the emitters to attach: those that `configure` named, or whose tool is present."""
     if settings.emitters != "auto":
         return [name for name in settings.emitters if name in _FACTORIES]
-    return [name for name, found in _FOUND.items() if found()]
+    return [name for name, found in _IS_ATTACHED.items() if found()]
 
 
 def attached(before: Sequence[Emitter], failed: set[str]) -> list[Emitter]:
@@ -86,7 +86,7 @@ def attached(before: Sequence[Emitter], failed: set[str]) -> list[Emitter]:
     """
     known = {emitter.name: emitter for emitter in before}
     emitters = []
-    for name in wanted():
+    for name in names_from_settings():
         if name in failed:
             continue
         try:

@@ -27,27 +27,27 @@ class Stack(list[Opened]):
     """The ids on one thread, represented by the ranges that pushed them; the last one is on top.
 
     Attributes:
-        crossed: whether ``over`` or ``popped`` has items.
+        crossed: whether ``ended`` or ``popped`` has items.
         over: ranges that are over and not closed yet.
         popped: open ranges whose ids other ranges popped; for each, the id of a range that is over remains.
     """
 
-    __slots__ = ("__weakref__", "crossed", "over", "popped")
+    __slots__ = ("__weakref__", "ended", "needs_cleanup", "popped")
 
     def __init__(self) -> None:
-        self.crossed = False
-        self.over: deque[Opened] = deque()
+        self.needs_cleanup = False
+        self.ended: deque[Opened] = deque()
         self.popped: dict[int, Opened] = {}
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.stack = Stack()
         _stacks.append(weakref.ref(self.stack, _stacks.remove))
 
 
 _stacks: list[weakref.ref[Stack]] = []
-_here = _Here()
+_thread_state = _ThreadState()
 
 
 class NestedTorchProfilerEmitter(TorchProfilerEmitter):
@@ -60,9 +60,9 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
 
     def push(self, region: Region) -> Opened:
         """Open a range."""
-        stack = _here.stack
-        if stack.crossed:
-            self._close_over(stack)
+        stack = _thread_state.stack
+        if stack.needs_cleanup:
+            self._close_ended(stack)
         shown = region.arguments
         record = self._enter(region.plain, *shown) if shown else self._enter(region.plain)
         opened = [record, stack]
@@ -71,7 +71,7 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
 
     def pop(self, handle: Opened) -> None:
         """Close the range, unless its recording stopped in the meantime."""
-        stack = _here.stack
+        stack = _thread_state.stack
         try:
             innermost = stack.pop()
         except IndexError:
@@ -81,9 +81,9 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
         else:
             if innermost is not None:
                 stack.append(innermost)
-            self._note_over(handle)
-        if stack.crossed:
-            self._close_over(stack)
+            self._note_ended(handle)
+        if stack.needs_cleanup:
+            self._close_ended(stack)
             self._cover(stack)
 
     start = push
@@ -91,21 +91,21 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
 
     def close(self, handle: Opened) -> None:
         """Close the range without a filler: another is opened at once, or the recording stops."""
-        self._note_over(handle)
-        if handle[1] is _here.stack:
-            self._close_over(handle[1])
+        self._note_ended(handle)
+        if handle[1] is _thread_state.stack:
+            self._close_ended(handle[1])
 
-    def _note_over(self, handle: Opened) -> None:
-        handle[1].over.append(handle)
-        handle[1].crossed = True
+    def _note_ended(self, handle: Opened) -> None:
+        handle[1].ended.append(handle)
+        handle[1].needs_cleanup = True
 
-    def _close_over(self, stack: Stack) -> None:
+    def _close_ended(self, stack: Stack) -> None:
         """Close the ranges on this thread's ``stack`` that are over."""
-        stack.crossed = False
-        while stack.over:
-            self._close(stack, stack.over.popleft())
+        stack.needs_cleanup = False
+        while stack.ended:
+            self._close(stack, stack.ended.popleft())
         if stack.popped:
-            stack.crossed = True
+            stack.needs_cleanup = True
 
     def _close(self, stack: Stack, handle: Opened) -> None:
         """Close one range, which pops the id on top."""

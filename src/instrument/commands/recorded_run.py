@@ -12,7 +12,7 @@ from ..traces.ranks import TraceSet
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """The windows of one rank in the last run in a folder.
 
     Attributes:
@@ -41,7 +41,7 @@ class Recorded:
         return {file: f"rank {self.rank}, {_steps(entry)}" for file, entry in self.windows[:-1]}
 
 
-def recorded(path: str, traces: TraceSet, rank: int | None = None) -> Recorded | None:
+def find_recorded_run(path: str, traces: TraceSet, rank: int | None = None) -> RecordedRun | None:
     """Return the windows of a rank's run, by default the lowest's; None if ``path`` is not the folder of a run.
 
     Traces of that rank's other runs are added to `TraceSet.left_out`.
@@ -58,7 +58,7 @@ def recorded(path: str, traces: TraceSet, rank: int | None = None) -> Recorded |
             windows.append((file, entry))
         elif entry.get("rank") == own.get("rank"):
             traces.left_out[file] = f"rank {rank}, {_steps(entry)}, another run"
-    return Recorded(Path(path), rank, windows)
+    return RecordedRun(Path(path), rank, windows)
 
 
 def _steps(entry: Mapping[str, Any]) -> str:
