@@ -12,14 +12,14 @@ _stderr_at_start: tuple[Any, os.stat_result] | None = None
 
 
 def remember() -> None:
-    """Keep the present ``sys.stderr``; `instrument run` calls this before the program begins."""
+    """Store the present ``sys.stderr``; `instrument run` calls this before the program begins."""
     global _stderr_at_start
     with Suppressed(OSError, ValueError, AttributeError):
         _stderr_at_start = sys.stderr, os.fstat(sys.stderr.fileno())
 
 
 def at_start() -> Any:
-    """Return the file that `remember` kept; None without one, or if its descriptor was closed or reused."""
+    """Return the file that `remember` stored; None without one, or if its descriptor was closed or reused."""
     if _stderr_at_start is None:
         return None
     file, before = _stderr_at_start

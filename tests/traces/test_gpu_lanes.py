@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from instrument.cli import app
 from instrument.diagnosis.metrics import metrics
 from instrument.traces.add_lanes import CATEGORY, add_gpu_lanes
-from instrument.traces.gpu_lanes import Span, gpu_lanes
+from instrument.traces.gpu_lanes import LaneSpan, gpu_lanes
 from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import summarize
 from instrument.traces.trace import Trace
@@ -126,7 +126,7 @@ def test_overlapping_work_on_a_stream(tmp_path: Path) -> None:
     (lane,) = gpu_lanes(read(tmp_path, *events))
     assert [len(row) for row in lane.rows] == [1] * 16
     assert lane.left_out == 4
-    assert lane.rows[1] == [Span("r1", 101_000, 201_000, 1, 100_000)]
+    assert lane.rows[1] == [LaneSpan("r1", 101_000, 201_000, 1, 100_000)]
 
 
 def texts() -> dict[str, bytes]:

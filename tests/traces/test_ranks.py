@@ -510,13 +510,13 @@ def test_files_that_are_not_traces(tmp_path: Path) -> None:
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many files are an error that says what to do."""
-    monkeypatch.setattr("instrument.traces.trace_files.MOST_FILES", 3)
+    monkeypatch.setattr("instrument.traces.trace_files.MAX_FILES", 3)
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json", rank, 4)
     with pytest.raises(TraceError, match="4 files that may be traces, and up to 3 are read together"):
         find_trace_files(tmp_path)
     assert len(find_trace_files(tmp_path / "rank[12].json").files) == 2
-    monkeypatch.setattr("instrument.traces.trace_files._MOST_NAMES", 3)
+    monkeypatch.setattr("instrument.traces.trace_files._MAX_NAMES", 3)
     with pytest.raises(TraceError, match="more than 3 files and folders"):
         find_trace_files(tmp_path / "**" / "*.json")
 

@@ -18,7 +18,7 @@ _NAME = re.compile("nccl|rccl", re.IGNORECASE)
 _POINT_TO_POINT = re.compile("^(i?send|i?recv)")
 _RESOLUTION_NS = 1000  # of older traces; smaller differences have no meaning
 _SHIFTS = sorted(range(-64, 65), key=abs)
-_FEWEST = 8  # pairs that a shift needs
+_MIN_PAIRS = 8  # pairs that a shift needs
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _compare(
     best = None
     for group in sorted(one.keys() & other.keys()):
         for shift, apart in _differences(one[group], other[group]):
-            if not len(apart) or (shift and len(apart) < _FEWEST):
+            if not len(apart) or (shift and len(apart) < _MIN_PAIRS):
                 continue
             offset = _median(apart)
             spread = _median(np.abs(apart - offset))
@@ -166,11 +166,11 @@ def _differences(one: CollectiveSequence, other: CollectiveSequence) -> Iterator
             places(one.step), places(other.step), assume_unique=True, return_indices=True
         )
         selected, other_selected = selected[one.step[selected] >= 0], other_selected[one.step[selected] >= 0]
-        yield 0, _apart(one, selected, other, other_selected)
+        yield 0, _end_differences(one, selected, other, other_selected)
         return
     for shift in _SHIFTS:
         selected = np.arange(max(0, shift), max(0, min(len(one.step), len(other.step) + shift)))
-        yield shift, _apart(one, selected, other, selected - shift)
+        yield shift, _end_differences(one, selected, other, selected - shift)
 
 
 def places(step: Array) -> Array:
@@ -182,7 +182,9 @@ def places(step: Array) -> Array:
     return places
 
 
-def _apart(one: CollectiveSequence, selected: Array, other: CollectiveSequence, other_selected: Array) -> Array:
+def _end_differences(
+    one: CollectiveSequence, selected: Array, other: CollectiveSequence, other_selected: Array
+) -> Array:
     same = one.name[selected] == other.name[other_selected]
     apart: Array = one.end_ns[selected[same]] - other.end_ns[other_selected[same]]
     return apart

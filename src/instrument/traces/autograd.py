@@ -26,9 +26,9 @@ OWN_NAME = re.compile(r"\bpt_autograd_\d")
 _ENGINE = "autograd::engine::evaluate_function"  # the operator around each node
 _IS_ENGINE = re.compile(f"^{_ENGINE}")
 _IN_BACKWARD = re.compile(rf"{re.escape(BACKWARD)}$")
-_NAMED_SO = re.compile("backward", re.IGNORECASE)
-_MOST = 64  # training threads of a process
-_AT_ONCE = 1 << 15  # times that are processed at once
+_NAMED_BACKWARD = re.compile("backward", re.IGNORECASE)
+_MAX_THREADS = 64  # training threads of a process
+_CHUNK_ROWS = 1 << 15  # times that are processed at once
 
 
 class AutogradNodes(NamedTuple):
@@ -107,17 +107,17 @@ class BackwardCallers:
     ) -> None:
         trains = np.zeros(len(process_of), bool)
         trains[nodes.made.thread] = trains[main] = True
-        self._trains = trains & ~autograd
-        self._trains[-1] = False
+        self._is_training_thread = trains & ~autograd
+        self._is_training_thread[-1] = False
         self._nodes, self._process_of = nodes, process_of
-        rows = regions.where(self._trains[regions.thread] & (regions.parent < 0))
+        rows = regions.where(self._is_training_thread[regions.thread] & (regions.parent < 0))
         process = process_of[rows.thread]
         self._lanes = LaneAxis(int(process_of.max(initial=-1)), rows.start_ns, rows.end_ns)
         self._starts, self._ends = (
             np.sort(self._lanes.positions(process, times)) for times in (rows.start_ns, rows.end_ns)
         )
         self._nest = NestedRanges(rows.start_ns, rows.end_ns, process)
-        self._outermost, self._backward = rows, regions.where(regions.matching("name", _NAMED_SO))
+        self._outermost, self._backward = rows, regions.where(regions.matching("name", _NAMED_BACKWARD))
 
     def find(self, times_ns: Array, threads: Array) -> tuple[Array, Array]:
         """Return the thread that waits for each autograd thread at each time or -1, and a mask of unclear cases.
@@ -142,12 +142,12 @@ class BackwardCallers:
         nests = [
             NestedRanges(each.start_ns, each.end_ns, each.thread) for each in (self._outermost, self._backward)
         ]
-        for begin in range(0, len(found), _AT_ONCE):
-            part = slice(begin, begin + _AT_ONCE)
+        for begin in range(0, len(found), _CHUNK_ROWS):
+            part = slice(begin, begin + _CHUNK_ROWS)
             row, candidate = self._candidates(threads[part])
             times = times_ns[part][row]
             open_, backward = (nest.innermost_at(times, candidate) >= 0 for nest in nests)
-            made = self._made(times_ns[part], threads[part], row, candidate)
+            made = self._created_node(times_ns[part], threads[part], row, candidate)
             for sign in (open_, backward, open_ & made):
                 alone = sign & (np.bincount(row[sign], minlength=len(found))[row] == 1)
                 undecided = alone & (found[part][row] < 0)
@@ -156,15 +156,15 @@ class BackwardCallers:
 
     def _candidates(self, threads: Array) -> tuple[Array, Array]:
         """Return pairs of each row and each training thread of its process, unless there are too many."""
-        trains = np.flatnonzero(self._trains)
+        trains = np.flatnonzero(self._is_training_thread)
         trains = trains[np.argsort(self._process_of[trains], kind="stable")]
         process = self._process_of[threads]
         first, after = (np.searchsorted(self._process_of[trains], process, side) for side in ("left", "right"))
-        count = np.where(after - first <= _MOST, after - first, 0)
+        count = np.where(after - first <= _MAX_THREADS, after - first, 0)
         row = np.repeat(np.arange(len(threads)), count)
         return row, trains[np.arange(len(row)) + np.repeat(first - (np.cumsum(count) - count), count)]
 
-    def _made(self, times_ns: Array, threads: Array, row: Array, candidate: Array) -> Array:
+    def _created_node(self, times_ns: Array, threads: Array, row: Array, candidate: Array) -> Array:
         """Return whether each candidate created a node with the sequence number of the running node."""
         run, made = self._nodes
         if not run or not made:

@@ -15,8 +15,8 @@ from .step_content import launched_before
 from .table import Array
 from .trace import Trace
 
-_FULL = 256  # launches; the smallest queue that CUDA_SCALE_LAUNCH_QUEUES allows
-_FAR_LONGER = 4  # times the usual duration of a launch
+_MIN_FULL_QUEUE = 256  # launches; the smallest queue that CUDA_SCALE_LAUNCH_QUEUES allows
+_MIN_BLOCKED_RATIO = 4  # times the usual duration of a launch
 
 
 class BlockedLaunches(NamedTuple):
@@ -44,14 +44,16 @@ def find_blocked_launches(trace: Trace) -> BlockedLaunches:
     rows, place, launch = np.unique(gpu.launch[linked], return_index=True, return_inverse=True)
     first = linked[place]  # work is in order of start
     calls = runtime.where(rows)
-    queued = _queued(trace, calls.start_ns, _last(gpu.end_ns[linked], launch, len(rows)), gpu.device[first])
-    room = queued < _FULL
-    usual = _usual(calls.name, calls.duration_ns, room)
-    waited = ~room & (calls.duration_ns > _FAR_LONGER * usual) & (gpu.start_ns[first] >= calls.end_ns)
+    queued = _queue_lengths(
+        trace, calls.start_ns, _last_ends(gpu.end_ns[linked], launch, len(rows)), gpu.device[first]
+    )
+    room = queued < _MIN_FULL_QUEUE
+    usual = _usual_durations(calls.name, calls.duration_ns, room)
+    waited = ~room & (calls.duration_ns > _MIN_BLOCKED_RATIO * usual) & (gpu.start_ns[first] >= calls.end_ns)
     return BlockedLaunches((calls.start_ns + usual)[waited], calls.end_ns[waited], calls.thread[waited])
 
 
-def _usual(name: Array, duration: Array, room: Array) -> Array:
+def _usual_durations(name: Array, duration: Array, room: Array) -> Array:
     """Return the usual duration of each launch: the median of its function while the queue has room."""
     usual = np.zeros(len(name), np.int64)
     for _, rows in group_rows(name):
@@ -60,7 +62,7 @@ def _usual(name: Array, duration: Array, room: Array) -> Array:
     return usual
 
 
-def _queued(trace: Trace, start: Array, done: Array, device: Array) -> Array:
+def _queue_lengths(trace: Trace, start: Array, done: Array, device: Array) -> Array:
     """Return the number of unfinished launches on the device at the start of each; a graph is one launch."""
     gpu = trace.gpu
     earlier = np.flatnonzero(launched_before(trace))
@@ -68,13 +70,13 @@ def _queued(trace: Trace, start: Array, done: Array, device: Array) -> Array:
     for number in np.unique(device).tolist():
         on_device, before = device == number, earlier[gpu.device[earlier] == number]
         ids, launch = np.unique(gpu.correlation[before], return_inverse=True)
-        ends = np.sort(np.concatenate((done[on_device], _last(gpu.end_ns[before], launch, len(ids)))))
+        ends = np.sort(np.concatenate((done[on_device], _last_ends(gpu.end_ns[before], launch, len(ids)))))
         queued[on_device] = len(ids) + np.searchsorted(np.sort(start[on_device]), start[on_device])
         queued[on_device] -= np.searchsorted(ends, start[on_device], "right")
     return queued
 
 
-def _last(end: Array, launch: Array, launches: int) -> Array:
+def _last_ends(end: Array, launch: Array, launches: int) -> Array:
     """Return when the last work of each launch ended."""
     last = np.full(launches, np.iinfo(np.int64).min)
     np.maximum.at(last, launch, end)

@@ -22,10 +22,10 @@ from .trace import ReadLosses
 _EVENTS = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|\{\s*"' + KEYS + rb'"\s*:))|"traceEvents"\s*:\s*\[')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # the decoder's message at the end of the array
 _COMMA = b", \t\r\n"
-_LONGEST = 1 << 24  # bytes of one event, and of the parts before and after the events
-_NEAR = 1 << 16
+_MAX_EVENT_BYTES = 1 << 24  # bytes of one event, and of the parts before and after the events
+_BOUNDARY_SEARCH_BYTES = 1 << 16
 
-_Take = Callable[[bytes | bytearray], int]
+_TakeEvents = Callable[[bytes | bytearray], int]
 _split = msgspec.json.Decoder(list[Raw]).decode
 
 
@@ -45,7 +45,7 @@ class EventChunks:
         index: the place of each chunk.
     """
 
-    def __init__(self, path: Path, texts: Iterator[bytes], take: _Take, lost: ReadLosses) -> None:
+    def __init__(self, path: Path, texts: Iterator[bytes], take: _TakeEvents, lost: ReadLosses) -> None:
         self._path = path
         self._texts = texts
         self._take = take
@@ -62,7 +62,7 @@ class EventChunks:
         """
         self.head, rest = self._begin()
         if rest is None:
-            raise TraceError(self._path, "; ".join([*self._lost.reasons, _nothing(self.head)]))
+            raise TraceError(self._path, "; ".join([*self._lost.reasons, _no_events_reason(self.head)]))
         while rest is not None:
             self._array(rest)
             tail, rest = self._begin()
@@ -74,12 +74,12 @@ class EventChunks:
         """Read up to the array of events; return the text before it, and the text after its bracket or None."""
         text = b""
         for block in self._texts:
-            searched, text = max(len(text) - _NEAR, 0), text + block
+            searched, text = max(len(text) - _BOUNDARY_SEARCH_BYTES, 0), text + block
             found = _EVENTS.search(text, searched)
             if found:
                 self._offset += found.end()
                 return text[: found.start()], text[found.end() :]
-            if len(text) > _LONGEST:
+            if len(text) > _MAX_EVENT_BYTES:
                 break
         begin = first_event(text)
         if begin is None:
@@ -99,7 +99,7 @@ class EventChunks:
             text = bytearray(b"[")  # built in place: a copy costs a tenth of the time of decoding
             text += events
             text += block
-            whole = last or len(text) > _LONGEST
+            whole = last or len(text) > _MAX_EVENT_BYTES
             cut = len(text) if last else _last_boundary(text, len(events))
             if whole and cut == 1:
                 cut = len(text)
@@ -135,7 +135,7 @@ class EventChunks:
         return (rest, False) if after is None else (after, True)
 
 
-def _nothing(text: bytes) -> str:
+def _no_events_reason(text: bytes) -> str:
     if not text:
         return "it is empty"
     return 'it has no array of "traceEvents"' if text.strip(b"\0") else "it has nothing but zero bytes"
@@ -145,7 +145,7 @@ def _last_boundary(text: bytearray, known: int) -> int:
     """Return where the next-to-last event seems to end; 1 if that is not beyond ``known``."""
     size = 1 << 13
     while True:
-        start = max(len(text) - size, known - _NEAR, 0)
+        start = max(len(text) - size, known - _BOUNDARY_SEARCH_BYTES, 0)
         ends = [match.end() for match in BETWEEN.finditer(text, start)]
         if ends or len(text) - size <= known:
             return ends[-1] if ends else 1

@@ -29,7 +29,7 @@ FAMILIES = {
 """Names of kernels that communicate, as regular expressions of names in lower case."""
 
 # Inductor names fused kernels after the operators around them; FSDP's copies only rearrange tensors.
-_COMPUTES = re.compile(r"^triton_(?:poi|red|per|tem|for|mm)_|copy_(?:in|out)")
+_COMPUTE_NAMES = re.compile(r"^triton_(?:poi|red|per|tem|for|mm)_|copy_(?:in|out)")
 _AUTO = re.compile("|".join(FAMILIES.values()))
 _SEARCHED = 2048  # characters of a name
 
@@ -56,16 +56,16 @@ def communication_mask(gpu: Table, collectives: Collectives = "auto") -> Array:
 
 
 def _auto(gpu: Table) -> Array:
-    named = [code for code in np.unique(gpu.name).tolist() if _communicates(gpu.strings[code])]
+    named = [code for code in np.unique(gpu.name).tolist() if _is_communication(gpu.strings[code])]
     mask: Array = np.isin(gpu.name, named)
     mask |= gpu.collective != 0
     return mask
 
 
 @lru_cache(4096)
-def _communicates(name: str) -> bool:
+def _is_communication(name: str) -> bool:
     text = name[:_SEARCHED].lower()  # a regular expression that ignores case takes six times as long
-    return bool(_AUTO.search(text)) and not _COMPUTES.search(text)
+    return bool(_AUTO.search(text)) and not _COMPUTE_NAMES.search(text)
 
 
 def compile_collectives(collectives: Collectives) -> Collectives:

@@ -22,8 +22,8 @@ _FILE = re.compile(r"^\s*# File: (.+):(\d+) in (\S+), code: ")
 _NODE = re.compile(r'^\s*(\w+)(?:: "[^"]*")? = ')
 _NODES = re.compile(r"^\s*# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
 _KERNEL = re.compile(r"^\s*(\w+) = async_compile\.")
-_LONGEST = 1 << 20  # characters of a line
-_MOST_BYTES = 1 << 30
+_MAX_LINE_LENGTH = 1 << 20  # characters of a line
+_MAX_BYTES = 1 << 30
 
 
 def is_compile_log(head: bytes) -> bool:
@@ -91,7 +91,7 @@ def read_compile_logs(paths: list[Path]) -> CompileLog:
     kernels: dict[str, GeneratedKernel] = {}
     compilations: list[Compilation] = []
     for path in paths:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise TraceError(path, "it is larger than any log of torch.compile")
         sites: dict[Frame, dict[str, Site]] = defaultdict(dict)
         count = 0
@@ -114,7 +114,7 @@ def _records(path: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
     record: dict[str, Any] | None = None
     payload: list[str] = []
     with path.open(encoding="utf-8", errors="replace") as lines:
-        while line := lines.readline(_LONGEST):
+        while line := lines.readline(_MAX_LINE_LENGTH):
             if line.startswith("\t"):
                 payload.append(line[1:].rstrip("\n"))
             elif match := _RECORD.match(line):

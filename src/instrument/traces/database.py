@@ -38,7 +38,7 @@ _SETTINGS = {  # Python 3.12
     "SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER": False,
     "SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION": False,
 }
-_REFUSED = {sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_ATTACH}  # in views and generated columns as well
+_DENIED = {sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_ATTACH}  # in views and generated columns as well
 
 
 def is_database(path: Path) -> bool:
@@ -128,8 +128,8 @@ def _restrict(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     connection.execute("PRAGMA mmap_size = 0")
-    connection.set_authorizer(_authorized)
+    connection.set_authorizer(_authorize)
 
 
-def _authorized(action: int, *_: str | None) -> int:
-    return sqlite3.SQLITE_DENY if action in _REFUSED else sqlite3.SQLITE_OK
+def _authorize(action: int, *_: str | None) -> int:
+    return sqlite3.SQLITE_DENY if action in _DENIED else sqlite3.SQLITE_OK

@@ -15,7 +15,7 @@ from msgspec import Raw, Struct, field
 
 from .table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings
 
-_MOST = 1e9  # blocks per multiprocessor, or percent; larger values are errors
+_MAX_RATIO = 1e9  # blocks per multiprocessor, or percent; larger values are errors
 _GPU = {"gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
 
 
@@ -91,10 +91,10 @@ def _read(kind: type[_Args], raws: Sequence[Raw]) -> list[_Args]:
         found: list[_Args] = _DECODERS[kind](b"[" + b",".join(raws) + b"]")
         return found
     except (ValueError, RecursionError):
-        return [_read_odd(kind, raw) for raw in raws]
+        return [_read_unusual(kind, raw) for raw in raws]
 
 
-def _read_odd(kind: type[_Args], raw: Raw) -> _Args:
+def _read_unusual(kind: type[_Args], raw: Raw) -> _Args:
     """Decode the valid fields of the args; the others are taken as missing."""
     args = kind()
     try:
@@ -178,7 +178,7 @@ def _regions(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]
     return {"external": _external(_read(_Ids, [event.args for event in events]))}
 
 
-def _nothing(_: Strings, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
+def _no_columns(_: Strings, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
     return {}
 
 
@@ -240,7 +240,7 @@ def _gpu(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str
         columns[name] = _column(args, name)
     for name in ("blocks_per_sm", "occupancy_percent"):
         values = np.fromiter(map(attrgetter(name), args), np.float64, len(args))
-        columns[name] = np.where((values >= 0) & (values < _MOST), values, math.nan)
+        columns[name] = np.where((values >= 0) & (values < _MAX_RATIO), values, math.nan)
     for name in ("collective", "group", "dtype"):
         columns[name] = _string_column(strings, args, name)
     return columns | _place(category, args, events)
@@ -259,7 +259,7 @@ def _memory(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
 READERS: dict[str, Callable[[Strings, str, Sequence[HasArgs]], dict[str, Array]]] = {
     "operators": _operators,
     "regions": _regions,
-    "frames": _nothing,
+    "frames": _no_columns,
     "runtime": _calls,
     "gpu": _gpu,
     "gpu_regions": _gpu_regions,

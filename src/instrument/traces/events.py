@@ -111,7 +111,7 @@ class Collector:
 
     def __init__(self, event_limit: int, text_limit: int) -> None:
         self.strings = Strings(text_limit)
-        self._most = event_limit
+        self._event_limit = event_limit
         self.threads: Interner[tuple[Any, Any]] = Interner()
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.processes: dict[Any, str] = {}
@@ -147,8 +147,8 @@ class Collector:
             "event": np.arange(self.count, self.count + len(events)),
         }
         self.count += len(events)
-        if self.count > self._most:
-            raise TooLargeError(f"it holds more than {self._most:,} events, too many for its size")
+        if self.count > self._event_limit:
+            raise TooLargeError(f"it holds more than {self._event_limit:,} events, too many for its size")
         named = list(self._kinds)
         for kind, rows in group_rows(kinds):
             phase, category = named[kind]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _PIP = "pip install 'torch-instrument[traces]'"
-_ELSEWHERE = {*COLUMNS, "strings", "threads", "look_up"}
+_NOT_EXPORTED = {*COLUMNS, "strings", "threads", "look_up"}
 
 
 class ExportableTrace(Protocol):
@@ -143,7 +143,7 @@ def _dictionary(codes: Array, strings: list[str], unknown: Array | None = None) 
 
 def _about(trace: ExportableTrace) -> bytes:
     """Return all attributes that are not tables, as JSON."""
-    about = {item.name: getattr(trace, item.name) for item in fields(trace) if item.name not in _ELSEWHERE}
+    about = {item.name: getattr(trace, item.name) for item in fields(trace) if item.name not in _NOT_EXPORTED}
     return json.dumps(about, default=_plain).encode()
 
 

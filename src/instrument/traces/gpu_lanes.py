@@ -11,11 +11,11 @@ import numpy as np
 from .table import Array, Table
 from .trace import Trace
 
-_DEEPEST = 100  # levels of nested regions
-_ROWS = 16  # per stream
+_MAX_DEPTH = 100  # levels of nested regions
+_MAX_ROWS = 16  # per stream
 
 
-class Span(NamedTuple):
+class LaneSpan(NamedTuple):
     """A region on a stream: from the first start to the last end of the work that it launched there.
 
     Attributes:
@@ -47,7 +47,7 @@ class GpuLane:
 
     device: int
     stream: int
-    rows: list[list[Span]]
+    rows: list[list[LaneSpan]]
     left_out: int = 0
 
 
@@ -60,32 +60,38 @@ def gpu_lanes(trace: Trace) -> list[GpuLane]:
     gpu = trace.gpu
     places = np.stack((gpu.device.astype(np.int64), gpu.stream), axis=1)
     streams, lane = np.unique(places, axis=0, return_inverse=True)
-    spans: list[list[Span]] = [[] for _ in streams]
+    spans: list[list[LaneSpan]] = [[] for _ in streams]
     alone = np.full(len(trace.steps), -1)
     for ranges, parents, link in (
         (trace.steps, alone, gpu.step),
         (trace.regions, trace.regions.parent, gpu.region),
     ):
-        for number, span in _spans(ranges, parents.tolist(), _launched(gpu, link, lane.reshape(-1), len(streams))):
+        for number, span in _spans(
+            ranges, parents.tolist(), _work_of_ranges(gpu, link, lane.reshape(-1), len(streams))
+        ):
             spans[number].append(span)
     return [
-        GpuLane(int(device), int(stream), *_in_rows(sorted(some, key=lambda span: (span.start_ns, -span.end_ns))))
+        GpuLane(
+            int(device),
+            int(stream),
+            *_arrange_in_rows(sorted(some, key=lambda span: (span.start_ns, -span.end_ns))),
+        )
         for (device, stream), some in zip(streams.tolist(), spans, strict=True)
         if some
     ]
 
 
-_Work = tuple[int, int, int, int]  # start, end, operations, sum of durations
+_RangeWork = tuple[int, int, int, int]  # start, end, operations, sum of durations
 
 
-def _launched(gpu: Table, link: Array, lane: Array, lanes: int) -> dict[int, dict[int, _Work]]:
+def _work_of_ranges(gpu: Table, link: Array, lane: Array, lanes: int) -> dict[int, dict[int, _RangeWork]]:
     """Return the work that each range launched itself, by row and lane."""
     rows = np.flatnonzero(link >= 0)
     keys = link[rows].astype(np.int64) * lanes + lane[rows]
     order = np.argsort(keys, kind="stable")
     rows, keys = rows[order], keys[order]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
-    found: dict[int, dict[int, _Work]] = {}
+    found: dict[int, dict[int, _RangeWork]] = {}
     if len(first):
         columns = (
             np.minimum.reduceat(gpu.start_ns[rows], first),
@@ -99,7 +105,9 @@ def _launched(gpu: Table, link: Array, lane: Array, lanes: int) -> dict[int, dic
     return found
 
 
-def _spans(ranges: Table, parents: list[int], work: dict[int, dict[int, _Work]]) -> Iterator[tuple[int, Span]]:
+def _spans(
+    ranges: Table, parents: list[int], work: dict[int, dict[int, _RangeWork]]
+) -> Iterator[tuple[int, LaneSpan]]:
     """Yield the lane and span of each range on each lane, including the work of inner ranges; parents first."""
     depth = [0] * len(parents)
     for row, parent in enumerate(parents):  # parents come before their children
@@ -108,20 +116,20 @@ def _spans(ranges: Table, parents: list[int], work: dict[int, dict[int, _Work]])
         if parents[row] >= 0 and row in work:
             around = work.setdefault(parents[row], {})
             for lane, inside in work[row].items():
-                around[lane] = _both(around[lane], inside) if lane in around else inside
+                around[lane] = _add_work(around[lane], inside) if lane in around else inside
     for row in sorted(work):
-        if depth[row] < _DEEPEST:
+        if depth[row] < _MAX_DEPTH:
             name = ranges.strings[ranges.name[row]]
-            yield from ((lane, Span(name, *found)) for lane, found in work[row].items())
+            yield from ((lane, LaneSpan(name, *found)) for lane, found in work[row].items())
 
 
-def _both(one: _Work, other: _Work) -> _Work:
+def _add_work(one: _RangeWork, other: _RangeWork) -> _RangeWork:
     return min(one[0], other[0]), max(one[1], other[1]), one[2] + other[2], one[3] + other[3]
 
 
-def _in_rows(spans: list[Span]) -> tuple[list[list[Span]], int]:
+def _arrange_in_rows(spans: list[LaneSpan]) -> tuple[list[list[LaneSpan]], int]:
     """Put each span into the first row where it nests; return the rows, and how many spans found none."""
-    rows: list[list[Span]] = []
+    rows: list[list[LaneSpan]] = []
     ends: list[list[int]] = []  # of the open spans in each row, innermost last
     left_out = 0
     for span in spans:
@@ -133,7 +141,7 @@ def _in_rows(spans: list[Span]) -> tuple[list[list[Span]], int]:
                 open_.append(span.end_ns)
                 break
         else:
-            if len(rows) == _ROWS:
+            if len(rows) == _MAX_ROWS:
                 left_out += 1
             else:
                 rows.append([span])

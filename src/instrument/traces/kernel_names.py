@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .matrix_kernels import matrix_kernel
 
-_LONGEST = 4096  # characters of a name that are read
+_MAX_LENGTH = 4096  # characters of a name that are read
 _SEARCHED = 512  # characters of the name of a function
 _CUT = 120  # characters of a short name
 _DETAILS = 200  # words
@@ -71,11 +71,11 @@ _AFFIX = re.compile(
     r"^CUDAFunctor(?:On\w+?)?_|^CUDAFunctor|^launch_|^_?cuda_"
     r"|_?(?:cuda)?_?kernel(?:_impl|_cuda)*$|CUDAKernelImpl$|_cuda(?:_out)?$|_?[Ff]unctor$|Ops$|_impl$|_internal$"
 )
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 # Entry points that say nothing by themselves: the kernel is their argument.
 _ENTRIES = {"Kernel", "Kernel2", "device_kernel", "kernel", "kentry"}
-_VAGUE = _ENTRIES | {"GemmKernel", "dispatch", "combine"}  # shown with the namespace before them
+_GENERIC_NAMES = _ENTRIES | {"GemmKernel", "dispatch", "combine"}  # shown with the namespace before them
 
 _NCCL_ALGORITHM = re.compile(r"_(?:RING|TREE|COLLNET|NVLS|PAT)\w*?_(?:LL128|LL|SIMPLE)")
 # In a mangled name: a substitution, a template argument that is a number, or the length of an identifier.
@@ -101,13 +101,13 @@ def parse(name: str) -> KernelName:
     """Return the parts of the full name of a kernel, as a profiler wrote it: demangled, mangled or cut off."""
     if name.startswith("_Z"):
         return _mangled(name)
-    text = name[:_LONGEST].removeprefix("void ")
+    text = name[:_MAX_LENGTH].removeprefix("void ")
     if text.startswith("std::enable_if<"):  # a return type
         text = text.partition(">::type ")[2]
     for anonymous in _ANONYMOUS:
         text = text.replace(anonymous, "")
     path, arguments = _split(text)
-    arguments = [_respelled(text) for text in arguments]
+    arguments = [_respell(text) for text in arguments]
     base = _base(path)
     if not arguments:
         return _plain(path)
@@ -151,20 +151,20 @@ def _hash(name: str) -> str:
 
 def _differences(details: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return, for each list of words, some words that tell it from the others where that is possible."""
-    told: list[tuple[str, ...]] = [()] * len(details)
+    distinct_words: list[tuple[str, ...]] = [()] * len(details)
     if not 1 < len(details) <= _ALIKE:
-        return told
+        return distinct_words
     differing = (column for column in _columns(details) if len(set(column)) > 1)
     columns = list(islice(differing, _COLUMNS))
     for numbers in (False, True):  # numbers say less
         left = [column for column in columns if numbers == any(map(str.isdigit, column))]
         for _ in range(_WORDS):
-            counts = [len({*zip(told, column, strict=True)}) for column in left]
-            if max(counts, default=0) <= len(set(told)):
+            counts = [len({*zip(distinct_words, column, strict=True)}) for column in left]
+            if max(counts, default=0) <= len(set(distinct_words)):
                 break
             best = left.pop(counts.index(max(counts)))
-            told = [(*words, word) for words, word in zip(told, best, strict=True)]
-    return [tuple(filter(None, words)) for words in told]
+            distinct_words = [(*words, word) for words, word in zip(distinct_words, best, strict=True)]
+    return [tuple(filter(None, words)) for words in distinct_words]
 
 
 def _columns(details: Sequence[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
@@ -195,7 +195,7 @@ def _split(text: str) -> tuple[str, list[str]]:
     return path, [*arguments, text[begin:].strip()]  # the name was cut off
 
 
-def _respelled(text: str) -> str:
+def _respell(text: str) -> str:
     """Return the text in the spelling of Kineto on CUDA."""
     text = _SUFFIX.sub(r"\1", _CAST.sub("", text))
     return _INSTANCE.sub(r"{lambda(\1)#\2}", text).replace("operator ()", "operator()")
@@ -208,7 +208,7 @@ def _base(path: str) -> str:
 def _last(path: str) -> str:
     """Return the last part of a path, with the part before it if the last is vague."""
     parts = path.strip().split("::")
-    return "::".join(parts[-2:]) if parts[-1] in _VAGUE else parts[-1]
+    return "::".join(parts[-2:]) if parts[-1] in _GENERIC_NAMES else parts[-1]
 
 
 def _plain(path: str) -> KernelName:
@@ -225,7 +225,7 @@ def _plain(path: str) -> KernelName:
 def _entry(path: str, arguments: list[str]) -> KernelName:
     """Return the parts of a name such as ``cutlass::Kernel2<...>``, whose argument is the kernel."""
     inside, deeper = _split(next((text for text in arguments if not _is_value(text)), ""))
-    if not inside or TYPES.get(_bare(inside)):
+    if not inside or TYPES.get(_without_qualifiers(inside)):
         return KernelName(_last(path) + _of(_type(arguments)), _base(path), _words(arguments))
     if not deeper:
         return _plain(inside)
@@ -236,7 +236,9 @@ def _operation(arguments: list[str]) -> str:
     """Return the operation of PyTorch's elementwise and reducing kernels, with its type: "mul<bf16>"."""
     dtype = ""
     while True:
-        functor = next((text for text in arguments if not (_is_value(text) or TYPES.get(_bare(text)))), "")
+        functor = next(
+            (text for text in arguments if not (_is_value(text) or TYPES.get(_without_qualifiers(text)))), ""
+        )
         path, inner = _split(functor.removeprefix("void "))
         base = _base(path)
         if not inner or base not in _ARITIES | _TYPED | _CALLERS:
@@ -247,11 +249,15 @@ def _operation(arguments: list[str]) -> str:
     if not dtype and inner:
         dtype = _type(inner)
     elif not dtype:
-        taken = [TYPES.get(_bare(text), "") for last in _LAMBDA.findall(functor)[-1:] for text in last.split(",")]
+        taken = [
+            TYPES.get(_without_qualifiers(text), "")
+            for last in _LAMBDA.findall(functor)[-1:]
+            for text in last.split(",")
+        ]
         dtype = next((found for found in taken if found and found != "bool"), taken[0] if taken else "")
     name = _base(path)
     plain = _AFFIX.sub("", _AFFIX.sub("", name)) or name
-    return _HUMP.sub("_", plain).lower() + _of(dtype) if plain else ""
+    return _CAMEL_CASE.sub("_", plain).lower() + _of(dtype) if plain else ""
 
 
 def _foreach(arguments: list[str]) -> str:
@@ -264,7 +270,7 @@ def _is_value(text: str) -> bool:
     return bool(re.fullmatch(r"-?\d+|true|false", text))
 
 
-def _bare(text: str) -> str:
+def _without_qualifiers(text: str) -> str:
     return _SCOPE.sub("", _QUALIFIERS.sub("", text).strip())
 
 
@@ -283,7 +289,7 @@ def _type(arguments: Sequence[str], depth: int = 3) -> str:
 
 def _type_of(text: str) -> str:
     """Return the short name of a type of numbers, the size of an opaque one, or ""."""
-    bare = _bare(text)
+    bare = _without_qualifiers(text)
     opaque = re.fullmatch(r"OpaqueType<(\d+)>", bare)
     return f"{opaque[1]} B" if opaque else TYPES.get(bare, "")
 
@@ -313,7 +319,7 @@ def _mangled(name: str) -> KernelName:
 
 def _mangled_words(name: str) -> Iterator[tuple[str, int, int]]:
     place = 2
-    while match := _MANGLED.search(name, place, _LONGEST):
+    while match := _MANGLED.search(name, place, _MAX_LENGTH):
         place = match.end()
         if match[1]:
             yield match[1], match.start(), place

@@ -8,7 +8,7 @@ import numpy as np
 
 from .table import Array
 
-_LONGEST = 2**62
+_MAX_SPAN = 2**62
 
 
 class LaneAxis:
@@ -17,16 +17,16 @@ class LaneAxis:
     A file may have as many lanes as events, and one search per lane would take quadratic time.
 
     Args:
-        most: the largest number of a lane; the smallest is -1.
+        max_lane: the largest number of a lane; the smallest is -1.
         times_ns: the times that must stay distinct; other times are only ordered relative to these.
     """
 
-    def __init__(self, most: int, *times_ns: Array) -> None:
+    def __init__(self, max_lane: int, *times_ns: Array) -> None:
         some = [times for times in times_ns if len(times)]
         self._low = min((int(times.min()) for times in some), default=0)
         self._high = max((int(times.max()) for times in some), default=0)
         self._ranks: Array | None = None
-        if max(-self._low, self._high, (most + 3) * (self._high - self._low + 3)) >= _LONGEST:
+        if max(-self._low, self._high, (max_lane + 3) * (self._high - self._low + 3)) >= _MAX_SPAN:
             self._ranks = np.unique(np.concatenate(some))
             self._low, self._high = 0, len(self._ranks) - 1
         self._width = self._high - self._low + 3

@@ -140,7 +140,7 @@ def _link(
     process_of = np.array([*(numbers[thread.process] for thread in threads), -1])
     # Tools that rewrite traces drop the correlation ids, and keep these.
     ids = "correlation" if (gpu.correlation >= 0).any() or (runtime.correlation >= 0).any() else "external"
-    gpu.launch[:] = _matching(gpu[ids], runtime[ids])
+    gpu.launch[:] = _match_rows(gpu[ids], runtime[ids])
     gpu.launch[
         np.isin(gpu.correlation, _ambiguous_correlations(runtime, process_of)) if len(numbers) > 1 else []
     ] = -1
@@ -152,7 +152,7 @@ def _link(
 
     # In traces of 2022 the external id is a copy of the correlation id, and does not name an operator.
     external = np.where(~launched & (gpu.external != gpu.correlation), gpu.external, -1)
-    named = _matching(external, operators.external)
+    named = _match_rows(external, operators.external)
     found = named >= 0
     gpu.operator[found] = named[found]
     thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
@@ -188,27 +188,27 @@ def _link_processes(
     unplaced = 0
     if autograd.any():
         callers = BackwardCallers(regions, nodes, autograd, main, process_of)
-        unplaced = _adopt(regions, nest, callers, autograd)
+        unplaced = _set_backward_parents(regions, nest, callers, autograd)
         backward = elsewhere[autograd[thread[elsewhere]]]
         around[backward] = callers.find(at[backward], thread[backward])[0]
-    gpu.region[elsewhere] = _open(nest, at[elsewhere], around[elsewhere])
+    gpu.region[elsewhere] = _innermost_open(nest, at[elsewhere], around[elsewhere])
     found = NestedRanges(steps.start_ns, steps.end_ns, process_of[steps.thread]).innermost_at(at, process)
     gpu.step[:] = np.where(process >= 0, found, -1)
     return unplaced
 
 
-def _adopt(regions: Table, nest: NestedRanges, callers: BackwardCallers, autograd: Array) -> int:
+def _set_backward_parents(regions: Table, nest: NestedRanges, callers: BackwardCallers, autograd: Array) -> int:
     """Set the parents of the outermost regions of autograd threads; return how many have several candidates."""
     rows = np.flatnonzero(autograd[regions.thread] & (regions.parent < 0))
     caller, unclear = callers.find(regions.start_ns[rows], regions.thread[rows])
-    parent = _open(nest, regions.start_ns[rows], caller)
+    parent = _innermost_open(nest, regions.start_ns[rows], caller)
     while (later := parent > rows).any():  # of regions that start together, the longest comes first
         parent[later] = nest.parents[parent[later]]
     regions.parent[rows] = parent
     return int(unclear.sum())
 
 
-def _open(nest: NestedRanges, times_ns: Array, threads: Array) -> Array:
+def _innermost_open(nest: NestedRanges, times_ns: Array, threads: Array) -> Array:
     """Return the innermost range that is open on each thread at each time; -1 for thread -1."""
     return np.where(threads >= 0, nest.innermost_at(times_ns, threads), -1)
 
@@ -250,25 +250,25 @@ def main_thread(trace: Trace) -> int:
     autograd = np.array([*(thread.autograd for thread in trace.threads), False])
     regions = trace.regions
     rows = trace.steps or regions.where(~autograd[regions.thread]) or regions
-    times = _spent(rows, int(rows.thread.max(initial=-1)) + 1)
+    times = _time_on_threads(rows, int(rows.thread.max(initial=-1)) + 1)
     return int(np.argmax(times)) if len(times) else -1
 
 
 def _main_threads(steps: Table, regions: Table, process_of: Array) -> Array:
     """Return the `main_thread` of each process; the last element is -1, for no process."""
     count = len(process_of) - 1
-    process, times = process_of[:count], _spent(steps, count)
+    process, times = process_of[:count], _time_on_threads(steps, count)
     main = np.full(int(process.max(initial=-1)) + 2, -1)
     stepping = np.zeros(len(main), bool)
     stepping[process[times >= 0]] = True
-    times = np.where(stepping[process], times, _spent(regions, count))
+    times = np.where(stepping[process], times, _time_on_threads(regions, count))
     order = np.lexsort((-np.arange(count), times, process))  # the longest of each process last
     order = order[times[order] >= 0]
     main[process[order]] = order
     return main
 
 
-def _spent(rows: Table, count: int) -> Array:
+def _time_on_threads(rows: Table, count: int) -> Array:
     """Return the time that each of ``count`` threads spent in the rows; -1 for a thread without rows."""
     known = rows.thread >= 0
     threads = rows.thread[known]
@@ -277,7 +277,7 @@ def _spent(rows: Table, count: int) -> Array:
     )
 
 
-def _matching(wanted: Array, keys: Array) -> Array:
+def _match_rows(wanted: Array, keys: Array) -> Array:
     """Return the first row with each wanted key, or -1; negative keys do not match."""
     rows = np.flatnonzero(keys >= 0)
     rows = rows[np.argsort(keys[rows], kind="stable")]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import TraceError
 
-_OWN = "instrument"
+_OWN_DOMAIN = "instrument"
 _METRICS = (
     "gpu__time_duration.sum",
     "sm__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -74,7 +74,7 @@ def _region(state: Any) -> tuple[str, ...]:
     if state is None:
         return ()
     domains = [state.domain_by_id(number) for number in state.domains()]
-    own = [domain for domain in domains if domain.name() == _OWN]
+    own = [domain for domain in domains if domain.name() == _OWN_DOMAIN]
     return tuple(
         str(name) for domain in own or domains for name in (*domain.start_end_ranges(), *domain.push_pop_ranges())
     )

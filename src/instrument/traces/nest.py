@@ -25,20 +25,20 @@ class NestedRanges:
 
     def __init__(self, start_ns: Array, end_ns: Array, threads: Array | None = None) -> None:
         threads = np.zeros(len(start_ns), np.int64) if threads is None else threads
-        self._most = int(threads.max(initial=-1))
-        self._lanes = LaneAxis(self._most, start_ns, end_ns)
+        self._max_thread = int(threads.max(initial=-1))
+        self._lanes = LaneAxis(self._max_thread, start_ns, end_ns)
         self._rows = np.argsort(threads, kind="stable")
         self._threads = threads[self._rows]
         self._start = self._lanes.positions(self._threads, start_ns[self._rows])
         self._end = self._lanes.positions(self._threads, end_ns[self._rows])
         self._above = _parents(self._start, self._end, self._threads)
         self.parents = np.empty(len(start_ns), np.int64)
-        self.parents[self._rows] = self._named(self._above)
+        self.parents[self._rows] = self._original_rows(self._above)
 
     def innermost_at(self, times_ns: Array, threads: Array | None = None) -> Array:
         """Return the index of the last started range that is open at each time, or -1; ends are exclusive."""
         threads = np.zeros(len(times_ns), np.int64) if threads is None else threads
-        places = self._lanes.positions(np.minimum(threads, self._most + 1), times_ns)
+        places = self._lanes.positions(np.minimum(threads, self._max_thread + 1), times_ns)
         rows = np.searchsorted(self._start, places, "right") - 1
         closed = np.flatnonzero(rows >= 0)
         elsewhere = self._threads[rows[closed]] != threads[closed]
@@ -48,9 +48,9 @@ class NestedRanges:
             closed = closed[self._end[rows[closed]] <= places[closed]]
             rows[closed] = self._above[rows[closed]]
             closed = closed[rows[closed] >= 0]
-        return self._named(rows)
+        return self._original_rows(rows)
 
-    def _named(self, rows: Array) -> Array:
+    def _original_rows(self, rows: Array) -> Array:
         """Return the original indexes of rows in the order of threads."""
         return np.where(rows >= 0, self._rows[rows], -1) if len(self._rows) else rows
 

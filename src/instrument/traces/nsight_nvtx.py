@@ -22,7 +22,7 @@ _PAYLOAD = (
     *("jsonText", "binaryData"),
 )
 _STEP = re.compile(r"[0-9]{1,18}")
-_OWN = "instrument"  # the domain in which this library marks windows and steps
+_OWN_DOMAIN = "instrument"  # the domain in which this library marks windows and steps
 
 
 class NvtxRanges(NamedTuple):
@@ -60,7 +60,7 @@ def read_nvtx_ranges(report: NsightReport, origins: Origins, last_ns: int) -> Nv
 
     strings, texts = report.strings, list(report.strings)
     mark = np.isin(rows["eventType"], _MARKS)
-    own = (rows["domainId"] == strings[_OWN]) & (rows["eventType"] == _START_END)
+    own = (rows["domainId"] == strings[_OWN_DOMAIN]) & (rows["eventType"] == _START_END)
     number = map_unique(rows["payload"], lambda code: int(texts[code]) if _STEP.fullmatch(texts[code]) else -1)
     step = own & (rows["text"] == strings["step"]) & (number >= 0)
     window = own & (rows["text"] == strings["capture"])
@@ -69,14 +69,14 @@ def read_nvtx_ranges(report: NsightReport, origins: Origins, last_ns: int) -> Nv
     looks = {name: rows[name] for name in ("category", "color", "payload")} | {"domain": rows["domainId"]}
     kinds = {"category": np.where(mark, strings["mark"], strings["capture"])}
     return NvtxRanges(
-        _some(columns | looks, ~(mark | step | window)),
-        _some(columns | {"number": number}, step),
-        _some(columns | kinds, mark | window),
+        _select(columns | looks, ~(mark | step | window)),
+        _select(columns | {"number": number}, step),
+        _select(columns | kinds, mark | window),
         int(unfinished.sum()),
     )
 
 
-def _some(columns: dict[str, Array], rows: Array) -> dict[str, Array]:
+def _select(columns: dict[str, Array], rows: Array) -> dict[str, Array]:
     return {name: column[rows] for name, column in columns.items()}
 
 

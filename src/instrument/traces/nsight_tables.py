@@ -70,7 +70,7 @@ class NsightReport:
         self.strings = Strings(text_limit(path))
         self.lost = ReadLosses()
         self._connection = connection
-        self._most = row_limit(path)  # a damaged tree with cycles has no end
+        self._row_limit = row_limit(path)  # a damaged tree with cycles has no end
         self._strings: dict[int, str] = {}
         connection.execute("PRAGMA writable_schema = ON")  # otherwise a file that is cut off cannot be read
         connection.create_function("string_number", 1, self._string_number)
@@ -193,7 +193,7 @@ class NsightReport:
             self.lost.add(f"{table}: {error}")
 
     def _select(self, table: str, columns: str, where: str = "") -> str:
-        return f"SELECT {columns} FROM {_quoted(table)} {where} LIMIT {self._most}"
+        return f"SELECT {columns} FROM {_quoted(table)} {where} LIMIT {self._row_limit}"
 
 
 def event_columns(table: str, rows: Array) -> dict[str, Array]:

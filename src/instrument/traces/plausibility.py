@@ -10,11 +10,11 @@ from ..units import counted
 from .table import COLUMNS, Array
 from .trace import Device, ReadLosses
 
-LONGEST_NS = 1 << 53
+MAX_DURATION_NS = 1 << 53
 """104 days; longer events are dropped."""
 
 _SUM = 2.0**61
-_LARGEST = 1 << 50  # bytes or elements of one event
+_MAX_QUANTITY = 1 << 50  # bytes or elements of one event
 _QUANTITIES = {
     *("bytes", "blocks", "shared_bytes", "elements_in", "elements_out"),
     *("allocated_bytes", "reserved_bytes"),
@@ -32,12 +32,12 @@ def plausible_rows(kind: str, columns: dict[str, Array], lost: ReadLosses) -> di
         lost: records what is dropped.
     """
     if "duration_ns" in columns:
-        too_long = _too_large(columns["duration_ns"], LONGEST_NS)
+        too_long = _too_large(columns["duration_ns"], MAX_DURATION_NS)
         if too_long.any():
             lost.add(f"{kind}: events that last longer than a trace can", events=int(too_long.sum()))
             columns = {name: column[~too_long] for name, column in columns.items()}
     for name in _QUANTITIES & columns.keys():
-        too_large = _too_large(columns[name], _LARGEST)
+        too_large = _too_large(columns[name], _MAX_QUANTITY)
         if too_large.any():
             lost.add(f"{kind}: impossible {name} of {counted(int(too_large.sum()), 'event')}")
             columns = columns | {name: np.where(too_large, COLUMNS[kind][name][1], columns[name])}

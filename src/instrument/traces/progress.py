@@ -10,14 +10,14 @@ from pathlib import Path
 from ..imports import import_rich
 from ..printable import printable
 
-_LARGE = 100_000_000  # bytes; smaller files take about a second
+_MIN_BYTES = 100_000_000  # bytes; smaller files take about a second
 
 
 @contextmanager
 def progress_bar(path: Path) -> Iterator[Callable[[int], None]]:
     """Yield a function that takes the number of bytes read; at a terminal, it moves a bar for a large file."""
     size = path.stat().st_size
-    if size < _LARGE or sys.stderr is None or not sys.stderr.isatty():
+    if size < _MIN_BYTES or sys.stderr is None or not sys.stderr.isatty():
         yield lambda read: None
         return
     try:

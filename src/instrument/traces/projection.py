@@ -46,7 +46,7 @@ def projection(trace: Trace) -> Table:
     return Table(result, [])
 
 
-class _Work(NamedTuple):
+class _WorkArrays(NamedTuple):
     """The launched work of all threads, in order of the calls, whose times are positions on a `LaneAxis`."""
 
     call: Array
@@ -56,11 +56,11 @@ class _Work(NamedTuple):
     end: Array
 
 
-def _work(trace: Trace) -> tuple[_Work, LaneAxis]:
+def _work(trace: Trace) -> tuple[_WorkArrays, LaneAxis]:
     rows = np.flatnonzero(trace.gpu.launch >= 0)
     rows = rows[trace.runtime.thread[trace.gpu.launch[rows]] >= 0]
     calls = trace.runtime.where(trace.gpu.launch[rows])
-    lent, lent_thread, lent_ns = _lent(trace, rows, calls.thread)
+    lent, lent_thread, lent_ns = _backward_threads(trace, rows, calls.thread)
     thread = np.concatenate((calls.thread, lent_thread))
     begin_ns, end_ns = np.concatenate((calls.start_ns, lent_ns)), np.concatenate((calls.end_ns, lent_ns + 1))
     gpu = trace.gpu.where(np.concatenate((rows, lent)))
@@ -68,10 +68,10 @@ def _work(trace: Trace) -> tuple[_Work, LaneAxis]:
     lanes = LaneAxis(len(trace.threads), begin_ns, end_ns, regions.start_ns, regions.end_ns)
     begin, end = (lanes.positions(thread, times) for times in (begin_ns, end_ns))
     order = np.lexsort((gpu.launch, begin))
-    return _Work(*(column[order] for column in (gpu.launch, begin, end, gpu.start_ns, gpu.end_ns))), lanes
+    return _WorkArrays(*(column[order] for column in (gpu.launch, begin, end, gpu.start_ns, gpu.end_ns))), lanes
 
 
-def _lent(trace: Trace, rows: Array, threads: Array) -> tuple[Array, Array, Array]:
+def _backward_threads(trace: Trace, rows: Array, threads: Array) -> tuple[Array, Array, Array]:
     """Return the work that autograd threads launched for another thread: its rows, that thread, and a time on it.
 
     The time is the start of the outermost region around the launch or, outside regions, the launch itself.
@@ -91,7 +91,7 @@ def _lent(trace: Trace, rows: Array, threads: Array) -> tuple[Array, Array, Arra
     return rows[found], thread[found], times_ns[found]
 
 
-def _project(begin: Array, end: Array, work: _Work) -> Iterator[tuple[slice, dict[str, Array]]]:
+def _project(begin: Array, end: Array, work: _WorkArrays) -> Iterator[tuple[slice, dict[str, Array]]]:
     """Yield results for some regions at a time, which limits the memory."""
     first = np.searchsorted(work.call_start, begin, "left")
     after = np.maximum(np.searchsorted(work.call_start, end, "right"), first)
@@ -104,7 +104,7 @@ def _project(begin: Array, end: Array, work: _Work) -> Iterator[tuple[slice, dic
         done = part.stop
 
 
-def _project_some(end: Array, first: Array, after: Array, work: _Work) -> dict[str, Array]:
+def _project_some(end: Array, first: Array, after: Array, work: _WorkArrays) -> dict[str, Array]:
     region, op = _pairs(first, after)
     inside = work.call_end[op] <= end[region]
     region, op = region[inside], op[inside]

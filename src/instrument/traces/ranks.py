@@ -20,7 +20,7 @@ from .trace import Trace
 from .trace_files import find_trace_files, process_from_name, rank_from_name
 from .worker import read_or_reason
 
-MOST_RANKS = 1_000_000
+MAX_RANKS = 1_000_000
 """Higher ranks and numbers of ranks in a file are ignored."""
 
 
@@ -50,7 +50,7 @@ class TraceSet(Mapping[int, Trace]):
         self.failed = dict(failed or {})
         self.left_out = dict(left_out or {})
         self.guessed = list(guessed)
-        said = [size for trace in traces.values() if (size := trace.world_size) and size <= MOST_RANKS]
+        said = [size for trace in traces.values() if (size := trace.world_size) and size <= MAX_RANKS]
         self.world_size = max([*said, max(traces, default=-1) + 1])
         self.missing = [rank for rank in range(self.world_size) if rank not in self._traces]
 
@@ -160,7 +160,7 @@ def _short(ranks: list[int]) -> str:
 
 
 def _plausible(rank: int | None) -> bool:
-    return rank is not None and 0 <= rank < MOST_RANKS
+    return rank is not None and 0 <= rank < MAX_RANKS
 
 
 def _read_all(

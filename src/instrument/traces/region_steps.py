@@ -14,9 +14,12 @@ from .trace import Trace
 
 _NUMBERS = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"(\d{1,18})\D*$")
-_PART = re.compile(r"^(?:Optimizer\.|enumerate\(DataLoader\)|nccl:)")  # torch's own, of which a step has several
-_SEVERAL = 3  # calls that make a region a step
-_MOST = 0.5  # of the time from the first event on the CPU to the last, and of the GPU work with a known launch
+_PART_OF_STEP = re.compile(
+    r"^(?:Optimizer\.|enumerate\(DataLoader\)|nccl:)"
+)  # torch's own, of which a step has several
+_MIN_CALLS = 3  # calls that make a region a step
+# Of the time from the first to the last event on the CPU, and of the GPU work with a known launch
+_MIN_SHARE = 0.5
 
 
 def steps_from_regions(trace: Trace, steps_from: str) -> Trace:
@@ -43,7 +46,7 @@ def steps_from_regions(trace: Trace, steps_from: str) -> Trace:
         raise ValueError(
             f'"steps_from" must match the name of a region: {steps_from!r}; the outermost are: {known:.300}'
         )
-    return _with_steps(trace, np.flatnonzero(chosen & ~_inside(trace.regions, chosen)))
+    return _with_steps(trace, np.flatnonzero(chosen & ~_is_inside(trace.regions, chosen)))
 
 
 def with_steps(trace: Trace, steps_from: str | None) -> Trace:
@@ -69,20 +72,20 @@ def steps_found(trace: Trace) -> Trace:
     for name in dict.fromkeys(names):
         calls = rows[[each == name for each in names]]
         apart = np.all(regions.end_ns[calls][:-1] <= regions.start_ns[calls][1:])
-        long = regions.duration_ns[calls].sum() > _MOST * (end - start)
-        if len(calls) >= _SEVERAL and apart and long and not _PART.search(name):
+        long = regions.duration_ns[calls].sum() > _MIN_SHARE * (end - start)
+        if len(calls) >= _MIN_CALLS and apart and long and not _PART_OF_STEP.search(name):
             found.append(_with_steps(trace, calls))
-    return found[0] if len(found) == 1 and _holds_work(found[0]) else trace
+    return found[0] if len(found) == 1 and _has_gpu_work(found[0]) else trace
 
 
-def _holds_work(trace: Trace) -> bool:
+def _has_gpu_work(trace: Trace) -> bool:
     """Return whether most of the GPU work whose launch is known was launched in steps."""
     known = (trace.gpu.launch >= 0) | (trace.gpu.operator >= 0)
     in_steps = trace.gpu.step[known] >= 0
-    return not known.any() or bool(in_steps.mean() > _MOST)
+    return not known.any() or bool(in_steps.mean() > _MIN_SHARE)
 
 
-def _inside(regions: Table, chosen: Array) -> Array:
+def _is_inside(regions: Table, chosen: Array) -> Array:
     """Return a mask of the regions with a chosen region around them."""
     inside = np.zeros(len(regions), bool)
     for row, parent in enumerate(regions.parent.tolist()):  # parents come first
@@ -94,8 +97,12 @@ def _inside(regions: Table, chosen: Array) -> Array:
 def _with_steps(trace: Trace, rows: Array) -> Trace:
     part = trace.regions.where(rows)
     names = part.text("name")
-    said = [int(found[1]) if (found := _LAST_NUMBER.search(name)) else -1 for name in names]
-    numbers = said if np.all(np.diff(said) > 0) and said[0] >= 0 else range(len(said))
+    numbers_in_names = [int(found[1]) if (found := _LAST_NUMBER.search(name)) else -1 for name in names]
+    numbers = (
+        numbers_in_names
+        if np.all(np.diff(numbers_in_names) > 0) and numbers_in_names[0] >= 0
+        else range(len(numbers_in_names))
+    )
     columns = {name: part[name] for name in ("start_ns", "duration_ns", "name", "event", "thread")}
     steps = table("steps", columns | {"number": np.array(numbers, np.int64)}, trace.strings)
     gpu = Table(

@@ -24,27 +24,27 @@ _REQUIRED = frozenset(_VIEWS[:3])
 _VIEW = 56  # the bit of an event's number at which the number of its view begins
 
 # For each column, expressions in order of preference; a view of either schema has one of them.
-_Wanted = dict[str, tuple[str, ...]]
-_TEXTS: _Wanted = {"guid": ("guid",), "name": ("name",)}
-_NUMBERS: _Wanted = {"id": ("id",), "pid": ("pid",), "tid": ("tid",), "correlation": ("stack_id",)}
-_GPU: _Wanted = _NUMBERS | {"stream": ("stream_id",), "queue": ("queue_id",)}
-_KERNEL: _Wanted = _GPU | {
+_Columns = dict[str, tuple[str, ...]]
+_TEXTS: _Columns = {"guid": ("guid",), "name": ("name",)}
+_NUMBERS: _Columns = {"id": ("id",), "pid": ("pid",), "tid": ("tid",), "correlation": ("stack_id",)}
+_GPU: _Columns = _NUMBERS | {"stream": ("stream_id",), "queue": ("queue_id",)}
+_KERNEL: _Columns = _GPU | {
     "device": ("agent_type_index",),
     "shared_bytes": ("lds_size", "lds_block_size"),
     "registers": ("vgpr_count", "arch_vgpr_count"),
     **{axis: (f"grid_{axis}",) for axis in "xyz"},
     **{axis.upper(): (f"workgroup_{axis}",) for axis in "xyz"},
 }
-_COPY: _Wanted = _GPU | {
+_COPY: _Columns = _GPU | {
     "bytes": ("size",),
     "device": ("iif(src_agent_type = 'GPU', src_agent_type_index, dst_agent_type_index)",),
 }
-_CALL: _Wanted = _NUMBERS | {"ancestor": ("parent_stack_id",)}
-_CALL_TEXTS: _Wanted = _TEXTS | {
+_CALL: _Columns = _NUMBERS | {"ancestor": ("parent_stack_id",)}
+_CALL_TEXTS: _Columns = _TEXTS | {
     "kind": ("category",),
     "text": ("iif(json_valid(extdata), json_extract(extdata, '$.message'), '')",),
 }
-_MEMORY_TEXTS: _Wanted = _TEXTS | {
+_MEMORY_TEXTS: _Columns = _TEXTS | {
     "name": ("type",),
     "category": ("iif(level = 'SCRATCH', 'scratch_memory', 'memory_allocation')",),
 }
@@ -81,7 +81,7 @@ class _Reader:
         self._path = path
         self._connection = connection
         self._lost = lost
-        self._most = row_limit(path)
+        self._row_limit = row_limit(path)
         self._collected = RocmColumns(text_limit(path))
         self._processes: dict[tuple[int, int], int] = {}  # by the number of the guid and the process id
         found = {name for (name,) in query_small(connection, "SELECT name FROM sqlite_master")}
@@ -149,8 +149,8 @@ class _Reader:
     def _part(
         self,
         view: str,
-        texts: _Wanted,
-        numbers: _Wanted,
+        texts: _Columns,
+        numbers: _Columns,
         span: tuple[str, str],
         where: str = "true",
         reals: Mapping[str, tuple[str, ...]] | None = None,
@@ -167,7 +167,7 @@ class _Reader:
         columns += [f"CAST({self._known(view, wanted)} AS REAL)" for wanted in (reals or {}).values()]
         dtype = [(name, "i8") for name in (*texts, "start_ns", "duration_ns", *numbers)]
         dtype += [(name, "f8") for name in reals or {}]
-        query = f"SELECT {', '.join(columns)} FROM {view} WHERE {where} LIMIT {self._most}"
+        query = f"SELECT {', '.join(columns)} FROM {view} WHERE {where} LIMIT {self._row_limit}"
         table = np.fromiter(self._rows(view, query, len(texts)), np.dtype(dtype))
         kept = table[table["start_ns"] >= 0]
         if len(kept) < len(table):

@@ -47,7 +47,7 @@ _MEMORY = ("memory_allocation", "scratch_memory")
 _LISTS = ("kernel_dispatch", "memory_copy", "marker_api", *_APIS, *_MEMORY, "counter_collection")
 _LIST = 40  # the bit of an event's number at which the number of its list begins
 _GPU = 2
-_MOST_PROCESSES = (1 << 63 - PROCESS_BIT) - 1
+_MAX_PROCESSES = (1 << 63 - PROCESS_BIT) - 1
 _RECORDS: dict[str, type[Record]] = {
     "kernel_dispatch": KernelDispatch,
     "memory_copy": MemoryCopy,
@@ -107,8 +107,8 @@ def _collect(path: Path, lost: ReadLosses) -> tuple[RocmColumns, list[Device], d
             for number, key, inner in sections(text):
                 if key:
                     parts.take(text, key, inner)
-                elif number >= _MOST_PROCESSES:
-                    raise TraceError(path, f"it holds more than {_MOST_PROCESSES:,} processes")
+                elif number >= _MAX_PROCESSES:
+                    raise TraceError(path, f"it holds more than {_MAX_PROCESSES:,} processes")
                 else:
                     about += parts.finish(collected, devices)
                     parts.begin(number)
@@ -137,7 +137,7 @@ class _RecordReader:
 
     def __init__(self, path: Path, lost: ReadLosses) -> None:
         self._path = path
-        self._most = event_limit(path)
+        self._record_limit = event_limit(path)
         self._lost = lost
         self.items = 0
         self._process: _ProcessRecords | None = None
@@ -227,8 +227,8 @@ class _RecordReader:
                 places, records = [count + place for place, _ in read], [record for _, record in read]
             count += size
             self.items += size
-            if self.items > self._most:
-                raise TooLargeError(f"it holds more than {self._most:,} records, too many for its size")
+            if self.items > self._record_limit:
+                raise TooLargeError(f"it holds more than {self._record_limit:,} records, too many for its size")
             if records:
                 yield places, records
             if wrong:

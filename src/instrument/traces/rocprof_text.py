@@ -16,8 +16,8 @@ DECODE_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
 FILE = "rocprofiler-sdk-tool"
 
 _NESTED = ("strings", "callback_records", "buffer_records")
-_LONGEST = 1 << 24  # bytes of one list item, and of the metadata
-_LONGEST_KEY = 1 << 16
+_MAX_ITEM_BYTES = 1 << 24  # bytes of one list item, and of the metadata
+_MAX_KEY_BYTES = 1 << 16
 _SHORT = 1 << 17
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _COMMA = b", \t\r\n"
@@ -63,7 +63,7 @@ class JsonStream:
             self._place = found.end() if found else self._place
             if self._place < len(self._text):
                 return self._text[self._place : self._place + 1]
-            if not self._more():
+            if not self._read_more():
                 return b""
 
     def members(self, name: str) -> Iterator[str]:
@@ -109,12 +109,12 @@ class JsonStream:
             if len(closed):
                 self._place += 1
                 return
-            if len(self._text) - self._place > _LONGEST:
-                raise DamagedJsonError(f"an item of {name} is longer than {_LONGEST >> 20} MiB")
+            if len(self._text) - self._place > _MAX_ITEM_BYTES:
+                raise DamagedJsonError(f"an item of {name} is longer than {_MAX_ITEM_BYTES >> 20} MiB")
             if len(whole) and scan.step > _SHORT:  # in a long list, guessing is faster than searching brackets
-                while text := self._guessed():
+                while text := self._guess_end():
                     yield text
-                    self._more()
+                    self._read_more()
                 scan = _BracketScanner()
 
     def value(self, name: str) -> bytes:
@@ -126,8 +126,8 @@ class JsonStream:
         parts = []
         for part in self._value():
             parts.append(part)
-            if sum(map(len, parts)) > _LONGEST:
-                raise DamagedJsonError(f"{name} is longer than {_LONGEST >> 20} MiB")
+            if sum(map(len, parts)) > _MAX_ITEM_BYTES:
+                raise DamagedJsonError(f"{name} is longer than {_MAX_ITEM_BYTES >> 20} MiB")
         return b"".join(parts)
 
     def skip(self) -> None:
@@ -146,7 +146,7 @@ class JsonStream:
     def _value(self) -> Iterator[bytes]:
         first = self.peek()
         if first not in (b"{", b"["):
-            yield self._match(_STRING if first == b'"' else _SCALAR, _LONGEST)
+            yield self._match(_STRING if first == b'"' else _SCALAR, _MAX_ITEM_BYTES)
             return
         yield first
         self._place += 1
@@ -160,7 +160,7 @@ class JsonStream:
 
     def _scanned(self, scan: _BracketScanner) -> tuple[Array, Array]:
         """Return the positions and depths of the brackets in the next part of the text."""
-        if self._place + scan.ahead >= len(self._text) and not self._more():
+        if self._place + scan.ahead >= len(self._text) and not self._read_more():
             raise DamagedJsonError("it is cut off")
         begin, before = self._place + scan.ahead, scan.ahead
         places, depth = scan.feed(self._text[begin : begin + scan.step])
@@ -172,7 +172,7 @@ class JsonStream:
         scan.ahead -= size
         return text
 
-    def _guessed(self) -> bytes:
+    def _guess_end(self) -> bytes:
         """Return the items up to the probable end of the last whole one; empty if that guess is wrong."""
         end = self._text.rfind(b"},{", self._place) + 1
         text = self._text[self._place : end].strip(_COMMA)
@@ -184,14 +184,14 @@ class JsonStream:
         return text
 
     def _key(self) -> str:
-        key = self._match(_STRING, _LONGEST_KEY)
+        key = self._match(_STRING, _MAX_KEY_BYTES)
         self._take(b":")
         return key[1:-1].decode("utf-8", "replace")
 
     def _match(self, pattern: re.Pattern[bytes], most: int) -> bytes:
         self.peek()
         while not (found := pattern.match(self._text, self._place)) or found.end() == len(self._text):
-            if len(self._text) - self._place > most or not self._more():
+            if len(self._text) - self._place > most or not self._read_more():
                 break
         if not found:
             raise self._damaged()
@@ -214,7 +214,7 @@ class JsonStream:
             f"byte {self._before + self._place:,} is wrong" if self.peek() else "it is cut off"
         )
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         block = next(self._blocks, b"")
         self._before += self._place
         self._text = self._text[self._place :] + block

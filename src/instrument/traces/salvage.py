@@ -29,7 +29,7 @@ OTHER_TYPES = "values of another type"
 _GAP = re.compile(rb"[\s,]*")
 _TRIES = 64  # possible beginnings of an event that are tried
 _WINDOW = 1 << 12
-_FAR = 1 << 16  # the longest event that is searched for inside damaged text
+_MAX_SEARCHED_BYTES = 1 << 16  # the longest event that is searched for inside damaged text
 _REPAIRABLE = 1 << 18
 
 _WORD = rb"[-+]?(?:N/A|NaN|nan|Infinity|inf|None|undefined)(?:\(ind\))?"
@@ -81,14 +81,14 @@ def recover_events(text: bytes, lost: ReadLosses, *, last: bool) -> tuple[list[b
             return events, None, text[place:]
         if place == len(text):
             return events, None, b""
-        place = _past_damage(text, place, end if event else boundary, events, lost)
+        place = _skip_damage(text, place, end if event else boundary, events, lost)
 
 
 def first_event(text: bytes, start: int = 0, end: int = sys.maxsize) -> int | None:
     """Return where the first intact event begins between two places; None if there is no such event."""
     for begin in islice(_START.finditer(text, start, end), _TRIES):
         place = begin.start()
-        if _is_event(text[place : _object(text, place, min(place + _FAR, len(text)))[0]]):
+        if _is_event(text[place : _object(text, place, min(place + _MAX_SEARCHED_BYTES, len(text)))[0]]):
             return place
     return None
 
@@ -123,12 +123,12 @@ def _is_event(text: bytes) -> bool:
     return bool(event.ph) and event.in_time()
 
 
-def _past_damage(text: bytes, place: int, end: int, events: list[bytes], lost: ReadLosses) -> int:
+def _skip_damage(text: bytes, place: int, end: int, events: list[bytes], lost: ReadLosses) -> int:
     """Repair the damaged text up to ``end`` if possible; return where to continue."""
     inside = first_event(text, place + 1, end)
     if inside is not None:
         end = inside
-    elif (repaired := _repaired(text[place:end], lost)) is not None:
+    elif (repaired := _repair(text[place:end], lost)) is not None:
         events.append(repaired)
         return end
     if not text[place:end].strip(b"\0 \t\r\n,"):
@@ -140,7 +140,7 @@ def _past_damage(text: bytes, place: int, end: int, events: list[bytes], lost: R
     return end
 
 
-def _repaired(text: bytes, lost: ReadLosses) -> bytes | None:
+def _repair(text: bytes, lost: ReadLosses) -> bytes | None:
     if not text.startswith(b"{") or b'"ph"' not in text or len(text) > _REPAIRABLE:
         return None
     for reason, repair in _REPAIRS:
@@ -197,7 +197,7 @@ def _escaped(pattern: re.Pattern[bytes]) -> Callable[[bytes], bytes]:
     return lambda text: pattern.sub(escape, text)
 
 
-def _coerced(text: bytes) -> bytes:
+def _coerce_types(text: bytes) -> bytes:
     """Convert numbers in text to numbers, numbers and null to text, and names that are not valid Unicode."""
     try:
         content = json.loads(text)
@@ -224,6 +224,6 @@ _REPAIRS: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("bare words in place of numbers", _no_bare),
     ("quotes or backslashes that are not escaped", _escaped(_TEXT)),
     ("quotes or backslashes that are not escaped", _escaped(_ARG_TEXT)),
-    (OTHER_TYPES, _coerced),
+    (OTHER_TYPES, _coerce_types),
     ("args that cannot be read", _without_args),
 ]

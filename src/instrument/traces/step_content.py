@@ -21,31 +21,31 @@ class StepIndex:
         self._process = np.array([*(known[thread.process] for thread in trace.threads), -1])
         of = self._process[trace.steps.thread]
         self._rows = np.argsort(of, kind="stable")
-        self._of = of[self._rows]
+        self._process_of_row = of[self._rows]
         starts, ends = trace.steps.start_ns[self._rows], trace.steps.end_ns[self._rows]
         self._lanes = LaneAxis(len(trace.threads), starts, ends)
-        self._starts = self._lanes.positions(self._of, starts)
-        self._reach = np.maximum.accumulate(self._lanes.positions(self._of, ends))
-        self._held = _LatestOpenProcess(self._of, starts, ends)
+        self._starts = self._lanes.positions(self._process_of_row, starts)
+        self._reach = np.maximum.accumulate(self._lanes.positions(self._process_of_row, ends))
+        self._latest_process = _LatestOpenProcess(self._process_of_row, starts, ends)
 
     def rows_at(self, times_ns: Array, threads: Array) -> Array:
         """Return the row of the step at each time on each thread, or -1; 0 for all in a trace without steps."""
         if not self._marked:
             return np.zeros(len(times_ns), np.int64)
         process = self._process[threads]
-        found = self._in(times_ns, process)
+        found = self._row_in_process(times_ns, process)
         # Events without a process may be in the steps of any process, and steps without one hold events of any.
         if (unknown := np.flatnonzero(process < 0)).size:
-            found[unknown] = self._in(times_ns[unknown], self._held.last(times_ns[unknown]))
-        if self._of[0] < 0 and (rest := np.flatnonzero(found < 0)).size:
-            found[rest] = self._in(times_ns[rest], np.full(len(rest), -1))
+            found[unknown] = self._row_in_process(times_ns[unknown], self._latest_process.last(times_ns[unknown]))
+        if self._process_of_row[0] < 0 and (rest := np.flatnonzero(found < 0)).size:
+            found[rest] = self._row_in_process(times_ns[rest], np.full(len(rest), -1))
         return found
 
-    def _in(self, times_ns: Array, process: Array) -> Array:
+    def _row_in_process(self, times_ns: Array, process: Array) -> Array:
         """Return the row of the step of the process at each time, or -1."""
         places = self._lanes.positions(process, times_ns)
         at = np.searchsorted(self._starts, places, "right") - 1
-        inside = (at >= 0) & (self._of[at] == process) & (places < self._reach[at])
+        inside = (at >= 0) & (self._process_of_row[at] == process) & (places < self._reach[at])
         return np.where(inside, self._rows[at], -1)
 
 

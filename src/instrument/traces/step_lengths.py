@@ -14,9 +14,8 @@ from typing import Literal, NamedTuple
 
 from ..units import counted
 
-_LITTLE = (
-    0.1  # of a step: shorter waits do not bound the loop, and a smaller share of work may have an unknown origin
-)
+# Of a step: shorter waits do not bound the loop, and a smaller share of work may have an unknown origin
+_NEGLIGIBLE_SHARE = 0.1
 
 
 class StepLength(NamedTuple):
@@ -113,14 +112,14 @@ class StepLengths:
         """
         if self.unknown:
             return None
-        if self.totals.gpu_waits_ns <= _LITTLE * self.totals.gpu_ns:
+        if self.totals.gpu_waits_ns <= _NEGLIGIBLE_SHARE * self.totals.gpu_ns:
             return "gpu"
-        return "both" if self.totals.cpu_waits_ns > _LITTLE * self.totals.cpu_ns else "cpu"
+        return "both" if self.totals.cpu_waits_ns > _NEGLIGIBLE_SHARE * self.totals.cpu_ns else "cpu"
 
     @property
     def synchronizes(self) -> bool:
         """Whether the CPU waits for the GPU more than 10 % of its time in calls other than launches."""
-        return self.totals.cpu_waits_ns - self.totals.queue_waits_ns > _LITTLE * self.totals.cpu_ns
+        return self.totals.cpu_waits_ns - self.totals.queue_waits_ns > _NEGLIGIBLE_SHARE * self.totals.cpu_ns
 
     @property
     def unknown(self) -> str:
@@ -132,7 +131,7 @@ class StepLengths:
             return "the trace has no GPU work that the steps launched"
         if not totals.gpu_ns:
             return "two successive steps with GPU work are needed"
-        if totals.busy_ns - totals.known_ns > _LITTLE * totals.busy_ns:
+        if totals.busy_ns - totals.known_ns > _NEGLIGIBLE_SHARE * totals.busy_ns:
             return f"the steps launched only {100 * totals.known_ns / totals.busy_ns:.0f} % of what the GPU did"
         return ""
 
@@ -182,7 +181,7 @@ class StepLengths:
     def runs_ahead(self) -> bool:
         """Whether the GPU bounds the loop and the CPU does not wait for it at the end of each step."""
         ahead, step_ns = self.run_ahead_ns, self.gpu_step_ns
-        return self.bound == "gpu" and bool(ahead and step_ns and ahead[1] > _LITTLE * step_ns)
+        return self.bound == "gpu" and bool(ahead and step_ns and ahead[1] > _NEGLIGIBLE_SHARE * step_ns)
 
 
 def merge_step_lengths(windows: Iterable[tuple[StepLengths | None, Sequence[int]]]) -> StepLengths | None:

@@ -29,7 +29,7 @@ _UNKNOWN = np.iinfo(np.int64).min
 _SKEW_NS = 5_000  # between the clocks of CPU and GPU
 
 
-class _Work(NamedTuple):
+class _StepWork(NamedTuple):
     """For each step, the start of its first work, the end of its last, and how long the first was queued.
 
     ``busy_ns`` is how long the GPUs that it uses were busy between the two, as the mean over these GPUs.
@@ -62,26 +62,26 @@ def step_lengths(trace: Trace, collectives: Collectives = "auto") -> StepLengths
     process_of = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
     waits, queue, communication = (
         _synchronizations(trace),
-        _queue(trace),
+        _blocked_launches(trace),
         communication_mask(trace.gpu, collectives),
     )
     rows_of = dict(group_rows(_processes(trace, process_of)))
     lengths = [StepLength(ns) for ns in steps.duration_ns.tolist()]
     totals = LoopTotals(missing=int(work.missing.sum()))
     for process, rows in group_rows(process_of[steps.thread]):
-        device = _Device(trace, rows_of.get(process, np.empty(0, np.int64)), communication)
-        stretches = _stretches(steps, rows)
+        device = _ProcessGpuWork(trace, rows_of.get(process, np.empty(0, np.int64)), communication)
+        stretches = _successive_steps(steps, rows)
         for stretch in stretches:
-            _measure(lengths, steps, stretch, work)
-            totals += _synchronized(stretch, waits, device, only_whole=bool(work.missing[stretch].any()))
+            _fill_gpu_lengths(lengths, steps, stretch, work)
+            totals += _synchronized_totals(stretch, waits, device, only_whole=bool(work.missing[stretch].any()))
         own = [wait for row in rows.tolist() for wait in waits.get(row, ())]
         called = np.array([(wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in own], np.int64)
         full = queue[:, np.isin(queue[2], rows)][:2]
-        totals += _pace(steps, stretches, work, device, (called.reshape(-1, 2).T, full))
+        totals += _loop_totals(steps, stretches, work, device, (called.reshape(-1, 2).T, full))
     return StepLengths(tuple(lengths), totals)
 
 
-def _work(trace: Trace) -> _Work:
+def _work(trace: Trace) -> _StepWork:
     steps, gpu, runtime = trace.steps, trace.gpu, trace.runtime
     first, last, delay = (np.full(len(steps), _UNKNOWN) for _ in range(3))
     rows = np.flatnonzero(gpu.step >= 0)
@@ -93,13 +93,13 @@ def _work(trace: Trace) -> _Work:
     np.maximum.at(last, gpu.step[rows], gpu.end_ns[rows])
     launched = gpu.launch[rows_first] >= 0
     delay[held[launched]] = gpu.start_ns[rows_first[launched]] - runtime.start_ns[gpu.launch[rows_first[launched]]]
-    missing = _missing(trace)
+    missing = _missing_work(trace)
     for column in (first, last, delay):
         column[missing > 0] = _UNKNOWN
-    return _Work(first, last, delay, _busy(trace, first, last), missing)
+    return _StepWork(first, last, delay, _busy_ns(trace, first, last), missing)
 
 
-def _busy(trace: Trace, first: Array, last: Array) -> Array:
+def _busy_ns(trace: Trace, first: Array, last: Array) -> Array:
     gpu = trace.gpu
     busy, gpus = np.zeros((2, len(first)), np.int64)
     for _, rows in group_rows(gpu_numbers(gpu)):
@@ -110,7 +110,7 @@ def _busy(trace: Trace, first: Array, last: Array) -> Array:
     return busy // np.maximum(gpus, 1)
 
 
-def _missing(trace: Trace) -> Array:
+def _missing_work(trace: Trace) -> Array:
     """Return how many launches of each step have no work in the trace; 0 if they are too few to matter."""
     runtime, count = trace.runtime, len(trace.steps)
     lacks = np.ones(len(runtime), bool)
@@ -169,7 +169,7 @@ def _synchronizations(trace: Trace) -> dict[int, list[Synchronization]]:
     return found
 
 
-def _queue(trace: Trace) -> Array:
+def _blocked_launches(trace: Trace) -> Array:
     """Return the starts, ends and steps of the blocked launches on the threads of the loop."""
     start, end, thread = find_blocked_launches(trace)
     own = np.flatnonzero(_loop_threads(trace)[thread])
@@ -177,7 +177,7 @@ def _queue(trace: Trace) -> Array:
     return np.stack((start[own], end[own], step))
 
 
-class _Device:
+class _ProcessGpuWork:
     """The work of the GPU for one process.
 
     Attributes:
@@ -209,7 +209,7 @@ class _Device:
         order = np.argsort(launched_ns, kind="stable")
         self._launched_ns, self._done_ns = launched_ns[order], np.maximum.accumulate(end[order])
 
-    def drained(self, wait: Synchronization) -> bool:
+    def was_done(self, wait: Synchronization) -> bool:
         """Return whether all work launched before a synchronization was done when it returned."""
         before = int(np.searchsorted(self._launched_ns, wait.start_ns))
         return not before or bool(self._done_ns[before - 1] <= wait.end_ns + _SKEW_NS)
@@ -223,14 +223,14 @@ class _Device:
         return sum(each) // max(len(each), 1)
 
 
-def _stretches(steps: Table, rows: Array) -> list[Array]:
+def _successive_steps(steps: Table, rows: Array) -> list[Array]:
     """Split the steps in ``rows`` where their numbers are not successive."""
     numbers = steps.number[rows]
     apart = (numbers[1:] >= 0) & (numbers[:-1] >= 0) & (numbers[1:] != numbers[:-1] + 1)
     return np.split(rows, np.flatnonzero(apart) + 1)
 
 
-def _measure(lengths: list[StepLength], steps: Table, stretch: Array, work: _Work) -> None:
+def _fill_gpu_lengths(lengths: list[StepLength], steps: Table, stretch: Array, work: _StepWork) -> None:
     """Fill in the GPU lengths of successive steps."""
     reach: int | None = None
     columns = (stretch, steps.end_ns[stretch], *(column[stretch] for column in work))
@@ -246,14 +246,14 @@ def _measure(lengths: list[StepLength], steps: Table, stretch: Array, work: _Wor
         lengths[row] = StepLength(cpu_ns, first, last, last - first, period, last - end, delayed, busy)
 
 
-def _pace(
-    steps: Table, stretches: Sequence[Array], work: _Work, device: _Device, waits: tuple[Array, Array]
+def _loop_totals(
+    steps: Table, stretches: Sequence[Array], work: _StepWork, device: _ProcessGpuWork, waits: tuple[Array, Array]
 ) -> LoopTotals:
     """Return the totals over successive steps of one process.
 
     Args:
         steps: The steps of the trace.
-        stretches: Rows of successive steps, from `_stretches`.
+        stretches: Rows of successive steps, from `_successive_steps`.
         work: The work that the steps launched.
         device: The work of the GPU.
         waits: Starts and ends of synchronizations, and of blocked launches.
@@ -291,8 +291,8 @@ def _pace(
     )
 
 
-def _synchronized(
-    stretch: Array, waits: Mapping[int, Sequence[Synchronization]], device: _Device, *, only_whole: bool
+def _synchronized_totals(
+    stretch: Array, waits: Mapping[int, Sequence[Synchronization]], device: _ProcessGpuWork, *, only_whole: bool
 ) -> LoopTotals:
     """Return the wall time between synchronizations of successive steps that left the GPU without work.
 
@@ -304,7 +304,7 @@ def _synchronized(
     for number, row in enumerate(stretch.tolist()):
         calls = [wait for wait in waits.get(row, ()) if wait.kind != FREE and "Async" not in wait.call]
         for place, wait in enumerate(calls):
-            if device.drained(wait) and (_WHOLE_DEVICE.search(wait.call) or not only_whole):
+            if device.was_done(wait) and (_WHOLE_DEVICE.search(wait.call) or not only_whole):
                 places[len(calls), place].append((number, wait.end_ns))
     ends = [
         (found[-1][0] - found[0][0], place, found[-1][1] - found[0][1]) for (_, place), found in places.items()

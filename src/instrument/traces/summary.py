@@ -22,7 +22,7 @@ from .table import Array, Table
 from .timing import Timing
 from .trace import Trace
 
-_DEEPEST = 100
+_MAX_DEPTH = 100
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -169,7 +169,7 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
     regions = trace.regions
     within = steps.rows_at(regions.start_ns, regions.thread)
     by_path: dict[tuple[str, ...], _Total] = {}
-    gpu_ns = _charged(gpu, "region", len(regions))
+    gpu_ns = _time_by_row(gpu, "region", len(regions))
     for path, step, *values in _tree(regions, gpu_ns, main_thread(trace), within):
         _add(by_path.setdefault(path, _Total()), 1, *values)
         by_path[path].by_step[step] += 1
@@ -306,7 +306,7 @@ def _by_name(trace: Trace, gpu: Table, steps: StepIndex) -> dict[str, _Total]:
     operators = trace.operators
     within = steps.rows_at(operators.start_ns, operators.thread)
     chosen = within >= 0
-    columns = [_self_ns(operators)[chosen], _charged(gpu, "operator", len(operators))[chosen]]
+    columns = [_self_ns(operators)[chosen], _time_by_row(gpu, "operator", len(operators))[chosen]]
     codes, rows = np.unique(operators.name[chosen], return_inverse=True)
     calls, *sums = [np.bincount(rows, column, len(codes)) for column in (None, *columns)]
     pairs = np.unique(rows.astype(np.int64) * max(len(trace.steps), 1) + within[chosen])
@@ -317,7 +317,7 @@ def _by_name(trace: Trace, gpu: Table, steps: StepIndex) -> dict[str, _Total]:
     }
 
 
-def _charged(gpu: Table, link: str, rows: int) -> Array:
+def _time_by_row(gpu: Table, link: str, rows: int) -> Array:
     """Return the GPU time that each row launched itself."""
     linked = gpu[link] >= 0
     return np.bincount(gpu[link][linked], gpu.duration_ns[linked], rows).astype(np.int64)  # exact up to 104 days
@@ -368,8 +368,8 @@ def _tree(
     shown = []
     for name, parent, counted in zip(names, parents, counts, strict=True):
         around = paths[parent] if parent >= 0 and counts[parent] else ()
-        paths.append((*around, name) if len(around) < _DEEPEST else around)
-        shown.append(counted and len(around) < _DEEPEST)
+        paths.append((*around, name) if len(around) < _MAX_DEPTH else around)
+        shown.append(counted and len(around) < _MAX_DEPTH)
     for row in np.argsort(rows.thread != main, kind="stable").tolist():
         if shown[row]:
             yield paths[row], steps[row], durations[row], self_ns[row], inclusive[row]

@@ -26,10 +26,10 @@ _FREE = re.compile(
     r"^(?:cuda|hip)(?:Free(?:Host|Array|MipmappedArray)?|Host(?:Unregister|Free))$"
     r"|^cu(?:Mem(?:Free(?:Host)?|HostUnregister)|ArrayDestroy|ModuleUnload)(?:_v\d+)?$"
 )
-_UPON_STREAM = re.compile(r"WithStream")  # blocks for any direction
+_STREAM_CALL = re.compile(r"WithStream")  # blocks for any direction
 _NOT_BLOCKING = re.compile(r"Query|WaitEvent")  # these do not block, though CUPTI records them as synchronizations
 _TO_GPU, _TO_CPU = re.compile(r"[HA]to[DA]\b|HOST_TO_DEVICE"), re.compile(r"DtoH|AtoH|DEVICE_TO_HOST")
-_INSIDE = re.compile(r"DtoD|DtoA|AtoD|PtoP|DEVICE_TO_DEVICE")
+_INSIDE_GPU = re.compile(r"DtoD|DtoA|AtoD|PtoP|DEVICE_TO_DEVICE")
 _PAGEABLE = re.compile("Pageable")
 
 
@@ -72,7 +72,7 @@ def find_synchronizations(trace: Trace) -> list[Synchronization]:
     calls, names = _calls(trace, launched)
     thread, start = calls["thread"], calls["start_ns"]
     by, at = trace.runtime.thread[gpu.launch[launched]], trace.runtime.start_ns[gpu.launch[launched]]
-    moved = np.flatnonzero(_moving(trace, launched))
+    moved = np.flatnonzero(_is_transfer(trace, launched))
     copy, copy_ns, adjacent = np.full(len(start), -1), np.zeros(len(start), np.int64), np.zeros(len(start), bool)
     last = _latest(by[moved], at[moved], thread, start)
     some = np.flatnonzero(last >= 0)
@@ -114,11 +114,11 @@ def _calls(trace: Trace, launched: Array) -> tuple[dict[str, Array], list[str]]:
     return columns, [trace.strings[code] for code in columns.pop("name").tolist()]
 
 
-def _moving(trace: Trace, launched: Array) -> Array:
+def _is_transfer(trace: Trace, launched: Array) -> Array:
     """Return a mask of the memcpys between CPU and GPU."""
     gpu = trace.gpu
     moving = gpu.matching("name", _TO_GPU)[launched] | gpu.matching("name", _TO_CPU)[launched]
-    moving |= trace.runtime.matching("name", _UPON_STREAM)[gpu.launch[launched]]
+    moving |= trace.runtime.matching("name", _STREAM_CALL)[gpu.launch[launched]]
     copies: Array = moving & (gpu.category[launched] == MEMCPY)
     return copies
 
@@ -129,10 +129,10 @@ def _kinds(trace: Trace, launched: Array) -> tuple[Array, Array]:
     kind, until = np.zeros(len(runtime), np.int8), runtime.end_ns
     calls = gpu.launch[launched]
     kind[runtime.matching("name", _COPY)] = COPY
-    inside = gpu.matching("name", _INSIDE)[launched]
+    inside = gpu.matching("name", _INSIDE_GPU)[launched]
     # The host does not wait for a memcpy inside the GPU; ROCm gives this name to other memcpys too, and waits for
     # them.
-    unmoved = inside & ~runtime.matching("name", _UPON_STREAM)[calls]
+    unmoved = inside & ~runtime.matching("name", _STREAM_CALL)[calls]
     returned = until[calls] < gpu.end_ns[launched]
     kind[calls[unmoved & (returned | runtime.matching("name", re.compile("^cu"))[calls])]] = NONE
     kind[calls[_blocked_by_pages(runtime, gpu, launched)]] = COPY

@@ -121,11 +121,11 @@ class Strings(Interner[str]):
 
     def __init__(self, most: int = 1 << 40) -> None:
         super().__init__({"": 0, "kernel": KERNEL, "memcpy": MEMCPY, "memset": MEMSET})
-        self._left = most
+        self._characters_left = most
 
     def __missing__(self, word: str) -> int:
-        self._left -= len(word)
-        if self._left < 0:
+        self._characters_left -= len(word)
+        if self._characters_left < 0:
             raise TooLargeError("its strings are larger than in any trace")
         number = self[word] = len(self)
         return number
@@ -215,13 +215,13 @@ def table(kind: str, columns: Mapping[str, Array], strings: list[str]) -> Table:
     complete = {}
     for name, (dtype, missing) in COLUMNS[kind].items():
         if name in columns:
-            complete[name] = _fitted(columns[name], dtype, missing)
+            complete[name] = _fit_to_dtype(columns[name], dtype, missing)
         else:
             complete[name] = np.full(count, missing, dtype)
     return Table(complete, strings)
 
 
-def _fitted(column: Array, dtype: str, missing: float) -> Array:
+def _fit_to_dtype(column: Array, dtype: str, missing: float) -> Array:
     """Convert the column to this type; integers beyond its range become unknown."""
     if column.dtype == np.int64 and dtype == "i4":
         limit = np.iinfo(np.int32).max

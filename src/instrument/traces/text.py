@@ -15,16 +15,16 @@ from .trace import ReadLosses
 BLOCK = 1 << 20
 _GZIP = b"\x1f\x8b"
 # Real traces shrink up to 40 to 1; gzip allows 1,032 to 1.
-_BOMB_RATIO = 200
+_MAX_COMPRESSION_RATIO = 200
 _BOMB_BYTES = 1 << 28
 
 _BYTES_PER_EVENT = 4  # of a gzip file; real traces have at least 20
-_FEW_EVENTS = 1 << 20  # allowed in any file
+_MIN_EVENT_LIMIT = 1 << 20  # allowed in any file
 
 
 def event_limit(path: Path) -> int:
     """Return the number of events that a file may have: far more than a trace of its size holds."""
-    return max(_FEW_EVENTS, path.stat().st_size // _BYTES_PER_EVENT)
+    return max(_MIN_EVENT_LIMIT, path.stat().st_size // _BYTES_PER_EVENT)
 
 
 def text_limit(path: Path) -> int:
@@ -77,8 +77,10 @@ def _unpacked(path: Path, parts: Iterator[bytes], lost: ReadLosses) -> Iterator[
             lost.add(reason, size=len(data) + sum(map(len, parts)))
             return
         unpacked += len(text)
-        if unpacked > max(_BOMB_BYTES, _BOMB_RATIO * packed):
-            raise TraceError(path, f"it unpacks to more than {_BOMB_RATIO} times its size, which no trace does")
+        if unpacked > max(_BOMB_BYTES, _MAX_COMPRESSION_RATIO * packed):
+            raise TraceError(
+                path, f"it unpacks to more than {_MAX_COMPRESSION_RATIO} times its size, which no trace does"
+            )
         if text:
             yield text
         inside = not unpacker.eof

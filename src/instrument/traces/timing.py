@@ -49,7 +49,7 @@ class Timing:
         reason = str(entry.get("reason") or "") if entry.get("status") == "partial" else ""
         return cls(
             around,
-            _joined(filter(None, map(_span, _listed(known.get("around_steps"))))) if around else (),
+            _join_spans(filter(None, map(_span, _as_list(known.get("around_steps"))))) if around else (),
             run_steps,
             run_ns,
             _span(known.get("untimed_steps")),
@@ -64,7 +64,7 @@ class Timing:
         endings = dict(self.endings) | dict(later.endings)
         return Timing(
             self.around_ns + later.around_ns,
-            _joined(self.around_steps + later.around_steps),
+            _join_spans(self.around_steps + later.around_steps),
             last.run_steps,
             last.run_ns,
             last.untimed_steps,
@@ -81,24 +81,24 @@ class Timing:
         return sum(last - first + 1 for first, last in self.around_steps), median(self.around_ns)
 
 
-def _joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+def _join_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Return the same steps as spans that neither overlap nor touch."""
-    merge_step_lengths: list[Span] = []
+    joined: list[Span] = []
     for first, last in sorted(spans):
-        if merge_step_lengths and first <= merge_step_lengths[-1][1] + 1:
-            merge_step_lengths[-1] = merge_step_lengths[-1][0], max(merge_step_lengths[-1][1], last)
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(joined[-1][1], last)
         else:
-            merge_step_lengths.append((first, last))
-    return tuple(merge_step_lengths)
+            joined.append((first, last))
+    return tuple(joined)
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
 def _span(value: object) -> Span | None:
     """Return the first and the last step in a value of the manifest; None if it is not a span."""
-    pair = _listed(value)
+    pair = _as_list(value)
     if len(pair) != 2 or not all(isinstance(number, int) for number in pair) or pair[0] > pair[1]:
         return None
     return pair[0], pair[1]

@@ -21,7 +21,7 @@ _SUFFIX = re.compile(
 # A record_function of a program may have "::" in its name as well: FSDP's begin with a capital.
 _OPERATOR = re.compile(r"[a-z_]\w*::[\w.]+|autograd::engine::.*|torch::autograd::.*|record_param_comms|detach_?")
 _ALWAYS = re.compile(r"aten::[\w.]+|autograd::engine::evaluate_function: .*")
-_LONGEST = 1 << 16  # characters of a range of pyprof
+_MAX_TEXT = 1 << 16  # characters of a range of pyprof
 
 
 class _Range(NamedTuple):
@@ -89,7 +89,7 @@ def _range(text: str) -> _Range | None:
 
 def _pyprof(text: str) -> _Range | None:
     """Return what a dictionary of pyprof says: an operator, a module, or the Python stack around them."""
-    if len(text) > _LONGEST:
+    if len(text) > _MAX_TEXT:
         return None
     try:
         said = ast.literal_eval(text)

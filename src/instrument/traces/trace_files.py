@@ -17,11 +17,11 @@ from ..errors import TraceError
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
 """The suffixes of trace files in a folder."""
 
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 """The number of files that are read together; each takes at least some ms and 25 kB."""
 
-_MOST_NAMES = 1_000_000  # of files and folders that are searched
-_SMALL = 1 << 16
+_MAX_NAMES = 1_000_000  # of files and folders that are searched
+_MAX_PROBED_BYTES = 1 << 16
 
 _NAMED = [
     re.compile(pattern, re.IGNORECASE)
@@ -78,10 +78,10 @@ def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
         files, others = [path] if path.exists() else _natural_order(_matching(path)), ()
     if not files:
         raise TraceError(path, "no such file or folder, and no file that matches it as a pattern")
-    if len(files) > MOST_FILES:
+    if len(files) > MAX_FILES:
         raise TraceError(
             path,
-            f"it holds {len(files):,} files that may be traces, and up to {MOST_FILES:,} are read together: "
+            f"it holds {len(files):,} files that may be traces, and up to {MAX_FILES:,} are read together: "
             "choose "
             'some with a pattern such as "rank1*.json"',
         )
@@ -99,7 +99,7 @@ def _in_folder(folder: Path) -> FoundFiles:
     if found and all(_FOLDER.match(path.name) for path, _ in found):
         return FoundFiles([path for _, files in found for path in files])
     if found:
-        last = _last(found)
+        last = _last_of_each_rank(found)
         return FoundFiles(dict(found)[last], [path for path, _ in found if path != last])
     others = sum(map(len, by_folder.values()))
     if others:
@@ -110,7 +110,7 @@ def _in_folder(folder: Path) -> FoundFiles:
     raise TraceError(folder, f"the folder holds no file that ends in {', '.join(SUFFIXES)}")
 
 
-def _last(found: Sequence[tuple[Path, list[Path]]]) -> Path:
+def _last_of_each_rank(found: Sequence[tuple[Path, list[Path]]]) -> Path:
     """Return the last folder by name; with several runs, of the run that was written last."""
     written: dict[Path, int] = {}
     for path, files in found:
@@ -152,17 +152,17 @@ def _matches(folder: Path, parts: list[str]) -> Iterator[Path]:
             with os.scandir(path) as entries:
                 for entry in entries:
                     names += 1
-                    if names > _MOST_NAMES:
+                    if names > _MAX_NAMES:
                         raise TraceError(
                             folder,
-                            f"it holds more than {_MOST_NAMES:,} files and folders: name a folder inside it",
+                            f"it holds more than {_MAX_NAMES:,} files and folders: name a folder inside it",
                         )
-                    following = _following(entry, parts, at)
+                    following = _next_parts(entry, parts, at)
                     if following is not None:
                         (links if entry.is_symlink() else todo).append((path / entry.name, following))
 
 
-def _following(entry: os.DirEntry[str], parts: list[str], at: int) -> int | None:
+def _next_parts(entry: os.DirEntry[str], parts: list[str], at: int) -> int | None:
     """Return the part of the pattern that comes after this name; None if the name does not match."""
     hidden = entry.name.startswith(".")
     if parts[at] == "**":
@@ -177,15 +177,15 @@ def _with_trace_suffix(paths: Iterable[Path]) -> list[Path]:
 
 
 def _traces(paths: Iterable[Path]) -> list[Path]:
-    files = {path for path in paths if not path.name.startswith(".") and _may_be_trace(path)}
+    files = {path for path in paths if not path.name.startswith(".") and _could_be_trace(path)}
     # nsys writes the .sqlite of a report beside it
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}
     return _natural_order(files - twins)
 
 
-def _may_be_trace(path: Path) -> bool:
+def _could_be_trace(path: Path) -> bool:
     """Return whether a file may be a trace, and is not a small JSON file of another kind, such as settings."""
-    if ".json" not in path.suffixes or not 0 < path.stat().st_size < _SMALL:
+    if ".json" not in path.suffixes or not 0 < path.stat().st_size < _MAX_PROBED_BYTES:
         return True
     text = path.read_bytes()
     if text.startswith(b"\x1f\x8b"):

@@ -33,10 +33,12 @@ def serve() -> None:
     sys.stderr = None  # progress bars of several processes would overwrite each other
     with suppress(EOFError, KeyboardInterrupt):
         while True:
-            _send(answers, *_call(*pickle.load(sys.stdin.buffer)))
+            _send(answers, *_call_or_reason(*pickle.load(sys.stdin.buffer)))
 
 
-def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def _call_or_reason(
+    function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[bytes, list[pickle.PickleBuffer]]:
     columns: list[pickle.PickleBuffer] = []
     try:
         answer = function(*args), ""

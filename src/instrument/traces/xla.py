@@ -67,7 +67,7 @@ def sort_events(
             columns[table] = {name: column[mask] for name, column in (others | more).items()}
 
     move("steps", step)
-    move("frames", frame, name=_renamed(others["name"], strings, lambda name: _FRAME.sub(r"\1(\2): \3", name)))
+    move("frames", frame, name=_rename(others["name"], strings, lambda name: _FRAME.sub(r"\1(\2): \3", name)))
     move("operators", operator)
     move("runtime", runtime, category=np.full(len(of), strings["xla"]))
     move("regions", program & ~runtime)
@@ -84,7 +84,7 @@ def _number(pattern: re.Pattern[str], text: str) -> int:
     return int(found[1]) if found and len(found[1]) < 10 else -1
 
 
-def _renamed(codes: Array, strings: Strings, name: Callable[[str], str]) -> Array:
+def _rename(codes: Array, strings: Strings, name: Callable[[str], str]) -> Array:
     texts = list(strings)
     unique, rows = np.unique(codes, return_inverse=True)
     renamed: Array = np.array([strings[name(texts[code])] for code in unique.tolist()], np.int64)[rows]

@@ -87,9 +87,8 @@ class Profile(WindowRecorder):
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
         self._end_was_interrupted = False  # an interrupt cut off a part of the end
-        self._windows_to_account_for: list[Window] | None = (
-            None  # after the end, the windows that were not reached
-        )
+        # After the end, the windows that were not reached
+        self._windows_to_account_for: list[Window] | None = None
         self._paused = False
         self._graphs: GraphFollower | None = None  # detects captures of CUDA graphs while the profile runs
         self._process = 0

@@ -55,9 +55,8 @@ class LoopStepCounter:
         self._max_updates = 0  # the most updates of an item so far; 0 until one was followed
         self._follower: Any = None
         self._recorded_parameter: weakref.ref[Any] | None = None  # a parameter of the training that was recorded
-        self._after_last_window = (
-            False  # the loop began after the last window, and its parameters are not known yet
-        )
+        # The loop began after the last window, and its parameters are not known yet
+        self._after_last_window = False
         self._warned = False
 
     @guard.contained(FEATURE)

@@ -88,14 +88,12 @@ class WindowRecorder(TorchProfilerApi):
         self._started = False
         self._unclosed_recording: Recording | None = None  # its end was interrupted; the next step ends it
         self._last_finished_index = 0  # the number of the last window that is over
-        self._continued_index = (
-            0  # the number of the window that a loop's end cut short and the next loop continues
-        )
+        # The number of the window that a loop's end cut short and the next loop continues
+        self._continued_index = 0
         self._untimed_number: int | None = None  # the window that is over while the steps after it are timed
         self._calling_on_trace_ready = False  # on_trace_ready is being called
-        self._postponement_reason = (
-            ""  # why a change that was due could not be made; for the current or the next window
-        )
+        # Why a change that was due could not be made; for the current or the next window
+        self._postponement_reason = ""
         self._missed_windows: list[Window] = []  # the windows that should have opened then
         self._end_reason = "the schedule changed"  # how the loop ended, in words
 

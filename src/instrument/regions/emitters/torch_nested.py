@@ -27,8 +27,8 @@ class Stack(list[Opened]):
     """The ids on one thread, represented by the ranges that pushed them; the last one is on top.
 
     Attributes:
-        crossed: whether ``ended`` or ``popped`` has items.
-        over: ranges that are over and not closed yet.
+        needs_cleanup: whether ``ended`` or ``popped`` has items.
+        ended: ranges that are over and not closed yet.
         popped: open ranges whose ids other ranges popped; for each, the id of a range that is over remains.
     """
 
