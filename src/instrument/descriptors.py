@@ -13,7 +13,7 @@ from .interrupts import Suppressed, is_interrupt
 _LOWEST_NUMBER = 256  # programs close ranges from 3 up, and new files get the lowest free number
 
 
-def moved_up(descriptor: int) -> int:
+def move_up(descriptor: int) -> int:
     """Move ``descriptor`` to a high number and return that; return ``descriptor`` itself if that fails."""
     try:
         import fcntl
@@ -41,13 +41,13 @@ class OwnDescriptor:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.number = moved_up(descriptor)
-        self._file_identity_of = _file_identity_of(self.number)
+        self.number = move_up(descriptor)
+        self._file_identity = _identity_of_file(self.number)
 
     @property
     def is_valid(self) -> bool:
         """Whether the number still belongs to the file, which the program may have closed; 0.5 us."""
-        return self._file_identity_of is not None and _file_identity_of(self.number) == self._file_identity_of
+        return self._file_identity is not None and _identity_of_file(self.number) == self._file_identity
 
     def read(self, size: int) -> bytes:
         """Wait for at most ``size`` bytes; return none at the end of the file, or if the program closed it."""
@@ -59,7 +59,7 @@ class OwnDescriptor:
     def close(self) -> None:
         """Close the file, unless somebody else did."""
         if self.is_valid:
-            self._file_identity_of = None
+            self._file_identity = None
             os.close(self.number)
 
 
@@ -67,13 +67,13 @@ class OwnSocket(socket.socket):
     """A connected socket with a high number, closed only if the number still belongs to its file."""
 
     def __init__(self, connected: socket.socket) -> None:
-        super().__init__(connected.family, connected.type, connected.proto, fileno=moved_up(connected.detach()))
-        self._file_identity_of = _file_identity_of(self.fileno())
+        super().__init__(connected.family, connected.type, connected.proto, fileno=move_up(connected.detach()))
+        self._file_identity = _identity_of_file(self.fileno())
 
     @property
     def is_valid(self) -> bool:
         """Whether the number still belongs to the socket; if not, the number is released without closing it."""
-        if self.fileno() >= 0 and _file_identity_of(self.fileno()) != self._file_identity_of:
+        if self.fileno() >= 0 and _identity_of_file(self.fileno()) != self._file_identity:
             self.detach()
         return self.fileno() >= 0
 
@@ -83,7 +83,7 @@ class OwnSocket(socket.socket):
             super().close()
 
 
-def _file_identity_of(descriptor: int) -> tuple[int, int] | None:
+def _identity_of_file(descriptor: int) -> tuple[int, int] | None:
     with Suppressed(OSError):
         found = os.fstat(descriptor)
         return found.st_dev, found.st_ino

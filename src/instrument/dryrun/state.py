@@ -44,12 +44,12 @@ class ThreadState:
 
     Attributes:
         call: the name of the running outermost torch function; empty outside torch functions.
-        waited: whether that call already synchronized; it counts once.
+        synchronized: whether that call already synchronized; it counts once.
         inputs: the arguments of the innermost torch function, which determine the device of its results.
-        last: the device of the previous operator that takes tensors; None is the CPU.
-        quiet: greater than 0 while reads are of the CPU's memory.
+        last_device: the device of the previous operator that takes tensors; None is the CPU.
+        quiet_depth: greater than 0 while reads are of the CPU's memory.
         functions: the thread's function mode.
-        foreign: greater than 0 while the program's own FakeTensorMode handles tensors.
+        foreign_depth: greater than 0 while the program's own FakeTensorMode handles tensors.
         depth: greater than 0 inside torch, where devices are the real ones.
     """
 

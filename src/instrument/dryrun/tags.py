@@ -27,7 +27,7 @@ class Tags:
     """The tags of one run; tags of an earlier run are ignored.
 
     Attributes:
-        used: whether any tensor was on a pretended device.
+        any_on_device: whether any tensor was on a pretended device.
     """
 
     def __init__(self) -> None:

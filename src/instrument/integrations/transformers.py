@@ -92,7 +92,7 @@ class TrainerAdapter(Adapter):
 class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Drives ``loop`` by the events of a Trainer, with a `TrainerAdapter` while it trains."""
 
-    _is_driving: ClassVar[list[LoopCallback]] = []
+    _active_callbacks: ClassVar[list[LoopCallback]] = []
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
@@ -108,18 +108,18 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if not settings.enabled:
             return
         callers = _callers()
-        for other in list(self._is_driving):
+        for other in list(self._active_callbacks):
             if other._adapter is not None and other._adapter.has_stopped_training(callers):
                 other._end()
         kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
         trainers = (caller for caller in callers if isinstance(caller, kind))
         trainer = next((found for found in trainers if self in found.callback_handler.callbacks), None)
-        if self._other_loop_runs(trainer):
+        if self._must_yield(trainer):
             return
         models = [model] if isinstance(model, nn.Module) else []
         self.loop.start(*models, first_step=state.global_step)
         if self.loop.running:
-            self._is_driving.append(self)
+            self._active_callbacks.append(self)
             self._adapter = TrainerAdapter(self.loop, trainer, self._end)
             self._adapter.attach()
 
@@ -148,14 +148,14 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Write an open window and remove every hook."""
         self._end()
 
-    def _other_loop_runs(self, trainer: Any) -> bool:
+    def _must_yield(self, trainer: Any) -> bool:
         return self.loop.running  # by a Trainer whose training contains this one
 
     @guard.contained(FEATURE)
     def _end(self) -> None:
         adapter, self._adapter = self._adapter, None
-        if self in self._is_driving:
-            self._is_driving.remove(self)
+        if self in self._active_callbacks:
+            self._active_callbacks.remove(self)
         if adapter is not None:
             adapter.detach()
 
@@ -200,10 +200,10 @@ class AutomaticCallback(LoopCallback):
         assert loop is not None  # or `install` did nothing
         super().__init__(loop)
 
-    def _other_loop_runs(self, trainer: Any) -> bool:
+    def _must_yield(self, trainer: Any) -> bool:
         callbacks = trainer.callback_handler.callbacks if trainer is not None else []
         written = any(isinstance(callback, InstrumentCallback) for callback in callbacks)
-        return super()._other_loop_runs(trainer) or written
+        return super()._must_yield(trainer) or written
 
 
 def _callers() -> list[Any]:

@@ -16,7 +16,7 @@ from .request import LaunchRequest
 # Without osrt, cudnn and cublas: tracing them slows down a loop that is bound by its launches.
 _FIXED_OPTIONS = ("cuda", "nvtx")
 _DEVICES = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/proc/driver/nvidia/version")
-_NO_TIMEOUT = 100_000  # windows
+_MAX_WINDOWS = 100_000  # windows
 # nsys writes its progress to standard output, which belongs to the program. So nsys runs with standard error
 # instead, and passes the original on as descriptor 3, which the program gets back as its standard output.
 _HIDE_STDOUT = ("/bin/sh", "-c", 'exec "$@" 3>&1 >&2', "sh")
@@ -41,7 +41,7 @@ class Nsys:
         """
         options = [f"--trace={','.join(_supported_traces(tool))}"]
         if request.windows != 0:
-            end = f"--capture-range-end=repeat:{request.windows or _NO_TIMEOUT}:sync"
+            end = f"--capture-range-end=repeat:{request.windows or _MAX_WINDOWS}:sync"
             options += ["--capture-range=nvtx", "--nvtx-capture=capture@instrument", end]
         options += ["--sample=none", "--cpuctxsw=none", "--wait=primary", "--kill=none"]
         given = {_LONG.get(word, word) for word in (extra.partition("=")[0] for extra in request.extra)}

@@ -26,11 +26,11 @@ class Layer:
         region: the region of its forward; None if it only serves to tell calls inside it apart.
         evaluation: the region of its forward in evaluation mode.
         backward: the region of its backward; None if there is none.
-        alone: the layer for calls outside any other call; its name differs from those of others of its class.
+        standalone: the layer for calls outside any other call; its name differs from those of others of its class.
         parent: the layer that calls it, as far as the model's structure shows.
         primary: the first layer of its module, which the module's hooks refer to.
         aliases: for a primary layer, all layers of a module with several places; else empty.
-        seen: whether it was called since it was made.
+        was_called: whether it was called since it was made.
     """
 
     __slots__ = (
@@ -169,12 +169,12 @@ class ModuleCall:
         frame: the frame of torch's ``_call_impl``, until it returns.
         first: the number of the first autograd node that it may have made.
         token: closes its region.
-        back: closes the region of its backward.
-        heads: the numbers of the nodes at which the backward of calls inside begins.
-        head: the last of these numbers, or -1.
-        inner: the number of the first node of the first call inside, or -1.
+        backward_token: closes the region of its backward.
+        inner_starts: the numbers of the nodes at which the backward of calls inside begins.
+        last_inner_start: the last of these numbers, or -1.
+        first_inner_node: the number of the first node of the first call inside, or -1.
         exits: the earlier nodes of this call to which that node leads.
-        joined: whether the backward of another call begins at the node before the first one.
+        adjoins_other_call: whether the backward of another call begins at the node before the first one.
         running: the backward pass in which its region is open.
     """
 

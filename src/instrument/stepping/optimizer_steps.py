@@ -56,7 +56,7 @@ class OptimizerSteps:
         self._on_step = on_step
         self._every = every
         self._first: weakref.ref[Any] | None = None
-        self._other_parameters = IdentitySet()  # optimizers that share no parameter with the first
+        self._unrelated_optimizers = IdentitySet()  # optimizers that share no parameter with the first
         self._rival: weakref.ref[Any] | None = None  # the first other optimizer since the last step of the first
         self._rival_steps = 0
         self._in_a_row = 0  # steps of the first since another optimizer stepped
@@ -215,19 +215,19 @@ class OptimizerSteps:
         if first is not None and not self._takes_over(first, optimizer):
             return False
         self._in_a_row = self._rival_steps if first is not None else 1
-        self._first, self._rival, self._other_parameters = weakref.ref(optimizer), None, IdentitySet()
+        self._first, self._rival, self._unrelated_optimizers = weakref.ref(optimizer), None, IdentitySet()
         return True
 
     def _takes_over(self, first: Any, optimizer: Any) -> bool:
         rival = self._rival() if self._rival is not None else None
         if rival is None:
             rival, self._rival, self._rival_steps = optimizer, weakref.ref(optimizer), 0
-            if optimizer not in self._other_parameters and not share_parameters(first, optimizer):
-                self._other_parameters.add(optimizer)
+            if optimizer not in self._unrelated_optimizers and not share_parameters(first, optimizer):
+                self._unrelated_optimizers.add(optimizer)
         if rival is not optimizer:
             return False
         self._rival_steps += 1
-        follows = optimizer not in self._other_parameters or self._in_a_row >= _MIN_PHASE_STEPS
+        follows = optimizer not in self._unrelated_optimizers or self._in_a_row >= _MIN_PHASE_STEPS
         self._has_unreported_step = follows and self._rival_steps > 1  # its previous step
         return self._has_unreported_step or self._rival_steps > _MIN_STEPS_ALONE
 

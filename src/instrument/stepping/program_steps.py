@@ -15,7 +15,7 @@ class ProgramSteps:
     Attributes:
         listeners: called at the end of each step. Without any, a profile calls `end_step` only at steps in its
             schedule, so the other steps cost nothing.
-        followed: whether the program started a profile of its own.
+        profile_started: whether the program started a profile of its own.
     """
 
     def __init__(self) -> None:

@@ -22,14 +22,14 @@ _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _PATHS = sysconfig.get_paths()
 _STANDARD = tuple({_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep})
 # Files of torch that calls only pass through: none of their lines synchronizes
-_CALLING_FUNCTIONS = (
+_PASS_THROUGH_FILES = (
     "/_tensor.py", "/_tensor_str.py", "/functional.py", "/overrides.py", "/_ops.py", "/_compile.py", "/storage.py",
     "/utils/_contextlib.py", "/utils/_python_dispatch.py", "/utils/_device.py", "/_dynamo/", "/autograd/",
     "/_subclasses/", "/nn/modules/module.py", "/cuda/__init__.py", "/cuda/streams.py", "/accelerator/",
     "/_linalg_utils.py", "/_jit_internal.py", "/nn/functional.py", "/utils/_pytree.py", "/_prims_common/",
 )  # fmt: skip
 
-_SKIPPED = ("__torch_function__", "__torch_dispatch__")  # even if the user defines them
+_PASS_THROUGH_FUNCTIONS = ("__torch_function__", "__torch_dispatch__")  # even if the user defines them
 
 USER, LIBRARY, SKIPPED = range(3)
 
@@ -49,7 +49,7 @@ def code_owner(filename: str) -> int:
         return SKIPPED
     rest = _path_in_torch(filename)
     if rest is not None:
-        return SKIPPED if rest.replace(os.sep, "/").startswith(_CALLING_FUNCTIONS) else LIBRARY
+        return SKIPPED if rest.replace(os.sep, "/").startswith(_PASS_THROUGH_FILES) else LIBRARY
     if any(part in filename for part in INSTALLED):
         return LIBRARY
     return LIBRARY if filename.startswith(_STANDARD) else USER
@@ -81,7 +81,7 @@ def locate(frame: FrameType | None) -> Location:
     via: FrameType | None = None
     while frame is not None:
         code = frame.f_code
-        owned_by = SKIPPED if code.co_name in _SKIPPED else code_owner(code.co_filename)
+        owned_by = SKIPPED if code.co_name in _PASS_THROUGH_FUNCTIONS else code_owner(code.co_filename)
         if owned_by == USER:
             inner = via or frame
             return Location(_site_of(frame), _site_of(via), inner)

@@ -34,8 +34,8 @@ class Recording:
         end_ns: when it ended.
         other_thread_stepped: whether another thread ended a step, when nothing could be started or stopped.
         cut_step: the step whose end did not run or was not recorded; None if all steps are complete.
-        saved: the result of saving it; None before.
-        announced: whether on_trace_ready was called.
+        save_result: the result of saving it; None before.
+        on_trace_ready_called: whether on_trace_ready was called.
     """
 
     def __init__(self, window: Window, capture: Capture, opened_at_step: int) -> None:

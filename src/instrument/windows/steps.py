@@ -40,8 +40,8 @@ class LoopStepCounter:
         schedule: the schedule, in a form that can be compared.
         first: the given number of the first step.
         arguments: the other arguments of the profile.
-        busy: whether the loop is running.
-        open: whether the step of the current item has not ended.
+        running: whether the loop is running.
+        step_open: whether the step of the current item has not ended.
     """
 
     def __init__(self, profile: Profile, schedule: Any, first: int, arguments: Mapping[str, Any]) -> None:

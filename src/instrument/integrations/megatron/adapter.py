@@ -44,7 +44,7 @@ class MegatronAdapter(Adapter):
         self._hooks = hooks
         self._first_step = first_step
         self._optimizer_steps: OptimizerSteps | None = None
-        self._step_counter: str | None = None  # "iteration", "step", "optimizer" or "torch"
+        self._counted_by: str | None = None  # "iteration", "step", "optimizer" or "torch"
         self._number: int | None = None  # of the last iteration
         self._in_iteration = False
 
@@ -80,18 +80,16 @@ class MegatronAdapter(Adapter):
     @guard.contained(FEATURE)
     def step(self) -> None:
         """Count a step of the user's own loop, if it has no optimizer of torch or Megatron."""
-        if not self.attached or self._step_counter == "iteration":
+        if not self.attached or self._counted_by == "iteration":
             return
-        counted = (
-            self._step_counter is not None and self._step_counter != "step"
-        )  # the optimizer counted this step
-        self._step_counter = "step"
+        counted = self._counted_by is not None and self._counted_by != "step"  # the optimizer counted this step
+        self._counted_by = "step"
         if not counted:
             self._advance()
 
     def begin_forward(self, model: Any) -> None:
         """Start the loop with the first micro-batch of a training, and annotate ``model``."""
-        by_iterations = self.training or self._step_counter == "iteration"  # whose number is not known here
+        by_iterations = self.training or self._counted_by == "iteration"  # whose number is not known here
         if not by_iterations and torch.is_grad_enabled():
             self._start([model], self._first_step)
         if self.loop.running:
@@ -100,11 +98,11 @@ class MegatronAdapter(Adapter):
     @guard.contained(FEATURE)
     def count_update(self, by: str = "optimizer") -> None:
         """Count the step of an optimizer that just stepped, unless iterations or `step` count the steps."""
-        if not self.attached or self._step_counter in ("iteration", "step"):
+        if not self.attached or self._counted_by in ("iteration", "step"):
             return
-        if by == "torch" and (self.updating or self._step_counter == "optimizer"):
+        if by == "torch" and (self.updating or self._counted_by == "optimizer"):
             return
-        self._step_counter = by
+        self._counted_by = by
         self._advance()
 
     @contextmanager
@@ -113,7 +111,7 @@ class MegatronAdapter(Adapter):
 
         The previous iteration ends here, so that it includes its evaluation, checkpoint and log lines.
         """
-        for _ in range(self._has_steps_left(number, models)):
+        for _ in range(self._steps_to_count(number, models)):
             self.loop.step()
         self._in_iteration = True
         depth = len(self.ranges)
@@ -136,9 +134,9 @@ class MegatronAdapter(Adapter):
             self._optimizer_steps.remove()
             self._optimizer_steps = None
 
-    def _has_steps_left(self, number: int | None, models: Sequence[Any]) -> int:
+    def _steps_to_count(self, number: int | None, models: Sequence[Any]) -> int:
         """Return by how many steps this iteration is ahead of the previous one; start the loop with the first."""
-        last, self._step_counter = self._number, "iteration"
+        last, self._counted_by = self._number, "iteration"
         self._number = number if number is not None else 0 if last is None else last + 1
         begun = self.loop.has_begun
         with guard.contained("following an iteration"):

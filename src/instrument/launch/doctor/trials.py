@@ -130,7 +130,7 @@ def _environment(temp: str) -> dict[str, str]:
     return kept | {"TMPDIR": temp}
 
 
-class TrialResult(NamedTuple):
+class ProgramEnd(NamedTuple):
     """How a program ended; ``code`` is None if it exceeded its time limit."""
 
     code: int | None
@@ -147,7 +147,7 @@ class TrialResult(NamedTuple):
         return f"{what} ended with code {self.code}{last}"
 
 
-def run(command: Sequence[str], folder: Path, limit_s: float, environment: Mapping[str, str]) -> TrialResult:
+def run(command: Sequence[str], folder: Path, limit_s: float, environment: Mapping[str, str]) -> ProgramEnd:
     """Run ``command`` and return how it ended; all processes that it started end with it.
 
     Args:
@@ -182,7 +182,7 @@ def run(command: Sequence[str], folder: Path, limit_s: float, environment: Mappi
                     child.wait(_GRACE_S)
                 _signal(child, getattr(signal, "SIGKILL", signal.SIGTERM))  # also the processes it started
                 child.wait()
-    return TrialResult(code, log.read_bytes().decode(errors="replace"))
+    return ProgramEnd(code, log.read_bytes().decode(errors="replace"))
 
 
 def _signal(child: subprocess.Popen[bytes], number: int) -> None:
