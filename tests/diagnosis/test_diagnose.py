@@ -186,7 +186,7 @@ def test_longest_idle_gaps() -> None:
     middle = next(each for each in found.idle_gaps if each.start_ns == 1_000_000)
     assert (middle.where.region, middle.where.step) == (("loss",), 1)
     assert middle.where.kernel.startswith("gemm sm90 bf16")
-    assert "501 us at 1.00 ms: input, before loss, gemm sm90" in " ".join(str(found).split())
+    assert "501 us at 1.00 ms: input, ended by loss, gemm sm90" in " ".join(str(found).split())
     data = json.loads(found.to_json())
     assert data["idle_gaps"][0]["where"]["kernel"] == gap.where.kernel
     assert data["regions"][0]["name"].startswith("enumerate(DataLoader)")

@@ -75,7 +75,7 @@ def test_missing_ranks() -> None:
     traces = dict(job([100, 100], [850, 850]))
     part = TraceSet({number: replace(trace, world_size=8) for number, trace in traces.items()})
     found = instrument.diagnose(part)
-    assert rules(found)["missing-ranks"].title == "Only 2 of 8 ranks are known; missing: 2, 3, 4, 5, 6, 7"
+    assert rules(found)["missing-ranks"].title == "Only 2 of 8 ranks have a trace; missing: 2, 3, 4, 5, 6, 7"
     assert found.abstained["late-rank"] == "the ranks share no collectives"
 
 

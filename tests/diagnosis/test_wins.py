@@ -101,7 +101,7 @@ def test_few_long_gaps_are_no_cost_of_launches() -> None:
         loop.rows["regions"][start // STEP] |= {"start_ns": 9000 * start, "duration_ns": 9_000_000}
         loop.work(GEMM, 9 * start + 8000, 9 * start + 8001, 9 * start + 9000)
     diagnosis = diagnose(loop.trace())
-    assert "the GPU idles while the CPU does something else than launch its work" in diagnosis.verdict
+    assert "the GPU idles while the CPU does something other than launching its work" in diagnosis.verdict
     found = named(diagnosis)["launch-overhead"]
     assert "in 3 gaps of over 1 ms in which the CPU launches nothing" in found.title
     assert found.fix is not None
@@ -142,8 +142,8 @@ def test_copies_of_an_operator_are_not_in_its_roofline() -> None:
     ("name", "stream", "text"),
     [
         ("Memcpy HtoD (Pageable -> Device)", 7, "Copy from pinned memory"),
-        ("Memcpy HtoD (Pinned -> Device)", 7, "Copy on a stream of its own"),
-        ("Memcpy HtoD (Pinned -> Device)", 8, "The copies are pinned and on a stream of their own"),
+        ("Memcpy HtoD (Pinned -> Device)", 7, "Copy on a separate stream"),
+        ("Memcpy HtoD (Pinned -> Device)", 8, "The copies already use pinned memory and a separate stream"),
         ("Memcpy DtoH (Device -> Pageable)", 7, "Keep results on the GPU"),
     ],
 )
@@ -197,7 +197,7 @@ def test_the_start_of_the_driver() -> None:
     assert "in the window" not in found.findings[0].title
     assert not {"launch-overhead", "driver-allocation"} & {*named(found)}
     assert found.bound is None
-    assert "the GPU idles 100 %, most of it as a call of the driver takes over 100 ms" in found.verdict
+    assert "the GPU idles 100 % (mostly while a driver call takes over 100 ms" in found.verdict
 
 
 def test_titles_without_steps() -> None:

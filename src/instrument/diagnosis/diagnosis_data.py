@@ -23,17 +23,17 @@ class DiagnosisData:
         verdict: what bounds the steps, in one sentence.
         bound: "overhead", "compute", "memory", "communication", "input", "synchronization", or None if that is not
             known (`coverage` says why).
-        parts: how a step divides, in ns; see `instrument.diagnosis.verdict.PARTS`.
-        coverage: on what the verdict rests, or why it abstains.
+        parts: the parts of a step in ns, which add up to it; see `instrument.diagnosis.verdict.PARTS`.
+        coverage: the evidence that the verdict is based on, or why there is no bound.
         findings: the findings, those with the most time to win first.
         rank: the rank of the trace; None if it does not say.
         has_steps: whether the trace has steps.
         steps: the number of recorded steps; 1 without steps, as the whole window then counts as one.
         step_ns: the mean time of a step.
         idle_by_cause: the idle time of the GPU per step by cause; see `instrument.diagnosis.idle_causes.CAUSES`.
-        stretch: how many times as long a step takes in the window as outside; None if that is not known.
+        stretch: the length of a step in the window / its length outside; None if that is unknown.
         goodput: the useful operations and their share of the peak; see `goodput_of`.
-        memory: what the memory of the GPU is used for; None if that is not recorded.
+        memory: the use of the memory of the GPU; None if it is not recorded.
         abstained: the rules that lacked evidence, with what the trace lacks.
         failed: the rules that raised an error, with the error.
         metrics: all metrics of the trace.
@@ -71,24 +71,24 @@ class DiagnosisData:
 
     @property
     def each_step(self) -> str:
-        """What times per step are called, as a trace without steps has none."""
+        """The words after a time per step: "per step", or "in the window" for a trace without steps."""
         return "per step" if self.has_steps else "in the window"
 
     def definition(self, evidence: Evidence) -> str:
-        """Return what a number is, as a sentence without its end; without steps, nothing is per step."""
+        """Return the definition of a number without its full stop; without steps, also without "per step"."""
         text = evidence.definition.rstrip(".:")
         return text if self.has_steps else text.replace(" per step", "")
 
     @property
     def nothing_found(self) -> str:
-        """What to say if no finding is `worth` showing."""
+        """The message if there is no finding `worth` showing."""
         said = f"; left out: {', '.join(self.ignored)}" if self.ignored else ""
         said += f"; thresholds were changed of: {', '.join(self.tuned)}" if self.tuned else ""
         return f"No rule found anything worth 1 % of {'the step' if self.has_steps else 'the window'}{said}."
 
     @property
     def memory_text(self) -> str:
-        """What is allocated at the peak, in a sentence; empty if it is not known."""
+        """The allocated memory at the peak by category, as a sentence; empty if it is unknown."""
         if self.memory is None:
             return ""
         parts = megabytes(self.memory.by_category)
@@ -99,5 +99,5 @@ class DiagnosisData:
         )
 
     def worth(self, share: float = 0.01) -> list[Finding]:
-        """Return the findings that can win at least this share of a step, and those of unknown win."""
+        """Return the findings that can win at least this share of a step, or an unknown time."""
         return [found for found in self.findings if found.win_ns is None or found.win_ns >= share * self.step_ns]

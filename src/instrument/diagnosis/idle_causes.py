@@ -36,25 +36,25 @@ CAUSES = {
     "input": "the loop waits for the next batch",
     "compilation": "torch.compile compiles",
     "garbage_collection": "Python collects garbage",
-    "initialization": "a call of the driver takes over 100 ms, as when it starts or first loads code",
+    "initialization": "a driver call takes over 100 ms, as when the driver starts or first loads code",
     "allocation": "the driver allocates or frees memory",
     "module_loading": "the driver loads the code of kernels",
-    "synchronization": "the CPU had waited for the GPU instead of launching the work that follows",
+    "synchronization": "the CPU launches the next work late, because it has waited for the GPU",
     "launch_overhead": "the CPU has not yet launched the next work",
-    "launch_latency": "the next work was launched before, and starts within 30 us",
-    "other": "the next work was launched before, and waits for something else",
-    "unknown": "the trace has no launch of the next work",
+    "launch_latency": "the next work, launched before, starts within 30 us",
+    "other": "the next work, launched before, waits for something else",
+    "unknown": "the next work has no launch in the trace",
 }
-"""What each cause of idle time means."""
+"""The causes of idle time, as clauses that follow "while"."""
 
 _LAYERS = ("input", "compilation", "garbage_collection", "initialization", "allocation", "module_loading")
 _LONG_NS = 1_000_000
-_SLOW_NS = 100_000_000  # far above what any call takes in a loop, in which the GPU idles meanwhile
+_SLOW_NS = 100_000_000  # far longer than any call takes in a loop while the GPU idles
 _LONG_BY_NATURE = re.compile(r"Synchronize|Memcpy|Memset|^(?:cuda|hip)Host|^cuMemHost")
 
 
 class IdleCauses(NamedTuple):
-    """The gaps in the work of the GPUs, and how long each cause holds in each gap.
+    """The gaps in the work of the GPUs, and the time of each cause in each gap.
 
     Attributes:
         start_ns: the start of each gap.
@@ -71,9 +71,9 @@ class IdleCauses(NamedTuple):
         return int(self.by_cause[cause].sum())
 
     def long_gaps(self, cause: str) -> Array | None:
-        """Return the gaps with over 1 ms of this cause, if they hold most of its time; else None.
+        """Return the gaps with over 1 ms of this cause, if most of its time is in them; else None.
 
-        A launch takes 5 to 20 us: what takes a thousand times as long is something else.
+        A launch takes 5 to 20 us: a gap of over 1 ms has another reason than the cost of launches.
         """
         ns = self.by_cause[cause]
         long = np.flatnonzero(ns >= _LONG_NS)
@@ -90,9 +90,9 @@ def idle_causes(
 ) -> IdleCauses:
     """Divide the time of the window during which no GPU works by its causes.
 
-    At each moment the first cause of `CAUSES` that applies counts. The time after a synchronization counts as
-    its, up to the time that the CPU was blocked: that long the CPU could have run ahead. A gap for which none of
-    these holds gets the cause of the delay of the next work, as in `idle.gaps`.
+    At each moment the first cause of `CAUSES` that applies counts. Idle time after a synchronization is
+    attributed to it, up to the time that the CPU was blocked: for that long, the CPU could have run ahead. The
+    rest of a gap is attributed to what delayed the next work, as in `idle.gaps`.
 
     Args:
         trace: the trace.
@@ -140,7 +140,7 @@ def _layers(trace: Trace) -> Iterator[Intervals]:
 
 
 def slow_calls(trace: Trace) -> Table:
-    """Return the calls of the driver that take as long as only its start or the first load of code takes."""
+    """Return the driver calls of 100 ms or more, as when the driver starts or first loads code."""
     slow = trace.runtime.where(trace.runtime.duration_ns >= _SLOW_NS)
     return slow.where(~slow.matching("name", _LONG_BY_NATURE) & ~slow.matching("name", LOADING))
 
@@ -153,7 +153,7 @@ def _times(tables: list[Table]) -> Intervals:
 
 
 def _blocked(starts: Array, ends: Array, waits: list[Synchronization]) -> Array:
-    """Return for each gap how long the synchronizations that returned in it had blocked the CPU."""
+    """Return for each gap how long the synchronizations that return in it left the GPU idle."""
     blocked = np.zeros(len(starts), np.int64)
     idle = [wait for wait in waits if wait.idle_ns]
     if not idle or not len(starts):
@@ -166,12 +166,12 @@ def _blocked(starts: Array, ends: Array, waits: list[Synchronization]) -> Array:
 
 
 def _delays(trace: Trace, starts: Array, ends: Array) -> dict[str, Array]:
-    """Return the gaps by the cause of the delay of the work that ends them."""
+    """Return the gaps by what delayed the work that ends them."""
     gpu = trace.gpu
     launched = launched_at(gpu, trace.runtime)
     following = np.searchsorted(gpu.start_ns, ends)
     known = following < len(gpu)
-    at = np.full(len(starts), np.iinfo(np.int64).max)  # nothing follows: the CPU launches no more
+    at = np.full(len(starts), np.iinfo(np.int64).max)  # no work follows: counts as launched late
     at[known] = launched[following[known]]
     unknown, late = at == UNKNOWN, at >= starts
     short = ends - starts < SHORT_NS

@@ -25,7 +25,7 @@ _LETTERS = {
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _COLORS = {"high": "red", "medium": "yellow", "low": "cyan"}
 _REGIONS, _EVIDENCE, _GAPS = 5, 4, 3
-_GAP = 0.05  # of the step, that are worth showing
+_GAP = 0.05  # of the step: shorter gaps are not shown
 
 
 def as_text(diagnosis: DiagnosisData) -> str:
@@ -47,7 +47,7 @@ def render(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     if diagnosis.parts:
         yield _bar(diagnosis.parts, width)
         yield from _legend(diagnosis, width)
-        said = "Rests on" if diagnosis.bound else "No bound is named"
+        said = "Based on" if diagnosis.bound else "Why no bound"
         yield from (Text(line, style="dim") for line in _wrapped(f"{said}: {diagnosis.coverage}.", width))
     if mfu := _mfu(diagnosis):
         yield from map(Text, _wrapped(mfu, width))
@@ -153,9 +153,9 @@ def _gaps(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
 
     shown = [gap for gap in diagnosis.idle_gaps if gap.duration_ns >= _GAP * diagnosis.step_ns][:_GAPS]
     if shown:
-        yield Text("Longest times during which no GPU works", style="bold")
+        yield Text("Longest idle gaps: length, start in the window, and cause", style="bold")
     for gap in shown:
-        place = f", before {gap.where}" if str(gap.where) else ""
+        place = f", ended by {gap.where}" if str(gap.where) else ""
         text = f"   {duration(gap.duration_ns)} at {duration(gap.start_ns)}: {gap.cause.replace('_', ' ')}{place}"
         yield from map(Text, _wrapped(text, width, "      "))
     if shown:
@@ -163,7 +163,7 @@ def _gaps(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Wrap text, without the characters of names that a terminal would obey."""
+    """Wrap text, with the control characters in names made visible."""
     return textwrap.wrap(
         printable(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -1,4 +1,4 @@
-"""The verdict: how a step divides into classes of time, and which of them bounds it."""
+"""Divides a step into parts, such as compute and input, and says which of them bounds it: the verdict."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PARTS = {
     "communication": "communication while nothing computes",
     "copies": "memcpys while nothing computes or communicates",
     "input": "an idle GPU while the loop waits for its next batch",
-    "synchronization": "an idle GPU after the CPU had waited for it",
+    "synchronization": "an idle GPU after the CPU has waited for it",
     "overhead": "an idle GPU while the CPU launches, compiles, allocates or collects garbage",
     "latency": "an idle GPU between kernels that were launched in time, in gaps of less than 30 us",
-    "other": "an idle GPU while the driver starts, for another reason, or for one that the trace does not show",
+    "other": "an idle GPU while the driver starts, or for a reason that the trace does not show",
 }
 """The parts of the recorded time, which add up to it exactly."""
 
@@ -39,18 +39,18 @@ _OVERHEAD = {
 _COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
     "normalization", "softmax", "elementwise", "reduction", "copy", "optimizer", "embedding", "memory",
 )  # fmt: skip
-_THIN = 16  # rows of a tile: a matmul that needs no more mostly reads its other factor
-_LEAST = 1 / 3  # of the step, for one class to bound it
-_LOST = 0.1  # of the launches, from which times on the GPU say too little
-_CLOSE = 0.05  # of the step: a second class this close is named, too
-_COVERAGE = 0.5  # of the kernels' time, to tell compute from memory
+_THIN = 16  # rows of a tile: a matmul with so few rows spends its time reading its other factor
+_LEAST = 1 / 3  # of the step: a smaller part does not bound it
+_LOST = 0.1  # of the launches: if more have no kernel, GPU times are too incomplete for a verdict
+_CLOSE = 0.05  # of the step: a second part this close to the first is named as well
+_COVERAGE = 0.5  # of the kernels' time: with less known, compute and memory are not distinguished
 
 _SENTENCES: dict[Bound, str] = {
     "input": "idles while the loop waits for the next batch",
-    "synchronization": "idles after lines that make the CPU wait for it",
+    "synchronization": "idles after calls that make the CPU wait for it",
     "communication": "communicates without computing",
-    "compute": "runs kernels that arithmetic limits",
-    "memory": "runs kernels that memory limits",
+    "compute": "runs kernels limited by arithmetic",
+    "memory": "runs kernels limited by memory bandwidth",
 }
 
 
@@ -59,8 +59,8 @@ class Verdict:
     """What bounds a step.
 
     Attributes:
-        bound: the class with the largest share of the time; None if no class has a third of it, or the evidence
-            is missing.
+        bound: the part with the largest share of the time, where compute is split by what limits the kernels;
+            None if no part has a third of the time, or the evidence is missing.
         text: the verdict in one sentence.
         parts: the time of each of `PARTS` per step in ns; they add up to the step.
         coverage: why it abstains, or on what share of the GPU time the split into compute and memory rests.
@@ -95,9 +95,9 @@ def verdict_of(facts: TraceFacts) -> Verdict:
     if lost > _LOST * launches:
         bound, coverage = None, f"the kernels of {lost:,} of {launches:,} launches are not in the trace"
     elif memory is None and busy > classes[order[0]]:
-        bound, coverage = None, "it is not known whether compute or memory limits the kernels: " + coverage
+        bound, coverage = None, "whether compute or memory limits the kernels is unknown: " + coverage
     elif classes[order[0]] < _LEAST * window:
-        bound, coverage = None, "no class takes a third of the time"
+        bound, coverage = None, "no part takes a third of the time"
     return Verdict(bound, _sentence(facts, bound, order, classes, parts), per_step, coverage)
 
 
@@ -121,7 +121,7 @@ def _parts(facts: TraceFacts) -> dict[str, int]:
 
 
 def _memory_share(facts: TraceFacts) -> tuple[float | None, str]:
-    """Return the part of the compute time that memory limits, and on what that rests."""
+    """Return the share of the compute time that memory limits, and the evidence for it, in words."""
     line = facts.roofline
     compute, memory = line.bound_ns("compute"), line.bound_ns("memory")
     kernel_ns = int(facts.kernels.duration_ns[~_of_kernels(facts)].sum())
@@ -138,13 +138,14 @@ def _memory_share(facts: TraceFacts) -> tuple[float | None, str]:
         )
         return memory / (compute + memory), coverage
     known = (compute + memory) / kernel_ns if kernel_ns else 0
-    return None, f"the kinds of kernels with only {100 * known:.0f} % of the GPU time are known"
+    return None, f"the limit is known only for kernels with {100 * known:.0f} % of the GPU time"
 
 
 def _limits_by_name(kernels: Table) -> Array:
     """Return 1 for kernels that arithmetic limits by their family, -1 for those that memory limits, 0 if unknown.
 
-    A matmul counts by its tile, and is unknown if its name has none: for a few rows it is as long as for many.
+    A matmul is judged by the tile in its name, and is unknown without one: a matmul of few rows, which memory
+    limits, can take as long as one of many rows.
     """
     limits = np.array([_COMPUTE.count(word) - _MEMORY.count(word) for word in kernels.strings])[kernels.family]
     matmul = np.array([word == "gemm" for word in kernels.strings], bool)[kernels.family]
@@ -157,7 +158,7 @@ def _limits_by_name(kernels: Table) -> Array:
 
 
 def _of_kernels(facts: TraceFacts) -> Array:
-    """Return a mask of `TraceFacts.kernels` that communicate."""
+    """Return which rows of `TraceFacts.kernels` communicate, as a mask."""
     mask: Array = facts.communication[facts.kernel_rows]
     return mask
 
@@ -176,9 +177,9 @@ def _sentence(
         said["memory"] = "copies data while nothing computes"
     if bound is None:
         idle_ns = window - facts.busy_ns
-        text = f"No single limit: of {what}, the GPU idles {100 * idle_ns / window:.0f} %"
+        text = f"No clear bound: of {what}, the GPU idles {100 * idle_ns / window:.0f} %"
         for cause, ns in [*facts.idle.totals().items()][:1]:
-            text += f", most of it as {CAUSES[cause]}," if ns > max(idle_ns / 2, _LEAST * window) else ""
+            text += f" (mostly while {CAUSES[cause]})" if ns > max(idle_ns / 2, _LEAST * window) else ""
         return f"{text} and computes {100 * busy / window:.0f} %."
     second = order[1]
     text = f"Bound by {bound}: for {100 * classes[bound] / window:.0f} % of {what}, the GPU {said[bound]}"
@@ -190,10 +191,10 @@ def _sentence(
 
 
 def _of_overhead(facts: TraceFacts) -> str:
-    """Return what the GPU does while the CPU is busy with the longest of the causes of overhead."""
+    """Return the part of the sentence on overhead: what the CPU does meanwhile, by the longest cause."""
     cause = max(_OVERHEAD, key=facts.idle.total)
     if cause == "launch_overhead" and facts.idle.long_gaps(cause) is not None:
-        return "idles while the CPU does something else than launch its work"
+        return "idles while the CPU does something other than launching its work"
     return _OVERHEAD[cause]
 
 
@@ -210,7 +211,7 @@ def _without_gpu(facts: TraceFacts) -> str:
     left = sum(device.events for device in facts.trace.unread_devices.values())
     if left:
         names = ", ".join(facts.trace.unread_devices)
-        return f"Nothing can be said of the GPU: {counted(left, 'event')} of {names} are of an unknown kind."
+        return f"The GPU work is unknown: {counted(left, 'event')} of {names} could not be interpreted."
     if not facts.trace.operators and not facts.trace.regions:
         return "The trace has neither operators nor GPU work."
-    return "The trace has no GPU work, so that nothing can be said of what bounds the GPU."
+    return "The trace has no GPU work, so what bounds the step is unknown."

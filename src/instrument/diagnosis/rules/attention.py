@@ -21,9 +21,9 @@ _SHORT = 512  # queries
 _HEAD_SIZES = (32, 64, 96, 128, 160, 192, 224, 256)  # for which FlashAttention has kernels
 
 _SDPA = Fix(
-    "Let one fused kernel compute it, which never writes the scores to memory.",
+    "Use scaled_dot_product_attention: its fused kernels do not write the scores to memory.",
     "scores = (q @ k.transpose(-2, -1)) * scale + mask\nout = scores.softmax(-1) @ v",
-    "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)\n"
+    "out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)\n"
     '# transformers: from_pretrained(..., attn_implementation="sdpa")',
 )
 
@@ -32,9 +32,9 @@ _SDPA = Fix(
 def unfused_attention(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
     """Attention runs as separate kernels: a batched matmul, a softmax, and another batched matmul.
 
-    Needs operators; shapes make it certain. Everything that the thread launches from the first matmul to the end
-    of the second counts. The time to win is that time without what a fused kernel would take: the operations of
-    both matmuls at half of the peak, or without known peaks the time of all except the matmuls.
+    Needs operators; shapes raise the confidence. All GPU work that the thread launches from the start of the first
+    matmul to the end of the second counts. The time to win is the time of this work minus the time of a fused
+    kernel: the operations of both matmuls at half of the peak or, if the peak is unknown, the time of the matmuls.
     """
     facts.require_gpu()
     operators = facts.trace.operators
@@ -76,14 +76,14 @@ def unfused_attention(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Fin
         win_ns=win,
         operator="aten::_softmax",
         evidence=(
-            Evidence("calls", len(kept) / facts.steps, "events", "Such attentions per step."),
-            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time from the first matmul to the second."),
-            Evidence("softmax_ns", facts.per_gpu(softmax_ns), "ns", "Its part in the softmax."),
+            Evidence("calls", len(kept) / facts.steps, "events", "Calls of unfused attention per step."),
+            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time per step, both matmuls included."),
+            Evidence("softmax_ns", facts.per_gpu(softmax_ns), "ns", "Part of it in the softmax."),
             Evidence(
                 "fused_ns",
                 None if fused_ns is None else facts.per_gpu(fused_ns),
                 "ns",
-                "What a fused kernel would take at half of the GPU's peak.",
+                "Time of a fused kernel at half of the GPU's peak.",
             ),
         ),
         fix=_SDPA,
@@ -93,7 +93,7 @@ def unfused_attention(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Fin
 
 
 def _fits(first: str, scores: str, last: str) -> bool:
-    """Return whether the shapes of the operators fit attention; unknown shapes do."""
+    """Return whether the shapes of the operators fit attention; True if a shape is unknown."""
     try:
         product, softmax, second = (json.loads(text) for text in (first, scores, last))
         product, second = (dims[-2:] if len(dims) < 3 else dims[:2] for dims in (product, second))
@@ -160,7 +160,7 @@ def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3, share: float = 0.
     """Fused attention over long sequences stays far below the peak.
 
     Needs shapes and the peaks of the GPU. FlashAttention-2 reaches 50 to 73 % of an A100's peak (Dao 2023); below
-    30 %, another backend or a newer library is worth a try. The time to win is the time above the roofline.
+    30 %, another backend or a newer library may be faster. The time to win is the time above the roofline.
     """
     slow, win = _below(facts, of_peak, lambda queries: queries > _SHORT)
     if not slow or facts.share(win) < share:
@@ -174,15 +174,20 @@ def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3, share: float = 0.
         operator=row.name,
         confidence="medium",
         evidence=(
-            Evidence("share_of_peak", row.share, "1", "Operations per second / peak, without a causal mask."),
-            Evidence("gpu_ns", facts.per_gpu(sum(each.gpu_ns for each in slow)), "ns", "Its time per step."),
-            Evidence("backend", _backend(row.name), "", "The backend that ran."),
+            Evidence("share_of_peak", row.share, "1", "Share of the roofline, counted without a causal mask."),
+            Evidence(
+                "gpu_ns",
+                facts.per_gpu(sum(each.gpu_ns for each in slow)),
+                "ns",
+                "GPU time of such calls per step.",
+            ),
+            Evidence("backend", _backend(row.name), "", "Backend that ran."),
         ),
         fix=Fix(
             "Try the other backends of scaled_dot_product_attention, or a newer FlashAttention (3 on Hopper, "
             "CK or AITER on AMD).",
             "out = F.scaled_dot_product_attention(q, k, v)",
-            "with torch.nn.attention.sdpa_kernel(SDPBackend.CUDNN_ATTENTION):\n"
+            "with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):  # on NVIDIA also CUDNN_ATTENTION\n"
             "    out = F.scaled_dot_product_attention(q, k, v)",
         ),
         at=facts.place_of_operator(int(row.rows[0])),
@@ -195,7 +200,7 @@ def _backend(operator: str) -> str:
 
 @rule("short-attention")
 def short_attention(facts: TraceFacts, *, of_peak: float = 0.2, share: float = 0.02) -> Iterator[Finding]:
-    """Fused attention over short sequences: most of a kernel's time is not its operations.
+    """Fused attention over short sequences spends most of its time outside its operations.
 
     Needs shapes and the peaks of the GPU. Up to 512 queries a tile of FlashAttention holds a large part of the
     sequence, and setting it up costs as much as computing it. The time to win is the time above the roofline.
@@ -206,18 +211,23 @@ def short_attention(facts: TraceFacts, *, of_peak: float = 0.2, share: float = 0
     row = slow[0]
     batch, heads, queries, *_ = row.work.sizes
     yield facts.finding(
-        f"Attention over {queries} queries is too short for its kernel, "
-        f"which reaches {100 * (row.share or 0):.0f} % of the peak",
+        f"Attention over only {queries} queries: its fused kernel "
+        f"reaches {100 * (row.share or 0):.0f} % of the peak",
         win_ns=win,
         operator=row.name,
         confidence="medium",
         evidence=(
-            Evidence("share_of_peak", row.share, "1", "What it reaches of the roofline."),
-            Evidence("tiles", batch * heads * -(-queries // 128), "events", "Batch x heads x queries / 128."),
-            Evidence("gpu_ns", facts.per_gpu(sum(each.gpu_ns for each in slow)), "ns", "Its time per step."),
+            Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
+            Evidence("tiles", batch * heads * -(-queries // 128), "events", "Batch x heads x (queries / 128)."),
+            Evidence(
+                "gpu_ns",
+                facts.per_gpu(sum(each.gpu_ns for each in slow)),
+                "ns",
+                "GPU time of such calls per step.",
+            ),
         ),
         fix=Fix(
-            "Pack several sequences into one, with a mask for each document.",
+            "Pack several sequences into one, with a mask that keeps them apart.",
             "out = F.scaled_dot_product_attention(q, k, v)  # batch x heads x 128 x size",
             "out = flex_attention(q, k, v, block_mask=create_block_mask(same_document, ...))",
         ),
@@ -227,10 +237,10 @@ def short_attention(facts: TraceFacts, *, of_peak: float = 0.2, share: float = 0
 
 @rule("padded-heads")
 def padded_heads(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
-    """The head size is not one for which fused attention has kernels, and is padded to the next.
+    """Fused attention has no kernel for the head size, and pads it to the next size.
 
     Needs shapes. FlashAttention has kernels for 32, 64, 96, 128, 160, 192, 224 and 256. The time to win is the
-    share of the padded operations.
+    share of the operations that compute padding.
     """
     found, saved = [], dict[int, float]()
     for index, row in _attention(facts).items():
@@ -249,10 +259,10 @@ def padded_heads(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
         operator=row.name,
         confidence="medium",
         evidence=(
-            Evidence("head_size", size, "events", "Elements of a head."),
-            Evidence("padded", padded, "events", "Elements that the kernel computes."),
-            Evidence("gpu_ns", facts.per_gpu(row.gpu_ns), "ns", "Its time per step."),
+            Evidence("head_size", size, "events", "Head size."),
+            Evidence("padded", padded, "events", "Head size that the kernel computes."),
+            Evidence("gpu_ns", facts.per_gpu(row.gpu_ns), "ns", "GPU time of this attention per step."),
         ),
-        fix=Fix(f"Choose heads of {padded} elements for a new model: they take no longer."),
+        fix=Fix(f"For a new model, choose a head size of {padded}: it takes the same time."),
         at=facts.place_of_operator(int(row.rows[0])),
     )

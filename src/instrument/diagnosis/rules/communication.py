@@ -34,9 +34,9 @@ def _require_communication(facts: TraceFacts) -> None:
 def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     """The GPU communicates while nothing computes.
 
-    Needs kernels that communicate. The time to win is that time, exactly; a part of it may be waiting for a rank
-    that comes late, which several ranks show. Confidence is medium where the CPU is too slow to use the time. 5 %
-    is the threshold of TraceLens.
+    Needs kernels that communicate. The time to win is exactly that time. Part of it may be spent waiting for a
+    late rank, which only the traces of several ranks show. Confidence is medium if the CPU is too slow to make use
+    of the time. The threshold of 5 % is that of TraceLens.
     """
     _require_communication(facts)
     win = facts.per_step(_exposed_ns(facts))
@@ -48,15 +48,20 @@ def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator
     longest = rows[np.argmax(alone)]
     total = total_ns(facts.activity.communication)
     yield facts.finding(
-        f"{duration(win)} of communication {facts.each_step} overlap with no compute, "
+        f"{duration(win)} of communication {facts.each_step} do not overlap with compute, "
         f"{percent_of_step(facts, win)}",
         win_ns=win,
         confidence="high" if facts.gpu_limited_ns >= _exposed_ns(facts) else "medium",
         kernel=gpu.strings[gpu.short_name[longest]],
         evidence=(
-            Evidence("exposed_comm_ns", win, "ns", "Time of communication outside compute, per step."),
+            Evidence("exposed_comm_ns", win, "ns", "Time per step of communication outside compute."),
             Evidence("comm_ns", facts.per_step(total), "ns", "Time of communication per step."),
-            Evidence("overlapped", 1 - _exposed_ns(facts) / max(total, 1), "1", "Share that overlaps."),
+            Evidence(
+                "overlapped",
+                1 - _exposed_ns(facts) / max(total, 1),
+                "1",
+                "Share of it that overlaps with compute.",
+            ),
             *_bandwidth(facts),
         ),
         fix=_fix(facts, longest),
@@ -67,7 +72,7 @@ def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator
 def _bandwidth(facts: TraceFacts) -> Iterator[Evidence]:
     """Yield the bandwidth of the collective that takes the most time, if its size is known."""
     for row in facts.metrics["collective_table"][:1]:
-        rate, about = row["bus_bytes_per_s"], "Bus bandwidth of nccl-tests"
+        rate, about = row["bus_bytes_per_s"], "Bus bandwidth, as nccl-tests defines it,"
         if rate is None:
             rate, about = row["bytes_per_s"], "Bytes per second"
         if rate is not None:
@@ -83,11 +88,11 @@ def _fix(facts: TraceFacts, row: int) -> Fix:
     if any(map(_GRADIENTS.search, names)):
         return Fix(
             "Start collectives earlier, in smaller buckets that overlap with the backward pass.",
-            "DistributedDataParallel(model, bucket_cap_mb=400)",
-            "DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",
+            "DDP(model, bucket_cap_mb=400)",
+            "DDP(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",
         )
     return Fix(
-        "Start the collective asynchronously, and do work that does not need its result before the wait.",
+        "Start the collective asynchronously, and do independent work before waiting for its result.",
         "dist.all_to_all_single(received, sent)",
         "work = dist.all_to_all_single(received, sent, async_op=True)\n...\nwork.wait()",
     )
@@ -95,10 +100,10 @@ def _fix(facts: TraceFacts, row: int) -> Fix:
 
 @rule("small-collectives")
 def small_collectives(facts: TraceFacts, *, per_step: int = 10, share: float = 0.01) -> Iterator[Finding]:
-    """Many small collectives, each of which takes its latency and not its bytes.
+    """Many small collectives take time for their latency, not for their bytes.
 
-    Needs collectives with their sizes. NCCL reaches its bandwidth from some MB on; below 1 MB latency rules. The
-    time to win is the exposed time of the small ones.
+    Needs collectives with their sizes. NCCL reaches its bandwidth from a few MB on; below 1 MB, latency
+    dominates. The time to win is the exposed time of collectives below 1 MB.
     """
     _require_communication(facts)
     gpu = facts.gpu
@@ -119,10 +124,10 @@ def small_collectives(facts: TraceFacts, *, per_step: int = 10, share: float = 0
         confidence="medium",
         evidence=(
             Evidence("collectives", len(rows) / facts.steps, "events", "Collectives below 1 MB per step."),
-            Evidence("exposed_ns", win, "ns", "Their time outside compute, per step."),
+            Evidence("exposed_ns", win, "ns", "Their time per step outside compute."),
         ),
         fix=Fix(
-            "Join tensors before they are reduced.",
+            "Concatenate tensors, and reduce them in one call.",
             "for grad in grads: dist.all_reduce(grad)",
             "flat = torch.cat([g.view(-1) for g in grads]); dist.all_reduce(flat)",
         ),

@@ -32,12 +32,12 @@ def _compiled(facts: TraceFacts) -> Table:
 
 @rule("graph-breaks", on_cpu=True)
 def graph_breaks(facts: TraceFacts) -> Iterator[Finding]:
-    """Compiled code is interrupted by Python, which then calls the next compiled piece.
+    """Graph breaks: Python runs between the compiled pieces of one function.
 
-    Needs the ranges that torch records around compiled code. Where torch cannot compile a line, it compiles what
-    is before it, runs the line in Python, and calls what it compiled of the rest from there: the range of the rest
-    is inside the range of the beginning. Functions that are compiled side by side are no breaks. How much a whole
-    graph would win is unknown.
+    Needs the ranges that torch records around compiled code. If torch cannot compile a line, it compiles the
+    code before the line, runs the line in Python, and then calls the compiled code after it: the range of the
+    later piece is inside the range of the first. Functions that are called one after the other do not count as
+    breaks. The gain from a whole graph is unknown.
     """
     for calls in (facts.trace.operators, facts.trace.regions):
         rows = np.flatnonzero(calls.matching("name", _REGION))
@@ -57,10 +57,10 @@ def graph_breaks(facts: TraceFacts) -> Iterator[Finding]:
         severity="medium" if per_step > 8 else "low",
         evidence=(
             Evidence("breaks_per_step", per_step, "events", "Compiled pieces called inside another, per step."),
-            Evidence("pieces", ", ".join(names[:5]), "", "The pieces after a break."),
+            Evidence("pieces", ", ".join(names[:5]), "", "Compiled pieces that follow a break."),
         ),
         fix=Fix(
-            "Let torch name the breaks, and remove them.",
+            "Let torch report the lines that break the graph, and rewrite them.",
             "model = torch.compile(model)",
             "model = torch.compile(model, fullgraph=True)  # or TORCH_LOGS=graph_breaks python train.py",
         ),
@@ -73,8 +73,8 @@ def recompilations(facts: TraceFacts) -> Iterator[Finding]:
     """The same code was compiled in several versions.
 
     Needs the log of torch.compile, which says why, or the ranges that torch records around compiled code, where
-    the second number in their names counts the versions. Each version is a compilation that the run has paid, and
-    a guard that each call checks.
+    the second number in their names counts the versions. Each version costs a compilation once, and adds guards
+    that each call checks.
     """
     again = [each for each in facts.compile_log.compilations if each.reason] if facts.compile_log else []
     if again:
@@ -94,7 +94,7 @@ def recompilations(facts: TraceFacts) -> Iterator[Finding]:
         severity="medium" if most > 2 else "low",
         evidence=(Evidence("recompilations", sum(versions.values()), "events", "Versions beyond the first."),),
         fix=Fix(
-            "Let torch say what changed, and mark it as dynamic.",
+            "Let torch report what changed, and mark the dimension as dynamic.",
             "model = torch.compile(model)",
             "torch._dynamo.mark_dynamic(batch, 1)  # TORCH_LOGS=recompiles says which dimension",
         ),
@@ -114,8 +114,8 @@ def _recompiled(facts: TraceFacts, again: list[Compilation]) -> Iterator[Finding
             site=site,
             evidence=(
                 Evidence("recompilations", len(own), "events", "Compilations after the first."),
-                Evidence("compile_ns", took_ns, "ns", "How long they took, in the whole run."),
-                Evidence("reason", own[-1].reason, "", "Why it was compiled again, the last time."),
+                Evidence("compile_ns", took_ns, "ns", "Time that they took in the whole run."),
+                Evidence("reason", own[-1].reason, "", "Reason for the last recompilation."),
             ),
             fix=Fix(
                 "Mark the dimensions that change as dynamic, or keep them fixed.",
@@ -127,10 +127,10 @@ def _recompiled(facts: TraceFacts, again: list[Compilation]) -> Iterator[Finding
 
 @rule("compile-time", on_cpu=True)
 def compile_time(facts: TraceFacts, *, seconds: float = 60) -> Iterator[Finding]:
-    """torch.compile took long in the whole run.
+    """torch.compile took much time in the whole run.
 
-    Needs the log of torch.compile. Caches on disk and regional compilation (one layer of many) shorten it. It is
-    no time of a step: there is no time to win per step. A minute is this library's choice.
+    Needs the log of torch.compile. Caches on disk and regional compilation (one layer of many) shorten it. The
+    time is spent once per run, so there is no time to win per step. A minute is this library's choice.
     """
     log = _log(facts)
     total_ns = sum(each.total_ns for each in log.compilations)
@@ -145,7 +145,7 @@ def compile_time(facts: TraceFacts, *, seconds: float = 60) -> Iterator[Finding]
         site=most.site,
         evidence=(
             Evidence("compile_ns", total_ns, "ns", "Time of all compilations."),
-            Evidence("inductor_ns", sum(known) if known else None, "ns", "Its part in Inductor."),
+            Evidence("inductor_ns", sum(known) if known else None, "ns", "Part of it in Inductor."),
             Evidence("compilations", len(log.compilations), "events", "Compilations."),
         ),
         fix=Fix(
@@ -158,9 +158,9 @@ def compile_time(facts: TraceFacts, *, seconds: float = 60) -> Iterator[Finding]
 
 @rule("generated-kernels")
 def generated_kernels(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
-    """A kernel that Inductor generated takes much of the step; the log says which lines it comes from.
+    """A kernel that Inductor generated takes a large part of the step; the log names the lines it comes from.
 
-    Needs the log of torch.compile. The place to start: how much faster it could be is unknown.
+    Needs the log of torch.compile. The finding says where to start; how much can be won is unknown.
     """
     facts.require_gpu()
     log, kernels = _log(facts), facts.kernels
@@ -179,8 +179,8 @@ def generated_kernels(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
             site=found.sites[0] if found.sites else None,
             evidence=(
                 Evidence("gpu_ns", ns, "ns", "Its time per step."),
-                Evidence("operators", ", ".join(found.operators) or None, "", "The operators that it computes."),
-                Evidence("lines", lines or None, "", "The lines of the program that they come from."),
+                Evidence("operators", ", ".join(found.operators) or None, "", "Operators that it computes."),
+                Evidence("lines", lines or None, "", "Lines of the program that the operators come from."),
             ),
             at=facts.place_of(rows),
         )
@@ -212,7 +212,7 @@ def cache_lookups(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
         win_ns=win,
         evidence=(Evidence("calls_per_step", calls, "events", "Look-ups per step."),),
         fix=Fix(
-            "Compile one larger function instead of many small ones; skip guards that cannot fail.",
+            "Compile one large function instead of many small ones, and skip guards that cannot fail.",
             "for layer in layers: layer.forward = torch.compile(layer.forward)",
             "model = torch.compile(model)",
         ),
@@ -248,7 +248,7 @@ def compiled_overhead(facts: TraceFacts, *, ratio: float = 3, share: float = 0.0
             Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time that it launched per step."),
         ),
         fix=Fix(
-            "Let CUDA graphs replay it.",
+            "Replay the compiled code with CUDA graphs.",
             "model = torch.compile(model)",
             'model = torch.compile(model, mode="reduce-overhead")',
         ),

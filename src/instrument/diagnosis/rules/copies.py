@@ -27,12 +27,12 @@ _TRANSPOSE = re.compile(r"batched_transpose|transpose_readWrite|convertTensor") 
 def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """Copies between CPU and GPU run while nothing computes.
 
-    Needs memcpys. The time to win is the time of these copies outside compute and communication, exactly. From
-    pageable memory the driver copies through a buffer of its own, and the CPU waits. On the stream of the kernels
-    a copy delays them; on a stream of its own it can run ahead, unless it takes longer than they do.
+    Needs memcpys. The time to win is exactly the time of these copies outside compute and communication. From
+    pageable memory, the driver copies through a buffer of its own, and the CPU waits. On a stream with kernels, a
+    copy delays them; on a stream of its own it can run ahead, unless the copies take longer than the kernels.
     """
     facts.require_gpu()
-    for way, text in (("H2D", "to the GPU"), ("D2H", "to the CPU")):
+    for way, text, host in (("H2D", "to the GPU", "from"), ("D2H", "to the CPU", "to")):
         codes = [code for code in np.unique(facts.gpu.name).tolist() if direction(facts.gpu.strings[code]) == way]
         rows = np.flatnonzero((facts.gpu.category == MEMCPY) & np.isin(facts.gpu.name, codes))
         if not len(rows):
@@ -49,18 +49,16 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
         hideable = total_ns(times) < total_ns(facts.activity.working)
         size = int(np.maximum(copies.bytes, 0).sum())
         title = f"Copies {text} take {duration(win)} {facts.each_step} during which nothing computes"
-        title += ", from pageable memory" if pageable > 0.5 else ""
+        title += f", {host} pageable memory" if pageable > 0.5 else ""
         title += "; all work is on one stream" if alone else ""
         yield facts.finding(
             title,
             win_ns=win,
             evidence=(
-                Evidence("copies_per_step", len(rows) / facts.steps, "events", "Such copies per step."),
-                Evidence(
-                    "bytes_per_step", facts.per_step(size), "bytes", "Their bytes per step, as far as known."
-                ),
+                Evidence("copies_per_step", len(rows) / facts.steps, "events", "Copies per step."),
+                Evidence("bytes_per_step", facts.per_step(size), "bytes", "Bytes per step, as far as known."),
                 Evidence("pageable", pageable, "1", "Share of the copies from or to pageable memory."),
-                Evidence("on_streams_of_kernels", shared, "1", "Share of the copies on streams that run kernels."),
+                Evidence("on_streams_of_kernels", shared, "1", "Share of the copies on streams with kernels."),
             ),
             fix=_faster_copies(way, pageable > 0.5, shared > 0.5, hideable),
             at=facts.place_of(copies),
@@ -80,7 +78,7 @@ def _faster_copies(way: str, pageable: bool, shared: bool, hideable: bool) -> Fi
         way: "H2D" or "D2H".
         pageable: whether most are from or to pageable memory.
         shared: whether most are on streams that run kernels.
-        hideable: whether they take less time than everything else, which could hide them.
+        hideable: whether they take less time than the kernels, so that overlap could hide them.
     """
     if pageable and way == "H2D":
         return Fix(
@@ -90,24 +88,24 @@ def _faster_copies(way: str, pageable: bool, shared: bool, hideable: bool) -> Fi
         )
     if pageable:
         return Fix(
-            "Keep results on the GPU, and copy them to pinned memory without blocking once they are needed.",
+            "Keep results on the GPU, and copy them without blocking, to pinned memory, when they are needed.",
             "losses.append(loss.cpu())",
             "losses.append(loss.detach())  # torch.stack(losses).cpu() every 100 steps",
         )
     if not hideable:
         return Fix(
-            "The copies take longer than all kernels, so that these cannot hide them: keep on the GPU what is "
-            "copied again and again, or copy fewer bytes (a smaller type, no offloading)."
+            "The copies take longer than all kernels, so overlap cannot hide them: keep data that is copied "
+            "repeatedly on the GPU, or copy fewer bytes (a smaller type, no offloading)."
         )
     if shared:
         return Fix(
-            "Copy on a stream of its own, before the result is needed: the next batch during the step.",
+            "Copy on a separate stream, ahead of use: the next batch during the current step.",
             "batch = batch.cuda(non_blocking=True)",
             "with torch.cuda.stream(copying): following = following.cuda(non_blocking=True)\n"
             "torch.cuda.current_stream().wait_stream(copying)  # before the next step",
         )
     return Fix(
-        "The copies are pinned and on a stream of their own: start them earlier, or copy fewer bytes.",
+        "The copies already use pinned memory and a separate stream: start them earlier, or copy fewer bytes.",
     )
 
 
@@ -115,9 +113,9 @@ def _faster_copies(way: str, pageable: bool, shared: bool, hideable: bool) -> Fi
 def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001) -> Iterator[Finding]:
     """Many small copies within the GPU, as for the buckets and buffers of DistributedDataParallel.
 
-    Needs memcpys and operators. They take little time on the GPU, but each costs the CPU an operator and a launch:
-    the time to win is that of their operators on the CPU as far as the GPU idles for it, or their own time as far
-    as nothing computes meanwhile. 50 copies per step is this library's choice.
+    Needs memcpys and operators. The copies take little time on the GPU, but each costs the CPU an operator and a
+    launch. The time to win is the CPU time of these operators, at most the time that the GPU idles for the CPU, or
+    the time of the copies during which nothing computes. 50 copies per step is this library's choice.
     """
     facts.require_gpu()
     rows = np.flatnonzero(_within_device(facts))
@@ -136,25 +134,25 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
     inside = [operators.strings[code] for code in np.unique(operators.name[outer]).tolist()]
     names = inside + [facts.trace.strings[code] for code in np.unique(_regions(facts, copies)).tolist()]
     ddp = any("bucket" in name or "DistributedDataParallel" in name for name in names)
-    of = " of DistributedDataParallel's buckets and buffers" if ddp else ""
+    of = " for DistributedDataParallel's buckets and buffers" if ddp else ""
     yield facts.finding(
         f"{count(len(copies) / facts.steps)} copies {facts.each_step} within the GPU{of}: "
-        f"{duration(facts.per_gpu(gpu_ns))} there, {duration(facts.per_step(cpu_ns))} on the CPU",
+        f"{duration(facts.per_gpu(gpu_ns))} on the GPU, {duration(facts.per_step(cpu_ns))} on the CPU",
         win_ns=win,
         evidence=(
             Evidence("copies_per_step", len(copies) / facts.steps, "events", "Memcpys within a GPU per step."),
             Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "CPU time per step of the operators that copy."),
             Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Their time on the GPU per step."),
-            Evidence("gpu_win_ns", gpu_win, "ns", "What can be won of it, where the GPU sets the pace."),
+            Evidence("gpu_win_ns", gpu_win, "ns", "Part of their GPU time that can be won."),
         ),
         fix=Fix(
-            "Let gradients be views of the buckets, and do not broadcast buffers if they need not agree.",
-            "DistributedDataParallel(model)",
-            "DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)",
+            "Make gradients views of the buckets, and do not broadcast buffers that may differ between ranks.",
+            "DDP(model)",
+            "DDP(model, gradient_as_bucket_view=True, broadcast_buffers=False)",
         )
         if ddp
         else Fix(
-            "Copy many tensors with one call, or write results in place.",
+            "Copy many tensors with one call, or write results directly to their destination.",
             "for target, source in pairs: target.copy_(source)",
             "torch._foreach_copy_(targets, sources)",
         ),
@@ -178,8 +176,8 @@ def _regions(facts: TraceFacts, work: Table) -> Array:
 def bias_copies(facts: TraceFacts, *, share: float = 0.005) -> Iterator[Finding]:
     """Addmm copies the bias into its result before the matmul.
 
-    Needs operators. It does so for biases that cuBLAS cannot add itself, such as matrices. The time to win is the
-    time of these copies.
+    Needs operators. ``addmm`` copies biases that cuBLAS cannot add itself, such as matrices. The time to win is
+    the time of these copies.
     """
     facts.require_gpu()
     rows = facts.rows(facts.trace.operators, "aten::addmm", "aten::baddbmm")
@@ -194,10 +192,15 @@ def bias_copies(facts: TraceFacts, *, share: float = 0.005) -> Iterator[Finding]
             operator="aten::addmm",
             evidence=(
                 Evidence("copies", len(copies) / facts.steps, "events", "Copies of a bias per step."),
-                Evidence("gpu_ns", facts.per_gpu(int(copies.duration_ns.sum())), "ns", "Their time per step."),
+                Evidence(
+                    "gpu_ns",
+                    facts.per_gpu(int(copies.duration_ns.sum())),
+                    "ns",
+                    "GPU time of these copies per step.",
+                ),
             ),
             fix=Fix(
-                "Give the bias as a vector, which the matmul adds itself.",
+                "Pass the bias as a vector, which the matmul adds itself.",
                 "torch.addmm(bias_matrix, x, w)",
                 "torch.nn.functional.linear(x, w.t(), bias_vector)",
             ),
@@ -207,7 +210,7 @@ def bias_copies(facts: TraceFacts, *, share: float = 0.005) -> Iterator[Finding]
 
 @rule("layout-conversions")
 def layout_conversions(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
-    """CuDNN or MIOpen converts between NCHW and NHWC around convolutions.
+    """Kernels convert between NCHW and NHWC around convolutions of cuDNN or MIOpen.
 
     Found by the names of kernels. Tensor Cores need NHWC: a model in ``channels_last`` has no conversions. The
     time to win is the time of the kernels that convert.
@@ -224,7 +227,7 @@ def layout_conversions(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
             f"{count(len(rows) / facts.steps)} kernels {facts.each_step} only convert between NCHW and NHWC",
             win_ns=win,
             evidence=(
-                Evidence("kernels", len(rows) / facts.steps, "events", "Such kernels per step."),
+                Evidence("kernels", len(rows) / facts.steps, "events", "Kernels that convert per step."),
                 Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Their time per step."),
             ),
             fix=Fix(
@@ -240,9 +243,10 @@ def layout_conversions(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
 def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> Iterator[Finding]:
     """Many memsets, each with a launch of its own.
 
-    Needs memsets. Libraries clear workspaces before split matmuls and reductions. The time to win is their time on
-    the GPU, or the time of their launches as far as the GPU idles for it. Launches of CUDA graphs are left out, as
-    they launch other work as well. The numbers are this library's choice.
+    Needs memsets. Libraries clear workspaces before split matmuls and reductions. The time to win is the time of
+    the memsets on the GPU, or the CPU time of their launches, at most the time that the GPU idles for the CPU.
+    Launches of CUDA graphs do not count, because they launch other work as well. The thresholds are this library's
+    choice.
     """
     facts.require_gpu()
     memset = facts.gpu.category == MEMSET
@@ -265,12 +269,12 @@ def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> 
         evidence=(
             Evidence("memsets", len(rows) / facts.steps, "events", "Memsets per step."),
             Evidence(
-                "gpu_ns", facts.per_gpu(int(rows.duration_ns.sum())), "ns", "Their time on the GPU per step."
+                "gpu_ns", facts.per_gpu(int(rows.duration_ns.sum())), "ns", "GPU time of the memsets per step."
             ),
-            Evidence("launch_ns", facts.per_step(launch_ns), "ns", "Time of their launches on the CPU per step."),
+            Evidence("launch_ns", facts.per_step(launch_ns), "ns", "CPU time of their launches per step."),
         ),
         fix=Fix(
-            "Fewer and larger matmuls need fewer cleared workspaces; zero_grad() sets gradients to None "
+            "Run fewer and larger matmuls, which clear fewer workspaces; let zero_grad() set gradients to None "
             "instead of clearing them.",
             "optimizer.zero_grad(set_to_none=False)",
             "optimizer.zero_grad()",

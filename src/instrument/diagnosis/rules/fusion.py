@@ -1,4 +1,4 @@
-"""Rules on kernels that only pass memory through, and that one fused kernel could replace."""
+"""Rules on kernels that mostly read and write memory, and that one fused kernel could replace."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...units import count, duration
 from ..rule import rule
 from ..trace_facts import TraceFacts
 
-_LONG = 3  # kernels that make a chain
+_LONG = 3  # kernels, at least, in a chain
 _GENERATED = re.compile("^triton_|^fused_|nvfuser")
 _NORM = ("aten::pow", "aten::mean", "aten::rsqrt")
 _NORM_PARTS = (*_NORM, "aten::add", "aten::mul", "aten::sub", "aten::var", "aten::to", "aten::_to_copy")
 _REACH = 8  # operators around a reciprocal square root
 _COMPILE = Fix(
-    "torch.compile fuses them into one kernel.",
+    "Fuse the kernels into one with torch.compile.",
     "out = gelu(x @ w + b) * scale",
     "@torch.compile\ndef block(x): return gelu(x @ w + b) * scale",
 )
@@ -27,11 +27,11 @@ _COMPILE = Fix(
 
 @rule("elementwise-chains")
 def elementwise_chains(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
-    """Element-wise kernels follow each other on a stream, each reading what the one before wrote.
+    """Element-wise kernels run one after the other on a stream, so that one fused kernel could replace them.
 
-    Needs kernels only. Three or more in a row, without another kernel between them, are a chain; kernels that a
-    compiler generated are none. A fused kernel reads and writes memory about once: the time to win is the time of
-    the chain without its longest kernel.
+    Needs kernels only. A chain is three or more such kernels in a row on a stream, without another kernel between
+    them; kernels that a compiler generated do not count. A fused kernel reads and writes memory about once: the
+    time to win is the time of the chain minus that of its longest kernel.
     """
     facts.require_gpu()
     gpu = facts.gpu
@@ -63,8 +63,8 @@ def elementwise_chains(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Fi
         confidence="medium",
         evidence=(
             Evidence("chains", chains.sum() / facts.steps, "events", "Chains of three or more kernels per step."),
-            Evidence("kernels", calls[chains].sum() / facts.steps, "events", "The kernels in them per step."),
-            Evidence("gpu_ns", facts.per_gpu(float(sums[chains].sum())), "ns", "Their time per step."),
+            Evidence("kernels", calls[chains].sum() / facts.steps, "events", "Kernels in these chains per step."),
+            Evidence("gpu_ns", facts.per_gpu(float(sums[chains].sum())), "ns", "GPU time of the chains per step."),
         ),
         fix=_COMPILE,
         at=facts.place_of(gpu.where(worst)),
@@ -98,10 +98,10 @@ def _norm_work(facts: TraceFacts) -> Array:
 
 @rule("unfused-normalization")
 def unfused_normalization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
-    """A normalization is written as several operators: a square, a mean, a reciprocal square root, a product.
+    """A normalization runs as several operators: a square, a mean, a reciprocal square root, a multiplication.
 
-    Needs operators. Such are the RMSNorm layers of most language models. A fused kernel reads and writes memory
-    once: the time to win is all but the longest kernel of each.
+    Needs operators. The RMSNorm layers of most language models are written this way. A fused kernel reads and
+    writes memory once: the time to win is the time of all kernels except the longest of each normalization.
     """
     facts.require_gpu()
     rows = _norm_work(facts)
@@ -115,7 +115,7 @@ def unfused_normalization(facts: TraceFacts, *, share: float = 0.01) -> Iterator
     if facts.share(win) < share:
         return
     yield facts.finding(
-        f"{count(roots / facts.steps)} normalizations {facts.each_step} run as separate operators, "
+        f"{count(roots / facts.steps)} normalizations {facts.each_step} run as separate operators and take "
         f"{duration(facts.per_gpu(gpu_ns))}",
         win_ns=win,
         operator="aten::rsqrt",
@@ -125,7 +125,7 @@ def unfused_normalization(facts: TraceFacts, *, share: float = 0.01) -> Iterator
             Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time of their operators per step."),
         ),
         fix=Fix(
-            "Use the fused operator, or torch.compile.",
+            "Use the fused operator, or fuse the operators with torch.compile.",
             "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight",
             "torch.nn.functional.rms_norm(x, weight.shape, weight, eps)",
         ),

@@ -25,10 +25,11 @@ _OPTIMIZER = r"^Optimizer\.step#|^optimizer$"
 def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float = 10) -> Iterator[Finding]:
     """The GPU idles because the CPU does not launch its work fast enough.
 
-    Needs GPU work with known launches. The time to win is the idle time whose next work was launched after the gap
-    began, as far as no other cause is known (see ``idle_by_cause``). Gaps of over 1 ms are no cost of launches: if
-    they make up half of the time, the finding is about what the CPU does then. nsys-ai takes kernels shorter than
-    10 us as a sign; the threshold, 5 % of the step, is half of xprof's for all idle time.
+    Needs GPU work with known launches. The time to win is the idle time in gaps that began before the next work
+    was launched, unless another cause is known (see ``idle_by_cause``). A gap of over 1 ms is too long for the
+    cost of a launch: if such gaps make up half of the time, the finding reports that the CPU does something else.
+    nsys-ai takes kernels shorter than 10 us as a sign; the threshold, 5 % of the step, is half of xprof's for all
+    idle time.
     """
     facts.require_gpu()
     win = facts.per_step(facts.idle.total("launch_overhead"))
@@ -54,17 +55,17 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
             Evidence("graph_launches", graphs, "events", "Launches of CUDA graphs in the trace."),
         ),
         fix=Fix(
-            "Launch the step as a CUDA graph, fuse its kernels with torch.compile, or give each kernel more work "
-            "with a larger batch.",
+            "Fuse kernels with torch.compile, launch them as a CUDA graph (reduce-overhead does both), or give "
+            "each kernel more work with a larger batch.",
             "model = MyModel().cuda()",
-            'model = torch.compile(MyModel().cuda(), mode="reduce-overhead")  # compiles, and uses CUDA graphs',
+            'model = torch.compile(MyModel().cuda(), mode="reduce-overhead")',
         ),
         coverage=facts.metrics.about("gaps_device_ns").coverage,
     )
 
 
 def _busy_elsewhere(facts: TraceFacts, win: int, long: Array) -> Finding:
-    """Return the finding of a GPU that idles in few long gaps, which are ``long``."""
+    """Return the finding if most of the idle time is in few long gaps, the rows ``long`` of the gaps."""
     late = facts.idle.by_cause["launch_overhead"]
     gap = int(np.argmax(late))
     after = np.flatnonzero(facts.gpu.start_ns >= facts.idle.end_ns[gap])[:1]
@@ -76,11 +77,11 @@ def _busy_elsewhere(facts: TraceFacts, win: int, long: Array) -> Finding:
         evidence=(
             idle_of(facts, "launch_overhead"),
             Evidence("long_gaps", len(long), "events", "Gaps of over 1 ms in the window."),
-            Evidence("longest_ns", int(late[gap]), "ns", "The longest of them."),
+            Evidence("longest_ns", int(late[gap]), "ns", "The longest of these gaps."),
         ),
         fix=Fix(
-            "Look at what the CPU does before the launch that ends the longest gap: loading data, logging, "
-            "checkpoints, Python. Record with stacks, or name regions, to see it here."
+            "Find out what the CPU does before the launch that ends the longest gap, such as loading data, "
+            "logging, or saving a checkpoint. Record with stacks, or name regions, to see the place here."
         ),
         coverage=facts.metrics.about("gaps_device_ns").coverage,
         at=facts.place_of(facts.gpu.where(after)),
@@ -91,9 +92,9 @@ def _busy_elsewhere(facts: TraceFacts, win: int, long: Array) -> Finding:
 def cold_first_step(facts: TraceFacts, *, ratio: float = 1.5) -> Iterator[Finding]:
     """The first recorded step is much longer than the others.
 
-    Needs three steps. Causes are workspaces, cuBLAS heuristics, modules that are loaded at their first use, and
-    an empty allocator. It costs once: leave the step out of averages. torch's own schedule recommends a warm-up
-    step for the same reason; the ratio 1.5 is this library's choice.
+    Needs three steps. Typical causes are workspaces, cuBLAS heuristics, modules that are loaded at their first
+    use, and an empty allocator. The cost occurs once: leave the step out of averages. torch recommends warm-up
+    steps in its schedule for the same reason; the ratio 1.5 is this library's choice.
     """
     lengths = facts.trace.steps.duration_ns
     if len(lengths) < 3:
@@ -123,8 +124,8 @@ def cold_first_step(facts: TraceFacts, *, ratio: float = 1.5) -> Iterator[Findin
 def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]:
     """Time passes in Python between the start of a region and its first operator.
 
-    Needs regions and operators. Regions in which something else is known to take the time, such as waiting for a
-    batch, are left out. The time to win is at most the idle time of the GPU. The threshold of 3 % is this
+    Needs regions and operators. Regions that wait for a batch do not count. The time to win is at most the idle
+    time of the GPU. The threshold of 3 % is this
     library's choice.
     """
     regions, operators = facts.trace.regions, facts.trace.operators
@@ -151,9 +152,14 @@ def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Fin
             "and its first operator",
             win_ns=win,
             evidence=(
-                Evidence("dead_ns", facts.per_step(ns), "ns", "Time per step from the start to the next event."),
+                Evidence(
+                    "dead_ns",
+                    facts.per_step(ns),
+                    "ns",
+                    "Time per step from the start of the region to the next event on its thread.",
+                ),
             ),
-            fix=Fix("Look at the Python code at the start of the region: record it with stacks to see its lines."),
+            fix=Fix("Look at the Python code at the start of the region; record with stacks to see the lines."),
             region=(text,),
             confidence="medium",
         )
@@ -161,10 +167,10 @@ def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Fin
 
 @rule("occupancy-queries", on_cpu=True)
 def occupancy_queries(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
-    """Launches ask the driver about occupancy or attributes of the kernel each time.
+    """Launches query occupancy, or attributes of kernels and devices, each time.
 
-    Needs calls of the CUDA or HIP runtime. Such calls surround kernels that are launched with a computed grid or
-    much shared memory, and cost as much CPU time as the launch itself.
+    Needs calls of the CUDA or HIP runtime. Libraries make such calls before kernels with a computed grid or much
+    shared memory; the calls can cost as much CPU time as the launch itself.
     """
     facts.require_gpu()
     runtime = facts.trace.runtime
@@ -176,14 +182,14 @@ def occupancy_queries(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fin
         return
     calls = len(rows) / facts.steps
     yield facts.finding(
-        f"{count(calls)} calls {facts.each_step} ask the driver about kernels and devices, "
+        f"{count(calls)} calls {facts.each_step} query attributes of kernels and devices, and take "
         f"{duration(facts.per_step(ns))}",
         win_ns=facts.cpu_win(ns),
         evidence=(
-            Evidence("calls_per_step", calls, "events", "Such calls per step."),
-            Evidence("calls_ns", facts.per_step(ns), "ns", "Their time per step."),
+            Evidence("calls_per_step", calls, "events", "Queries per step."),
+            Evidence("calls_ns", facts.per_step(ns), "ns", "CPU time of the queries per step."),
         ),
-        fix=Fix("A CUDA graph repeats the launches without these calls."),
+        fix=Fix("Launch the work as a CUDA graph, which does not repeat these calls."),
     )
 
 
@@ -192,8 +198,8 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100, share: float = 
     """The optimizer launches several kernels for each parameter.
 
     Needs the range that torch records around an optimizer's step. Foreach and fused implementations update many
-    parameters with one kernel. The time to win is the optimizer's time on the CPU, as far as the GPU idles for
-    it, or its kernels' time.
+    parameters with one kernel. The time to win is the optimizer's time on the CPU, at most the time that the GPU
+    idles for the CPU, or the time of its kernels.
     """
     facts.require_gpu()
     trace = facts.trace
@@ -221,10 +227,15 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100, share: float = 
         evidence=(
             Evidence("kernels_per_step", per_step, "events", "GPU work of the optimizer per step."),
             Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "Time of the optimizer on the CPU per step."),
-            Evidence("gpu_ns", facts.per_gpu(int(work.duration_ns.sum())), "ns", "GPU time of it per step."),
+            Evidence(
+                "gpu_ns",
+                facts.per_gpu(int(work.duration_ns.sum())),
+                "ns",
+                "Time of the optimizer on the GPU per step.",
+            ),
         ),
         fix=Fix(
-            "Use the fused implementation, or foreach where there is none.",
+            "Use the fused implementation of the optimizer or, if there is none, foreach=True.",
             "torch.optim.AdamW(model.parameters(), foreach=False)",
             "torch.optim.AdamW(model.parameters(), fused=True)",
         ),

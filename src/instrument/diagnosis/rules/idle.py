@@ -1,4 +1,4 @@
-"""Rules on an idle GPU: input, synchronizations, the driver, the compiler, and what the trace does not show."""
+"""Rules on an idle GPU: input, synchronizations, the driver, the compiler, and unexplained idle time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     """The loop waits for its next batch.
 
     Needs the ranges that torch records around a DataLoader, or regions of Lightning or this library. The time to
-    win is the time during which the GPU idles meanwhile; without a GPU, the time of the ranges on the thread of
-    the loop. The default threshold, 5 % of the step, is that of torch_tb_profiler.
+    win is the time during which the loop waits and the GPU idles; without GPU work, the time of the ranges on the
+    thread of the loop. The default threshold, 5 % of the step, is that of torch_tb_profiler.
     """
     tables = [found for found in named_ranges(facts.trace, INPUT) if found]
     tables = [found for rows in tables if (found := rows.where(rows.thread == facts.main_thread))]
@@ -50,16 +50,16 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     name = longest.strings[longest.name[row]]
     single = "SingleProcess" in name
     how = "The DataLoader has no worker processes: " if single else "The workers do not keep up: "
-    share_of_step = percent_of_step(facts, win) + " with an idle GPU" * bool(facts.gpu)
+    share_of_step = "the GPU idles " * bool(facts.gpu) + percent_of_step(facts, win)
     yield facts.finding(
-        f"The loop waits {duration(waited)} {facts.each_step} for the next batch, {share_of_step}",
+        f"The loop waits {duration(waited)} {facts.each_step} for the next batch: {share_of_step}",
         win_ns=win,
         evidence=(
-            Evidence("waited_ns", waited, "ns", "Time of the loop in the DataLoader per step."),
+            Evidence("waited_ns", waited, "ns", "Time per step that the loop spends in the DataLoader."),
             *([idle_of(facts, "input")] if facts.gpu else []),
         ),
         fix=Fix(
-            how + "load batches in other processes, ahead of the loop.",
+            how + "load batches ahead of the loop, in more worker processes.",
             "DataLoader(dataset, batch_size=64)" if single else "DataLoader(dataset, num_workers=2)",
             "DataLoader(dataset, batch_size=64, num_workers=8, pin_memory=True, persistent_workers=True)"
             if single
@@ -74,8 +74,8 @@ def long_synchronization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[
     """A line makes the CPU wait for the GPU, and the GPU then idles until the CPU has launched more work.
 
     Needs calls of the CUDA or HIP runtime. The profiler's own synchronizations are left out. The time to win is
-    the idle time after the synchronization, at most the time that the CPU was blocked: that long it could have
-    run ahead. Idle time with a better known cause, such as a DataLoader, is not counted here.
+    the idle time after the synchronization, at most the time that the CPU was blocked: for that long, the CPU
+    could have run ahead. Idle time with a more specific cause, such as a DataLoader, does not count.
     """
     facts.require_gpu()
     if not facts.trace.runtime and not facts.trace.syncs:
@@ -102,7 +102,7 @@ def long_synchronization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[
 def garbage_collection(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """Python's garbage collector stops the loop while the GPU idles.
 
-    Needs the pauses that torch records with ``record_python_gc_info`` or regions named ``gc.collect``.
+    Needs the pauses that torch records with ``record_python_gc_info``, or regions named ``gc.collect``.
     """
     facts.require_gpu()
     if not any(rows for rows in named_ranges(facts.trace, COLLECTION)):
@@ -113,7 +113,7 @@ def garbage_collection(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
         share,
         "Python's garbage collector stops the loop",
         Fix(
-            "Freeze what lives long, and collect between steps at a time of your choice.",
+            "Freeze long-lived objects, and collect garbage between steps, at times of your choice.",
             "for batch in loader: ...",
             "gc.freeze(); gc.disable()\nfor batch in loader: ...  # gc.collect(1) every 1,000 steps",
         ),
@@ -124,8 +124,8 @@ def garbage_collection(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
 def driver_allocation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """The driver allocates or frees memory in the loop, which also synchronizes.
 
-    Needs calls of the CUDA or HIP runtime. A loop whose shapes do not change allocates in its first steps only;
-    frees in later steps are retries of an allocator that is short of memory, or ``empty_cache()``.
+    Needs calls of the CUDA or HIP runtime. A loop with fixed shapes allocates in its first steps only;
+    frees in later steps come from an allocator that is short of memory and retries, or from ``empty_cache()``.
     """
     facts.require_gpu()
     runtime = facts.trace.runtime
@@ -138,13 +138,13 @@ def driver_allocation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fin
         share,
         f"The driver allocates or frees memory {counted(len(rows), 'time')} in the window",
         Fix(
-            "Let the caching allocator keep its memory: drop torch.cuda.empty_cache() from the loop, keep shapes "
-            "fixed, and use expandable segments against fragmentation.",
+            "Let the caching allocator keep its memory: remove torch.cuda.empty_cache() from the loop, keep "
+            "shapes fixed, and reduce fragmentation with expandable segments.",
             "torch.cuda.empty_cache()",
             '# PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"',
         ),
         Evidence("calls", len(rows), "events", "Calls that allocate or free memory, in the window."),
-        Evidence("frees", frees, "events", "Those that free memory."),
+        Evidence("frees", frees, "events", "Calls that free memory, in the window."),
     )
 
 
@@ -152,8 +152,8 @@ def driver_allocation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fin
 def module_loading(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """The driver loads the code of kernels in the recorded window.
 
-    Needs calls of the driver. CUDA loads a kernel at its first launch (lazy loading): a warm-up that runs all
-    shapes moves it out of the window.
+    Needs calls of the driver. CUDA loads a kernel at its first launch (lazy loading): a warm-up with all shapes
+    moves the loading out of the window.
     """
     facts.require_gpu()
     calls = int(facts.trace.runtime.matching("name", LOADING).sum())
@@ -161,7 +161,7 @@ def module_loading(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
         facts,
         "module_loading",
         share,
-        f"The driver loads the code of kernels {counted(calls, 'time')}",
+        f"The driver loads the code of kernels in {counted(calls, 'call')}",
         Fix("Record after a warm-up. In production, CUDA_MODULE_LOADING=EAGER loads everything at the start."),
         Evidence("calls", calls, "events", "Calls that load code."),
     )
@@ -171,9 +171,9 @@ def module_loading(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
 def initialization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """The driver starts, or first loads code, in the recorded window.
 
-    Needs calls of the CUDA or HIP runtime. In a loop no call takes 100 ms while the GPU idles, except those that
-    copy, synchronize or pin memory; at the start of a program the first launch and the first ``cudaFree`` take
-    seconds. The cost comes once.
+    Needs calls of the CUDA or HIP runtime. In a loop, no call takes 100 ms while the GPU idles, except calls that
+    copy, synchronize or pin memory; at the start of a program, the first launch and the first ``cudaFree`` take
+    seconds. The cost occurs once.
     """
     facts.require_gpu()
     slow = slow_calls(facts.trace)
@@ -183,14 +183,14 @@ def initialization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
             facts,
             "initialization",
             share,
-            f"The driver starts while the trace is recorded, {name} takes {duration(took_ns)}",
+            f"The driver starts while the trace is recorded ({name} takes {duration(took_ns)})",
             Fix(
                 "Record after a warm-up.",
                 "instrument.schedule(wait=0, warmup=0, active=3)",
                 "instrument.schedule(wait=5, warmup=2, active=3)",
             ),
             Evidence("calls", len(slow), "events", "Calls of the driver that take over 100 ms."),
-            Evidence("longest_ns", took_ns, "ns", "The longest of them."),
+            Evidence("longest_ns", took_ns, "ns", "The longest of these calls."),
         )
 
 
@@ -198,9 +198,10 @@ def initialization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
 def launch_latency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     """The GPU pauses between kernels that were launched in time.
 
-    Needs GPU work with known launches. Gaps shorter than 30 us count, HTA's limit for a delay by the kernel
-    itself: a GPU takes one or two us from the end of a kernel to the start of the next. Fewer and longer kernels
-    avoid them, and kernels of a CUDA graph follow each other faster. The threshold is half of xprof's.
+    Needs GPU work with known launches. Gaps shorter than 30 us count, which is HTA's limit for a delay by the
+    kernel itself: a GPU takes one or two us from the end of a kernel to the start of the next. Fewer and longer
+    kernels have fewer gaps, and the gaps in a CUDA graph are shorter. The threshold is half of xprof's for all
+    idle time.
     """
     facts.require_gpu()
     by_gap = facts.idle.by_cause["launch_latency"]
@@ -214,14 +215,14 @@ def launch_latency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Findin
         confidence="medium",
         evidence=(
             idle_of(facts, "launch_latency"),
-            Evidence("gaps", gaps / facts.steps, "events", "Such gaps per step."),
+            Evidence("gaps", gaps / facts.steps, "events", "Gaps of less than 30 us per step."),
             Evidence("median_gap_ns", float(np.median(by_gap[by_gap > 0])), "ns", "Median length of a gap."),
         ),
         fix=Fix(
             "Run fewer and longer kernels: fuse them with torch.compile, or enlarge the batch. CUDA graphs "
-            "shorten the gaps.",
+            "shorten the gaps (reduce-overhead uses them).",
             "model = MyModel().cuda()",
-            'model = torch.compile(MyModel().cuda(), mode="reduce-overhead")  # compiles, and uses CUDA graphs',
+            'model = torch.compile(MyModel().cuda(), mode="reduce-overhead")',
         ),
         coverage=facts.metrics.about("gaps_device_ns").coverage,
     )
@@ -245,12 +246,12 @@ def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
         share,
         "torch.compile compiles while the GPU idles",
         Fix(
-            "Record after the warm-up. If it compiles in every step, the shapes or the code change: mark the "
-            "dimensions that do as dynamic.",
+            "Record after the warm-up. If torch.compile compiles in every step, shapes or code change: mark the "
+            "dimensions that change as dynamic.",
             "step = torch.compile(step)",
             "step = torch.compile(step, dynamic=True)",
         ),
-        Evidence("phases", longest, "", "The longest phases, which contain one another."),
+        Evidence("phases", longest, "", "The longest phases, which may contain one another."),
     )
 
 
@@ -270,9 +271,9 @@ def _of_cause(
 
 @rule("unexplained-idle", on_cpu=True)
 def unexplained_idle(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
-    """The GPU idles although its next work was launched long before, or the launch is not in the trace.
+    """The GPU idles although its next work was launched in time, or the launch is not in the trace.
 
-    Such gaps come from streams that wait for each other, from the driver, or from another process on the GPU.
+    Possible reasons are streams that wait for each other, the driver, and another process on the GPU.
     The threshold is half of xprof's for all idle time.
     """
     facts.require_gpu()
@@ -289,6 +290,8 @@ def unexplained_idle(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Find
             idle_of(facts, "unknown"),
             Evidence("longest_gap_ns", int(gaps.max(initial=0)), "ns", "The longest gap of any cause."),
         ),
-        fix=Fix("Look at the longest gaps in Perfetto: events between streams, other processes, the driver."),
+        fix=Fix(
+            "Look at the longest gaps in Perfetto: do streams wait for events, or do other processes use the GPU?"
+        ),
         coverage=facts.metrics.about("gaps_device_ns").coverage,
     )

@@ -1,4 +1,4 @@
-"""Rules on the kernels that were chosen for matmuls and convolutions: their types and their age."""
+"""Rules on the kernels that run matmuls and convolutions: their types, and the GPUs they were written for."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _REDUCTION = re.compile(r"split_?k_?reduce|post_?gsu", re.IGNORECASE)  # adds up
 _MATMUL_FAMILIES = ("gemm", "convolution")
 
 PAD = Fix(
-    "Pad the dimensions to multiples of 8 elements (16 bytes), once, where the tensor is made.",
-    "tokens = 5185  # an odd length: every row begins at another alignment",
+    "Pad the dimensions to multiples of 8 elements (16 bytes) once, when the tensor is created.",
+    "tokens = 5185  # odd: the alignment differs from row to row",
     "tokens = 5192  # pad, and mask what was added",
 )
 """The fix for dimensions that are not aligned."""
@@ -57,9 +57,9 @@ def longest(facts: TraceFacts, rows: Array) -> str:
 def fp32_matmuls(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]:
     """Matmuls and convolutions compute in FP32 or TF32 where a 16-bit type would do.
 
-    Found by the names of kernels and the types of inputs. The time to win follows from the peaks of the types, and
-    is a half where the peaks are unknown or memory limits the operator, as half the bytes move. TF32 keeps inputs
-    of 10 bits, so that bf16 with its 7 is a small step from there; whether training converges is for you to check.
+    Found by the names of kernels. The time to win follows from the peaks of the types; it is half of the time if
+    the peaks are unknown, or if memory limits the operator, because half of the bytes move. TF32 keeps 10 bits of
+    each input's mantissa, and bf16 keeps 7: check that training still converges.
     """
     facts.require_gpu()
     gpu = facts.gpu
@@ -83,17 +83,17 @@ def fp32_matmuls(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]
     gpu_ns = int(gpu.duration_ns[rows].sum())
     kinds = " and ".join(name for name, some in (("TF32", tf32.any()), ("FP32", (~tf32).any())) if some)
     yield facts.finding(
-        f"Matmuls and convolutions compute in {kinds}, {duration(facts.per_gpu(gpu_ns))} {facts.each_step}",
+        f"Matmuls and convolutions in {kinds} take {duration(facts.per_gpu(gpu_ns))} {facts.each_step}",
         win_ns=win,
         kernel=longest(facts, rows),
         confidence="medium",
         evidence=(
-            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Time of these kernels per step."),
-            Evidence("tf32_share", float(gpu.duration_ns[rows[tf32]].sum()) / gpu_ns, "1", "Its part in TF32."),
-            Evidence("peak", peak.name if peak else None, "", "The GPU whose peaks were compared."),
+            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time of these kernels per step."),
+            Evidence("tf32_share", float(gpu.duration_ns[rows[tf32]].sum()) / gpu_ns, "1", "Share of it in TF32."),
+            Evidence("peak", peak.name if peak else None, "", "GPU whose peaks are compared."),
         ),
         fix=Fix(
-            f"Run the forward in {half} with autocast; TF32 alone helps FP32 matmuls on Ampere and later.",
+            f"Run the forward pass in {half} with autocast. TF32 alone helps FP32 matmuls on Ampere and later.",
             "loss = model(batch)",
             'scaler = torch.amp.GradScaler()\nwith torch.autocast("cuda", torch.float16): loss = model(batch)'
             if half == "fp16"
@@ -106,7 +106,7 @@ def fp32_matmuls(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]
 
 @rule("tensor-cores-unused")
 def tensor_cores_unused(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
-    """A 16-bit matmul or convolution runs on the ordinary units although matrix units could compute it.
+    """A 16-bit matmul or convolution does not use the matrix units (Tensor Cores).
 
     Found by the names of kernels, as torch_tb_profiler does. The time to win follows from the peaks of the GPU.
     """
@@ -124,13 +124,13 @@ def tensor_cores_unused(facts: TraceFacts, *, share: float = 0.02) -> Iterator[F
     win = facts.gpu_win(rows, 1 - 1 / ratio)
     if len(rows) and facts.share(win) >= share:
         yield facts.finding(
-            "16-bit matmuls do not use the matrix units",
+            "16-bit matmuls or convolutions do not use the matrix units",
             win_ns=win,
             kernel=longest(facts, rows),
             confidence="medium",
             evidence=(
                 Evidence(
-                    "gpu_ns", facts.per_gpu(int(gpu.duration_ns[rows].sum())), "ns", "Time of these per step."
+                    "gpu_ns", facts.per_gpu(int(gpu.duration_ns[rows].sum())), "ns", "GPU time of them per step."
                 ),
             ),
             fix=Fix("Make channels and features multiples of 8, and use channels_last for convolutions."),
@@ -153,14 +153,14 @@ def generations(facts: TraceFacts) -> Array:
 def old_kernels(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
     """A matmul runs a kernel that was written for an older generation of GPUs.
 
-    Needs the peaks of the GPU. The library falls back to such kernels for shapes or alignments that its newer ones
-    do not take; ``align1`` in the name is memory that is read one element at a time. The time to win is the
-    time above what the GPU could reach for these shapes (see ``roofline``), or half of it without shapes.
+    Needs the peaks of the GPU. cuBLAS and cuDNN fall back to such kernels for shapes or alignments that their
+    newer kernels do not support; kernels with ``align1`` in their names read memory one element at a time. The
+    time to win is the time above the roofline or, without shapes, half of the time.
     """
     facts.require_gpu()
     peak = facts.peak
     if peak is None or not peak.generation:
-        raise MissingEvidenceError("the GPU is not one of NVIDIA's whose peaks are known")
+        raise MissingEvidenceError("the GPU is not an NVIDIA GPU with known peaks")
     gpu, written_for = facts.gpu, generations(facts)
     candidates = _matmul_kernels(facts)
     rows = candidates[(written_for[candidates] > 0) & (written_for[candidates] // 10 < peak.generation // 10)]
@@ -174,18 +174,18 @@ def old_kernels(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
     gpu_ns = int(gpu.duration_ns[rows].sum())
     misaligned = bool(2 * gpu.duration_ns[unaligned].sum() > gpu_ns)
     yield facts.finding(
-        f"Matmuls of {duration(facts.per_gpu(gpu_ns))} {facts.each_step} run kernels for sm{oldest} on a GPU of "
-        f"sm{peak.generation}" + (", with alignment 1: a dimension is odd" if misaligned else ""),
+        f"Matmuls of {duration(facts.per_gpu(gpu_ns))} {facts.each_step} run kernels written for sm{oldest} on an "
+        f"sm{peak.generation} GPU" + (", with alignment 1: a dimension is odd" if misaligned else ""),
         win_ns=win,
         kernel=longest(facts, rows),
         confidence="medium",
         evidence=(
-            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Time of these kernels per step."),
+            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time of these kernels per step."),
             Evidence(
                 "align1_ns",
                 facts.per_gpu(int(gpu.duration_ns[unaligned].sum())),
                 "ns",
-                "Its part in kernels that read one element at a time.",
+                "Part of it in kernels that read one element at a time.",
             ),
             *_shapes(facts, rows),
         ),
@@ -203,4 +203,4 @@ def _shapes(facts: TraceFacts, rows: Array) -> Iterator[Evidence]:
         sums = np.bincount(of[known], facts.gpu.duration_ns[rows[known]])
         row = facts.roofline.rows[int(np.argmax(sums))]
         text = " x ".join(map(str, row.work.sizes))
-        yield Evidence("sizes", text, "", "The sizes of the longest of them (matmuls: batch x m x n x k).")
+        yield Evidence("sizes", text, "", "Sizes of the longest (for matmuls: batch x m x n x k).")

@@ -24,11 +24,11 @@ _ALIGNMENT = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
 
 @rule("misaligned-matmuls")
 def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
-    """The dimensions of a matmul are not multiples of what matrix units load at once: 16 bytes.
+    """The dimensions of a matmul are not multiples of 16 bytes, which matrix units load at once.
 
-    Needs shapes. NVIDIA's guide asks for multiples of 8 elements in 16 bits, AMD's likewise. The time to win is
-    the time above the roofline; without the peaks of the GPU, the part of the tiles that lies outside the result.
-    Matmuls of `old-kernels` are left out.
+    Needs shapes. The guides of NVIDIA and AMD ask for multiples of 8 elements of 16 bits. The time to win is the
+    time above the roofline or, without the peaks of the GPU, the part of the tiles that lies outside the result.
+    Matmuls of `old-kernels` do not count.
     """
     facts.require_gpu()
     facts.require_shapes()
@@ -63,7 +63,7 @@ def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
         confidence="medium",
         evidence=(
             Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time of these matmuls per step."),
-            Evidence("share_of_peak", row.share, "1", "What the longest reaches of the roofline."),
+            Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
         ),
         fix=PAD,
         coverage=facts.roofline.coverage,
@@ -90,11 +90,11 @@ def _tile(gpu: Table, rows: Array) -> tuple[int, int] | None:
 
 @rule("few-tiles")
 def few_tiles(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
-    """A matmul is cut into fewer tiles than the GPU has multiprocessors, so that some have nothing to do.
+    """A matmul has fewer tiles than the GPU has multiprocessors, so that some multiprocessors are unused.
 
     Needs shapes and the grid of the kernel, or the tile in its name. The time to win is its time times the share
-    of multiprocessors without a tile. Where the trace does not name the GPU, 40 multiprocessors are assumed: no
-    GPU of a data center has fewer.
+    of multiprocessors without a tile. If the trace does not give their number, 40 are assumed, the number of a
+    T4.
     """
     facts.require_gpu()
     facts.require_shapes()
@@ -121,13 +121,17 @@ def few_tiles(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
         operator=row.name,
         kernel=longest(facts, rows),
         evidence=(
-            Evidence("tiles", tiles, "events", "Thread blocks of the kernel, or result / tile in its name."),
+            Evidence(
+                "tiles", tiles, "events", "Tiles: thread blocks of the kernel, or result / tile in its name."
+            ),
             Evidence("multiprocessors", size or None, "events", "Multiprocessors of the GPU."),
             Evidence("gpu_ns", facts.per_gpu(row.gpu_ns), "ns", "GPU time of this matmul per step."),
-            Evidence("long_side", k / max(m, n), "1", "k / the larger of m and n: above 1, splitting k helps."),
+            Evidence(
+                "long_side", k / max(m, n), "1", "k / the larger of m and n; if above 1, splitting k can help."
+            ),
         ),
         fix=Fix(
-            "Join several such matmuls into one batch, or enlarge the batch; the library may split a long k.",
+            "Batch several such matmuls, or enlarge the batch; cuBLAS can also split a long k.",
             "outs = [x @ w for x in xs]",
             "outs = torch.bmm(torch.stack(xs), w.expand(len(xs), -1, -1))",
         ),
@@ -151,11 +155,11 @@ def _tiles(gpu: Table, rows: Array, row: RooflineRow) -> int | None:
 
 @rule("thin-matmuls")
 def thin_matmuls(facts: TraceFacts, *, thin: int = 16, share: float = 0.03) -> Iterator[Finding]:
-    """One side of a matmul is so short that reading the other side takes all the time.
+    """One side of a matmul is so short that reading the other factor takes almost all of the time.
 
-    Needs shapes. A matmul with a side of 16 or less does at most 16 operations per element that it reads, far
-    below the ridge of any GPU: decoding one token at a time does this. The time to win is all but one of each
-    pair of such matmuls that run after each other, as if they were batched by two: half of their time.
+    Needs shapes. A matmul with a side of 16 or less does about 16 operations, or fewer, for each byte that it
+    reads in 16 bits: far below the ridge point of any GPU. Decoding one token at a time does this. The time to win
+    is half of the time of such matmuls, as if pairs of them were batched.
     """
     facts.require_gpu()
     facts.require_shapes()
@@ -167,18 +171,21 @@ def thin_matmuls(facts: TraceFacts, *, thin: int = 16, share: float = 0.03) -> I
     row = next(iter(found.values()))
     m, n, k = row.work.sizes[1:]
     yield facts.finding(
-        f"Matmuls with a side of {min(m, n)} only read their weights: {m} x {n} x {k}"
+        f"Matmuls with a side of {min(m, n)} mostly read their weights: {m} x {n} x {k}"
         + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
         win_ns=win,
         operator=row.name,
         confidence="low",
         evidence=(
             Evidence(
-                "gpu_ns", facts.per_gpu(sum(each.gpu_ns for each in found.values())), "ns", "Their time per step."
+                "gpu_ns",
+                facts.per_gpu(sum(each.gpu_ns for each in found.values())),
+                "ns",
+                "GPU time of these matmuls per step.",
             ),
-            Evidence("share_of_peak", row.share, "1", "What the longest reaches of the roofline."),
+            Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
         ),
-        fix=Fix("Batch several inputs, or quantize the weights: fewer bytes take less time."),
+        fix=Fix("Batch several inputs, or quantize the weights to read fewer bytes."),
         coverage=facts.roofline.coverage,
         at=facts.place_of_operator(int(row.rows[0])),
     )

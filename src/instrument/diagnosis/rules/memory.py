@@ -33,8 +33,8 @@ def _listed(name: str, parts: Mapping[str, int] | None, definition: str) -> Iter
 def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """Memory grows from step to step.
 
-    Needs memory events and three steps. The allocated bytes at the end of each step grow every time, by at least
-    this share of the first in all: something keeps tensors, such as a list of losses with their graphs.
+    Needs memory events and three steps. The allocated bytes grow from the end of each step to the end of the
+    next, in all by at least ``share``: the program keeps tensors, such as a list of losses with their graphs.
     """
     rows = _on_gpu(facts)
     ends = facts.trace.steps.end_ns
@@ -54,10 +54,14 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
         severity="medium",
         evidence=(
             Evidence("bytes_per_step", round(per_step), "bytes", "Growth of the allocated bytes per step."),
-            Evidence("allocated", int(allocated[-1]), "bytes", "Allocated at the end of the last step."),
-            *_listed("growing", use.growth_bytes if use else None, "What grows, per step."),
+            Evidence("allocated", int(allocated[-1]), "bytes", "Allocated bytes at the end of the last step."),
+            *_listed("growing", use.growth_bytes if use else None, "Growth per step by category."),
         ),
-        fix=Fix("Do not keep tensors with their graphs.", "losses.append(loss)", "losses.append(loss.detach())"),
+        fix=Fix(
+            "Detach the tensors that the program keeps from their graphs.",
+            "losses.append(loss)",
+            "losses.append(loss.detach())",
+        ),
     )
 
 
@@ -65,7 +69,7 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
 def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float = 1) -> Iterator[Finding]:
     """The allocator has reserved much more memory than is in use at the peak.
 
-    Needs memory events with totals. Memory that is reserved and not allocated is cut into pieces, or was needed
+    Needs memory events with totals. Memory that is reserved but not allocated is fragmented, or was in use
     before. 30 % and 1 GB are this library's choice.
     """
     rows = _on_gpu(facts)
@@ -78,16 +82,16 @@ def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float
     if free < share * reserved or free < gigabytes * _GIGABYTES:
         return
     yield facts.finding(
-        f"At the peak {free / _GIGABYTES:.1f} of {reserved / _GIGABYTES:.1f} GB reserved memory are not in use",
+        f"At the peak, {free / _GIGABYTES:.1f} of {reserved / _GIGABYTES:.1f} GB of reserved memory are unused",
         win_ns=None,
         severity="low",
         confidence="medium",
         evidence=(
             Evidence("reserved", reserved, "bytes", "Reserved by the allocator at the peak of allocated bytes."),
-            Evidence("allocated", allocated, "bytes", "Allocated then."),
+            Evidence("allocated", allocated, "bytes", "Allocated at that time."),
         ),
         fix=Fix(
-            "Let segments grow instead of reserving new ones.",
+            "Use expandable segments, which grow instead of reserving new ones.",
             "",
             'PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"',
         ),
@@ -96,7 +100,7 @@ def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float
 
 @rule("memory-nearly-full")
 def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Finding]:
-    """The peak of memory is close to what the GPU has.
+    """Memory is nearly full at its peak.
 
     Needs memory events and the size of the GPU's memory. 90 % is the threshold of torch_tb_profiler.
     """
@@ -114,9 +118,9 @@ def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Fin
         win_ns=None,
         severity="medium",
         evidence=(
-            Evidence("peak", peak, "bytes", "The larger of allocated and reserved bytes, at its highest."),
+            Evidence("peak", peak, "bytes", "Highest value of allocated or reserved bytes."),
             Evidence("memory", size, "bytes", "Memory of the GPU."),
-            *_listed("used", use.by_category if use else None, "What is allocated at the peak."),
+            *_listed("used", use.by_category if use else None, "Allocated memory at the peak by category."),
         ),
         fix=Fix(
             "Recompute activations in the backward pass, or split the batch.",

@@ -1,4 +1,4 @@
-"""Rules on the ranks of a job: who comes late, and whether their work is even."""
+"""Rules on the ranks of a job: stragglers, uneven work, and missing traces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LISTED = 10
 
 def _job(facts: TraceFacts) -> Job:
     if facts.job is None or facts.job.world_size < 2:
-        raise MissingEvidenceError("only one rank is known")
+        raise MissingEvidenceError("the trace is of one rank only")
     return facts.job
 
 
@@ -24,9 +24,9 @@ def _job(facts: TraceFacts) -> Job:
 def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     """The other ranks wait for one rank at the collectives.
 
-    Needs the traces of several ranks. In a collective the last rank to arrive has the shortest kernel, as all end
-    together: no clocks are compared. The time to win is what a rank waits for this one on average. traceml warns
-    of stragglers from 10 % on.
+    Needs the traces of several ranks. In a collective, the last rank to arrive has the shortest kernel, because
+    all kernels end together: clocks are not compared. The time to win is the time that another rank waits for this
+    one on average. traceml warns about stragglers from 10 % on; 5 % is this library's choice.
     """
     job = _job(facts)
     found = job.arrivals
@@ -40,7 +40,7 @@ def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     if facts.share(win) < share:
         return
     yield facts.finding(
-        f"The other ranks wait for rank {rank}, {duration(win)} {facts.each_step} each; it is last at "
+        f"The other ranks wait for rank {rank}, {duration(win)} {facts.each_step} each; it arrives last at "
         f"{found.ranks[rank].last} of {counted(found.collectives, 'collective')}",
         win_ns=win,
         rank=rank,
@@ -48,13 +48,21 @@ def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
             Evidence("last", found.ranks[rank].last, "events", "Collectives at which it arrives last."),
             Evidence("collectives", found.collectives, "events", "Collectives that were compared."),
             Evidence(
-                "caused_ns", facts.per_step(found.ranks[rank].caused_ns), "ns", "Waits of all others for it."
+                "caused_ns",
+                facts.per_step(found.ranks[rank].caused_ns),
+                "ns",
+                "Time per step that all other ranks together wait for it.",
             ),
-            Evidence("waited_ns", facts.per_step(found.ranks[rank].waited_ns), "ns", "Its own waits per step."),
+            Evidence(
+                "waited_ns",
+                facts.per_step(found.ranks[rank].waited_ns),
+                "ns",
+                "Time per step that this rank waits for others.",
+            ),
         ),
         fix=Fix(
-            "Find out what this rank does alone: its data, its machine, logging or checkpoints. The other "
-            "findings are about this rank, unless another one was chosen."
+            "Find out what differs on this rank: data, machine, logging or checkpoints. The other findings are "
+            "about this rank, unless --rank chose another."
         ),
     )
 
@@ -63,8 +71,8 @@ def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
 def uneven_compute(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     """The ranks do different amounts of work.
 
-    Needs the traces of several ranks. Compares the time during which kernels compute. The time to win is that of
-    the busiest rank above the mean: what even work would take less.
+    Needs the traces of several ranks. The rule compares the time during which kernels compute. The time to
+    win is the time of the busiest rank above the mean, which evenly divided work would save.
     """
     job = _job(facts)
     computes = {rank: trace.compute_ns for rank, trace in job.ranks.items() if trace.compute_ns}
@@ -83,8 +91,10 @@ def uneven_compute(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Findin
         rank=most,
         evidence=(
             Evidence("most_ns", facts.per_step(computes[most]), "ns", "Compute of the busiest rank per step."),
-            Evidence("mean_ns", facts.per_step(usual), "ns", "Mean over the ranks."),
-            Evidence("least_ns", facts.per_step(computes[least]), "ns", "Compute of the least busy rank."),
+            Evidence("mean_ns", facts.per_step(usual), "ns", "Mean over the ranks, per step."),
+            Evidence(
+                "least_ns", facts.per_step(computes[least]), "ns", "Compute of the least busy rank per step."
+            ),
         ),
         fix=Fix("Give each rank the same amount of work: sort samples by length, balance experts and stages."),
     )
@@ -92,9 +102,9 @@ def uneven_compute(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Findin
 
 @rule("missing-ranks")
 def missing_ranks(facts: TraceFacts) -> Iterator[Finding]:
-    """The traces of some ranks are missing, so that nothing can be said of them.
+    """The traces of some ranks are missing.
 
-    Needs the number of ranks, which the files say. A rank that is missing may be the one that the others wait for.
+    Needs the number of ranks, which the files state. A missing rank may be the straggler.
     """
     job = _job(facts)
     if not job.missing and not job.failed:
@@ -102,13 +112,15 @@ def missing_ranks(facts: TraceFacts) -> Iterator[Finding]:
     listed = ", ".join(map(str, job.missing[:_LISTED])) + ", ..." * (len(job.missing) > _LISTED)
     known = f"{len(job.ranks)} of {counted(job.world_size, 'rank')}"
     yield facts.finding(
-        f"Only {known} are known" + (f"; missing: {listed}" if listed else ""),
+        f"Only {known} have a trace" + (f"; missing: {listed}" if listed else ""),
         win_ns=None,
         severity="medium",
         evidence=(
             Evidence("missing", len(job.missing), "events", "Ranks without a trace."),
             Evidence("unreadable", len(job.failed), "events", "Files that cannot be read."),
-            Evidence("known", len(job.ranks) / job.world_size, "1", "Share of the ranks that are known."),
+            Evidence(
+                "known", len(job.ranks) / job.world_size, "1", "Share of the ranks with a trace that was read."
+            ),
         ),
         fix=Fix("Record all ranks, or copy their files into one folder."),
     )

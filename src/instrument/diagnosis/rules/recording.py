@@ -1,4 +1,4 @@
-"""Rules on the recording itself: what it stretched, and what it lost."""
+"""Rules on the recording itself: longer steps, and lost events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
     """The steps in the window take longer than those around it: the profiler costs time on the CPU.
 
     Needs the manifest of the run, with steps timed outside the window. nsys-ai calls 5 % overhead notable and 15 %
-    contaminated; from 1.3 on, this library says with each finding on CPU time that it is inflated.
+    contaminated. From 1.3 on, each finding on CPU time carries a note that it is inflated.
     """
     stretch = facts.stretch
     if stretch is None:
@@ -40,8 +40,8 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
 def damaged_trace(facts: TraceFacts) -> Iterator[Finding]:
     """Parts of the file could not be read.
 
-    Says what was lost, because all numbers rest on the rest. Files that a profiler did not finish, because the job
-    died, are the most frequent.
+    All numbers come from the part that could be read. The most frequent reason is a job that died before the
+    profiler finished the file.
     """
     lost = facts.trace.lost
     if not lost or lost.reasons.keys() == {OTHER_TYPES}:
@@ -51,7 +51,7 @@ def damaged_trace(facts: TraceFacts) -> Iterator[Finding]:
         win_ns=None,
         severity="medium" if lost.events or lost.bytes else "low",
         evidence=(
-            Evidence("lost", lost.events, "events", "Events known to be lost."),
+            Evidence("lost", lost.events, "events", "Events that are known to be lost."),
             Evidence("bytes", lost.bytes, "bytes", "Bytes that could not be read."),
             Evidence("repaired", lost.repaired, "events", "Events that were read after a repair."),
         ),
@@ -93,8 +93,8 @@ def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
     """Launches have no kernel in the trace, or kernels begin before their launch.
 
     Needs calls of the runtime. CUPTI drops records at the head of a window (pytorch#192021) and when its buffers
-    run out. Launches after that of the last recorded kernel do not count: their kernels ran after the recording.
-    GPU times are too low then, and the verdict abstains from a tenth of the launches on.
+    run out. Launches after the launch of the last recorded kernel do not count: their kernels ran after the
+    recording. Lost kernels make GPU times too low; if a tenth of the launches is affected, the verdict abstains.
     """
     facts.require_gpu()
     runtime, gpu = facts.trace.runtime, facts.trace.gpu
@@ -118,5 +118,5 @@ def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
             Evidence("early", early, "events", "Kernels that begin before their launch."),
             Evidence("zero", zero, "events", "GPU events at time 0."),
         ),
-        fix=Fix("Record one window per process: each further window of a process loses kernels at its head."),
+        fix=Fix("Record only one window per process: later windows lose kernels at their head."),
     )

@@ -24,8 +24,8 @@ def low_utilization(facts: TraceFacts, *, idle: float = 0.1) -> Iterator[Finding
     """No GPU works for a large part of the step.
 
     Needs GPU work. Utilization, which nvidia-smi shows, says whether any kernel runs, not how much of the GPU it
-    uses: see `low-sm-efficiency` and `low-occupancy`. The findings on its causes say what can be won. xprof calls
-    10 % idle time moderate.
+    uses: see `low-sm-efficiency` and `low-occupancy`. The findings on the causes give the time to win. xprof
+    calls 10 % idle time moderate.
     """
     facts.require_gpu()
     part = 1 - facts.busy_ns / max(facts.window_ns, 1)
@@ -36,12 +36,12 @@ def low_utilization(facts: TraceFacts, *, idle: float = 0.1) -> Iterator[Finding
         f"{cause.replace('_', ' ')} {duration(facts.per_step(ns))}" for cause, ns in causes.items()
     )
     yield facts.finding(
-        f"The GPU works {100 * (1 - part):.0f} % of the time",
+        f"The GPU is busy {100 * (1 - part):.0f} % of the time",
         win_ns=None,
         severity="low",
         evidence=(
             Evidence("idle_ns", facts.per_step(facts.window_ns - facts.busy_ns), "ns", "Idle time per step."),
-            Evidence("causes", longest, "", "What the CPU did meanwhile, per step."),
+            Evidence("causes", longest, "", "Idle time per step by cause."),
         ),
     )
 
@@ -51,8 +51,8 @@ def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
     """Kernels have fewer thread blocks than the GPU has multiprocessors.
 
     Needs grids of kernels and the GPU's number of multiprocessors. GPU utilization says whether any kernel runs;
-    this says how many multiprocessors have work: the time to win is, for each kernel, its time times the share of
-    multiprocessors without a block, as if its work could be spread evenly.
+    SM efficiency says how many multiprocessors have work. The time to win is the time of each kernel times the
+    share of multiprocessors without a block, as if its work could be spread evenly.
     """
     facts.require_gpu()
     kernels = facts.kernels
@@ -83,16 +83,16 @@ def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
                 "unused_ns",
                 facts.per_gpu(float(unused.sum())),
                 "ns",
-                "Time of the kernels times the share of multiprocessors without a block, per step.",
+                "Time per step of the kernels, times the share of multiprocessors without a block.",
             ),
             Evidence(
                 "sm_efficiency",
                 facts.metrics["sm_eff_kernel_time"],
                 "1",
-                "Share of the multiprocessors with a block while kernels run, the mean over time.",
+                "Mean share of the multiprocessors with a block while kernels run.",
             ),
         ),
-        fix=Fix("Give each kernel more work: a larger batch, or small tensors joined into one."),
+        fix=Fix("Give each kernel more work, with a larger batch or by concatenating small tensors."),
         coverage=facts.metrics.about("sm_eff_span").coverage,
         at=facts.place_of(kernels.where(worst)),
     )
@@ -104,8 +104,8 @@ def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1)
 
     Needs the profiler's estimate of achieved occupancy. SM efficiency says whether a multiprocessor has a block;
     occupancy says how many of its threads are in use, to hide the latency of memory. Kernels for matmuls,
-    convolutions and attention reach the peak with few threads, and are left out. How much more threads would help
-    is unknown: there is no time to win.
+    convolutions and attention reach the peak with few threads, and do not count. The gain from more threads is
+    unknown.
     """
     facts.require_gpu()
     kernels = facts.kernels
@@ -132,7 +132,7 @@ def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1)
                 "occupancy", facts.metrics["occ_weighted"], "%", facts.metrics.about("occ_weighted").definition
             ),
         ),
-        fix=Fix("torch.compile fuses such kernels; of your own, use fewer registers and less shared memory."),
+        fix=Fix("Fuse such kernels with torch.compile; in your own, use fewer registers and less shared memory."),
         coverage=facts.metrics.about("occ_weighted").coverage,
         at=facts.place_of(longest),
     )
@@ -142,9 +142,9 @@ def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1)
 def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2, share: float = 0.02) -> Iterator[Finding]:
     """The same kernels take longer in some steps than in others.
 
-    Needs three steps with the same kernels, each as often. All kernels slower in one step is a lower clock: the
-    GPU is hot, or its power is limited. Kernels that communicate wait for others, and are left out. The time to
-    win is the time above each kernel's median over the steps.
+    Needs three steps with the same kernels, each as often. If all kernels are slower in one step, the clock was
+    lower: the GPU is hot, or its power is limited. Kernels that communicate wait for other ranks, and do not
+    count. The time to win is the time above each kernel's median over the steps.
     """
     facts.require_gpu()
     gpu = facts.gpu
@@ -178,11 +178,11 @@ def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2, share: float = 0.0
         step=number,
         confidence="medium",
         evidence=(
-            Evidence("above_ns", facts.per_gpu(float(above.sum())), "ns", "Time above the medians, per step."),
+            Evidence("above_ns", facts.per_gpu(float(above.sum())), "ns", "Time per step above the medians."),
             Evidence("ratio", slower, "1", "Time of the kernels in this step / sum of their medians."),
             Evidence("kernels", int(same.sum()), "events", "Kernels that every step calls equally often."),
         ),
-        fix=Fix("Watch clocks and temperature with nvidia-smi dmon or amd-smi, and lock the clocks to compare."),
+        fix=Fix("Watch clocks and temperature with nvidia-smi dmon or amd-smi; lock the clocks to compare runs."),
         coverage=float(gpu.duration_ns[rows[same[of]]].sum() / max(gpu.duration_ns[rows].sum(), 1)),
     )
 
@@ -191,7 +191,8 @@ def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2, share: float = 0.0
 def single_stream(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
     """Communication and compute share the only stream of a GPU, so that they cannot overlap.
 
-    Needs collectives. The time to win is the communication, up to the compute that it could overlap with.
+    Needs collectives. The time to win is the time of communication, at most that of the compute that could
+    overlap with it.
     """
     facts.require_gpu()
     if not facts.communication.any():
@@ -206,13 +207,13 @@ def single_stream(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding
             communication_ns = max(communication_ns, total_ns(done.communication))
     if win and facts.share(win) >= share:
         yield facts.finding(
-            f"Communication of {duration(facts.per_step(communication_ns))} {facts.each_step} is on the stream "
+            f"Communication of {duration(facts.per_step(communication_ns))} {facts.each_step} runs on the stream "
             "of compute",
             win_ns=win,
             confidence="medium",
             evidence=(
                 Evidence("communication_ns", facts.per_step(communication_ns), "ns", "Communication per step."),
-                Evidence("gpus", streams, "events", "GPUs with a single stream."),
+                Evidence("gpus", streams, "events", "GPUs with kernels on a single stream."),
             ),
             fix=Fix(
                 "Start collectives asynchronously, and wait for them where the result is needed.",
@@ -226,8 +227,8 @@ def single_stream(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding
 def dominant_kernel(facts: TraceFacts, *, share: float = 0.5) -> Iterator[Finding]:
     """One kernel takes over half of the kernels' time.
 
-    The place to start: other kernels matter less than this one. nsys-ai calls a hot spot what takes 60 %. How much
-    faster it could be is for other rules to say.
+    The finding says where to start: the other kernels together matter less. nsys-ai calls a kernel with 60 % a hot
+    spot. Other rules estimate how much faster the kernel could be.
     """
     facts.require_gpu()
     kernels = facts.kernels
@@ -248,7 +249,7 @@ def dominant_kernel(facts: TraceFacts, *, share: float = 0.5) -> Iterator[Findin
         kernel=short,
         evidence=(
             Evidence("share", float(part), "1", "Time of the kernel / time of all kernels."),
-            Evidence("gpu_ns", facts.per_gpu(int(sums[most])), "ns", "Its time per step."),
+            Evidence("gpu_ns", facts.per_gpu(int(sums[most])), "ns", "Time of the kernel per step."),
         ),
         at=facts.place_of(kernels.where(rows)),
     )
