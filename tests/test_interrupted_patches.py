@@ -171,16 +171,16 @@ def adapter() -> Owner:
 class SessionObserver:
     """Ignores the sessions of torch's profiler."""
 
-    def coming(self) -> None:
+    def before_start(self) -> None:
         pass
 
-    def prepared(self, profiler: Any) -> bool | None:
+    def before_prepare(self, profiler: Any) -> bool | None:
         pass
 
-    def left(self) -> None:
+    def on_ended(self) -> None:
         pass
 
-    def disabled(self) -> Any:
+    def before_disable(self) -> Any:
         pass
 
 

@@ -186,4 +186,4 @@ def _table_of(read: Mapping[str, Any]) -> dict[str, Any]:
     return dict(table)
 
 
-subcommand = subcommand_of(diagnose_command)
+subcommand = subcommand_of(diagnose_command, name="diagnose")

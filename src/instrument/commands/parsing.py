@@ -35,14 +35,17 @@ class Group(TyperGroup):
         return _without_types(super().get_params(ctx))
 
 
-def subcommand_of(function: Callable[..., None], cls: type[Command] = Command, **settings: Any) -> Any:
+def subcommand_of(
+    function: Callable[..., None], cls: type[Command] = Command, name: str | None = None, **settings: Any
+) -> Any:
     """Return the subcommand that calls ``function``, whose parameters are its options.
 
     Args:
         function: its docstring is the help.
         cls: how the arguments are parsed.
+        name: its name in the help; by default that of the function.
         settings: the settings of typer's context.
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    app.command(cls=cls, context_settings=settings)(function)
+    app.command(name, cls=cls, context_settings=settings)(function)
     return typer.main.get_command(app)
