@@ -289,7 +289,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("instrument.traces.add_lanes.read_blocks", full)
+    monkeypatch.setattr("instrument.traces.insert_events.read_blocks", full)
     assert f"cannot write {out}: No space left on device" in refused(trace, "--add-gpu-lanes", out)
     assert out.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2

@@ -16,8 +16,9 @@ from ..errors import TraceError
 from ..report.summary import print_files
 from ..report.trace_report import print_trace_set, print_windows
 from ..run_folder import entry_of, last_window
-from ..traces.add_lanes import add_gpu_lanes, check_out, check_source
+from ..traces.add_lanes import add_gpu_lanes
 from ..traces.communication import Collectives, compile_collectives
+from ..traces.insert_events import check_out, check_source
 from ..traces.ranks import TraceSet
 from ..traces.read import read_any, read_file
 from ..traces.region_steps import with_steps

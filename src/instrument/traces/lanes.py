@@ -66,3 +66,22 @@ def map_unique_pairs(first: Array, second: Array, change: Callable[[int, int], i
     result = np.empty(len(order), np.int64)
     result[order] = values[np.cumsum(new) - 1]
     return result
+
+
+def latest(lanes: Array, times_ns: Array, lane: Array, at_ns: Array) -> Array:
+    """Return the last event on the same lane no later than each time; -1 for none.
+
+    Args:
+        lanes: the lane of each event.
+        times_ns: its time.
+        lane: the lane of each question.
+        at_ns: its time.
+    """
+    if not len(lanes):
+        return np.full(len(lane), -1)
+    axis = LaneAxis(int(max(lanes.max(), lane.max(initial=-1))), times_ns, at_ns)
+    places = axis.positions(lanes, times_ns)
+    order = np.argsort(places, kind="stable")
+    last = order[np.searchsorted(places[order], axis.positions(lane, at_ns), "right") - 1]
+    before = (lanes[last] == lane) & (times_ns[last] <= at_ns)
+    return np.where(before, last, -1)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from .intervals import covered_ns, merge_overlaps
-from .lanes import LaneAxis, group_rows
+from .lanes import LaneAxis, group_rows, latest
 from .nest import NestedRanges
 from .table import MEMCPY, Array, Table
 from .trace import Trace
@@ -74,7 +74,7 @@ def find_synchronizations(trace: Trace) -> list[Synchronization]:
     by, at = trace.runtime.thread[gpu.launch[launched]], trace.runtime.start_ns[gpu.launch[launched]]
     moved = np.flatnonzero(_is_transfer(trace, launched))
     copy, copy_ns, adjacent = np.full(len(start), -1), np.zeros(len(start), np.int64), np.zeros(len(start), bool)
-    last = _latest(by[moved], at[moved], thread, start)
+    last = latest(by[moved], at[moved], thread, start)
     some = np.flatnonzero(last >= 0)
     copy[some] = launched[moved[last[some]]]
     copy_ns[some] = at[moved[last[some]]]
@@ -196,22 +196,10 @@ def _only_gpu_side(trace: Trace, rows: Array) -> Array:
     return np.flatnonzero(~known & ~within & ~syncs.matching("name", re.compile("Wait|Unknown")))
 
 
-def _latest(threads: Array, times: Array, thread: Array, start: Array) -> Array:
-    """Return the last event on the same thread that started no later than each ``start``; -1 for none."""
-    if not len(threads):
-        return np.full(len(thread), -1)
-    lanes = LaneAxis(int(max(threads.max(), thread.max(initial=-1))), times, start)
-    places = lanes.positions(threads, times)
-    order = np.argsort(places, kind="stable")
-    last = order[np.searchsorted(places[order], lanes.positions(thread, start), "right") - 1]
-    before = (threads[last] == thread) & (times[last] <= start)
-    return np.where(before, last, -1)
-
-
 def _devices(gpu: Table, launched: Array, by: Array, at: Array, thread: Array, start: Array) -> Array:
     """Return the device of the last launch of each thread or, if it launched nothing, of any thread."""
-    last = _latest(by, at, thread, start)
-    anybody = _latest(np.zeros_like(by), at, np.zeros_like(thread), start)
+    last = latest(by, at, thread, start)
+    anybody = latest(np.zeros_like(by), at, np.zeros_like(thread), start)
     last = np.where(last >= 0, last, anybody)
     only = np.unique(gpu.device)
     device = np.full(len(thread), only[0] if len(only) == 1 else -1)
