@@ -37,6 +37,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/modules.py
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/syncs.py
+	$(BIN)/python benchmarks/replay.py
 
 # The site, in build/docs: pages and the reference from docstrings. A broken link fails it.
 docs: $(VENV)/.installed-docs

@@ -1,0 +1,78 @@
+"""Replays a graph: the time of each event, and the lengths of the steps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..traces.lanes import group_rows
+from ..traces.table import Array, Interner
+from .edges import Edges
+from .graph import Graph
+
+_LONG_AGO = -(2**62)
+
+
+class Replay(NamedTuple):
+    """One replay of a graph.
+
+    Attributes:
+        edges: the edges.
+        weight_ns: the time of each edge: its delay, the CPU's work in between, and the duration of its target.
+        times_ns: the time of each node.
+    """
+
+    edges: Edges
+    weight_ns: Array
+    times_ns: Array
+
+
+def weights(graph: Graph) -> Array:
+    """Return the recorded time of each edge in ns."""
+    found: Array = graph.edges.delay_ns + graph.edges.until_ns - graph.edges.since_ns
+    work = graph.work[graph.edges.target]
+    on_gpu = work >= 0
+    found[on_gpu] += graph.trace.gpu.duration_ns[work[on_gpu]]
+    return found
+
+
+def replay(graph: Graph, edges: Edges, weight_ns: Array) -> Replay:
+    """Return the replay of a graph with these edges: each node happens as soon as all edges to it allow."""
+    times = [_LONG_AGO] * len(graph.recorded_ns)
+    times[0] = 0
+    rows = zip(edges.source.tolist(), edges.target.tolist(), weight_ns.tolist(), strict=True)
+    for source, target, weight in rows:
+        time = times[source] + weight
+        if time > times[target]:
+            times[target] = time
+    return Replay(edges, weight_ns, np.array(times, np.int64))
+
+
+def step_ends(graph: Graph, times_ns: Array) -> Array:
+    """Return when each step ends: on the CPU and on the GPU, with all its work and that of the steps before it.
+
+    Steps of different processes are independent.
+    """
+    ends = times_ns[graph.end_nodes]
+    of = np.flatnonzero(graph.step_of_work >= 0)
+    np.maximum.at(ends, graph.step_of_work[of], times_ns[graph.work_nodes[of]])
+    for rows in _by_process(graph):
+        ends[rows] = np.maximum.accumulate(ends[rows])
+    return ends
+
+
+def step_lengths(graph: Graph, times_ns: Array) -> Array:
+    """Return the lengths of the steps in ns: from the end of the step before, or the start of the first step."""
+    ends = step_ends(graph, times_ns)
+    lengths = ends - times_ns[graph.start_nodes]
+    for rows in _by_process(graph):
+        lengths[rows[1:]] = np.diff(ends[rows])
+    return lengths
+
+
+def _by_process(graph: Graph) -> list[Array]:
+    """Return the rows of the steps of each process, in order."""
+    numbers: Interner[int | str] = Interner()
+    process = [numbers[thread.process] for thread in graph.trace.threads] + [-1]
+    return [rows for _, rows in group_rows(np.array(process)[graph.steps.thread])]

@@ -1,0 +1,101 @@
+"""`instrument whatif`, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import instrument
+from instrument.cli import app
+from tests.support.loops import Loop
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Record five steps with a slow region and a synchronization."""
+    folder = tmp_path_factory.mktemp("whatif")
+    loop = Loop()
+    for number in range(5):
+        with loop.step(number):
+            start = loop.cpu
+            loop.work(400)
+            loop._add("user_annotation", "slow", start, loop.cpu)
+            for _ in range(10):
+                loop.launch(50)
+            loop.synchronize()
+    loop.trace(folder)
+    return folder / "trace.json"
+
+
+def whatif(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["whatif", *map(str, arguments)], env={"COLUMNS": "100"})
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.output
+
+
+def test_text(trace: Path) -> None:
+    """The prediction, the error and the critical path are printed."""
+    shown = " ".join(whatif(trace, "--without", "region:slow").split())
+    assert "Without region:slow, a step would take 506 us instead of 906 us (-44.2 %)." in shown
+    assert "Error of the replay without a change: 0.00 % (median of 5 steps), at most 0.00 %." in shown
+    assert "critical path of a step (mean)" in shown
+
+
+def test_without_a_change(trace: Path) -> None:
+    """Without a change, the step and its critical path are shown."""
+    shown = whatif(trace)
+    assert "A step takes 906 us (lower median of 5 steps)." in shown
+    assert "cpu: slow" in shown
+
+
+def test_json(trace: Path) -> None:
+    """The JSON has all numbers, and its parts add up."""
+    data = json.loads(whatif(trace, "--without", "region:slow", "--speed", "kernel:sgemm=2x", "--json"))
+    assert (data["before_ns"], data["self_error"], data["abstained"]) == (906_000, 0, None)
+    assert data["win_ns"] == data["before_ns"] - data["step_ns"] > 400_000
+    path = data["critical_path"]
+    assert sum(each["ns"] for each in path["classes"].values()) == path["total_ns"]
+    assert sum(each["ns"] for each in path["parts"]) == path["total_ns"]
+    guess = instrument.diagnose(trace).what_if(without=["region:slow"], speed={"sgemm": 2})
+    assert guess.step_ns == data["step_ns"]
+
+
+def test_lane(trace: Path, tmp_path: Path) -> None:
+    """A copy with the critical path is written, but not twice into one file."""
+    out = tmp_path / "path.json.gz"
+    whatif(trace, "--add-critical-path", out)
+    assert out.exists()
+    assert "already has such lanes" in whatif(out, "--add-critical-path", tmp_path / "other.json", code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--without", "slow"], '"without" must hold dataloader, copies, sync, sync:FILE:LINE or region:NAME'),
+        (["--without", "region:slw"], "no region 'slw'; close names are: slow"),
+        (["--without", "dataloader"], "the trace has no ranges of a DataLoader"),
+        (["--without", "copies"], "the trace has no memcpys"),
+        (["--without", "sync:train.py:3"], "the trace has no lines of synchronizations"),
+        (["--speed", "sgemm=2x"], "--speed must be kernel:REGEX=Nx, such as kernel:gemm=2x: 'sgemm=2x'"),
+        (["--speed", "kernel:sgemm=0x"], '"speed" must hold numbers greater than 0: 0.0'),
+        (["--speed", "kernel:(=2x"], '"speed" must hold regular expressions'),
+        (["--speed", "kernel:nothing=2x"], "no kernel, memcpy or memset has a name with 'nothing'"),
+        (["--overlap", "copies"], '"overlap" must hold "communication": \'copies\''),
+        (["--overlap", "communication"], "the trace has no kernels that communicate"),
+    ],
+)
+def test_refused(trace: Path, arguments: list[str], message: str) -> None:
+    """What cannot be replayed is said in one sentence."""
+    assert message in " ".join(whatif(trace, *arguments, code=2).split())
+
+
+def test_nothing_to_replay(tmp_path: Path) -> None:
+    """A trace without events on the CPU has no prediction."""
+    path = tmp_path / "trace.json"
+    path.write_text(
+        '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "pid": 0, "tid": 7}]}'
+    )
+    assert "No prediction: the trace has no events on the CPU." in whatif(path, "--without", "sync")

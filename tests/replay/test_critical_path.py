@@ -1,0 +1,97 @@
+"""The critical path and the slack of simulated programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from instrument.replay.changes import Change
+from instrument.replay.overlay import add_critical_path
+from instrument.replay.replayer import Replayer
+from instrument.traces.kineto import read_kineto
+from tests.support.loops import Loop
+
+from .machine import Machine
+from .test_exact import CASES, MS, NCCL, US, run
+
+
+def test_gpu_bound() -> None:
+    """In a loop that the GPU bounds, its kernels are the path, and the CPU is not."""
+    replayer = Replayer(run(CASES["a faster kernel"], changed=False).trace())
+    classes = replayer.recorded_path.by_class()
+    assert classes == {"compute": 8 * MS, "latency": 99 * US, "launch": 5 * US}
+    assert replayer.recorded_path.off_path == ()
+    assert not replayer.recorded_path.slack_ns.any()
+
+
+def test_cpu_bound() -> None:
+    """In a loop that the CPU bounds, the path is its work, by region, and kernels have slack."""
+    replayer = Replayer(run(CASES["a sleep"], changed=False).trace())
+    path = replayer.recorded_path
+    by_region = path.by_region()
+    assert by_region[("sleep",), "cpu"] == 5 * 300 * US
+    assert (
+        path.by_class()["cpu"] == (4 * (300 + 10 * 12) + 300 + 10) * US
+    )  # the GPU bounds the end of the last step
+    assert sum(path.by_class().values()) == path.total_ns
+    assert (path.slack_ns[:-10] > 0).all()
+
+
+def test_slack() -> None:
+    """A kernel may end later by its slack, and no more."""
+    case = CASES["a faster kernel that nothing waits for"]
+    machine = run(case, changed=False)
+    replayer = Replayer(machine.trace())
+    (work,) = replayer.recorded_path.off_path
+    assert (work.name, work.duration_ns) == ("softmax", 5 * 200 * US)
+    names = replayer.trace.gpu.text("name")
+    for longer, steps_are in ((work.slack_ns, machine.ends[-1]), (work.slack_ns + 1, machine.ends[-1] + 1)):
+        factor = -longer / (200 * US)
+        last = max(row for row, name in enumerate(names) if name == "softmax")
+        saved = [factor if row == last else 0.0 for row in range(len(names))]
+        path = replayer.critical_path(Change(saved=np.array(saved)))
+        assert path.total_ns == steps_are - (machine.start or 0)
+
+
+def test_communication() -> None:
+    """Exposed communication is on the path by its own class."""
+    path = Replayer(run(CASES["overlapped communication"], changed=False).trace()).recorded_path
+    assert path.by_class()["communication"] == 5 * 300 * US
+    changed = Replayer(run(CASES["overlapped communication"], changed=False).trace())
+    overlapped = changed.critical_path(Change(overlapped=changed.communication))
+    assert {part.name for part in overlapped.segments if part.kind == "communication"} <= {NCCL}
+
+
+def test_synchronization() -> None:
+    """The return of a call that waited is a part of the path."""
+    machine = Machine()
+    for _ in range(3):
+        with machine.step():
+            machine.launch(100 * US)
+            machine.synchronize()
+            machine.work(50 * US)
+    path = Replayer(machine.trace()).recorded_path
+    assert path.by_class() == {"compute": 300 * US, "cpu": 150 * US, "launch": 15 * US, "synchronization": 9 * US}
+
+
+def test_lane_in_a_copy(tmp_path: Path) -> None:
+    """A copy of the trace has the path as a lane, and reads like the original."""
+    loop = Loop()
+    for number in range(3):
+        with loop.step(number):
+            loop.work(50)
+            loop.launch(100)
+            loop.synchronize()
+    trace = loop.trace(tmp_path)
+    out = tmp_path / "with_path.json"
+    replayer = Replayer(trace)
+    count = add_critical_path(trace, replayer.recorded_path, out)
+    events = [event for event in json.loads(out.read_text())["traceEvents"] if event.get("cat") == "critical_path"]
+    assert len(events) == count == len(replayer.recorded_path.segments)
+    ends = [event["ts"] + event["dur"] for event in events]
+    assert all(end <= event["ts"] + 1e-6 for end, event in zip(ends, events[1:], strict=False))
+    assert {event["name"] for event in events} >= {"cpu", "volta_sgemm_128x64_tn"}
+    copied = read_kineto(out)
+    assert (len(copied.gpu), len(copied.runtime)) == (len(trace.gpu), len(trace.runtime))
