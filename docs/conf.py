@@ -36,6 +36,7 @@ CONTENTS = {
         "dry-run",
         "traces",
         "diagnose",
+        "what-if",
         "doctor",
     ],
     "Look up": ["reference", "rules", "metrics", "glossary", "globals", "costs", "support", "public-scripts"],

@@ -72,6 +72,7 @@ OWN_TESTS = {
     "diagnose.md": "tests/diagnosis/test_guide.py",
     "syncs.md": "tests/syncs/test_guide.py",
     "traces.md": "tests/traces/test_guide.py",
+    "what-if.md": "tests/diagnosis/test_guide.py",
 }
 BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n+)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -26,6 +26,7 @@ ORDER = [
     ["dryrun"],
     ["report"],
     ["diagnosis"],
+    ["replay"],
     ["syncs"],
     ["stepping"],
     ["traces"],

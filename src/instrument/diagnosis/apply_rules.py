@@ -11,18 +11,30 @@ from ..config import settings
 from ..findings import Evidence, Finding, Fix, Severity, Site, Where
 from .rule import Rule
 from .trace_facts import MissingEvidenceError, TraceFacts
+from .wins import Win
 
 _STRETCHED = 1.3  # times as long as outside the window: times on the CPU are inflated
 _SEVERITIES = get_args(Severity)
+_WORTH = 0.01  # of a step, to be replayed
 _ROUNDED = 1.001  # a win may exceed the step by this factor
 
 
 def apply_rules(
-    facts: TraceFacts, rules: Collection[Rule], thresholds: Mapping[str, Mapping[str, float]]
+    facts: TraceFacts,
+    rules: Collection[Rule],
+    thresholds: Mapping[str, Mapping[str, float]],
+    *,
+    what_if: bool = True,
 ) -> tuple[tuple[Finding, ...], dict[str, str], dict[str, str]]:
     """Return the findings by time to win, the rules that abstained, and those that failed, each with the reason.
 
     What a rule found before it failed counts.
+
+    Args:
+        facts: the facts.
+        rules: the rules.
+        thresholds: the thresholds to change, by rule.
+        what_if: whether the steps are replayed without the cause of each finding worth more than 1 % of a step.
     """
     abstained, failed = dict[str, str](), dict[str, str]()
     found: list[tuple[Rule, Finding]] = []
@@ -37,9 +49,12 @@ def apply_rules(
             if settings.strict:
                 raise
             failed[each_rule.name] = repr(error)
+    wins = [facts.win_of(each) for _, each in found]
     located = facts.located([each for _, each in found])
     findings = [_finished(facts, by, each) for (by, _), each in zip(found, located, strict=True)]
-    findings.sort(key=lambda each: (-(each.win_ns or 0), _SEVERITIES.index(each.severity), each.rule))
+    if what_if:
+        findings = [_replayed(facts, each, win) for each, win in zip(findings, wins, strict=True)]
+    findings.sort(key=lambda each: (-(each.likely_win_ns or 0), _SEVERITIES.index(each.severity), each.rule))
     return tuple(findings), abstained, failed
 
 
@@ -101,3 +116,10 @@ def _finished(facts: TraceFacts, by: Rule, found: Finding) -> Finding:
     )
     title = f"{found.title} (inflated: recording made steps {facts.stretch:.2f} times as long)"
     return replace(found, title=title, evidence=(*found.evidence, inflated), confidence="low")
+
+
+def _replayed(facts: TraceFacts, found: Finding, win: Win | None) -> Finding:
+    """Return a finding with the time that a replay without its cause wins, if it may be worth more than 1 %."""
+    if win is None or facts.share(win) <= _WORTH:
+        return found
+    return replace(found, replayed_ns=facts.replayed_ns(win))

@@ -44,6 +44,7 @@ from .rules import (
 )
 from .trace_facts import TraceFacts
 from .verdict import Verdict, verdict_of
+from .what_if import WhatIf, what_if
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -59,6 +60,22 @@ BUILT_IN = (
 
 class Diagnosis(DiagnosisData):
     """What is slow in a trace, and why; print it, or read the attributes of `DiagnosisData`."""
+
+    def what_if(
+        self,
+        *,
+        without: Collection[str] = (),
+        speed: Mapping[str, float] | None = None,
+        overlap: Collection[str] = (),
+    ) -> WhatIf:
+        """Return the step as it would be with a change; see `instrument.diagnosis.what_if.what_if`.
+
+        >>> diagnosis.what_if(without=["dataloader"]).step_ns  # doctest: +SKIP
+        118246000
+        """
+        if self.replayer is None:
+            raise ValueError("only a diagnosis from instrument.diagnose has a trace to replay")
+        return what_if(self.replayer, without=without, speed=speed, overlap=overlap)
 
     def to_json(self) -> str:
         """Return the diagnosis as JSON text; see `instrument.diagnosis.serialize.as_dict` for its keys."""
@@ -88,6 +105,7 @@ def diagnose(
     rank: int | None = None,
     executor: Executor | None = None,
     compile_log: str | os.PathLike[str] | None = None,
+    what_if: bool = True,
 ) -> Diagnosis:
     """Return what is slow in a trace, why, and what a fix would win.
 
@@ -106,6 +124,8 @@ def diagnose(
         executor: reads the files of several ranks; by default processes of this machine, one for each core.
         compile_log: the structured log of torch.compile, a file or the folder that ``TORCH_TRACE`` named; by
             default the logs beside the trace.
+        what_if: whether the steps are replayed without the cause of each finding that may be worth more than 1 %
+            of a step; findings are then ordered by the time that the replay wins.
 
     Raises:
         TypeError: an argument has another type.
@@ -118,11 +138,11 @@ def diagnose(
     broken = {name: repr(error) for name, error in load_rules()}
     rules = chosen_rules(ignore, thresholds)
     pattern = compile_collectives(collectives)
-    recorded, job = _chosen(trace, rank, pattern, executor, steps_from)
+    recorded, job = chosen_trace(trace, rank, pattern, executor, steps_from)
     timing = Timing.from_manifest(entry_of(recorded.path))
     log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
     facts = TraceFacts(with_steps(recorded, steps_from), pattern, timing, job, log)
-    found = diagnosis_of(facts, rules, thresholds)
+    found = diagnosis_of(facts, rules, thresholds, what_if=what_if)
     left_out = {str(path): reason for path, reason in job.left_out.items()} if job else {}
     return replace(
         found,
@@ -152,7 +172,7 @@ def chosen_rules(ignore: Collection[str], thresholds: Mapping[str, Mapping[str, 
     return [each for each in RULES.values() if each.name not in ignore]
 
 
-def _chosen(
+def chosen_trace(
     trace: Trace | TraceSet | str | os.PathLike[str],
     rank: int | None,
     collectives: Collectives,
@@ -199,9 +219,11 @@ def diagnosis_of(
     facts: TraceFacts,
     rules: Collection[Rule] = RULES.values(),
     thresholds: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    *,
+    what_if: bool = True,
 ) -> Diagnosis:
     """Return what the rules find in the facts of one trace."""
-    findings, abstained, failed = apply_rules(facts, rules, thresholds)
+    findings, abstained, failed = apply_rules(facts, rules, thresholds, what_if=what_if)
     verdict: Verdict = verdict_of(facts)
     idle = facts.idle.totals() if facts.gpu else {}
     return Diagnosis(
@@ -225,6 +247,7 @@ def diagnosis_of(
         roofline=facts.roofline,
         regions=_regions(facts),
         idle_gaps=longest_gaps(facts) if facts.gpu else (),
+        replayer=facts.replayer,
     )
 
 

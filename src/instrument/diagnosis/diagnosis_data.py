@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..findings import Evidence, Finding
+from ..replay.replayer import Replayer
+from ..units import duration
 from .idle_gaps import IdleGap
 from .memory_use import MemoryUse, megabytes
 from .metrics import Metrics
 from .roofline import Roofline
 from .verdict import Bound
+
+_OFF_PATH = 0.01  # of the time to win: so little is a rounding of the replay
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class DiagnosisData:
         ignored: the rules that were left out.
         tuned: the thresholds that were changed, by rule.
         left_out: the files of a folder that were not read, each with what it holds.
+        replayer: replays the trace with changes; None in a diagnosis that was not made by `diagnose`.
         regions: the path and the CPU and GPU time per step of the outermost regions, the longest first.
     """
 
@@ -68,6 +73,7 @@ class DiagnosisData:
     ignored: tuple[str, ...] = ()
     tuned: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    replayer: Replayer | None = field(default=None, repr=False, compare=False)
 
     @property
     def each_step(self) -> str:
@@ -78,6 +84,18 @@ class DiagnosisData:
         """Return the definition of a number without its full stop; without steps, also without "per step"."""
         text = evidence.definition.rstrip(".:")
         return text if self.has_steps else text.replace(" per step", "")
+
+    def win_text(self, found: Finding) -> str:
+        """Return what a finding can win, in words: replayed if it was, and at most."""
+        if found.win_ns is None:
+            return "unknown"
+        most = f"at most {duration(found.win_ns)} {self.each_step} ({100 * found.win_ns / self.step_ns:.1f} %)"
+        if found.replayed_ns is None:
+            return most
+        if found.replayed_ns < _OFF_PATH * found.win_ns:
+            return f"nothing in a replay, as it is off the critical path; {most}"
+        share = 100 * found.replayed_ns / self.step_ns
+        return f"{duration(found.replayed_ns)} ({share:.1f} %) in a replay, {most}"
 
     @property
     def nothing_found(self) -> str:

@@ -42,16 +42,14 @@ def _lines(diagnosis: DiagnosisData) -> Iterator[str]:
 
 
 def _finding(number: int, found: Finding, diagnosis: DiagnosisData) -> Iterator[str]:
-    win = ""
-    if found.win_ns is not None:
-        win = f" (up to {duration(found.win_ns)}, {100 * found.win_ns / diagnosis.step_ns:.1f} %)"
-    yield f"### {number}. {_escaped(found.title)}{win}"
+    yield f"### {number}. {_escaped(found.title)}"
     yield ""
     place = str(found.where)
     yield f"`{found.rule}`, {found.severity}, confidence {found.confidence}" + (
         f"; at {_escaped(place)}" if place else ""
     )
     yield ""
+    yield f"- To win: {_escaped(diagnosis.win_text(found))}"
     for each in found.evidence:
         yield f"- {_escaped(diagnosis.definition(each))}: {_escaped(value_of(each))}"
     if found.fix:

@@ -7,7 +7,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ..findings import Finding, Where
+from ..replay.replayer import Replayer
 from .diagnosis_data import DiagnosisData
 from .idle_causes import CAUSES
 from .memory_use import CATEGORIES, MemoryUse
@@ -36,7 +39,10 @@ DEFINITIONS = {
     "regions.cpu_ns": "Time of the outermost region on the thread of the loop, in ns per step.",
     "regions.gpu_ns": "Durations of the GPU work that it launched, in ns per step.",
     "findings.win_ns": "The most time in ns per step that removing the cause can win.",
+    "findings.replayed_ns": "The time in ns per step that a replay without the cause wins, at most win_ns.",
     "findings.win_share": "win_ns / step_ns.",
+    "replay.self_error": "Median over the steps of |replayed - recorded| / recorded.",
+    "replay.max_error": "Maximum over the steps of |replayed - recorded| / recorded.",
     "findings.coverage": "Share of the GPU time or calls for which the trace has what the rule needs.",
     "roofline.calls": "Calls of the operator with these sizes in the window that launched kernels.",
     "roofline.gpu_ns": "Sum of the durations of these kernels in ns.",
@@ -83,13 +89,16 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
       that is more than the GPU can do);
 
     ``idle_gaps``, the longest, each with ``start_ns``, ``duration_ns``, ``cause`` and ``where``; ``regions``, the
-    outermost, each with ``name``, ``cpu_ns`` and ``gpu_ns``; ``definitions`` (by key, of the numbers that do not
-    carry their own); and ``findings``, those with the most time to win first, each with
+    outermost, each with ``name``, ``cpu_ns`` and ``gpu_ns``; ``replay`` (null, or ``self_error`` and ``max_error``
+    of the replay without a change as shares of a step, and ``abstained``: null, or why nothing is replayed);
+    ``definitions`` (by key, of the numbers that do not carry their own); and ``findings``, those with the most
+    time to win first, each with
 
     - ``rule``, ``severity``, ``confidence`` ("high", "medium", "low"), ``title``, ``meaning`` (of the rule);
     - ``where``: ``region`` (names, outermost first), ``module``, ``operator``, ``kernel``, ``step``, ``rank``,
       ``site`` (null, or ``file``, ``line``, ``function``);
-    - ``win_ns`` (the most time per step that removing it can win, or null), ``win_share`` (of the step);
+    - ``win_ns`` (the most time per step that removing it can win, or null), ``replayed_ns`` (what a replay without
+      it wins, or null), ``win_share`` (win_ns / step);
     - ``evidence``: ``name``, ``value``, ``unit``, ``definition`` of each number;
     - ``coverage`` (a share, or null), ``fix`` (null, or ``text``, ``before``, ``after``).
     """
@@ -128,7 +137,17 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "left_out": dict(diagnosis.left_out),
         "roofline": [_operator(row, diagnosis.roofline) for row in diagnosis.roofline.rows[:_OPERATORS]],
         "metrics": dict(_metrics(diagnosis)),
+        "replay": diagnosis.replayer and _replay(diagnosis.replayer),
         "definitions": DEFINITIONS,
+    }
+
+
+def _replay(replayer: Replayer) -> dict[str, Any]:
+    errors = replayer.errors if replayer.has_cpu else None
+    return {
+        "self_error": None if errors is None else float(np.median(errors)),
+        "max_error": None if errors is None else float(errors.max()),
+        "abstained": replayer.abstained,
     }
 
 
@@ -155,6 +174,7 @@ def _finding(found: Finding, step_ns: float) -> dict[str, Any]:
         "meaning": (rule.function.__doc__ or "").partition("\n")[0] if rule else "",
         "where": _where(found.where),
         "win_ns": found.win_ns,
+        "replayed_ns": found.replayed_ns,
         "win_share": None if found.win_ns is None or not step_ns else found.win_ns / step_ns,
         "evidence": [each._asdict() for each in found.evidence],
         "coverage": found.coverage,

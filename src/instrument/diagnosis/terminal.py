@@ -114,12 +114,12 @@ def _mfu(diagnosis: DiagnosisData) -> str:
 def _finding(number: int, found: Finding, diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     from rich.text import Text
 
-    win = "    ?" if found.win_ns is None else f"{100 * found.win_ns / diagnosis.step_ns:4.1f} %"
     head = f"{number}. {found.title}"
     for index, line in enumerate(_wrapped(head, width, "   ")):
         yield Text(line, style=f"bold {_COLORS[found.severity]}" if not index else _COLORS[found.severity])
-    won = "unknown" if found.win_ns is None else f"{duration(found.win_ns)} {diagnosis.each_step} ({win.strip()})"
-    yield Text(f"   To win: {won}; {found.severity}, confidence {found.confidence}; rule {found.rule}")
+    win = diagnosis.win_text(found)
+    text = f"   To win: {win}; {found.severity}, confidence {found.confidence}; rule {found.rule}"
+    yield from map(Text, _wrapped(text, width, "   "))
     if place := str(found.where):
         yield from map(Text, _wrapped(f"   At: {place}", width, "       "))
     for each in found.evidence[:_EVIDENCE]:

@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..findings import Evidence, Finding, Fix, Severity, Where
+from ..replay.changes import Change, without_events
+from ..replay.replayer import Replayer, lower_median
 from ..syncs.trace_context import TraceContext
 from ..traces.intervals import Intervals, merge_overlaps, overlap_ns, total_ns
 from ..traces.table import MEMCPY, Array, Table
 from .groups import inside_rows
 from .window_facts import WindowFacts
+from .wins import Win
 
 _HIGH, _MEDIUM = 0.1, 0.03  # shares of a step
 _HOST_CAUSES = ("launch_overhead", "synchronization")
@@ -33,6 +36,15 @@ class TraceFacts(WindowFacts):
     def _places(self) -> dict[int, tuple[Finding, tuple[int, int]]]:
         return {}  # by identity
 
+    @cached_property
+    def _wins(self) -> dict[int, tuple[Finding, Win]]:
+        return {}
+
+    @cached_property
+    def replayer(self) -> Replayer:
+        """Replays the trace with changes."""
+        return Replayer(self.trace, self.collectives)
+
     def require_gpu(self) -> None:
         """Raise `MissingEvidenceError` if the trace has no GPU work."""
         if not self.gpu:
@@ -47,7 +59,7 @@ class TraceFacts(WindowFacts):
         """Return a sum of durations of GPU work as time per step: of several GPUs, the mean."""
         return self.per_step(ns / max(len(self.gpus), 1))
 
-    def gpu_win(self, rows: Array, saved: Array | float = 1.0) -> int:
+    def gpu_win(self, rows: Array, saved: Array | float = 1.0) -> Win:
         """Return how much of a step can be won if this GPU work is removed or shortened.
 
         No more than the time during which no other work computes on the same GPU, and the time whose length
@@ -65,9 +77,15 @@ class TraceFacts(WindowFacts):
             times, beside = self._times(mine), self._times(others)
             saved_ns = float((self.gpu.duration_ns[mine] * part[mine]).sum())
             most = max(most, min(saved_ns, total_ns(times) - overlap_ns(times, beside)))
-        return self.per_step(min(most, self.gpu_limited_ns))
+        return Win(self.per_step(min(most, self.gpu_limited_ns)), lambda: self.saving(rows, saved))
 
-    def roofline_win(self, saved: Mapping[int, float]) -> int:
+    def saving(self, rows: Array, saved: Array | float = 1.0) -> Change:
+        """Return the change in which this work of `gpu` saves a part of its duration, by default all of it."""
+        part = np.zeros(len(self.trace.gpu))
+        part[self.gpu_rows[rows]] = saved
+        return Change(saved=part)
+
+    def roofline_win(self, saved: Mapping[int, float]) -> Win:
         """Return `gpu_win` of operators.
 
         Args:
@@ -82,10 +100,19 @@ class TraceFacts(WindowFacts):
     def _times(self, rows: Array) -> Intervals:
         return merge_overlaps(self.gpu.start_ns[rows], self.gpu.end_ns[rows])
 
-    def cpu_win(self, ns: float) -> int:
-        """Return how much of a step can be won if the CPU saves this time: no more than the GPU idles for it."""
+    def cpu_win(self, ns: float, *without: Table) -> Win:
+        """Return how much of a step can be won if the CPU saves this time: no more than the GPU idles for it.
+
+        Args:
+            ns: the time.
+            *without: the events on the CPU that a replay leaves out.
+        """
         idle = sum(self.idle.total(cause) for cause in _HOST_CAUSES)
-        return self.per_step(min(ns, idle))
+        return Win(self.per_step(min(ns, idle)), lambda: without_events(*without))
+
+    def idle_win(self, cause: str, *without: Table) -> Win:
+        """Return how much of a step can be won without a cause of idle time; arguments as in `cpu_win`."""
+        return Win(self.per_step(self.idle.total(cause)), lambda: without_events(*without))
 
     def rows(self, table: Table, *names: str) -> Array:
         """Return the rows of a table with one of these names."""
@@ -137,11 +164,13 @@ class TraceFacts(WindowFacts):
             title=title,
             where=Where(**{"rank": self.trace.rank, **where}),
             evidence=tuple(evidence),
-            win_ns=win_ns,
+            win_ns=None if win_ns is None else int(win_ns),
             fix=fix,
             confidence=confidence,
             coverage=coverage,
         )
+        if isinstance(win_ns, Win):
+            self._wins[id(found)] = found, win_ns
         if at is not None:
             self._places[id(found)] = found, (operator.index(at[0]), operator.index(at[1]))
         return found
@@ -165,6 +194,17 @@ class TraceFacts(WindowFacts):
         contexts = TraceContext(self.trace, threads, times)
         found = [contexts.context(row) for row in range(len(launches))]
         return [Where(each.region, each.module, each.op or "", site=each.site) for each in found]
+
+    def win_of(self, finding: Finding) -> Win | None:
+        """Return what removing the cause of a finding of `finding` can win; None if no replay can show it."""
+        return self._wins[id(finding)][1] if id(finding) in self._wins else None
+
+    def replayed_ns(self, win: Win) -> int | None:
+        """Return how much shorter a step is in a replay, at most the win; None if nothing can be predicted."""
+        if self.replayer.abstained or not (change := win.change()):
+            return None
+        saved = lower_median(self.replayer.recorded_ns) - self.replayer.step_ns(change)
+        return min(max(saved, 0), int(win))
 
     def located(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return the findings with the regions, modules and lines that are known at their places."""

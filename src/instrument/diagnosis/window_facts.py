@@ -116,8 +116,13 @@ class WindowFacts:
     @cached_property
     def gpu(self) -> Table:
         """The GPU work that starts in the window."""
-        gpu = self.trace.gpu
-        return gpu.where((gpu.start_ns >= self.window[0]) & (gpu.start_ns < self.window[1])).read_only()
+        return self.trace.gpu.where(self.gpu_rows).read_only()
+
+    @cached_property
+    def gpu_rows(self) -> Array:
+        """The rows of `Trace.gpu` that `gpu` holds."""
+        starts = self.trace.gpu.start_ns
+        return np.flatnonzero((starts >= self.window[0]) & (starts < self.window[1]))
 
     @cached_property
     def gpus(self) -> dict[int, Array]:

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...findings import Evidence, Finding, Fix
+from ...replay.changes import Change
 from ...traces.intervals import clip, covered_ns, total_ns
 from ...units import count, duration
 from ..collectives import BYTES
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
+from ..wins import Win
 from .idle import percent_of_step
 
 _GRADIENTS = re.compile("all_?reduce|reduce_?scatter|all_?gather", re.IGNORECASE)
@@ -39,7 +41,7 @@ def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator
     of the time. The threshold of 5 % is that of TraceLens.
     """
     _require_communication(facts)
-    win = facts.per_step(_exposed_ns(facts))
+    win = Win(facts.per_step(_exposed_ns(facts)), lambda: Change(overlapped=facts.replayer.communication))
     if facts.share(win) < share:
         return
     gpu = facts.gpu
@@ -115,7 +117,7 @@ def small_collectives(facts: TraceFacts, *, per_step: int = 10, share: float = 0
     if len(rows) < per_step * facts.steps:
         return
     alone = gpu.duration_ns[rows] - covered_ns(facts.activity.compute, gpu.start_ns[rows], gpu.end_ns[rows])
-    win = facts.per_step(min(float(alone.sum()), _exposed_ns(facts)))
+    win = Win(facts.per_step(min(float(alone.sum()), _exposed_ns(facts))), lambda: facts.saving(rows))
     if facts.share(win) < share:
         return
     yield facts.finding(

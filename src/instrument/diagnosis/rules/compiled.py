@@ -204,7 +204,7 @@ def cache_lookups(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
         raise MissingEvidenceError("nothing ran that torch.compile compiled")
     ns = sum(int(rows.duration_ns.sum()) for rows in found)
     calls = sum(len(rows) for rows in found) / facts.steps
-    win = facts.cpu_win(ns)
+    win = facts.cpu_win(ns, *found)
     if facts.share(win) < share:
         return
     yield facts.finding(

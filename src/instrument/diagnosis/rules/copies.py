@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from ...findings import Evidence, Finding, Fix
+from ...replay.changes import Change
 from ...traces.intervals import merge_overlaps, overlap_ns, total_ns
 from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.synchronizations import direction
 from ...traces.table import MEMCPY, MEMSET, Array, Table
 from ...units import count, duration
 from ..groups import inside_rows, sum_by_group, unique_codes
+from ..requested_changes import without_copies
 from ..rule import rule
 from ..trace_facts import TraceFacts
+from ..wins import Win, either
 
 _DEVICE_COPY = re.compile("DtoD|CopyDeviceToDevice")
 _PAGEABLE = re.compile("Pageable")
@@ -40,7 +44,7 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
         copies = facts.gpu.where(rows)
         times = merge_overlaps(copies.start_ns, copies.end_ns)
         exposed = total_ns(times) - overlap_ns(times, facts.activity.working)
-        win = facts.per_step(exposed)
+        win = Win(facts.per_step(exposed), partial(_without, facts, rows))
         if facts.share(win) < share:
             continue
         pageable = float(np.mean(copies.matching("name", _PAGEABLE)))
@@ -63,6 +67,13 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
             fix=_faster_copies(way, pageable > 0.5, shared > 0.5, hideable),
             at=facts.place_of(copies),
         )
+
+
+def _without(facts: TraceFacts, rows: Array) -> Change:
+    """Return the change without the memcpys in these rows of `TraceFacts.gpu`."""
+    mask = np.zeros(len(facts.trace.gpu), bool)
+    mask[facts.gpu_rows[rows]] = True
+    return without_copies(facts.replayer.graph, mask)
 
 
 def _on_streams_of_kernels(facts: TraceFacts, copies: Table) -> float:
@@ -128,7 +139,7 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
     cpu_ns = int(operators.duration_ns[outer].sum()) if len(outer) < len(linked) else 0
     cpu_ns = max(cpu_ns, int(operators.duration_ns[linked].sum()))
     gpu_ns, gpu_win = int(copies.duration_ns.sum()), facts.gpu_win(rows)
-    win = max(facts.cpu_win(cpu_ns), gpu_win)
+    win = either(facts.cpu_win(cpu_ns, operators.where(np.union1d(outer, linked))), gpu_win)
     if facts.share(win) < share:
         return
     inside = [operators.strings[code] for code in np.unique(operators.name[outer]).tolist()]
@@ -254,8 +265,8 @@ def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> 
     if len(rows) < per_step * facts.steps:
         return
     launches = facts.trace.runtime.where(np.unique(rows.launch[rows.launch >= 0]))
-    launch_ns = int(launches.duration_ns[~launches.matching("name", GRAPH_LAUNCH)].sum())
-    win = max(facts.gpu_win(memset), facts.cpu_win(launch_ns))
+    alone = launches.where(~launches.matching("name", GRAPH_LAUNCH))
+    win = either(facts.gpu_win(memset), facts.cpu_win(int(alone.duration_ns.sum()), alone))
     if facts.share(win) < share:
         return
     operators = facts.trace.operators
@@ -271,7 +282,12 @@ def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> 
             Evidence(
                 "gpu_ns", facts.per_gpu(int(rows.duration_ns.sum())), "ns", "GPU time of the memsets per step."
             ),
-            Evidence("launch_ns", facts.per_step(launch_ns), "ns", "CPU time of their launches per step."),
+            Evidence(
+                "launch_ns",
+                facts.per_step(int(alone.duration_ns.sum())),
+                "ns",
+                "CPU time of their launches per step.",
+            ),
         ),
         fix=Fix(
             "Run fewer and larger matmuls, which clear fewer workspaces; let zero_grad() set gradients to None "

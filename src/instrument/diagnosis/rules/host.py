@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...findings import Evidence, Finding, Fix
+from ...replay.changes import Change, without_events
 from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.table import Array
 from ...units import count, counted, duration
@@ -15,6 +16,7 @@ from ..groups import inside_rows, sum_by_group
 from ..idle_causes import INPUT
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
+from ..wins import Win, either
 from .idle import idle_of, percent_of_step
 
 _FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
@@ -32,7 +34,7 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
     idle time.
     """
     facts.require_gpu()
-    win = facts.per_step(facts.idle.total("launch_overhead"))
+    win = Win(facts.per_step(facts.idle.total("launch_overhead")), lambda: _without_launches(facts))
     if facts.share(win) < share or not facts.kernels:
         return
     long = facts.idle.long_gaps("launch_overhead")
@@ -64,6 +66,14 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
     )
 
 
+def _without_launches(facts: TraceFacts) -> Change:
+    """Return the change in which operators and launches cost the CPU nothing, as in the replay of a CUDA graph."""
+    operators, runtime = facts.trace.operators, facts.trace.runtime
+    launches = np.unique(facts.trace.gpu.launch[facts.trace.gpu.launch >= 0])
+    outer = (operators.parent < 0) & ~operators.matching("name", INPUT)
+    return without_events(operators.where(outer), runtime.where(launches))
+
+
 def _busy_elsewhere(facts: TraceFacts, win: int, long: Array) -> Finding:
     """Return the finding if most of the idle time is in few long gaps, the rows ``long`` of the gaps."""
     late = facts.idle.by_cause["launch_overhead"]
@@ -72,7 +82,7 @@ def _busy_elsewhere(facts: TraceFacts, win: int, long: Array) -> Finding:
     return facts.finding(
         f"The GPU idles {percent_of_step(facts, win)}, most of it in {counted(len(long), 'gap')} of over 1 ms "
         "in which the CPU launches nothing",
-        win_ns=win,
+        win_ns=int(win),
         confidence="medium",
         evidence=(
             idle_of(facts, "launch_overhead"),
@@ -184,7 +194,7 @@ def occupancy_queries(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fin
     yield facts.finding(
         f"{count(calls)} calls {facts.each_step} query attributes of kernels and devices, and take "
         f"{duration(facts.per_step(ns))}",
-        win_ns=facts.cpu_win(ns),
+        win_ns=facts.cpu_win(ns, runtime.where(rows)),
         evidence=(
             Evidence("calls_per_step", calls, "events", "Queries per step."),
             Evidence("calls_ns", facts.per_step(ns), "ns", "CPU time of the queries per step."),
@@ -218,7 +228,7 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100, share: float = 
     if per_step < kernels or fused.sum() > len(alone):
         return
     cpu_ns = int(table.duration_ns[rows].sum())
-    win = max(facts.cpu_win(cpu_ns), facts.gpu_win(rows_alone))
+    win = either(facts.cpu_win(cpu_ns, table.where(rows)), facts.gpu_win(rows_alone))
     if facts.share(win) < share:
         return
     yield facts.finding(

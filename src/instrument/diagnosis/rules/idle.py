@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
-from ...findings import Evidence, Finding, Fix
+from ...findings import Evidence, Finding, Fix, SyncFinding
+from ...replay.changes import Change, without_events
 from ...traces.intervals import merge_overlaps, total_ns
 from ...units import count, counted, duration
 from ..idle_causes import ALLOCATION, CAUSES, COLLECTION, COMPILATION, INPUT, LOADING, named_ranges, slow_calls
+from ..requested_changes import contexts_of_waits
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
+from ..wins import Win
 
 
 def idle_of(facts: TraceFacts, cause: str) -> Evidence:
@@ -42,7 +46,7 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     starts, ends = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start_ns", "end_ns"))
     times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
     waited = facts.per_step(total_ns(times))
-    win = facts.per_step(facts.idle.total("input")) if facts.gpu else waited
+    win = facts.idle_win("input", *tables) if facts.gpu else Win(waited, lambda: without_events(*tables))
     if facts.share(win) < share:
         return
     longest = tables[0]
@@ -82,7 +86,7 @@ def long_synchronization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[
         raise MissingEvidenceError("the trace has no calls of the runtime")
     budget = facts.per_step(facts.idle.total("synchronization"))
     for found in facts.syncs.syncs:
-        win = min(found.win_ns or 0, budget)
+        win = Win(min(found.win_ns or 0, budget), partial(_asynchronous, facts, found))
         budget -= win
         if facts.share(win) < share:
             continue
@@ -98,6 +102,14 @@ def long_synchronization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[
         )
 
 
+def _asynchronous(facts: TraceFacts, found: SyncFinding) -> Change:
+    """Return the change in which the synchronizations of a line no longer wait."""
+    contexts = contexts_of_waits(facts.replayer.graph)
+    at = found.site or found.via
+    own = [row for row, each in enumerate(contexts) if (each.site or each.via) == at and each.op == found.op]
+    return Change(asynchronous=frozenset(own))
+
+
 @rule("garbage-collection", on_cpu=True)
 def garbage_collection(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """Python's garbage collector stops the loop while the GPU idles.
@@ -105,10 +117,12 @@ def garbage_collection(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     Needs the pauses that torch records with ``record_python_gc_info``, or regions named ``gc.collect``.
     """
     facts.require_gpu()
-    if not any(rows for rows in named_ranges(facts.trace, COLLECTION)):
+    pauses = [rows for rows in named_ranges(facts.trace, COLLECTION) if rows]
+    if not pauses:
         raise MissingEvidenceError("the trace has no pauses of the garbage collector")
     yield from _of_cause(
         facts,
+        facts.idle_win("garbage_collection", *pauses),
         "garbage_collection",
         share,
         "Python's garbage collector stops the loop",
@@ -134,6 +148,7 @@ def driver_allocation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fin
     frees = len(facts.rows_matching(runtime.where(rows), "Free|Unmap|Release"))
     yield from _of_cause(
         facts,
+        facts.idle_win("allocation", runtime.where(rows)),
         "allocation",
         share,
         f"The driver allocates or frees memory {counted(len(rows), 'time')} in the window",
@@ -156,9 +171,11 @@ def module_loading(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
     moves the loading out of the window.
     """
     facts.require_gpu()
-    calls = int(facts.trace.runtime.matching("name", LOADING).sum())
+    loading = facts.trace.runtime.where(facts.trace.runtime.matching("name", LOADING))
+    calls = len(loading)
     yield from _of_cause(
         facts,
+        facts.idle_win("module_loading", loading),
         "module_loading",
         share,
         f"The driver loads the code of kernels in {counted(calls, 'call')}",
@@ -181,6 +198,7 @@ def initialization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
     for name, took_ns in zip(longest.text("name"), longest.duration_ns.tolist(), strict=True):
         yield from _of_cause(
             facts,
+            facts.idle_win("initialization", slow),
             "initialization",
             share,
             f"The driver starts while the trace is recorded ({name} takes {duration(took_ns)})",
@@ -242,6 +260,7 @@ def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     longest = ", ".join(f"{name} {duration(took_ns)}" for name, took_ns in phases.most_common(4))
     yield from _of_cause(
         facts,
+        facts.idle_win("compilation", *(rows for rows in named_ranges(facts.trace, COMPILATION) if rows)),
         "compilation",
         share,
         "torch.compile compiles while the GPU idles",
@@ -256,10 +275,9 @@ def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
 
 
 def _of_cause(
-    facts: TraceFacts, cause: str, share: float, title: str, fix: Fix, *evidence: Evidence
+    facts: TraceFacts, win: Win, cause: str, share: float, title: str, fix: Fix, *evidence: Evidence
 ) -> Iterator[Finding]:
     """Yield the finding of one cause of idle time, if it takes at least this share of the step."""
-    win = facts.per_step(facts.idle.total(cause))
     if win and facts.share(win) >= share:
         yield facts.finding(
             f"{title}: the GPU idles {percent_of_step(facts, win)}",

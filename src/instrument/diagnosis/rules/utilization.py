@@ -65,7 +65,7 @@ def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
     unused = empty * kernels.duration_ns
     busy_ns = total_ns(facts.activity.kernels)
     together = (1 - (facts.metrics["sm_eff_kernel_time"] or 1)) * busy_ns  # other kernels may fill the rest
-    win = min(facts.gpu_win(facts.kernel_rows, empty), facts.per_step(together))
+    win = facts.gpu_win(facts.kernel_rows, empty).at_most(facts.per_step(together))
     if known.sum() < _FEW or facts.share(win) < share:
         return
     names, of = np.unique(kernels.name, return_inverse=True)

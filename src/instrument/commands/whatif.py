@@ -1,0 +1,119 @@
+"""``instrument whatif``: predicts how long a step would be with a change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..diagnosis.diagnose import chosen_trace
+from ..diagnosis.what_if import what_if
+from ..errors import TraceError
+from ..replay.overlay import CATEGORY, add_critical_path
+from ..replay.replayer import Replayer
+from ..report.what_if import print_what_if
+from ..traces.communication import compile_collectives
+from ..traces.insert_events import check_copy
+from ..traces.region_steps import with_steps
+from .errors import describe, exit_unusable, print_message
+from .parsing import subcommand_of
+
+_KERNEL = "kernel:"
+
+
+def whatif_command(
+    trace: Annotated[
+        str, typer.Argument(metavar="TRACE", help="A file, or the folder of a run or of the ranks' files.")
+    ],
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What costs nothing: dataloader, copies, sync, sync:FILE:LINE or region:NAME.", metavar="CAUSE"
+        ),
+    ] = None,
+    speed: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Kernels that become faster, by a regular expression for their names: --speed kernel:gemm=2x",
+            metavar="kernel:REGEX=Nx",
+        ),
+    ] = None,
+    overlap: Annotated[
+        list[str] | None,
+        typer.Option(help="'communication': no other work waits for kernels that communicate.", metavar="WORK"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole prediction as JSON.")] = False,
+    lane: Annotated[
+        Path | None,
+        typer.Option(
+            "--add-critical-path",
+            help="Write a copy of a torch.profiler trace with a lane that shows the critical path of the recorded "
+            "steps in Perfetto.",
+            metavar="OUT",
+        ),
+    ] = None,
+    steps_from: Annotated[
+        str | None,
+        typer.Option(help="Names of the regions that are the steps, as in instrument summarize.", metavar="REGEX"),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, help="The rank to replay, of several: by default as in diagnose.", metavar="N"),
+    ] = None,
+    collectives: Annotated[
+        str,
+        typer.Option(
+            help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
+        ),
+    ] = "auto",
+) -> None:
+    """Predict how long a step would be with a change, and show the critical path.
+
+    The trace is replayed: each event happens as soon as what it waits for is done. It is first replayed without a
+    change, and the error of that is printed; over 5 %, there is no prediction. Several changes apply together.
+    Without any, the critical path of the steps as they are is shown.
+    """
+    try:
+        pattern = compile_collectives(collectives)
+        faster = dict(_faster(text) for text in speed or [])
+        recorded, _ = chosen_trace(trace, rank, pattern, None, steps_from)
+        replayer = Replayer(with_steps(recorded, steps_from), pattern)
+        if lane is not None:
+            check_copy(replayer.trace, lane, CATEGORY)
+        guess = what_if(replayer, without=without or [], speed=faster, overlap=overlap or [])
+    except ValueError as error:
+        raise exit_unusable(error) from None
+    except (TraceError, OSError) as error:
+        print_message(describe(error))
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(guess.to_json())
+    else:
+        print_what_if(guess, console=Console())
+    if lane is not None:
+        _add_lane(replayer, lane)
+
+
+def _faster(text: str) -> tuple[str, float]:
+    """Return the regular expression and the factor of ``kernel:REGEX=Nx``."""
+    name, _, factor = text.rpartition("=")
+    try:
+        if not name.startswith(_KERNEL) or not name[len(_KERNEL) :]:
+            raise ValueError
+        return name[len(_KERNEL) :], float(factor.removesuffix("x"))
+    except ValueError:
+        raise ValueError(f"--speed must be kernel:REGEX=Nx, such as kernel:gemm=2x: {text!r}") from None
+
+
+def _add_lane(replayer: Replayer, out: Path) -> None:
+    try:
+        parts = add_critical_path(replayer.trace, replayer.recorded_path, out)
+    except OSError as error:
+        print_message(describe(error))
+        raise typer.Exit(1) from None
+    print_message(f"{out} has the critical path in {parts:,} parts")
+
+
+subcommand = subcommand_of(whatif_command, name="whatif")

@@ -1,0 +1,124 @@
+"""`what_if`: predicts how long a step would be with a change, by replaying the trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..replay.critical_path import CLASSES, CriticalPath
+from ..replay.replayer import Replayer, lower_median
+from .requested_changes import requested_change
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    r"""The step as it would be with a change.
+
+    Attributes:
+        change: the change in words; empty without one.
+        before_ns: the recorded length of a step in ns: the lower median.
+        step_ns: the predicted length in ns: the lower median; None if the prediction abstains.
+        self_error: the error of the replay without a change: the median over the steps of
+            \|replayed - recorded\| / recorded. None if nothing can be replayed.
+        max_error: the maximum over the steps.
+        steps: the number of steps.
+        abstained: why there is no prediction; None if there is one.
+        critical_path: what determines the length of the steps with the change; None if the prediction abstains.
+    """
+
+    change: str
+    before_ns: int
+    step_ns: int | None
+    self_error: float | None
+    max_error: float | None
+    steps: int
+    abstained: str | None = None
+    critical_path: CriticalPath | None = field(default=None, repr=False)
+
+    @property
+    def win_ns(self) -> int | None:
+        """How much shorter a step becomes, in ns; negative if it becomes longer, None without a prediction."""
+        return None if self.step_ns is None else self.before_ns - self.step_ns
+
+    def to_json(self) -> str:
+        """Return the prediction as JSON text; see `as_dict` for its keys."""
+        return json.dumps(as_dict(self), indent=2, allow_nan=False)
+
+
+def what_if(
+    replayer: Replayer,
+    *,
+    without: Collection[str] = (),
+    speed: Mapping[str, float] | None = None,
+    overlap: Collection[str] = (),
+) -> WhatIf:
+    """Return the step as it would be with a change.
+
+    The trace is replayed: each event happens as soon as what it waits for is done. The CPU's own work, the
+    durations of GPU work, and the delays of launches, streams and synchronizations are those of the trace. First
+    the trace is replayed without the change: if that is over 5 % off, the prediction abstains.
+
+    Args:
+        replayer: the replayer of the trace.
+        without: what costs nothing: "dataloader" (the loop's wait for its next batch), "copies" (memcpys, the
+            calls that launch them, and the waits for them), "sync" (all synchronizations), "sync:FILE:LINE" (those
+            at a line), "region:NAME" (all calls of a region, and all that they launch).
+        speed: how many times as fast kernels become, by regular expressions that are searched in their names.
+        overlap: "communication": no other work waits for kernels that communicate.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: a word is not one of these, or the trace has no such thing.
+    """
+    speed = {} if speed is None else speed
+    if not replayer.has_cpu:
+        return WhatIf("", 0, None, None, None, 0, replayer.abstained)
+    change = requested_change(replayer, without, speed, overlap)
+    errors = replayer.errors
+    words = [f"without {what}" for what in without]
+    words += [f"with {pattern} {factor:g} times as fast" for pattern, factor in speed.items()]
+    words += [f"with overlapped {what}" for what in overlap]
+    before = lower_median(replayer.recorded_ns)
+    figures = float(np.median(errors)), float(errors.max()), len(errors)
+    if replayer.abstained:
+        return WhatIf(", ".join(words), before, None, *figures, replayer.abstained)
+    path = replayer.critical_path(change)
+    return WhatIf(", ".join(words), before, replayer.step_ns(change), *figures, None, path)
+
+
+def as_dict(guess: WhatIf) -> dict[str, Any]:
+    """Return a prediction as a dict of JSON values.
+
+    ``change``, ``before_ns``, ``step_ns``, ``win_ns``, ``self_error``, ``max_error``, ``steps`` and ``abstained``
+    are the attributes of `WhatIf`. ``critical_path`` is null, or has ``total_ns`` (of all steps), ``classes``
+    (each with its ``ns`` and ``definition``), ``parts`` (each ``region`` and ``class`` with its ``ns``), which
+    both add up to ``total_ns``, and ``off_path`` (each name of GPU work that is never on it, with the ``ns`` of
+    its durations and its least ``slack_ns``).
+    """
+    path = guess.critical_path
+    return {
+        "change": guess.change,
+        "before_ns": guess.before_ns,
+        "step_ns": guess.step_ns,
+        "win_ns": guess.win_ns,
+        "self_error": guess.self_error,
+        "max_error": guess.max_error,
+        "steps": guess.steps,
+        "abstained": guess.abstained,
+        "critical_path": path
+        and {
+            "total_ns": path.total_ns,
+            "classes": {kind: {"ns": ns, "definition": CLASSES[kind]} for kind, ns in path.by_class().items()},
+            "parts": [
+                {"region": list(region), "class": kind, "ns": ns}
+                for (region, kind), ns in path.by_region().items()
+            ],
+            "off_path": [
+                {"name": work.name, "ns": work.duration_ns, "slack_ns": work.slack_ns} for work in path.off_path
+            ],
+        },
+    }
