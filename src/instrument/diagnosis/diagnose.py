@@ -247,7 +247,7 @@ def diagnosis_of(
         roofline=facts.roofline,
         regions=_regions(facts),
         idle_gaps=longest_gaps(facts) if facts.gpu else (),
-        replayer=facts.replayer,
+        facts=facts,
     )
 
 

@@ -13,6 +13,7 @@ from .idle_gaps import IdleGap
 from .memory_use import MemoryUse, megabytes
 from .metrics import Metrics
 from .roofline import Roofline
+from .trace_facts import TraceFacts
 from .verdict import Bound
 
 _OFF_PATH = 0.01  # of the time to win: so little is a rounding of the replay
@@ -46,7 +47,7 @@ class DiagnosisData:
         ignored: the rules that were left out.
         tuned: the thresholds that were changed, by rule.
         left_out: the files of a folder that were not read, each with what it holds.
-        replayer: replays the trace with changes; None in a diagnosis that was not made by `diagnose`.
+        facts: what the rules read, and the trace; None in a diagnosis that was not made by `diagnose`.
         regions: the path and the CPU and GPU time per step of the outermost regions, the longest first.
     """
 
@@ -73,7 +74,12 @@ class DiagnosisData:
     ignored: tuple[str, ...] = ()
     tuned: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    replayer: Replayer | None = field(default=None, repr=False, compare=False)
+    facts: TraceFacts | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def replayer(self) -> Replayer | None:
+        """Replays the trace with changes; None without `facts`."""
+        return self.facts.replayer if self.facts else None
 
     @property
     def each_step(self) -> str:

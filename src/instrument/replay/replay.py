@@ -64,11 +64,17 @@ def step_ends(graph: Graph, times_ns: Array) -> Array:
 
 def step_lengths(graph: Graph, times_ns: Array) -> Array:
     """Return the lengths of the steps in ns: from the end of the step before, or the start of the first step."""
-    ends = step_ends(graph, times_ns)
-    lengths = ends - times_ns[graph.start_nodes]
-    for rows in _by_process(graph):
-        lengths[rows[1:]] = np.diff(ends[rows])
+    starts, ends = step_bounds(graph, times_ns)
+    lengths: Array = ends - starts
     return lengths
+
+
+def step_bounds(graph: Graph, times_ns: Array) -> tuple[Array, Array]:
+    """Return when each step starts and ends in ns; a step starts when the one before it in its process ends."""
+    starts, ends = times_ns[graph.start_nodes], step_ends(graph, times_ns)
+    for rows in _by_process(graph):
+        starts[rows[1:]] = ends[rows[:-1]]
+    return starts, ends
 
 
 def _by_process(graph: Graph) -> list[Array]:
