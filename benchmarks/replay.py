@@ -1,4 +1,4 @@
-"""The cost of replaying a trace, and of a diagnosis with replays: ``make bench``.
+"""The cost of replaying a trace, of a diagnosis with replays, and of a comparison: ``make bench``.
 
 A simulated loop has 130,000 events on the CPU and the GPU. INSTRUMENT_TRACES names a folder with the real trace of
 56 MB. Times are medians; those of the diagnosis include reading the file.
@@ -19,6 +19,7 @@ import numpy as np
 from measure import ROUNDS, verdict
 from tests.replay.machine import Machine
 
+from instrument.comparison.comparison import compare
 from instrument.diagnosis.diagnose import diagnose
 from instrument.replay.changes import Change
 from instrument.replay.replayer import Replayer
@@ -66,6 +67,7 @@ def main() -> None:
     whole = seconds(lambda: diagnose(REAL))
     print(f"diagnosis of 56 MB: {bare:.2f} s, with replays {full:.2f} s; with reading the file {whole:.2f} s")
     verdict("diagnosis of 56 MB with replays", whole, 2, "s")
+    verdict("comparison / diagnosis", seconds(lambda: compare(REAL, REAL)) / whole, 2)
 
 
 if __name__ == "__main__":

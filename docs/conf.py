@@ -37,6 +37,7 @@ CONTENTS = {
         "traces",
         "diagnose",
         "what-if",
+        "compare",
         "doctor",
     ],
     "Look up": ["reference", "rules", "metrics", "glossary", "globals", "costs", "support", "public-scripts"],

@@ -25,6 +25,7 @@ ORDER = [
     ["exporters"],
     ["dryrun"],
     ["report"],
+    ["comparison"],
     ["diagnosis"],
     ["replay"],
     ["syncs"],

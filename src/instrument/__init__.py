@@ -5,6 +5,7 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
+    from .comparison.comparison import Comparison, compare
     from .config import configure
     from .diagnosis.diagnose import Diagnosis, diagnose, rule
     from .diagnosis.metrics import Metrics, metrics
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "CaptureError",
+    "Comparison",
     "Diagnosis",
     "Finding",
     "Handle",
@@ -49,6 +51,7 @@ __all__ = [
     "annotate_modules",
     "annotate_step",
     "audit_syncs",
+    "compare",
     "configure",
     "detect_syncs",
     "diagnose",
@@ -66,6 +69,7 @@ __all__ = [
 
 _HOMES = {
     "CaptureError": ".errors",
+    "Comparison": ".comparison.comparison",
     "Diagnosis": ".diagnosis.diagnose",
     "Finding": ".findings",
     "Handle": ".modules.service",
@@ -87,6 +91,7 @@ _HOMES = {
     "audit_syncs": ".syncs.audit",
     "configure": ".config",
     "detect_syncs": ".syncs.live",
+    "compare": ".comparison.comparison",
     "diagnose": ".diagnosis.diagnose",
     "dry_run": ".dryrun.run",
     "mark": ".regions.annotation",

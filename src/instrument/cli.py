@@ -12,7 +12,7 @@ import typer
 from . import __version__
 from .commands.parsing import Group
 
-SUBCOMMANDS = ("run", "summarize", "diagnose", "whatif", "syncs", "doctor")
+SUBCOMMANDS = ("run", "summarize", "diagnose", "whatif", "compare", "syncs", "doctor")
 
 
 class Subcommands(Group):

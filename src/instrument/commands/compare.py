@@ -1,0 +1,96 @@
+"""``instrument compare``: says whether a program became faster or slower between two recordings, and where."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..comparison.comparison import Comparison, compare
+from ..errors import TraceError
+from ..report.comparison import print_comparison
+from ..traces.communication import compile_collectives
+from .errors import describe, exit_unusable, print_message
+from .parsing import subcommand_of
+
+_LIMIT = re.compile(r"slower=(\d+(?:\.\d+)?)%")
+_FAILED, _NOT_COMPARABLE = 1, 2
+
+
+def compare_command(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A file, or the folder of a run or of ranks.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The same after the change.")],
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            help="End with code 1 if the steps became slower by this much or more (slower=5%), with code 2 "
+            "if the recordings cannot be compared.",
+            metavar="slower=N%",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
+    steps_from: Annotated[
+        str | None,
+        typer.Option(help="Names of the regions that are the steps, as in instrument summarize.", metavar="REGEX"),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, help="The rank to compare, of several: by default as in diagnose.", metavar="N"),
+    ] = None,
+    collectives: Annotated[
+        str,
+        typer.Option(
+            help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
+        ),
+    ] = "auto",
+) -> None:
+    """Say whether the steps of a program became faster or slower, and which parts of a step changed.
+
+    The steps are the sample: only a difference that is larger than chance is a change. The parts of the difference
+    between the two median steps add up to it.
+    """
+    try:
+        limit = _limit(fail_on)
+        change = compare(
+            before, after, collectives=compile_collectives(collectives), steps_from=steps_from, rank=rank
+        )
+    except ValueError as error:
+        raise exit_unusable(error) from None
+    except (TraceError, OSError) as error:
+        print_message(describe(error))
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(change.to_json())
+    else:
+        print_comparison(change, console=Console())
+    if limit is not None:
+        _fail(change, limit)
+
+
+def _limit(text: str | None) -> float | None:
+    """Return the relative change of ``slower=N%``."""
+    if text is None:
+        return None
+    match = _LIMIT.fullmatch(text)
+    if not match:
+        raise ValueError(f"--fail-on must be slower=N%, such as slower=5%: {text!r}")
+    return float(match[1]) / 100
+
+
+def _fail(change: Comparison, limit: float) -> None:
+    """End the command with an error if the steps became slower, or cannot be compared.
+
+    Raises:
+        typer.Exit: with code 1 or 2.
+    """
+    if change.verdict == "not comparable":
+        print_message(f"not comparable: {'; '.join(change.reasons)}")
+        raise typer.Exit(_NOT_COMPARABLE)
+    if change.verdict == "slower" and change.relative >= limit:
+        print_message(f"slower by {100 * change.relative:.1f} %; --fail-on allows less than {100 * limit:g} %")
+        raise typer.Exit(_FAILED)
+
+
+subcommand = subcommand_of(compare_command, name="compare")

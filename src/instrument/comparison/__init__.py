@@ -1,0 +1,1 @@
+"""Compares two recordings: whether the steps became faster or slower, and which parts changed."""

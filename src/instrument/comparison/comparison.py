@@ -1,0 +1,274 @@
+"""`compare`: says whether the steps of a program became faster or slower, and which parts of a step changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ..diagnosis.diagnose import Diagnosis, diagnose
+from ..diagnosis.trace_facts import TraceFacts
+from ..findings import Finding
+from ..replay.replay import step_bounds
+from ..replay.replayer import lower_median
+from ..traces.communication import Collectives
+from ..traces.ranks import TraceSet
+from ..traces.table import Array
+from ..traces.trace import Trace
+from .comparability import Difference, differences, facts_of
+from .significance import ALPHA, MIN_STEPS, Significance, significance
+from .step_parts import KINDS, Amount, Key, step_parts
+
+Verdict = Literal["faster", "slower", "no change seen", "not comparable"]
+Recording = Diagnosis | Trace | TraceSet | str | os.PathLike[str]
+_NOTHING = Amount(0, 0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the difference of two steps.
+
+    Attributes:
+        kind: one of `instrument.comparison.step_parts.KINDS`.
+        region: the names of the regions, outermost first.
+        operator: the operator; empty if there is none.
+        kernel: the kernel, memcpy or memset; empty for other kinds.
+        before_ns: its time in the step before the change.
+        after_ns: its time in the step after the change.
+        before_calls: how often it occurs in the step before.
+        after_calls: how often it occurs in the step after.
+    """
+
+    kind: str
+    region: tuple[str, ...]
+    operator: str
+    kernel: str
+    before_ns: int
+    after_ns: int
+    before_calls: int
+    after_calls: int
+
+    @property
+    def ns(self) -> int:
+        """The time after - the time before."""
+        return self.after_ns - self.before_ns
+
+    @property
+    def change(self) -> Literal["appeared", "gone", "changed"]:
+        """Whether it occurs on one side only."""
+        if not self.before_calls:
+            return "appeared"
+        return "changed" if self.after_calls else "gone"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What changed between two recordings.
+
+    Attributes:
+        verdict: "faster" or "slower" if the steps differ by more than chance; "no change seen"; "not comparable".
+        before_ns: the lower median of the lengths of the steps before the change.
+        after_ns: that after it.
+        parts: the difference of the two median steps by kind, region, operator and kernel, the largest first;
+            the sum of their ``ns`` is ``delta_ns``.
+        p_value: the probability of such a difference if the true change is at most 0.5 %; None with fewer than
+            four steps on a side.
+        detectable: the smallest relative change that these samples show in 80 % of cases; None like ``p_value``.
+        reasons: why the recordings cannot be compared, or the verdict is "no change seen" by too few steps.
+        notes: other differences between the recordings.
+        gone: the findings of the first diagnosis that the second one lacks.
+        new: the findings of the second that the first one lacks.
+        steps: the numbers of steps before and after.
+        before: the first diagnosis.
+        after: the second diagnosis.
+    """
+
+    verdict: Verdict
+    before_ns: int
+    after_ns: int
+    parts: tuple[Part, ...]
+    p_value: float | None
+    detectable: float | None
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    gone: tuple[Finding, ...]
+    new: tuple[Finding, ...]
+    steps: tuple[int, int]
+    before: Diagnosis = field(repr=False)
+    after: Diagnosis = field(repr=False)
+
+    @property
+    def delta_ns(self) -> int:
+        """``after_ns`` - ``before_ns``."""
+        return self.after_ns - self.before_ns
+
+    @property
+    def relative(self) -> float:
+        """``delta_ns`` / ``before_ns``."""
+        return self.delta_ns / self.before_ns if self.before_ns else 0.0
+
+    def by_kind(self) -> dict[str, int]:
+        """Return the difference of each kind of part in ns, the largest first; they add up to ``delta_ns``."""
+        sums: Counter[str] = Counter()
+        for part in self.parts:
+            sums[part.kind] += part.ns
+        return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
+
+    def by_region(self) -> dict[tuple[str, ...], int]:
+        """Return the difference of each region in ns, the largest first; they add up to ``delta_ns``."""
+        sums: Counter[tuple[str, ...]] = Counter()
+        for part in self.parts:
+            sums[part.region] += part.ns
+        return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
+
+    def to_json(self) -> str:
+        """Return the comparison as JSON text; see `as_dict` for its keys."""
+        return json.dumps(as_dict(self), indent=2, allow_nan=False)
+
+
+def compare(
+    before: Recording,
+    after: Recording,
+    *,
+    collectives: Collectives = "auto",
+    steps_from: str | None = None,
+    rank: int | None = None,
+) -> Comparison:
+    """Return what changed between two recordings of a program.
+
+    The steps are the sample; see `instrument.comparison.significance`. The parts divide the two median steps; see
+    `instrument.comparison.step_parts`.
+
+    Args:
+        before: the recording before the change: a diagnosis, a trace, the traces of several ranks, or a path.
+        after: the recording after the change.
+        collectives: which kernels communicate, as in `instrument.metrics`.
+        steps_from: a regular expression for the names of the regions that are the steps, as in
+            `instrument.diagnose`.
+        rank: the rank to compare, of several.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: a rank or a region that does not exist, what is no regular expression, or a trace without
+            events on the CPU.
+        TraceError, OSError: a file cannot be read.
+    """
+    one, two = (
+        each
+        if isinstance(each, Diagnosis)
+        else diagnose(each, collectives=collectives, steps_from=steps_from, rank=rank, what_if=False)
+        for each in (before, after)
+    )
+    facts = facts_of(one), facts_of(two)
+    found = differences(one, two)
+    samples = [_Steps(each) for each in facts]
+    before_ns, after_ns = (lower_median(steps.lengths_ns) for steps in samples)
+    tested = significance(*(steps.lengths_ns for steps in samples))
+    verdict, reasons = _verdict(found, tested, after_ns - before_ns, (one.has_steps, two.has_steps))
+    return Comparison(
+        verdict,
+        before_ns,
+        after_ns,
+        _parts(*(steps.median_parts() for steps in samples)),
+        tested.p_value,
+        tested.detectable,
+        reasons,
+        tuple(each.text for each in found if not each.prevents),
+        _without(one.worth(), two.worth()),
+        _without(two.worth(), one.worth()),
+        (len(samples[0].lengths_ns), len(samples[1].lengths_ns)),
+        one,
+        two,
+    )
+
+
+class _Steps:
+    """The steps of one recording.
+
+    Attributes:
+        lengths_ns: their lengths, each from the end of the step before.
+    """
+
+    def __init__(self, facts: TraceFacts) -> None:
+        if not facts.replayer.has_cpu:
+            raise ValueError(f"the trace has no events on the CPU: {facts.trace.path}")
+        self._facts, graph = facts, facts.replayer.graph
+        starts, ends = step_bounds(graph, graph.recorded_ns)
+        self._starts, self._ends = starts + graph.start_ns, ends + graph.start_ns
+        self.lengths_ns: Array = ends - starts
+
+    def median_parts(self) -> dict[Key, Amount]:
+        """Return the parts of the first step whose length is the lower median."""
+        step = int(np.flatnonzero(self.lengths_ns == lower_median(self.lengths_ns))[0])
+        return step_parts(self._facts, int(self._starts[step]), int(self._ends[step]))
+
+
+def _verdict(
+    found: list[Difference], tested: Significance, delta_ns: int, has_steps: tuple[bool, bool]
+) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict and why it is not "faster" or "slower"."""
+    prevented = tuple(each.text for each in found if each.prevents)
+    if prevented:
+        return "not comparable", prevented
+    if not all(has_steps):
+        return "no change seen", ("the traces have no steps",)
+    if tested.p_value is None:
+        return "no change seen", (f"a side has fewer than {MIN_STEPS} steps, or steps that depend on each other",)
+    if tested.p_value > ALPHA or not delta_ns:
+        return "no change seen", ()
+    return ("slower" if delta_ns > 0 else "faster"), ()
+
+
+def _parts(before: Mapping[Key, Amount], after: Mapping[Key, Amount]) -> tuple[Part, ...]:
+    parts = []
+    for key in before.keys() | after.keys():
+        one, two = before.get(key, _NOTHING), after.get(key, _NOTHING)
+        parts.append(Part(*key, one.ns, two.ns, one.calls, two.calls))
+    return tuple(
+        sorted(parts, key=lambda part: (-abs(part.ns), part.kind, part.region, part.operator, part.kernel))
+    )
+
+
+def _without(findings: list[Finding], others: list[Finding]) -> tuple[Finding, ...]:
+    """Return the findings whose rule and place the others lack."""
+    known = {(each.rule, each.where._replace(step=None, rank=None)) for each in others}
+    return tuple(each for each in findings if (each.rule, each.where._replace(step=None, rank=None)) not in known)
+
+
+def as_dict(change: Comparison) -> dict[str, Any]:
+    """Return a comparison as a dict of JSON values.
+
+    ``verdict``, ``before_ns``, ``after_ns``, ``delta_ns``, ``relative``, ``p_value``, ``detectable``, ``reasons``,
+    ``notes`` and ``steps`` are attributes of `Comparison`. ``before`` and ``after`` are the paths. ``kinds`` are
+    the differences by kind, each with ``ns`` and ``definition``; ``parts`` are all parts with the attributes of
+    `Part` and their ``ns`` and ``change``. Both add up to ``delta_ns``. ``gone`` and ``new`` are findings, each
+    with ``rule``, ``title`` and ``where``.
+    """
+    return {
+        "verdict": change.verdict,
+        "before": change.before.path,
+        "after": change.after.path,
+        "before_ns": change.before_ns,
+        "after_ns": change.after_ns,
+        "delta_ns": change.delta_ns,
+        "relative": change.relative,
+        "p_value": change.p_value,
+        "detectable": change.detectable,
+        "reasons": list(change.reasons),
+        "notes": list(change.notes),
+        "steps": list(change.steps),
+        "kinds": {kind: {"ns": ns, "definition": KINDS[kind]} for kind, ns in change.by_kind().items()},
+        "parts": [
+            {**vars(part), "region": list(part.region), "ns": part.ns, "change": part.change}
+            for part in change.parts
+        ],
+        **{
+            name: [{"rule": each.rule, "title": each.title, "where": str(each.where)} for each in findings]
+            for name, findings in (("gone", change.gone), ("new", change.new))
+        },
+    }

@@ -1,0 +1,92 @@
+"""Prints a comparison of two recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..comparison.comparison import Comparison, Part
+from ..console import print_table, print_wrapped
+from ..units import counted, duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MAX_ROWS = 12
+_WORTH = 0.01  # of the difference: smaller parts are not shown
+
+
+def print_comparison(change: Comparison, *, console: Console) -> None:
+    """Print the verdict, the parts of the difference, and the findings that are gone and new."""
+    print_wrapped(console, headline(change))
+    for line in _details(change):
+        print_wrapped(console, line)
+    if change.delta_ns:
+        _print_parts(change, console)
+    for title, findings in (("Findings that are gone:", change.gone), ("New findings:", change.new)):
+        if findings:
+            console.print()
+            print_wrapped(console, title)
+            for each in findings:
+                print_wrapped(console, f"- {each.title} ({each.rule})")
+
+
+def headline(change: Comparison) -> str:
+    """Return the verdict in one sentence."""
+    medians = f"a step takes {duration(change.after_ns)} instead of {duration(change.before_ns)}"
+    medians += f" ({100 * change.relative:+.1f} %, lower medians of {change.steps[1]} and {change.steps[0]} steps)"
+    if change.verdict == "not comparable":
+        return f"Not comparable: {'; '.join(change.reasons)}. For what it is worth, {medians}."
+    if change.verdict == "no change seen":
+        seen = "" if change.detectable is None else f" ({100 * change.detectable:.1f} % would have been)"
+        why = f" because {'; '.join(change.reasons)}" if change.reasons else ""
+        return f"No change seen{seen}{why}: {medians}."
+    return f"{change.verdict.capitalize()}: {medians}."
+
+
+def _details(change: Comparison) -> Iterator[str]:
+    if change.p_value is not None and change.detectable is not None:
+        yield (
+            f"p = {change.p_value:.4f} against a change of at most 0.5 %; a change of "
+            f"{100 * change.detectable:.1f} % would be seen in 80 % of cases."
+        )
+    for note in change.notes:
+        yield f"Note: {note}."
+
+
+def _print_parts(change: Comparison, console: Console) -> None:
+    kinds = [(0, kind, [_signed(ns)]) for kind, ns in change.by_kind().items() if ns]
+    console.print()
+    print_table([f"{_signed(change.delta_ns)} between the median steps", "difference"], kinds, console)
+    least = _WORTH * abs(change.delta_ns)
+    worth = [part for part in change.parts if part.ns and abs(part.ns) >= least][:_MAX_ROWS]
+    rows = [
+        (0, _name(part), [duration(part.before_ns), duration(part.after_ns), _signed(part.ns), _calls(part)])
+        for part in worth
+    ]
+    console.print()
+    print_table(["largest parts", "before", "after", "difference", "calls"], rows, console)
+    shown = sum(part.ns for part in worth)
+    if hidden := sum(1 for part in change.parts if part.ns) - len(worth):
+        print_wrapped(
+            console, f"{counted(hidden, 'other part')}: {_signed(change.delta_ns - shown)} together; see --json."
+        )
+
+
+def _name(part: Part) -> str:
+    names = [part.kernel, part.operator, " > ".join(part.region)]
+    return f"{part.kind}: " + (", ".join(name for name in names if name) or "outside regions")
+
+
+def _calls(part: Part) -> str:
+    """Return how often GPU work is launched on each side."""
+    if not part.kernel:
+        return ""
+    if part.change != "changed":
+        return f"{part.change} ({max(part.before_calls, part.after_calls):,})"
+    same = part.before_calls == part.after_calls
+    return f"{part.after_calls:,}" if same else f"{part.before_calls:,} to {part.after_calls:,}"
+
+
+def _signed(ns: int) -> str:
+    return f"{'-' if ns < 0 else '+'}{duration(abs(ns))}"

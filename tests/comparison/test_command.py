@@ -1,0 +1,137 @@
+"""`instrument compare`, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import instrument
+from instrument.cli import app
+from tests.replay.machine import Machine
+from tests.support.loops import Loop
+
+from .test_parts import loop
+
+
+def written(folder: Path, name: str, work_us: int, steps: int = 8) -> Path:
+    """Write the trace of a loop on a GPU."""
+    made = Loop()
+    for number in range(steps):
+        with made.step(number):
+            made.work(work_us + number % 3)
+            made.launch(50)
+            made.synchronize()
+    place = folder / name
+    place.mkdir()
+    made.trace(place)
+    return place / "trace.json"
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Write two recordings, of which the second is slower."""
+    folder = tmp_path_factory.mktemp("compare")
+    return written(folder, "before", 300), written(folder, "after", 400)
+
+
+def command(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments)], env={"COLUMNS": "100"})
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def test_text(traces: tuple[Path, Path]) -> None:
+    """The verdict, the numbers behind it and the parts are printed."""
+    shown = command(*traces)
+    assert "Slower: a step takes 457 us instead of 357 us (+28.0 %, lower medians of 8 and 8 steps)." in shown
+    assert "+100 us between the median steps" in shown
+    assert "a change of 0." in shown
+
+
+def test_json(traces: tuple[Path, Path]) -> None:
+    """The JSON has all parts, which add up."""
+    data = json.loads(command(*traces, "--json"))
+    assert data["verdict"] == "slower"
+    assert sum(part["ns"] for part in data["parts"]) == data["delta_ns"] == 100_000
+    assert sum(kind["ns"] for kind in data["kinds"].values()) == data["delta_ns"]
+
+
+def test_fail_on(traces: tuple[Path, Path]) -> None:
+    """The command fails if the program became slower by the limit or more, and only then."""
+    assert "slower by 28.0 %; --fail-on allows less than 5 %" in command(*traces, "--fail-on", "slower=5%", code=1)
+    command(*traces, "--fail-on", "slower=30%")
+    command(*reversed(traces), "--fail-on", "slower=5%")
+    command(traces[0], traces[0], "--fail-on", "slower=0%")
+    for text in ("slower", "slower=5", "faster=5%", "slower=-5%"):
+        assert f"--fail-on must be slower=N%, such as slower=5%: '{text}'" in command(
+            *traces, "--fail-on", text, code=2
+        )
+
+
+def test_not_comparable(traces: tuple[Path, Path], tmp_path: Path) -> None:
+    """Recordings with and without a GPU are refused, and --fail-on fails with code 2."""
+    alone = tmp_path / "cpu.json"
+    data = json.loads(traces[0].read_text())
+    data["traceEvents"] = [
+        event for event in data["traceEvents"] if event["cat"] not in ("kernel", "cuda_runtime")
+    ]
+    alone.write_text(json.dumps(data))
+    assert "Not comparable: only the trace before the change has GPU work" in command(traces[0], alone)
+    assert "not comparable: only the trace" in command(traces[0], alone, "--fail-on", "slower=5%", code=2)
+
+
+def test_few_steps(tmp_path: Path) -> None:
+    """With three steps, the program is never faster or slower."""
+    few = written(tmp_path, "few", 300, steps=3), written(tmp_path, "slow", 900, steps=3)
+    shown = command(*few)
+    assert "No change seen because a side has fewer than 4 steps" in shown
+    assert "p =" not in shown
+
+
+def test_files_that_cannot_be_read(traces: tuple[Path, Path], tmp_path: Path) -> None:
+    """A missing file is reported in one line, and a trace without events on the CPU too."""
+    assert "cannot read" in command(traces[0], tmp_path / "missing.json", code=1)
+    empty = tmp_path / "gpu.json"
+    empty.write_text(
+        '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "pid": 0, "tid": 7}]}'
+    )
+    assert "the trace has no events on the CPU" in command(empty, empty, code=2)
+
+
+def test_inputs() -> None:
+    """Traces and diagnoses are accepted; of diagnoses, only those from `diagnose`."""
+    one, two = loop(kernels=3).trace(), loop(kernels=4).trace()
+    change = instrument.compare(instrument.diagnose(one), two)
+    assert change.verdict == "slower"
+    assert change.delta_ns == instrument.compare(one, two).delta_ns
+    with pytest.raises(ValueError, match="can be compared"):
+        instrument.compare(replace(instrument.diagnose(one), facts=None), two)
+    with pytest.raises(TypeError, match='"trace" must be a trace'):
+        instrument.compare(one, 5)  # type: ignore[arg-type]
+
+
+def test_stretched_recordings() -> None:
+    """A profile that stretches one side much more than the other prevents a comparison."""
+    one, two = (instrument.diagnose(loop(kernels=3).trace()) for _ in range(2))
+    change = instrument.compare(replace(one, stretch=1.1), replace(two, stretch=2.0))
+    assert change.reasons == ("recording made steps 1.10 and 2.00 times as long",)
+    assert instrument.compare(replace(one, stretch=1.1), replace(two, stretch=1.2)).reasons == ()
+
+
+def test_versions() -> None:
+    """Other versions of CUDA are named, and do not prevent a comparison."""
+    one, two = Machine(), Machine()
+    for machine in (one, two):
+        for _ in range(6):
+            with machine.step():
+                machine.launch(1000)
+    traces = [
+        replace(made.trace(), metadata={"cuda_runtime_version": number}) for made, number in ((one, 1), (two, 2))
+    ]
+    change = instrument.compare(*traces)
+    assert change.notes == ("the versions of the CUDA runtime differ: 1 and 2",)
+    assert change.verdict == "no change seen"
