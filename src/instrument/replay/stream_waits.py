@@ -13,6 +13,7 @@ from ..traces.table import Array
 from ..traces.trace import Trace
 from .delays import EVENT_NS, Delays, median
 from .gpu_order import NEVER, GpuOrder
+from .recorded_events import RecordedWait, recorded_waits
 
 _WAIT = re.compile("StreamWaitEvent")
 _SKEW_NS = 1_000  # work may start so long before the recorded end of the work that it waits for
@@ -39,11 +40,13 @@ class StreamWaits(NamedTuple):
 def find_event_waits(trace: Trace, order: GpuOrder) -> Array:
     """Return pairs of work that waits for an event and the work before the event, as the rows of an array.
 
-    A trace says which thread called ``cudaStreamWaitEvent``, but neither for which stream nor for which event. The
-    first launch after such a call is taken to wait for the work that its thread launched last on another stream
-    and that had ended when this work started.
+    A profiler that records synchronizations says which stream waits for which event. Else, a trace only says which
+    thread called ``cudaStreamWaitEvent``: the first launch after such a call is taken to wait for the work that
+    its thread launched last on another stream and that had ended when this work started.
     """
-    return np.array([*_after_event_waits(trace, order)], np.int64).reshape(-1, 2)
+    recorded = [wait for wait in recorded_waits(trace, order) if wait.stream >= 0]
+    found = _of_recorded(order, recorded) if recorded else _after_event_waits(trace, order)
+    return np.array([*found], np.int64).reshape(-1, 2)
 
 
 def find_stream_waits(trace: Trace, order: GpuOrder, delays: Delays, event_waits: Array) -> StreamWaits:
@@ -79,6 +82,15 @@ def _expected_start(trace: Trace, order: GpuOrder, delays: Delays) -> Array:
     by_stream = np.where(order.previous >= 0, trace.gpu.end_ns[order.previous] + delays.stream, NEVER)
     latest: Array = np.maximum(by_launch, by_stream)
     return latest
+
+
+def _of_recorded(order: GpuOrder, waits: list[RecordedWait]) -> Iterator[tuple[int, int]]:
+    """Yield the first work on the waiting stream after each call, and the work that it waits for."""
+    for wait in waits:
+        own = np.flatnonzero(order.stream == wait.stream)
+        following = int(np.searchsorted(order.queued_ns[own], wait.called_ns))
+        if following < len(own) and order.queued_ns[wait.target] <= order.queued_ns[own[following]]:
+            yield int(own[following]), wait.target
 
 
 def _after_event_waits(trace: Trace, order: GpuOrder) -> Iterator[tuple[int, int]]:

@@ -13,6 +13,7 @@ from ..traces.synchronizations import COPY, FREE, Synchronization
 from ..traces.table import Array
 from ..traces.trace import Trace
 from .gpu_order import GpuOrder
+from .recorded_events import recorded_waits
 
 _DEVICE = re.compile("Device|Ctx|Context|Thread")
 _EVENT = re.compile("Event")
@@ -38,8 +39,9 @@ def find_sync_targets(trace: Trace, waits: Sequence[Synchronization], order: Gpu
 
     A blocking memcpy waits for itself, and a call that waits for the device or frees memory for all work launched
     before. A call that waits for a stream waits for the work launched before into the stream that the driver
-    recorded or, if it did not, into the stream of the memcpy right before or else of the thread's last launch. For
-    an event, the trace does not say what was recorded in it: the work that ended last before the call returned.
+    recorded or, if it did not, into the stream of the memcpy right before or else of the thread's last launch. A
+    call that waits for an event waits for the work before the event, if the driver recorded it, else for the work
+    that ended last before the call returned.
     """
     began = np.array([wait.start_ns for wait in waits], np.int64)
     pairs = [np.empty((2, 0), np.int64)]
@@ -62,6 +64,9 @@ def find_sync_targets(trace: Trace, waits: Sequence[Synchronization], order: Gpu
     events = np.array([number for number, kind in enumerate(kinds) if kind == "event"], np.int64)
     until = np.array([waits[number].start_ns + waits[number].blocked_ns for number in events.tolist()], np.int64)
     ended = work_ended_by(trace, order, until, began[events])
+    recorded = {(wait.thread, wait.called_ns): wait.target for wait in recorded_waits(trace, order)}
+    for place, number in enumerate(events.tolist()):
+        ended[place] = recorded.get((waits[number].thread, waits[number].start_ns), ended[place])
     pairs.append(np.stack((events[ended >= 0], ended[ended >= 0])))
     return SyncTargets(*np.concatenate(pairs, axis=1))
 
