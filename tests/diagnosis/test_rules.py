@@ -15,6 +15,8 @@ from .made_loops import GEMM, MadeLoop
 from .shown import SHOWN, compiled, each_step, named
 
 IDLE = ("input", "synchronization", "overhead", "latency", "other")
+LOSSY = {"lost-kernels", "lost-graph-kernels"}
+"""Rules whose loops lose so much that the parts of their steps are not known: test_lost_work.py."""
 
 LOGGED = {"compile-time", "generated-kernels", "damaged-trace"}
 """Rules that need a log of torch.compile or a file: test_compile_log.py, test_diagnose.py."""
@@ -50,7 +52,7 @@ def test_rule_fires(rule: str) -> None:
     assert rule not in named(diagnose(trace, ignore=[rule]))
 
 
-@pytest.mark.parametrize("rule", SHOWN)
+@pytest.mark.parametrize("rule", [rule for rule in SHOWN if rule not in LOSSY])
 def test_parts_add_up(rule: str) -> None:
     """The parts of the step add up to it, and the idle parts to the idle time by cause."""
     diagnosis = diagnose(SHOWN[rule]().trace())
@@ -125,17 +127,6 @@ def test_a_graph_break_of_the_installed_torch(tmp_path: Path) -> None:
     torch.compiler.reset()
     found = named(diagnose(tmp_path / "trace.json"))["graph-breaks"]
     assert found.title == "Graphs of torch.compile break 2 times in the window"
-
-
-def test_lost_kernels_and_the_verdict() -> None:
-    """The verdict abstains if many kernels are lost; those that ran after the recording are no loss."""
-    lossy = diagnose(SHOWN["lost-kernels"]().trace())
-    assert lossy.bound is None
-    assert lossy.coverage == "the kernels of 2 of 5 launches are not in the trace"
-    ahead = MadeLoop()
-    for at in range(2500, 2900, 10):
-        ahead.call("cudaLaunchKernel", at, at + 1)
-    assert (diagnose(ahead.trace()).findings, diagnose(ahead.trace()).bound) == ((), "compute")
 
 
 def test_gpu_time_wins_nothing_if_the_cpu_sets_the_pace() -> None:

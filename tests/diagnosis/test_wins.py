@@ -45,7 +45,7 @@ def test_utilization_of_two_gpus() -> None:
             for device in devices:
                 at = start + 20 * device
                 loop.operator("aten::mm", at, at + 10, shapes, ["c10::BFloat16"] * 2)
-                loop.work(GEMM, at + 1, start + 2, start + 1000, device=device)
+                loop.work(GEMM, at + 1, at + 2, start + 1000, device=device)
         mfu.append(diagnose(loop.trace()).goodput["mfu"])
     assert mfu[0] == pytest.approx(mfu[1], rel=0.05)
 
@@ -86,7 +86,7 @@ def test_gaps_between_kernels_are_not_won_on_the_cpu() -> None:
         for at in range(start, start + STEP, 20):
             loop.work("k", at - 50, at + 3, at + 20)
     facts = TraceFacts(loop.trace())
-    assert facts.cpu_win(10**9) == facts.per_step(facts.idle.total("launch_overhead"))
+    assert facts.cpu_win(facts.trace.runtime) <= facts.per_step(facts.idle.total("launch_overhead"))
     verdict = verdict_of(facts)
     assert verdict.parts["latency"] > 10 * verdict.parts["overhead"]
     found = diagnose(loop.trace())

@@ -23,7 +23,9 @@ def goodput_of(facts: TraceFacts) -> dict[str, Any]:
     """
     line = facts.roofline
     known, reason = _known_share(facts), None
-    if not line.flops:
+    if facts.unknown_gpu:
+        reason = facts.unknown_gpu
+    elif not line.flops:
         reason = "no operator with known operations ran on the GPU: record with record_shapes=True"
     elif line.peak_ns is None:
         reason = "the peaks of the GPU are not known" if line.peak is None else "the peak of a type is not known"

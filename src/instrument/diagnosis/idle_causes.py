@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.intervals import Intervals, clip, covered_ns, merge_overlaps, union
+from ..traces.links import main_thread
 from ..traces.synchronizations import Synchronization
 from ..traces.table import Array, Table
 from ..traces.trace import Trace
@@ -43,7 +44,7 @@ CAUSES = {
     "launch_overhead": "the CPU has not yet launched the next work",
     "launch_latency": "the next work, launched before, starts within 30 us",
     "other": "the next work, launched before, waits for something else",
-    "unknown": "the next work has no launch in the trace",
+    "unknown": "the next work, or its launch, is not in the trace",
 }
 """The causes of idle time, as clauses that follow "while"."""
 
@@ -122,6 +123,13 @@ def named_ranges(trace: Trace, pattern: re.Pattern[str]) -> Iterator[Table]:
         yield events.where(events.matching("name", pattern))
 
 
+def input_ranges(trace: Trace) -> list[Table]:
+    """Return the ranges in which the loop itself waits for its next batch; other threads may wait without harm."""
+    loop = np.append(trace.steps.thread, main_thread(trace))
+    tables = [found.where(np.isin(found.thread, loop)) for found in named_ranges(trace, INPUT)]
+    return [found for found in tables if found]
+
+
 def _gaps(busy: Intervals, window: tuple[int, int]) -> Intervals:
     inside = clip(busy, *window)
     starts = np.concatenate(([window[0]], inside[1]))
@@ -131,7 +139,8 @@ def _gaps(busy: Intervals, window: tuple[int, int]) -> Intervals:
 
 
 def _layers(trace: Trace) -> Iterator[Intervals]:
-    for pattern in (INPUT, COMPILATION, COLLECTION):
+    yield _times(input_ranges(trace))
+    for pattern in (COMPILATION, COLLECTION):
         found = [rows for rows in named_ranges(trace, pattern) if rows]
         yield _times(found)
     yield _times([slow_calls(trace)])
@@ -155,13 +164,13 @@ def _times(tables: list[Table]) -> Intervals:
 def _blocked(starts: Array, ends: Array, waits: list[Synchronization]) -> Array:
     """Return for each gap how long the synchronizations that return in it left the GPU idle."""
     blocked = np.zeros(len(starts), np.int64)
-    idle = [wait for wait in waits if wait.idle_ns]
+    idle = [(wait.end_ns, wait.blocked_ns if wait.idle_ns is None else wait.idle_ns) for wait in waits]
     if not idle or not len(starts):
         return blocked
-    at = np.array([wait.end_ns for wait in idle], np.int64)
+    at, idle_ns = np.array(idle, np.int64).T
     gap = np.searchsorted(starts, at, "right") - 1
     inside = (gap >= 0) & (at < ends[gap])
-    np.add.at(blocked, gap[inside], np.array([wait.idle_ns for wait in idle], np.int64)[inside])
+    np.add.at(blocked, gap[inside], idle_ns[inside])
     return blocked
 
 
@@ -171,7 +180,7 @@ def _delays(trace: Trace, starts: Array, ends: Array) -> dict[str, Array]:
     launched = launched_at(gpu, trace.runtime)
     following = np.searchsorted(gpu.start_ns, ends)
     known = following < len(gpu)
-    at = np.full(len(starts), np.iinfo(np.int64).max)  # no work follows: counts as launched late
+    at = np.full(len(starts), UNKNOWN)  # also if no work follows
     at[known] = launched[following[known]]
     unknown, late = at == UNKNOWN, at >= starts
     short = ends - starts < SHORT_NS

@@ -15,14 +15,15 @@ from ..findings import Evidence, Finding, Fix, Severity, Where
 from ..replay.changes import Change, without_events
 from ..replay.replayer import Replayer, lower_median
 from ..syncs.trace_context import TraceContext
-from ..traces.intervals import Intervals, merge_overlaps, overlap_ns, total_ns
+from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ..traces.table import MEMCPY, Array, Table
+from .cpu_savings import ProcessSavings, process_of_threads, process_savings, times_by_process
 from .groups import inside_rows
+from .idle_causes import IdleCauses, idle_causes
 from .window_facts import WindowFacts
 from .wins import Win
 
 _HIGH, _MEDIUM = 0.1, 0.03  # shares of a step
-_HOST_CAUSES = ("launch_overhead", "synchronization")
 
 
 class MissingEvidenceError(Exception):
@@ -41,14 +42,23 @@ class TraceFacts(WindowFacts):
         return {}
 
     @cached_property
+    def _savings(self) -> dict[int, ProcessSavings]:
+        return {}
+
+    @cached_property
+    def process_of(self) -> Array:
+        """A number for the process of each thread; the last element, for no thread, is -1."""
+        return process_of_threads(self.trace)
+
+    @cached_property
     def replayer(self) -> Replayer:
         """Replays the trace with changes."""
         return Replayer(self.trace, self.collectives)
 
     def require_gpu(self) -> None:
-        """Raise `MissingEvidenceError` if the trace has no GPU work."""
-        if not self.gpu:
-            raise MissingEvidenceError("the trace has no GPU work")
+        """Raise `MissingEvidenceError` if times of the GPU are not known, so that what rests on them abstains."""
+        if self.unknown_gpu:
+            raise MissingEvidenceError(self.unknown_gpu)
 
     def require_shapes(self) -> None:
         """Raise `MissingEvidenceError` if the operators have no shapes."""
@@ -58,6 +68,29 @@ class TraceFacts(WindowFacts):
     def per_gpu(self, ns: float) -> int:
         """Return a sum of durations of GPU work as time per step: of several GPUs, the mean."""
         return self.per_step(ns / max(len(self.gpus), 1))
+
+    def calls(self, number: float) -> float:
+        """Return a number of GPU events as a number per step: of several GPUs, the mean."""
+        return number / self.steps / max(len(self.gpus), 1)
+
+    @property
+    def each_gpu_step(self) -> str:
+        """What is said of `per_gpu` and `calls` in titles."""
+        if len(self.gpus) < 2:
+            return self.each_step
+        return "per step and GPU" if self.trace.steps else "per GPU in the window"
+
+    def gpu_time(self, name: str, ns: float | None, definition: str) -> Evidence:
+        """Return `per_gpu` as evidence."""
+        return Evidence(name, None if ns is None else self.per_gpu(ns), "ns", definition + self._mean)
+
+    def gpu_count(self, name: str, number: float, definition: str, unit: str = "events") -> Evidence:
+        """Return `calls`, or a number of bytes alike, as evidence."""
+        return Evidence(name, self.calls(number), unit, definition + self._mean)
+
+    @property
+    def _mean(self) -> str:
+        return " Mean over the GPUs." if len(self.gpus) > 1 else ""
 
     def gpu_win(self, rows: Array, saved: Array | float = 1.0) -> Win:
         """Return how much of a step can be won if this GPU work is removed or shortened.
@@ -98,20 +131,64 @@ class TraceFacts(WindowFacts):
         return self.gpu_win(rows, of_work[rows])
 
     def _times(self, rows: Array) -> Intervals:
-        return merge_overlaps(self.gpu.start_ns[rows], self.gpu.end_ns[rows])
+        return clip(merge_overlaps(self.gpu.start_ns[rows], self.gpu.end_ns[rows]), *self.window)
 
-    def cpu_win(self, ns: float, *without: Table) -> Win:
-        """Return how much of a step can be won if the CPU saves this time: no more than the GPU idles for it.
+    def cpu_win(self, *without: Table, but_ns: int = 0) -> Win:
+        """Return how much of a step can be won if the CPU saves the time of events: launches then come sooner.
+
+        Of several processes, the one that wins most counts.
 
         Args:
-            ns: the time.
-            *without: the events on the CPU that a replay leaves out.
+            *without: the events, which a replay leaves out.
+            but_ns: the part of their time that the CPU still needs.
         """
-        idle = sum(self.idle.total(cause) for cause in _HOST_CAUSES)
-        return Win(self.per_step(min(ns, idle)), lambda: without_events(*without))
+        bounds = [self.cpu_bound_ns(process, times, but_ns) for process, times in self._cpu_times(without)]
+        return Win(self.per_step(max(bounds, default=0)), lambda: without_events(*without))
+
+    def cpu_bound_ns(self, process: int, times: Intervals, but_ns: int = 0) -> int:
+        """Return the most that the steps can win if a process saves these times, but not ``but_ns`` of them."""
+        saved_ns = max(total_ns(times) - but_ns, 0)
+        return min(self._savings_of(process).most_won_ns(times), saved_ns) if saved_ns else 0
+
+    def _savings_of(self, process: int) -> ProcessSavings:
+        if process not in self._savings:
+            self._savings[process] = process_savings(
+                self.trace, self._idle_of(process), self.waits, self.window[1], process, self.process_of
+            )
+        return self._savings[process]
+
+    def _idle_of(self, process: int) -> IdleCauses:
+        """Return the idle time of the GPUs that a process uses."""
+        launched = np.flatnonzero(self.gpu.launch >= 0)
+        by = self.process_of[self.trace.runtime.thread[self.gpu.launch[launched]]]
+        used = [rows for rows in self.gpus.values() if np.isin(rows, launched[by == process]).any()]
+        if len(used) in (0, len(self.gpus)) or self.unknown_gpu:
+            return self.idle
+        work = self.gpu.where(np.sort(np.concatenate(used)))
+        busy = clip(merge_overlaps(work.start_ns, work.end_ns), *self.window)
+        return idle_causes(replace(self.trace, gpu=work), busy, self.window, self.waits)
+
+    def _cpu_times(self, events: Sequence[Table]) -> Iterable[tuple[int, Intervals]]:
+        """Return for each process when it was in one of the events."""
+        return times_by_process(self.process_of, events).items() if events else ()
+
+    def of_one_process(self, events: Table) -> tuple[Table, int]:
+        """Return the events of the process that spends most time in them, and that time in ns."""
+        spent = {process: total_ns(times) for process, times in self._cpu_times([events])}
+        if not spent:
+            return events, 0
+        most = max(spent, key=lambda process: spent[process])
+        return events.where(self.process_of[events.thread] == most), spent[most]
+
+    @property
+    def whose(self) -> str:
+        """What the definitions of times on the CPU add if several processes launch work."""
+        launched = self.trace.runtime.thread[self.gpu.launch[self.gpu.launch >= 0]]
+        several = len(np.unique(self.process_of[launched])) > 1
+        return " Of several processes, the one that spends most." if several else ""
 
     def idle_win(self, cause: str, *without: Table) -> Win:
-        """Return how much of a step can be won without a cause of idle time; arguments as in `cpu_win`."""
+        """Return how much of a step can be won without a cause of idle time; see `cpu_win`."""
         return Win(self.per_step(self.idle.total(cause)), lambda: without_events(*without))
 
     def rows(self, table: Table, *names: str) -> Array:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..traces.intervals import clip, total_ns
+from ..traces.intervals import total_ns
 from ..traces.table import Array, Table
 from ..units import counted, duration
 from .idle_causes import CAUSES
@@ -36,12 +36,12 @@ _OVERHEAD = {
     "allocation": "idles while the driver allocates or frees memory",
     "module_loading": "idles while the driver loads the code of kernels",
 }
+_OTHER = ("initialization", "other", "unknown")
 _COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
     "normalization", "softmax", "elementwise", "reduction", "copy", "optimizer", "embedding", "memory",
 )  # fmt: skip
 _THIN = 16  # rows of a tile: a matmul with so few rows spends its time reading its other factor
 _LEAST = 1 / 3  # of the step: a smaller part does not bound it
-_LOST = 0.1  # of the launches: if more have no kernel, GPU times are too incomplete for a verdict
 _CLOSE = 0.05  # of the step: a second part this close to the first is named as well
 _COVERAGE = 0.5  # of the kernels' time: with less known, compute and memory are not distinguished
 
@@ -60,7 +60,7 @@ class Verdict:
 
     Attributes:
         bound: the part with the largest share of the time, where compute is split by what limits the kernels;
-            None if no part has a third of the time, or the evidence is missing.
+            None if it has no third of the time, if latency or other is larger, or if the evidence is missing.
         text: the verdict in one sentence.
         parts: the time of each of `PARTS` per step in ns; they add up to the step.
         coverage: why it abstains, or on what share of the GPU time the split into compute and memory rests.
@@ -74,8 +74,8 @@ class Verdict:
 
 def verdict_of(facts: TraceFacts) -> Verdict:
     """Return what bounds the recorded steps."""
-    if not facts.gpu:
-        return Verdict(None, _without_gpu(facts), {}, "the trace has no GPU work")
+    if facts.unknown_gpu:
+        return Verdict(None, _without_gpu(facts), {}, facts.unknown_gpu)
     parts = _parts(facts)
     memory, coverage = _memory_share(facts)
     busy = parts["compute"]
@@ -85,15 +85,17 @@ def verdict_of(facts: TraceFacts) -> Verdict:
         "overhead": parts["overhead"],
         "communication": parts["communication"],
     }
-    if memory is not None:
+    if memory is None:
+        classes["memory"] = parts["copies"]
+    else:
         classes |= {"compute": busy * (1 - memory), "memory": busy * memory + parts["copies"]}
     window = max(facts.window_ns, 1)
     order = sorted(classes, key=lambda name: -classes[name])
     bound: Bound | None = order[0]
     per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
-    launches, lost = facts.lost_launches
-    if lost > _LOST * launches:
-        bound, coverage = None, f"the kernels of {lost:,} of {launches:,} launches are not in the trace"
+    rest = max(("latency", "other"), key=lambda name: parts[name])
+    if parts[rest] >= max(_LEAST * window, classes[order[0]], busy if memory is None else 0):
+        bound, coverage = None, _of_rest(facts, rest, parts[rest] / window)
     elif memory is None and busy > classes[order[0]]:
         bound, coverage = None, "whether compute or memory limits the kernels is unknown: " + coverage
     elif classes[order[0]] < _LEAST * window:
@@ -101,11 +103,17 @@ def verdict_of(facts: TraceFacts) -> Verdict:
     return Verdict(bound, _sentence(facts, bound, order, classes, parts), per_step, coverage)
 
 
+def _of_rest(facts: TraceFacts, name: str, share: float) -> str:
+    """Return why a step has no bound whose largest part is latency or other."""
+    what = PARTS[name]
+    if name == "other":
+        what = f"the GPU idles while {CAUSES[max(_OTHER, key=facts.idle.total)]}"
+    return f"{'most' if share > 0.5 else f'{100 * share:.0f} %'} of the time is {name}: {what}"
+
+
 def _parts(facts: TraceFacts) -> dict[str, int]:
     done, idle = facts.activity, facts.idle.totals()
-    compute, working, busy = (
-        total_ns(clip(times, *facts.window)) for times in (done.compute, done.working, done.busy)
-    )
+    compute, working, busy = map(total_ns, (done.compute, done.working, done.busy))
     parts = {
         "compute": compute,
         "communication": working - compute,
@@ -114,7 +122,7 @@ def _parts(facts: TraceFacts) -> dict[str, int]:
         "synchronization": idle.get("synchronization", 0),
         "overhead": sum(idle.get(cause, 0) for cause in _OVERHEAD),
         "latency": idle.get("launch_latency", 0),
-        "other": sum(idle.get(cause, 0) for cause in ("initialization", "other", "unknown")),
+        "other": sum(idle.get(cause, 0) for cause in _OTHER),
     }
     assert sum(parts.values()) == facts.window_ns
     return parts
@@ -204,10 +212,13 @@ def _what(facts: TraceFacts) -> str:
         return f"the {duration(facts.window_ns)} of GPU work recorded{on}"
     if facts.steps == 1:
         return f"the recorded step of {duration(facts.step_ns)}{on}"
-    return f"{counted(facts.steps, 'step')} of {duration(facts.step_ns)} each{on}"
+    steps = counted(facts.steps, "overlapping step" if facts.steps_overlap else "step")
+    return f"{steps} of {duration(facts.step_ns)} each{on}"
 
 
 def _without_gpu(facts: TraceFacts) -> str:
+    if facts.trace.gpu:
+        return f"The bound of {_what(facts)} is unknown: {facts.unknown_gpu}."
     left = sum(device.events for device in facts.trace.unread_devices.values())
     if left:
         names = ", ".join(facts.trace.unread_devices)

@@ -17,6 +17,7 @@ from ..traces.gpus import gpu_numbers
 from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ..traces.lanes import group_rows
 from ..traces.links import main_thread
+from ..traces.step_content import launched_before
 from ..traces.step_lengths import StepLengths
 from ..traces.step_work import step_lengths
 from ..traces.synchronizations import Synchronization
@@ -24,16 +25,18 @@ from ..traces.table import KERNEL, Array, Table
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from .activity import Activity, activity
+from .cpu_savings import process_of_threads
 from .idle_causes import IdleCauses, idle_causes
 from .job import Job
+from .lost_work import LostWork, launches_without_work, lost_work
 from .memory_use import MemoryUse, memory_use
 from .metrics import Metrics, metrics_of
 from .peaks import Peak, peak_of
 from .roofline import Roofline, roofline
 
+_OVERLAP = 1.1  # times as long as the time that the steps cover
 _BUSY = 0.9  # share of the step from which the GPU sets its length
 _CPU = 0  # torch's number of this type of device
-_LAUNCH = re.compile("LaunchKernel")
 
 
 class WindowFacts:
@@ -76,18 +79,51 @@ class WindowFacts:
         """The metrics of the trace."""
         return metrics_of(self.trace, self.collectives, self.lengths)
 
+    @cached_property
+    def _steps_of_process(self) -> Array:
+        """The starts and ends of the steps of the process that recorded most; repeated steps count once."""
+        steps, process_of = self.trace.steps, process_of_threads(self.trace)
+        times = np.stack((steps.start_ns, steps.end_ns), axis=1)
+        found = [np.unique(times[rows], axis=0) for _, rows in group_rows(process_of[steps.thread])]
+        return max(found, key=len, default=times)
+
     @property
     def steps(self) -> int:
         """The number of recorded steps; 1 without steps, as the whole window then counts as one."""
-        return max(len(self.trace.steps), 1)
+        return max(len(self._steps_of_process), 1)
+
+    @property
+    def steps_overlap(self) -> bool:
+        """Whether more than a tenth of the time of the steps is that of several."""
+        starts, ends = self._steps_of_process.T
+        once = total_ns(merge_overlaps(starts, ends))
+        return bool((ends - starts).sum() > _OVERLAP * once)
 
     @cached_property
-    def window(self) -> tuple[int, int]:
-        """The time that counts, in ns: the steps and the work that they launched; else the time of GPU work."""
+    def recorded(self) -> tuple[int, int]:
+        """The time in ns from the first step's start to the end of the last step's work; else that of GPU work."""
         for name in ("step_lengths", "span_ns"):
             if (bounds := self.metrics.about(name).window_ns) is not None:
                 return bounds
         return self.metrics.about("sync_calls").window_ns or (0, 0)
+
+    @cached_property
+    def earlier(self) -> Array:
+        """A mask of the rows of `Trace.gpu` launched before the recording; none in a trace without steps."""
+        if not self.trace.steps:
+            return np.zeros(len(self.trace.gpu), bool)
+        return launched_before(self.trace)
+
+    @cached_property
+    def window(self) -> tuple[int, int]:
+        """The time that counts, in ns: `recorded`, from the end of the work launched before the recording on.
+
+        A GPU that lags behind the CPU does the work of earlier steps first, and ends that of the last step later
+        than the CPU: from the end of the former to the end of the latter, the work of each step runs once.
+        """
+        first, last = self.recorded
+        done = int(self.trace.gpu.end_ns[self.earlier].max(initial=first))
+        return (done if first < done < last else first), last
 
     @property
     def window_ns(self) -> int:
@@ -115,14 +151,14 @@ class WindowFacts:
 
     @cached_property
     def gpu(self) -> Table:
-        """The GPU work that starts in the window."""
+        """The GPU work of the window, without that launched before the recording."""
         return self.trace.gpu.where(self.gpu_rows).read_only()
 
     @cached_property
     def gpu_rows(self) -> Array:
         """The rows of `Trace.gpu` that `gpu` holds."""
         starts = self.trace.gpu.start_ns
-        return np.flatnonzero((starts >= self.window[0]) & (starts < self.window[1]))
+        return np.flatnonzero((starts >= self.recorded[0]) & (starts < self.recorded[1]) & ~self.earlier)
 
     @cached_property
     def gpus(self) -> dict[int, Array]:
@@ -136,7 +172,7 @@ class WindowFacts:
 
     @cached_property
     def kernels(self) -> Table:
-        """The kernels that start in the window: `kernel_rows` of `gpu`."""
+        """The kernels of the window: `kernel_rows` of `gpu`."""
         return self.gpu.where(self.kernel_rows).read_only()
 
     @cached_property
@@ -146,13 +182,14 @@ class WindowFacts:
 
     @cached_property
     def activity(self) -> Activity:
-        """When the GPUs were busy with each kind of work."""
-        return activity(self.gpu, self.communication)
+        """When the GPUs were busy with each kind of work in the window."""
+        done = activity(self.gpu, self.communication)
+        return Activity(*(clip(times, *self.window) for times in done))
 
     @cached_property
     def busy_ns(self) -> int:
         """The time of the window during which any GPU works."""
-        return total_ns(clip(self.activity.busy, *self.window))
+        return total_ns(self.activity.busy)
 
     @cached_property
     def _audit(self) -> tuple[SyncReport, list[Synchronization]]:
@@ -170,8 +207,9 @@ class WindowFacts:
 
     @cached_property
     def idle(self) -> IdleCauses:
-        """The idle time of the GPUs in the window by cause."""
-        return idle_causes(self.trace, self.activity.busy, self.window, self.waits)
+        """The idle time of the GPUs in the window by cause; none if times of the GPU are not known."""
+        window = (self.window[0], self.window[0]) if self.unknown_gpu else self.window
+        return idle_causes(self.trace, self.activity.busy, window, self.waits)
 
     @cached_property
     def peak(self) -> Peak | None:
@@ -208,7 +246,7 @@ class WindowFacts:
         """
         if self.busy_ns >= _BUSY * self.window_ns:
             return self.window_ns
-        waited = overlap_ns(clip(self.activity.busy, *self.window), self.blocked)
+        waited = overlap_ns(self.activity.busy, self.blocked)
         tail = self._tail_ns()
         queue_ns = self.lengths.totals.queue_waits_ns if self.lengths else 0
         return min(waited + tail + queue_ns, self.window_ns)
@@ -220,22 +258,28 @@ class WindowFacts:
         return max(self.window[1] - last, 0) if steps else 0
 
     @cached_property
-    def lost_launches(self) -> tuple[int, int]:
-        """The launches of kernels up to that of the last recorded work, and how many of them have no kernel."""
-        return self.launches_without_work(_LAUNCH)
+    def lost(self) -> LostWork:
+        """The launches whose work is not in the trace, or has impossible times."""
+        return lost_work(self.trace, self.recorded[0])
+
+    @property
+    def unknown_gpu(self) -> str:
+        """Why times of the GPU are not known; empty if they are."""
+        if not self.trace.gpu:
+            return "the trace has no GPU work"
+        if self.trace.steps and not self.trace.steps.duration_ns.any():
+            return "the recorded steps have no duration"
+        return self.lost.too_much or ("" if self.gpu else "the recorded steps have no GPU work")
 
     def launches_without_work(self, pattern: re.Pattern[str]) -> tuple[int, int]:
-        """Return the number of such calls in the window, and of those without GPU work.
+        """Return the number of such calls in the window, and of those without GPU work."""
+        calls, missing = launches_without_work(self.trace, pattern, self.recorded[0])
+        return len(calls), missing
 
-        Calls after the launch of the last recorded work do not count: their work ran after the recording.
-        """
-        runtime, gpu = self.trace.runtime, self.trace.gpu
-        linked = np.zeros(len(runtime), bool)
-        linked[gpu.launch[gpu.launch >= 0]] = True
-        last = int(runtime.start_ns[linked].max(initial=self.window[0]))
-        calls = np.flatnonzero(runtime.matching("name", pattern))
-        calls = calls[(runtime.start_ns[calls] >= self.window[0]) & (runtime.start_ns[calls] <= last)]
-        return len(calls), int((~linked[calls]).sum())
+    def within(self, events: Table) -> Table:
+        """Return the events that overlap with the recorded time."""
+        first, last = self.recorded
+        return events.where((events.end_ns > first) & (events.start_ns < last))
 
     def per_step(self, ns: float) -> int:
         """Return a time in the window as time per step."""

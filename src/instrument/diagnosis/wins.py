@@ -27,6 +27,6 @@ class Win(int):
         return Win(min(self, ns), self.change)
 
 
-def either(one: Win, other: Win) -> Win:
-    """Return the larger win, of both changes."""
-    return Win(max(one, other), lambda: one.change() | other.change())
+def both(one: Win, other: Win) -> Win:
+    """Return the win of both changes at once."""
+    return Win(one + other, lambda: one.change() | other.change())

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...findings import Evidence, Finding, Fix
 from ...traces.table import Array, Table
-from ...units import duration
+from ...units import counted, duration
 from ..roofline import RooflineRow
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
@@ -72,19 +72,14 @@ def unfused_attention(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Fin
     softmax_ns = int(facts.gpu.duration_ns[rows[np.isin(facts.gpu.operator[rows], scores)]].sum())
     yield facts.finding(
         "Attention is not fused: softmax and its matmuls take "
-        f"{duration(facts.per_gpu(gpu_ns))} {facts.each_step}",
+        f"{duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step}",
         win_ns=win,
         operator="aten::_softmax",
         evidence=(
-            Evidence("calls", len(kept) / facts.steps, "events", "Calls of unfused attention per step."),
-            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time per step, both matmuls included."),
-            Evidence("softmax_ns", facts.per_gpu(softmax_ns), "ns", "Part of it in the softmax."),
-            Evidence(
-                "fused_ns",
-                None if fused_ns is None else facts.per_gpu(fused_ns),
-                "ns",
-                "Time of a fused kernel at half of the GPU's peak.",
-            ),
+            facts.gpu_count("calls", len(kept), "Calls of unfused attention per step."),
+            facts.gpu_time("gpu_ns", gpu_ns, "GPU time per step, both matmuls included."),
+            facts.gpu_time("softmax_ns", softmax_ns, "Part of it in the softmax."),
+            facts.gpu_time("fused_ns", fused_ns, "Time of a fused kernel at half of the GPU's peak."),
         ),
         fix=_SDPA,
         confidence="high" if operators.shapes.any() else "medium",
@@ -175,12 +170,7 @@ def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3, share: float = 0.
         confidence="medium",
         evidence=(
             Evidence("share_of_peak", row.share, "1", "Share of the roofline, counted without a causal mask."),
-            Evidence(
-                "gpu_ns",
-                facts.per_gpu(sum(each.gpu_ns for each in slow)),
-                "ns",
-                "GPU time of such calls per step.",
-            ),
+            facts.gpu_time("gpu_ns", sum(each.gpu_ns for each in slow), "GPU time of such calls per step."),
             Evidence("backend", _backend(row.name), "", "Backend that ran."),
         ),
         fix=Fix(
@@ -219,12 +209,7 @@ def short_attention(facts: TraceFacts, *, of_peak: float = 0.2, share: float = 0
         evidence=(
             Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
             Evidence("tiles", batch * heads * -(-queries // 128), "events", "Batch x heads x (queries / 128)."),
-            Evidence(
-                "gpu_ns",
-                facts.per_gpu(sum(each.gpu_ns for each in slow)),
-                "ns",
-                "GPU time of such calls per step.",
-            ),
+            facts.gpu_time("gpu_ns", sum(each.gpu_ns for each in slow), "GPU time of such calls per step."),
         ),
         fix=Fix(
             "Pack several sequences into one, with a mask that keeps them apart.",
@@ -242,26 +227,28 @@ def padded_heads(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
     Needs shapes. FlashAttention has kernels for 32, 64, 96, 128, 160, 192, 224 and 256. The time to win is the
     share of the operations that compute padding.
     """
-    found, saved = [], dict[int, float]()
+    found, saved, all_ns = [], dict[int, float](), 0
     for index, row in _attention(facts).items():
         size = row.work.sizes[4]
         padded = next((known for known in _HEAD_SIZES if known >= size), size)
         if padded > size:
             saved[index] = 1 - size / padded
             found.append((row, size, padded))
+            all_ns += row.gpu_ns
     win = facts.roofline_win(saved)
     if not found or facts.share(win) < share:
         return
     row, size, padded = found[0]
     yield facts.finding(
-        f"Heads of size {size} are padded to {padded}",
+        f"Heads of size {size} are padded to {padded}"
+        + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
         win_ns=win,
         operator=row.name,
         confidence="medium",
         evidence=(
             Evidence("head_size", size, "events", "Head size."),
             Evidence("padded", padded, "events", "Head size that the kernel computes."),
-            Evidence("gpu_ns", facts.per_gpu(row.gpu_ns), "ns", "GPU time of this attention per step."),
+            facts.gpu_time("gpu_ns", all_ns, "GPU time of attention with padded heads per step."),
         ),
         fix=Fix(f"For a new model, choose a head size of {padded}: it takes the same time."),
         at=facts.place_of_operator(int(row.rows[0])),

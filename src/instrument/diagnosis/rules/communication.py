@@ -9,7 +9,7 @@ import numpy as np
 
 from ...findings import Evidence, Finding, Fix
 from ...replay.changes import Change
-from ...traces.intervals import clip, covered_ns, total_ns
+from ...traces.intervals import covered_ns, total_ns
 from ...units import count, duration
 from ..collectives import BYTES
 from ..rule import rule
@@ -22,8 +22,7 @@ _SMALL_BYTES = 1 << 20
 
 
 def _exposed_ns(facts: TraceFacts) -> int:
-    working, compute = (clip(times, *facts.window) for times in (facts.activity.working, facts.activity.compute))
-    return total_ns(working) - total_ns(compute)
+    return total_ns(facts.activity.working) - total_ns(facts.activity.compute)
 
 
 def _require_communication(facts: TraceFacts) -> None:
@@ -114,18 +113,18 @@ def small_collectives(facts: TraceFacts, *, per_step: int = 10, share: float = 0
         raise MissingEvidenceError("the collectives have no sizes")
     sizes = np.array([BYTES.get(word.lower(), 4) for word in gpu.strings], np.int64)[gpu.dtype]
     rows = np.flatnonzero(facts.communication & (elements >= 0) & (elements * sizes < _SMALL_BYTES))
-    if len(rows) < per_step * facts.steps:
+    if facts.calls(len(rows)) < per_step:
         return
     alone = gpu.duration_ns[rows] - covered_ns(facts.activity.compute, gpu.start_ns[rows], gpu.end_ns[rows])
     win = Win(facts.per_step(min(float(alone.sum()), _exposed_ns(facts))), lambda: facts.saving(rows))
     if facts.share(win) < share:
         return
     yield facts.finding(
-        f"{count(len(rows) / facts.steps)} collectives of less than 1 MB {facts.each_step}",
+        f"{count(facts.calls(len(rows)))} collectives of less than 1 MB {facts.each_gpu_step}",
         win_ns=win,
         confidence="medium",
         evidence=(
-            Evidence("collectives", len(rows) / facts.steps, "events", "Collectives below 1 MB per step."),
+            facts.gpu_count("collectives", len(rows), "Collectives below 1 MB per step."),
             Evidence("exposed_ns", win, "ns", "Their time per step outside compute."),
         ),
         fix=Fix(

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...findings import Evidence, Finding, Fix
 from ...traces.compile_log import Compilation, CompileLog
+from ...traces.intervals import merge_overlaps
 from ...traces.table import Table
 from ...units import count, counted, duration
 from ..groups import inside_rows
@@ -196,21 +197,21 @@ def _log(facts: TraceFacts) -> CompileLog:
 def cache_lookups(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """Each call of compiled code checks its guards, which takes a noticeable part of the step.
 
-    Needs the ranges that torch records around the look-up. The time to win is that time, as far as the GPU idles.
+    Needs the ranges that torch records around the look-up. The time to win is that time, at most the time that the
+    GPU idles for later launches.
     """
     facts.require_gpu()
-    found = [rows for rows in named_ranges(facts.trace, _LOOK_UP) if rows]
-    if not found:
+    found = next((rows for rows in named_ranges(facts.trace, _LOOK_UP) if rows), None)
+    if found is None:
         raise MissingEvidenceError("nothing ran that torch.compile compiled")
-    ns = sum(int(rows.duration_ns.sum()) for rows in found)
-    calls = sum(len(rows) for rows in found) / facts.steps
-    win = facts.cpu_win(ns, *found)
+    look_ups, ns = facts.of_one_process(found)
+    calls, win = len(look_ups) / facts.steps, facts.cpu_win(look_ups)
     if facts.share(win) < share:
         return
     yield facts.finding(
         f"{count(calls)} look-ups of compiled code {facts.each_step} take {duration(facts.per_step(ns))}",
         win_ns=win,
-        evidence=(Evidence("calls_per_step", calls, "events", "Look-ups per step."),),
+        evidence=(Evidence("calls_per_step", calls, "events", "Look-ups per step." + facts.whose),),
         fix=Fix(
             "Compile one large function instead of many small ones, and skip guards that cannot fail.",
             "for layer in layers: layer.forward = torch.compile(layer.forward)",
@@ -224,19 +225,18 @@ def compiled_overhead(facts: TraceFacts, *, ratio: float = 3, share: float = 0.0
     """Compiled code keeps the CPU busy much longer than the GPU.
 
     Needs the ranges that torch records around compiled code. On tiny work the wrapper of a compiled function costs
-    more than eager operators. The time to win is the CPU time above the GPU time, as far as the GPU idles.
+    more than eager operators. The time to win is the CPU time above the GPU time, at most the time that the GPU
+    idles for later launches.
     """
     facts.require_gpu()
-    calls = _compiled(facts)
-    cpu_ns = int(calls.duration_ns.sum())
-    starts = np.sort(calls.start_ns)
-    ends = calls.end_ns[np.argsort(calls.start_ns)]
+    calls, cpu_ns = facts.of_one_process(_compiled(facts))
+    starts, ends = merge_overlaps(calls.start_ns, calls.end_ns)
     launched = facts.gpu.launch >= 0
     at = facts.trace.runtime.start_ns[facts.gpu.launch[launched]]
     of = np.searchsorted(starts, at, "right") - 1
     inside = (of >= 0) & (at < ends[of])
     gpu_ns = int(facts.gpu.duration_ns[launched][inside].sum())
-    win = facts.cpu_win(max(cpu_ns - gpu_ns, 0))
+    win = int(facts.cpu_win(calls, but_ns=gpu_ns))  # no replay can show calls that take part of their time
     if cpu_ns < ratio * gpu_ns or facts.share(win) < share:
         return
     yield facts.finding(
@@ -244,8 +244,8 @@ def compiled_overhead(facts: TraceFacts, *, ratio: float = 3, share: float = 0.0
         f"{duration(facts.per_gpu(gpu_ns))} on the GPU",
         win_ns=win,
         evidence=(
-            Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "CPU time in compiled code per step."),
-            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time that it launched per step."),
+            Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "CPU time in compiled code per step." + facts.whose),
+            facts.gpu_time("gpu_ns", gpu_ns, "GPU time that it launched per step."),
         ),
         fix=Fix(
             "Replay the compiled code with CUDA graphs.",

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...findings import Evidence, Finding, Fix
 from ...replay.changes import Change
-from ...traces.intervals import merge_overlaps, overlap_ns, total_ns
+from ...traces.intervals import clip, merge_overlaps, overlap_ns, total_ns
 from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.synchronizations import direction
 from ...traces.table import MEMCPY, MEMSET, Array, Table
@@ -19,7 +19,7 @@ from ..groups import inside_rows, sum_by_group, unique_codes
 from ..requested_changes import without_copies
 from ..rule import rule
 from ..trace_facts import TraceFacts
-from ..wins import Win, either
+from ..wins import Win, both
 
 _DEVICE_COPY = re.compile("DtoD|CopyDeviceToDevice")
 _PAGEABLE = re.compile("Pageable")
@@ -42,7 +42,7 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
         if not len(rows):
             continue
         copies = facts.gpu.where(rows)
-        times = merge_overlaps(copies.start_ns, copies.end_ns)
+        times = clip(merge_overlaps(copies.start_ns, copies.end_ns), *facts.window)
         exposed = total_ns(times) - overlap_ns(times, facts.activity.working)
         win = Win(facts.per_step(exposed), partial(_without, facts, rows))
         if facts.share(win) < share:
@@ -59,8 +59,8 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
             title,
             win_ns=win,
             evidence=(
-                Evidence("copies_per_step", len(rows) / facts.steps, "events", "Copies per step."),
-                Evidence("bytes_per_step", facts.per_step(size), "bytes", "Bytes per step, as far as known."),
+                facts.gpu_count("copies_per_step", len(rows), "Copies per step."),
+                facts.gpu_count("bytes_per_step", size, "Bytes per step, as far as known.", "bytes"),
                 Evidence("pageable", pageable, "1", "Share of the copies from or to pageable memory."),
                 Evidence("on_streams_of_kernels", shared, "1", "Share of the copies on streams with kernels."),
             ),
@@ -125,21 +125,20 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
     """Many small copies within the GPU, as for the buckets and buffers of DistributedDataParallel.
 
     Needs memcpys and operators. The copies take little time on the GPU, but each costs the CPU an operator and a
-    launch. The time to win is the CPU time of these operators, at most the time that the GPU idles for the CPU, or
-    the time of the copies during which nothing computes. 50 copies per step is this library's choice.
+    launch. The time to win is the CPU time of these operators, at most the time that the GPU idles for later
+    launches, and the time of the copies during which nothing computes. 50 copies per step is the library's choice.
     """
     facts.require_gpu()
     rows = np.flatnonzero(_within_device(facts))
     copies = facts.gpu.where(rows)
-    if len(copies) < per_step * facts.steps:
+    if facts.calls(len(copies)) < per_step:
         return
     operators = facts.trace.operators
     linked = np.unique(copies.operator[copies.operator >= 0])
     outer = np.unique(np.where(operators.parent[linked] >= 0, operators.parent[linked], linked))
-    cpu_ns = int(operators.duration_ns[outer].sum()) if len(outer) < len(linked) else 0
-    cpu_ns = max(cpu_ns, int(operators.duration_ns[linked].sum()))
+    copying, cpu_ns = facts.of_one_process(operators.where(outer if len(outer) < len(linked) else linked))
     gpu_ns, gpu_win = int(copies.duration_ns.sum()), facts.gpu_win(rows)
-    win = either(facts.cpu_win(cpu_ns, operators.where(np.union1d(outer, linked))), gpu_win)
+    win = both(facts.cpu_win(copying), gpu_win)
     if facts.share(win) < share:
         return
     inside = [operators.strings[code] for code in np.unique(operators.name[outer]).tolist()]
@@ -147,13 +146,18 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
     ddp = any("bucket" in name or "DistributedDataParallel" in name for name in names)
     of = " for DistributedDataParallel's buckets and buffers" if ddp else ""
     yield facts.finding(
-        f"{count(len(copies) / facts.steps)} copies {facts.each_step} within the GPU{of}: "
+        f"{count(facts.calls(len(copies)))} copies {facts.each_gpu_step} within the GPU{of}: "
         f"{duration(facts.per_gpu(gpu_ns))} on the GPU, {duration(facts.per_step(cpu_ns))} on the CPU",
         win_ns=win,
         evidence=(
-            Evidence("copies_per_step", len(copies) / facts.steps, "events", "Memcpys within a GPU per step."),
-            Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "CPU time per step of the operators that copy."),
-            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Their time on the GPU per step."),
+            facts.gpu_count("copies_per_step", len(copies), "Memcpys within a GPU per step."),
+            Evidence(
+                "cpu_ns",
+                facts.per_step(cpu_ns),
+                "ns",
+                "CPU time per step of the operators that copy." + facts.whose,
+            ),
+            facts.gpu_time("gpu_ns", gpu_ns, "Their time on the GPU per step."),
             Evidence("gpu_win_ns", gpu_win, "ns", "Part of their GPU time that can be won."),
         ),
         fix=Fix(
@@ -198,17 +202,13 @@ def bias_copies(facts: TraceFacts, *, share: float = 0.005) -> Iterator[Finding]
     win = facts.gpu_win(rows)
     if len(copies) and facts.share(win) >= share:
         yield facts.finding(
-            f"addmm copies its bias {count(len(copies) / facts.steps)} times {facts.each_step} before the matmul",
+            f"addmm copies its bias {count(facts.calls(len(copies)))} times {facts.each_gpu_step} before the "
+            "matmul",
             win_ns=win,
             operator="aten::addmm",
             evidence=(
-                Evidence("copies", len(copies) / facts.steps, "events", "Copies of a bias per step."),
-                Evidence(
-                    "gpu_ns",
-                    facts.per_gpu(int(copies.duration_ns.sum())),
-                    "ns",
-                    "GPU time of these copies per step.",
-                ),
+                facts.gpu_count("copies", len(copies), "Copies of a bias per step."),
+                facts.gpu_time("gpu_ns", int(copies.duration_ns.sum()), "GPU time of these copies per step."),
             ),
             fix=Fix(
                 "Pass the bias as a vector, which the matmul adds itself.",
@@ -235,11 +235,11 @@ def layout_conversions(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     win = facts.gpu_win(rows)
     if len(rows) and facts.share(win) >= share:
         yield facts.finding(
-            f"{count(len(rows) / facts.steps)} kernels {facts.each_step} only convert between NCHW and NHWC",
+            f"{count(facts.calls(len(rows)))} kernels {facts.each_gpu_step} only convert between NCHW and NHWC",
             win_ns=win,
             evidence=(
-                Evidence("kernels", len(rows) / facts.steps, "events", "Kernels that convert per step."),
-                Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "Their time per step."),
+                facts.gpu_count("kernels", len(rows), "Kernels that convert per step."),
+                facts.gpu_time("gpu_ns", gpu_ns, "Their time per step."),
             ),
             fix=Fix(
                 "Keep the model and its input in channels_last.",
@@ -255,18 +255,18 @@ def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> 
     """Many memsets, each with a launch of its own.
 
     Needs memsets. Libraries clear workspaces before split matmuls and reductions. The time to win is the time of
-    the memsets on the GPU, or the CPU time of their launches, at most the time that the GPU idles for the CPU.
+    the memsets on the GPU, and the CPU time of their launches, at most the time that the GPU idles for later ones.
     Launches of CUDA graphs do not count, because they launch other work as well. The thresholds are this library's
     choice.
     """
     facts.require_gpu()
     memset = facts.gpu.category == MEMSET
     rows = facts.gpu.where(memset)
-    if len(rows) < per_step * facts.steps:
+    if facts.calls(len(rows)) < per_step:
         return
     launches = facts.trace.runtime.where(np.unique(rows.launch[rows.launch >= 0]))
-    alone = launches.where(~launches.matching("name", GRAPH_LAUNCH))
-    win = either(facts.gpu_win(memset), facts.cpu_win(int(alone.duration_ns.sum()), alone))
+    alone, cpu_ns = facts.of_one_process(launches.where(~launches.matching("name", GRAPH_LAUNCH)))
+    win = both(facts.gpu_win(memset), facts.cpu_win(alone))
     if facts.share(win) < share:
         return
     operators = facts.trace.operators
@@ -274,19 +274,14 @@ def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> 
     calls = sum_by_group(np.ones_like(of), of, len(by_operator))
     most = operators.strings[by_operator[np.argmax(calls)]] if len(by_operator) else ""
     yield facts.finding(
-        f"{count(len(rows) / facts.steps)} memsets {facts.each_step}" + (f", most of {most}" if most else ""),
+        f"{count(facts.calls(len(rows)))} memsets {facts.each_gpu_step}" + (f", most of {most}" if most else ""),
         win_ns=win,
         operator=most,
         evidence=(
-            Evidence("memsets", len(rows) / facts.steps, "events", "Memsets per step."),
+            facts.gpu_count("memsets", len(rows), "Memsets per step."),
+            facts.gpu_time("gpu_ns", int(rows.duration_ns.sum()), "GPU time of the memsets per step."),
             Evidence(
-                "gpu_ns", facts.per_gpu(int(rows.duration_ns.sum())), "ns", "GPU time of the memsets per step."
-            ),
-            Evidence(
-                "launch_ns",
-                facts.per_step(int(alone.duration_ns.sum())),
-                "ns",
-                "CPU time of their launches per step.",
+                "launch_ns", facts.per_step(cpu_ns), "ns", "CPU time of their launches per step." + facts.whose
             ),
         ),
         fix=Fix(

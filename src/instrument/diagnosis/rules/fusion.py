@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...findings import Evidence, Finding, Fix
+from ...findings import Finding, Fix
 from ...traces.table import KERNEL, Array
 from ...units import count, duration
 from ..rule import rule
@@ -56,15 +56,15 @@ def elementwise_chains(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Fi
         return
     worst = rows[of == np.flatnonzero(chains)[np.argmax(sums[chains])]]
     yield facts.finding(
-        f"{count(chains.sum() / facts.steps)} chains of element-wise kernels {facts.each_step} take "
+        f"{count(facts.calls(chains.sum()))} chains of element-wise kernels {facts.each_gpu_step} take "
         f"{duration(facts.per_gpu(float(sums[chains].sum())))}",
         win_ns=win,
         kernel=gpu.strings[gpu.short_name[worst[0]]],
         confidence="medium",
         evidence=(
-            Evidence("chains", chains.sum() / facts.steps, "events", "Chains of three or more kernels per step."),
-            Evidence("kernels", calls[chains].sum() / facts.steps, "events", "Kernels in these chains per step."),
-            Evidence("gpu_ns", facts.per_gpu(float(sums[chains].sum())), "ns", "GPU time of the chains per step."),
+            facts.gpu_count("chains", chains.sum(), "Chains of three or more kernels per step."),
+            facts.gpu_count("kernels", calls[chains].sum(), "Kernels in these chains per step."),
+            facts.gpu_time("gpu_ns", float(sums[chains].sum()), "GPU time of the chains per step."),
         ),
         fix=_COMPILE,
         at=facts.place_of(gpu.where(worst)),
@@ -115,14 +115,14 @@ def unfused_normalization(facts: TraceFacts, *, share: float = 0.01) -> Iterator
     if facts.share(win) < share:
         return
     yield facts.finding(
-        f"{count(roots / facts.steps)} normalizations {facts.each_step} run as separate operators and take "
+        f"{count(facts.calls(roots))} normalizations {facts.each_gpu_step} run as separate operators and take "
         f"{duration(facts.per_gpu(gpu_ns))}",
         win_ns=win,
         operator="aten::rsqrt",
         confidence="medium",
         evidence=(
-            Evidence("normalizations", roots / facts.steps, "events", "Reciprocal square roots per step."),
-            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time of their operators per step."),
+            facts.gpu_count("normalizations", roots, "Reciprocal square roots per step."),
+            facts.gpu_time("gpu_ns", gpu_ns, "GPU time of their operators per step."),
         ),
         fix=Fix(
             "Use the fused operator, or fuse the operators with torch.compile.",

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...findings import Evidence, Finding, Fix
 from ...replay.changes import Change, without_events
+from ...traces.intervals import merge_overlaps
 from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.table import Array
 from ...units import count, counted, duration
@@ -16,7 +17,7 @@ from ..groups import inside_rows, sum_by_group
 from ..idle_causes import INPUT
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
-from ..wins import Win, either
+from ..wins import Win, both
 from .idle import idle_of, percent_of_step
 
 _FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
@@ -43,15 +44,15 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
         return
     kernels = facts.kernels.duration_ns
     short = float(np.mean(kernels < 1000 * short_us))
-    per_step = len(kernels) / facts.steps
+    per_step = facts.calls(len(kernels))
     graphs = int(facts.trace.runtime.matching("name", GRAPH_LAUNCH).sum())
     yield facts.finding(
         f"The GPU idles {percent_of_step(facts, win)} because the CPU launches work too slowly: "
-        f"{counted(per_step, 'kernel')} {facts.each_step}, {100 * short:.0f} % shorter than {short_us:g} us",
+        f"{counted(per_step, 'kernel')} {facts.each_gpu_step}, {100 * short:.0f} % shorter than {short_us:g} us",
         win_ns=win,
         evidence=(
             idle_of(facts, "launch_overhead"),
-            Evidence("kernels_per_step", per_step, "events", "Kernels per step."),
+            facts.gpu_count("kernels_per_step", len(kernels), "Kernels per step."),
             Evidence("median_kernel_ns", float(np.median(kernels)), "ns", "Median duration of a kernel."),
             Evidence("short_kernels", short, "1", f"Share of the kernels shorter than {short_us:g} us."),
             Evidence("graph_launches", graphs, "events", "Launches of CUDA graphs in the trace."),
@@ -110,7 +111,7 @@ def cold_first_step(facts: TraceFacts, *, ratio: float = 1.5) -> Iterator[Findin
     if len(lengths) < 3:
         raise MissingEvidenceError("fewer than three steps are recorded")
     usual = float(np.median(lengths[1:]))
-    if lengths[0] < ratio * usual:
+    if not usual or lengths[0] < ratio * usual:
         return
     yield facts.finding(
         f"The first recorded step takes {lengths[0] / usual:.1f} times as long as the others: "
@@ -134,26 +135,30 @@ def cold_first_step(facts: TraceFacts, *, ratio: float = 1.5) -> Iterator[Findin
 def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]:
     """Time passes in Python between the start of a region and its first operator.
 
-    Needs regions and operators. Regions that wait for a batch do not count. The time to win is at most the idle
-    time of the GPU. The threshold of 3 % is this
-    library's choice.
+    Needs regions and operators. Regions that wait for a batch do not count. The time to win is at most the time
+    that the GPU idles for later launches. The threshold of 3 % is this library's choice.
     """
     regions, operators = facts.trace.regions, facts.trace.operators
     if not regions or not operators:
         raise MissingEvidenceError("the trace has no regions, or no operators")
     facts.require_gpu()
     rows = np.flatnonzero(~regions.matching("name", INPUT) & (regions.thread == facts.main_thread))
-    rows = rows[(regions.start_ns[rows] >= facts.window[0]) & (regions.end_ns[rows] <= facts.window[1])]
-    starts = [
-        table.start_ns[table.thread == facts.main_thread] for table in (operators, regions, facts.trace.runtime)
-    ]
-    events = np.sort(np.concatenate(starts))
+    rows = rows[(regions.start_ns[rows] >= facts.recorded[0]) & (regions.end_ns[rows] <= facts.recorded[1])]
+    tables = (operators, regions, facts.trace.runtime)
+    events = np.sort(np.concatenate([table.start_ns[table.thread == facts.main_thread] for table in tables]))
     following = np.searchsorted(events, regions.start_ns[rows], "right")
     rows, following = rows[following < len(events)], following[following < len(events)]
     dead = np.minimum(events[following], regions.end_ns[rows]) - regions.start_ns[rows]
     names, of = np.unique(regions.name[rows], return_inverse=True)
-    for name, ns in zip(names.tolist(), sum_by_group(dead, of, len(names)).tolist(), strict=True):
-        win = facts.cpu_win(ns)
+    process, starts = int(facts.process_of[facts.main_thread]), regions.start_ns[rows]
+    for place, (name, ns) in enumerate(
+        zip(names.tolist(), sum_by_group(dead, of, len(names)).tolist(), strict=True)
+    ):
+        if facts.share(facts.per_step(ns)) < share:
+            continue
+        own = of == place
+        times = merge_overlaps(starts[own], starts[own] + dead[own])
+        win = facts.per_step(facts.cpu_bound_ns(process, times))
         if facts.share(win) < share:
             continue
         text = regions.strings[name]
@@ -180,24 +185,24 @@ def occupancy_queries(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fin
     """Launches query occupancy, or attributes of kernels and devices, each time.
 
     Needs calls of the CUDA or HIP runtime. Libraries make such calls before kernels with a computed grid or much
-    shared memory; the calls can cost as much CPU time as the launch itself.
+    shared memory; the calls can cost as much CPU time as the launch itself. The time to win is the time of these
+    calls, at most the time that the GPU idles for later launches.
     """
     facts.require_gpu()
     runtime = facts.trace.runtime
-    rows = facts.rows_matching(
-        runtime, r"Occupancy|Func(?:Get|Set)Attribute|GetDeviceProperties|DeviceGetAttribute"
-    )
-    ns = int(runtime.duration_ns[rows].sum())
-    if facts.share(facts.per_step(ns)) < share or facts.share(facts.cpu_win(ns)) < share:
+    pattern = r"Occupancy|Func(?:Get|Set)Attribute|GetDeviceProperties|DeviceGetAttribute"
+    queries, ns = facts.of_one_process(runtime.where(facts.rows_matching(runtime, pattern)))
+    win = facts.cpu_win(queries)
+    if facts.share(win) < share:
         return
-    calls = len(rows) / facts.steps
+    calls = len(queries) / facts.steps
     yield facts.finding(
         f"{count(calls)} calls {facts.each_step} query attributes of kernels and devices, and take "
         f"{duration(facts.per_step(ns))}",
-        win_ns=facts.cpu_win(ns, runtime.where(rows)),
+        win_ns=win,
         evidence=(
-            Evidence("calls_per_step", calls, "events", "Queries per step."),
-            Evidence("calls_ns", facts.per_step(ns), "ns", "CPU time of the queries per step."),
+            Evidence("calls_per_step", calls, "events", "Queries per step." + facts.whose),
+            Evidence("calls_ns", facts.per_step(ns), "ns", "CPU time of the queries per step." + facts.whose),
         ),
         fix=Fix("Launch the work as a CUDA graph, which does not repeat these calls."),
     )
@@ -209,7 +214,7 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100, share: float = 
 
     Needs the range that torch records around an optimizer's step. Foreach and fused implementations update many
     parameters with one kernel. The time to win is the optimizer's time on the CPU, at most the time that the GPU
-    idles for the CPU, or the time of its kernels.
+    idles for later launches, and the time of its kernels.
     """
     facts.require_gpu()
     trace = facts.trace
@@ -224,25 +229,22 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100, share: float = 
     fused = work.matching("name", _FUSED)
     alone = work.where(~fused)
     rows_alone = rows_of_work[~fused]
-    per_step = len(alone) / facts.steps
+    per_step = facts.calls(len(alone))
     if per_step < kernels or fused.sum() > len(alone):
         return
-    cpu_ns = int(table.duration_ns[rows].sum())
-    win = either(facts.cpu_win(cpu_ns, table.where(rows)), facts.gpu_win(rows_alone))
+    ranges, cpu_ns = facts.of_one_process(table.where(rows))
+    win = both(facts.cpu_win(ranges), facts.gpu_win(rows_alone))
     if facts.share(win) < share:
         return
     yield facts.finding(
-        f"The optimizer launches {count(per_step)} kernels {facts.each_step}, most for one parameter each",
+        f"The optimizer launches {count(per_step)} kernels {facts.each_gpu_step}, most for one parameter each",
         win_ns=win,
         evidence=(
-            Evidence("kernels_per_step", per_step, "events", "GPU work of the optimizer per step."),
-            Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "Time of the optimizer on the CPU per step."),
+            facts.gpu_count("kernels_per_step", len(alone), "GPU work of the optimizer per step."),
             Evidence(
-                "gpu_ns",
-                facts.per_gpu(int(work.duration_ns.sum())),
-                "ns",
-                "Time of the optimizer on the GPU per step.",
+                "cpu_ns", facts.per_step(cpu_ns), "ns", "Time of the optimizer on the CPU per step." + facts.whose
             ),
+            facts.gpu_time("gpu_ns", int(work.duration_ns.sum()), "Time of the optimizer on the GPU per step."),
         ),
         fix=Fix(
             "Use the fused implementation of the optimizer or, if there is none, foreach=True.",

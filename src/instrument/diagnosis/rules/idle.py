@@ -10,9 +10,18 @@ import numpy as np
 
 from ...findings import Evidence, Finding, Fix, SyncFinding
 from ...replay.changes import Change, without_events
-from ...traces.intervals import merge_overlaps, total_ns
+from ...traces.intervals import covered_ns, merge_overlaps, total_ns
 from ...units import count, counted, duration
-from ..idle_causes import ALLOCATION, CAUSES, COLLECTION, COMPILATION, INPUT, LOADING, named_ranges, slow_calls
+from ..idle_causes import (
+    ALLOCATION,
+    CAUSES,
+    COLLECTION,
+    COMPILATION,
+    LOADING,
+    input_ranges,
+    named_ranges,
+    slow_calls,
+)
 from ..requested_changes import contexts_of_waits
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
@@ -35,18 +44,18 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     """The loop waits for its next batch.
 
     Needs the ranges that torch records around a DataLoader, or regions of Lightning or this library. The time to
-    win is the time during which the loop waits and the GPU idles; without GPU work, the time of the ranges on the
-    thread of the loop. The default threshold, 5 % of the step, is that of torch_tb_profiler.
+    win is the time during which the loop waits and the GPU idles; if times of the GPU are not known, the time of
+    the ranges on the thread of the loop. The default threshold, 5 % of the step, is that of torch_tb_profiler.
     """
-    tables = [found for found in named_ranges(facts.trace, INPUT) if found]
-    tables = [found for rows in tables if (found := rows.where(rows.thread == facts.main_thread))]
+    tables = input_ranges(facts.trace)
     if not tables:
         raise MissingEvidenceError("the trace has no ranges of a DataLoader")
-    first, last = facts.window
+    first, last = facts.recorded
     starts, ends = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start_ns", "end_ns"))
     times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
     waited = facts.per_step(total_ns(times))
-    win = facts.idle_win("input", *tables) if facts.gpu else Win(waited, lambda: without_events(*tables))
+    known = not facts.unknown_gpu
+    win = facts.idle_win("input", *tables) if known else Win(waited, lambda: without_events(*tables))
     if facts.share(win) < share:
         return
     longest = tables[0]
@@ -54,13 +63,13 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     name = longest.strings[longest.name[row]]
     single = "SingleProcess" in name
     how = "The DataLoader has no worker processes: " if single else "The workers do not keep up: "
-    share_of_step = "the GPU idles " * bool(facts.gpu) + percent_of_step(facts, win)
+    share_of_step = "the GPU idles " * known + percent_of_step(facts, win)
     yield facts.finding(
         f"The loop waits {duration(waited)} {facts.each_step} for the next batch: {share_of_step}",
         win_ns=win,
         evidence=(
             Evidence("waited_ns", waited, "ns", "Time per step that the loop spends in the DataLoader."),
-            *([idle_of(facts, "input")] if facts.gpu else []),
+            *([idle_of(facts, "input")] if known else []),
         ),
         fix=Fix(
             how + "load batches ahead of the loop, in more worker processes.",
@@ -93,13 +102,22 @@ def long_synchronization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[
         yield facts.finding(
             f"{found.op} makes the CPU wait for the GPU, which then idles {duration(win)} {facts.each_step}",
             win_ns=win,
-            evidence=found.evidence,
+            evidence=tuple(_per_step(facts, each) for each in found.evidence),
             fix=found.fix,
             coverage=found.coverage,
             region=found.region,
             site=found.site or found.via,
             operator=found.op,
         )
+
+
+def _per_step(facts: TraceFacts, total: Evidence) -> Evidence:
+    """Return a total of all steps as a number per step."""
+    if not isinstance(total.value, (int, float)):
+        return total
+    value = total.value / facts.steps
+    about = f"{total.definition.rstrip('.')}, per step."
+    return total._replace(value=round(value) if total.unit == "ns" else value, definition=about)
 
 
 def _asynchronous(facts: TraceFacts, found: SyncFinding) -> Change:
@@ -143,22 +161,21 @@ def driver_allocation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fin
     """
     facts.require_gpu()
     runtime = facts.trace.runtime
-    rows = np.flatnonzero(runtime.matching("name", ALLOCATION))
-    rows = rows[(runtime.start_ns[rows] >= facts.window[0]) & (runtime.start_ns[rows] < facts.window[1])]
-    frees = len(facts.rows_matching(runtime.where(rows), "Free|Unmap|Release"))
+    calls = facts.within(runtime.where(runtime.matching("name", ALLOCATION)))
+    frees = len(facts.rows_matching(calls, "Free|Unmap|Release"))
     yield from _of_cause(
         facts,
-        facts.idle_win("allocation", runtime.where(rows)),
+        facts.idle_win("allocation", calls),
         "allocation",
         share,
-        f"The driver allocates or frees memory {counted(len(rows), 'time')} in the window",
+        f"The driver allocates or frees memory {counted(len(calls), 'time')} in the window",
         Fix(
             "Let the caching allocator keep its memory: remove torch.cuda.empty_cache() from the loop, keep "
             "shapes fixed, and reduce fragmentation with expandable segments.",
             "torch.cuda.empty_cache()",
             '# PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"',
         ),
-        Evidence("calls", len(rows), "events", "Calls that allocate or free memory, in the window."),
+        Evidence("calls", len(calls), "events", "Calls that allocate or free memory, in the window."),
         Evidence("frees", frees, "events", "Calls that free memory, in the window."),
     )
 
@@ -171,7 +188,7 @@ def module_loading(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
     moves the loading out of the window.
     """
     facts.require_gpu()
-    loading = facts.trace.runtime.where(facts.trace.runtime.matching("name", LOADING))
+    loading = facts.within(facts.trace.runtime.where(facts.trace.runtime.matching("name", LOADING)))
     calls = len(loading)
     yield from _of_cause(
         facts,
@@ -193,23 +210,31 @@ def initialization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
     seconds. The cost occurs once.
     """
     facts.require_gpu()
-    slow = slow_calls(facts.trace)
-    longest = slow.where(np.argsort(-slow.duration_ns, kind="stable")[:1])
-    for name, took_ns in zip(longest.text("name"), longest.duration_ns.tolist(), strict=True):
+    slow = facts.within(slow_calls(facts.trace))
+    idle_ns = covered_ns((facts.idle.start_ns, facts.idle.end_ns), slow.start_ns, slow.end_ns)
+    by_name: Counter[str] = Counter()
+    for name, ns in zip(slow.text("name"), idle_ns.tolist(), strict=True):
+        by_name[name] += ns
+    for name, ns in by_name.most_common(1):
         yield from _of_cause(
             facts,
             facts.idle_win("initialization", slow),
             "initialization",
             share,
-            f"The driver starts while the trace is recorded ({name} takes {duration(took_ns)})",
+            f"The driver starts while the trace is recorded ({name} takes {duration(ns)})",
             Fix(
                 "Record after a warm-up.",
                 "instrument.schedule(wait=0, warmup=0, active=3)",
                 "instrument.schedule(wait=5, warmup=2, active=3)",
             ),
-            Evidence("calls", len(slow), "events", "Calls of the driver that take over 100 ms."),
-            Evidence("longest_ns", took_ns, "ns", "The longest of these calls."),
+            Evidence("calls", len(slow), "events", "Calls of the driver in the window that take over 100 ms."),
+            Evidence("longest", _listed(by_name), "", "Idle time of the GPU during these calls, by name."),
         )
+
+
+def _listed(times: Counter[str]) -> str:
+    """Return the four longest times in words."""
+    return ", ".join(f"{name} {duration(ns)}" for name, ns in times.most_common(4))
 
 
 @rule("launch-latency")
@@ -254,10 +279,9 @@ def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """
     facts.require_gpu()
     phases: Counter[str] = Counter()
-    for events in named_ranges(facts.trace, COMPILATION):
+    for events in map(facts.within, named_ranges(facts.trace, COMPILATION)):
         for name, took_ns in zip(events.text("name"), events.duration_ns.tolist(), strict=True):
             phases[name.removesuffix(" (dynamo_timed)")] += took_ns
-    longest = ", ".join(f"{name} {duration(took_ns)}" for name, took_ns in phases.most_common(4))
     yield from _of_cause(
         facts,
         facts.idle_win("compilation", *(rows for rows in named_ranges(facts.trace, COMPILATION) if rows)),
@@ -270,7 +294,7 @@ def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
             "step = torch.compile(step)",
             "step = torch.compile(step, dynamic=True)",
         ),
-        Evidence("phases", longest, "", "The longest phases, which may contain one another."),
+        Evidence("phases", _listed(phases), "", "The longest phases, which may contain one another."),
     )
 
 

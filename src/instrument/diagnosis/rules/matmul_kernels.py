@@ -23,12 +23,15 @@ _GENERATIONS = {"maxwell": 50, "volta": 70, "turing": 75, "ampere": 80, "hopper"
 _REDUCTION = re.compile(r"split_?k_?reduce|post_?gsu", re.IGNORECASE)  # adds up parts in 32 bits, for any type
 _MATMUL_FAMILIES = ("gemm", "convolution")
 
-PAD = Fix(
-    "Pad the dimensions to multiples of 8 elements (16 bytes) once, when the tensor is created.",
-    "tokens = 5185  # odd: the alignment differs from row to row",
-    "tokens = 5192  # pad, and mask what was added",
-)
-"""The fix for dimensions that are not aligned."""
+
+def pad(multiple: int, bits: int) -> Fix:
+    """Return the fix for dimensions that are not multiples of so many elements of so many bits."""
+    return Fix(
+        f"Pad the dimensions to multiples of {multiple} elements ({multiple * bits // 8} bytes) once, when the "
+        "tensor is created.",
+        "tokens = 5185  # odd: the alignment differs from row to row",
+        f"tokens = {-(-5185 // multiple) * multiple}  # pad, and mask what was added",
+    )
 
 
 def _matmul_kernels(facts: TraceFacts) -> Array:
@@ -83,12 +86,12 @@ def fp32_matmuls(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]
     gpu_ns = int(gpu.duration_ns[rows].sum())
     kinds = " and ".join(name for name, some in (("TF32", tf32.any()), ("FP32", (~tf32).any())) if some)
     yield facts.finding(
-        f"Matmuls and convolutions in {kinds} take {duration(facts.per_gpu(gpu_ns))} {facts.each_step}",
+        f"Matmuls and convolutions in {kinds} take {duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step}",
         win_ns=win,
         kernel=longest(facts, rows),
         confidence="medium",
         evidence=(
-            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time of these kernels per step."),
+            facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these kernels per step."),
             Evidence("tf32_share", float(gpu.duration_ns[rows[tf32]].sum()) / gpu_ns, "1", "Share of it in TF32."),
             Evidence("peak", peak.name if peak else None, "", "GPU whose peaks are compared."),
         ),
@@ -128,11 +131,7 @@ def tensor_cores_unused(facts: TraceFacts, *, share: float = 0.02) -> Iterator[F
             win_ns=win,
             kernel=longest(facts, rows),
             confidence="medium",
-            evidence=(
-                Evidence(
-                    "gpu_ns", facts.per_gpu(int(gpu.duration_ns[rows].sum())), "ns", "GPU time of them per step."
-                ),
-            ),
+            evidence=(facts.gpu_time("gpu_ns", int(gpu.duration_ns[rows].sum()), "GPU time of them per step."),),
             fix=Fix("Make channels and features multiples of 8, and use channels_last for convolutions."),
             at=facts.place_of(gpu.where(rows)),
         )
@@ -174,22 +173,23 @@ def old_kernels(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
     gpu_ns = int(gpu.duration_ns[rows].sum())
     misaligned = bool(2 * gpu.duration_ns[unaligned].sum() > gpu_ns)
     yield facts.finding(
-        f"Matmuls of {duration(facts.per_gpu(gpu_ns))} {facts.each_step} run kernels written for sm{oldest} on an "
-        f"sm{peak.generation} GPU" + (", with alignment 1: a dimension is odd" if misaligned else ""),
+        f"Matmuls of {duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step} run kernels written for sm{oldest} "
+        f"on an sm{peak.generation} GPU" + (", with alignment 1: a dimension is odd" if misaligned else ""),
         win_ns=win,
         kernel=longest(facts, rows),
         confidence="medium",
         evidence=(
-            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time of these kernels per step."),
-            Evidence(
+            facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these kernels per step."),
+            facts.gpu_time(
                 "align1_ns",
-                facts.per_gpu(int(gpu.duration_ns[unaligned].sum())),
-                "ns",
+                int(gpu.duration_ns[unaligned].sum()),
                 "Part of it in kernels that read one element at a time.",
             ),
             *_shapes(facts, rows),
         ),
-        fix=PAD if misaligned else Fix("Update CUDA and cuDNN; pad dimensions to multiples of 8 (16 for 8 bits)."),
+        fix=pad(8, 16)
+        if misaligned
+        else Fix("Update CUDA and cuDNN; pad dimensions to multiples of 8 (16 for 8 bits)."),
         coverage=float(np.mean(facts.roofline.of_work[rows] >= 0)),
         at=facts.place_of(gpu.where(rows)),
     )

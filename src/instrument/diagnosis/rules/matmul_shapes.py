@@ -15,11 +15,22 @@ from ..matmul import tile_of
 from ..roofline import RooflineRow
 from ..rule import rule
 from ..trace_facts import TraceFacts
-from .matmul_kernels import PAD, generations, longest
+from .matmul_kernels import generations, longest, pad
 
 _SPLIT = re.compile(r"GSU(\d+)")
 _FEWEST_SMS = 40  # of a T4: data-center GPUs have at least as many
+_LONG_SIDE = 8  # times the larger side of the result: enough parts of k to fill the GPU
 _ALIGNMENT = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
+_BATCH = Fix(
+    "Batch several such matmuls, or enlarge the batch.",
+    "outs = [x @ w for x in xs]",
+    "outs = torch.bmm(torch.stack(xs), w.expand(len(xs), -1, -1))",
+)
+_SPLIT_K = Fix(
+    "Split the long k into parts, and add up their products: a library with split-k kernels does so by itself.",
+    "out = x @ w  # few rows and columns, a long k",
+    "out = torch.bmm(x.unflatten(1, (16, -1)).transpose(0, 1), w.unflatten(0, (16, -1))).sum(0)",
+)
 
 
 @rule("misaligned-matmuls")
@@ -62,10 +73,10 @@ def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
         kernel=longest(facts, rows),
         confidence="medium",
         evidence=(
-            Evidence("gpu_ns", facts.per_gpu(gpu_ns), "ns", "GPU time of these matmuls per step."),
+            facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these matmuls per step."),
             Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
         ),
-        fix=PAD,
+        fix=pad(_ALIGNMENT[row.kind], 128 // _ALIGNMENT[row.kind]),
         coverage=facts.roofline.coverage,
         at=facts.place_of_operator(int(row.rows[0])),
     )
@@ -101,22 +112,23 @@ def few_tiles(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     gpu = facts.gpu
     sms = {device.sms for device in facts.trace.devices}
     size = sms.pop() if len(sms) == 1 else 0
-    most, saved, worst = size or _FEWEST_SMS, dict[int, float](), None
+    most, saved, found = size or _FEWEST_SMS, dict[int, float](), []
     for index, row in facts.roofline.of_kind("matmul").items():
         rows = np.flatnonzero(facts.roofline.of_work == index)
         tiles = _tiles(gpu, rows, row)
         if tiles is None or tiles >= most:
             continue
         saved[index] = 1 - tiles / most
-        worst = worst or (row, rows, tiles)
+        found.append((row, rows, tiles))
     win = facts.roofline_win(saved)
-    if worst is None or facts.share(win) < share:
+    if not found or facts.share(win) < share:
         return
-    row, rows, tiles = worst
+    row, rows, tiles = max(found, key=lambda each: each[0].gpu_ns * (1 - each[2] / most))
     m, n, k = row.work.sizes[1:]
     yield facts.finding(
         f"A matmul of {m} x {n} x {k} has {counted(tiles, 'tile')} for {most} multiprocessors"
-        + ("" if size else " or more"),
+        + ("" if size else " or more")
+        + (f", and {counted(len(found) - 1, 'other shape')} as well" if len(found) > 1 else ""),
         win_ns=win,
         operator=row.name,
         kernel=longest(facts, rows),
@@ -125,16 +137,15 @@ def few_tiles(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
                 "tiles", tiles, "events", "Tiles: thread blocks of the kernel, or result / tile in its name."
             ),
             Evidence("multiprocessors", size or None, "events", "Multiprocessors of the GPU."),
-            Evidence("gpu_ns", facts.per_gpu(row.gpu_ns), "ns", "GPU time of this matmul per step."),
+            facts.gpu_time("gpu_ns", row.gpu_ns, "GPU time of this matmul per step."),
+            facts.gpu_time(
+                "all_ns", sum(each.gpu_ns for each, *_ in found), "GPU time of all such matmuls per step."
+            ),
             Evidence(
                 "long_side", k / max(m, n), "1", "k / the larger of m and n; if above 1, splitting k can help."
             ),
         ),
-        fix=Fix(
-            "Batch several such matmuls, or enlarge the batch; cuBLAS can also split a long k.",
-            "outs = [x @ w for x in xs]",
-            "outs = torch.bmm(torch.stack(xs), w.expand(len(xs), -1, -1))",
-        ),
+        fix=_SPLIT_K if k > max(m, n) * _LONG_SIDE else _BATCH,
         coverage=facts.roofline.coverage,
         at=facts.place_of_operator(int(row.rows[0])),
     )
@@ -177,11 +188,8 @@ def thin_matmuls(facts: TraceFacts, *, thin: int = 16, share: float = 0.03) -> I
         operator=row.name,
         confidence="low",
         evidence=(
-            Evidence(
-                "gpu_ns",
-                facts.per_gpu(sum(each.gpu_ns for each in found.values())),
-                "ns",
-                "GPU time of these matmuls per step.",
+            facts.gpu_time(
+                "gpu_ns", sum(each.gpu_ns for each in found.values()), "GPU time of these matmuls per step."
             ),
             Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
         ),

@@ -29,6 +29,7 @@ def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     one on average. traceml warns about stragglers from 10 % on; 5 % is this library's choice.
     """
     job = _job(facts)
+    facts.require_gpu()
     found = job.arrivals
     if not found.collectives:
         raise MissingEvidenceError("the ranks share no collectives")
@@ -75,6 +76,7 @@ def uneven_compute(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Findin
     win is the time of the busiest rank above the mean, which evenly divided work would save.
     """
     job = _job(facts)
+    facts.require_gpu()
     computes = {rank: trace.compute_ns for rank, trace in job.ranks.items() if trace.compute_ns}
     if len(computes) < 2:
         raise MissingEvidenceError("fewer than two ranks compute")

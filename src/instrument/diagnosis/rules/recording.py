@@ -8,6 +8,7 @@ from ...findings import Evidence, Finding, Fix
 from ...traces.salvage import OTHER_TYPES
 from ...traces.step_work import GRAPH_LAUNCH
 from ...units import counted
+from ..lost_work import KERNEL_LAUNCH, LostWork
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
 
@@ -66,7 +67,7 @@ def lost_graph_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     Needs calls of the runtime. With some drivers CUPTI records the kernels of a graph only if the profiler was
     initialized before the graph was captured; GPU times are too low without them.
     """
-    facts.require_gpu()
+    _require_some_work(facts)
     launches, missing = facts.launches_without_work(GRAPH_LAUNCH)
     if not launches:
         raise MissingEvidenceError("the trace has no launches of CUDA graphs")
@@ -90,33 +91,54 @@ def lost_graph_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
 
 @rule("lost-kernels")
 def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
-    """Launches have no kernel in the trace, or kernels begin before their launch.
+    """Launches have no kernel in the trace, or kernels have impossible times.
 
     Needs calls of the runtime. CUPTI drops records at the head of a window (pytorch#192021) and when its buffers
     run out. Launches after the launch of the last recorded kernel do not count: their kernels ran after the
-    recording. Lost kernels make GPU times too low; if a tenth of the launches is affected, the verdict abstains.
+    recording. Impossible are kernels that begin before their launch, that are at time 0, or that have no duration,
+    if most have none. If a tenth of the launches is affected, graphs included, the verdict and all rules on times
+    of the GPU abstain.
     """
-    facts.require_gpu()
-    runtime, gpu = facts.trace.runtime, facts.trace.gpu
-    launches, missing = facts.lost_launches
-    if not launches:
+    _require_some_work(facts)
+    launches, missing = facts.launches_without_work(KERNEL_LAUNCH)
+    lost = facts.lost
+    if not lost.launches:
         raise MissingEvidenceError("the trace has no launches")
-    known = gpu.where(gpu.launch >= 0)
-    early = int((known.start_ns < runtime.start_ns[known.launch]).sum())
-    zero = int((gpu.start_ns <= 0).sum())
-    if max(missing, early) < share * launches and not zero:
+    wrong = _impossible(lost)
+    if not (lost.at_zero or max(missing, lost.misplaced) >= max(share * lost.launches, 1)):
         return
+    lacking = [f"{counted(missing, 'launch', 'launches')} of {launches:,} have no kernel in the trace"] * bool(
+        missing
+    )
     yield facts.finding(
-        f"{counted(missing, 'launch', 'launches')} of {launches:,} have no kernel in the trace"
-        + (f", and {counted(early, 'kernel')} begin before their launch" if early else "")
-        + ": GPU times are too low",
+        ", and ".join(lacking + wrong) + (": GPU times are too low" if missing else ": some GPU times are wrong"),
         win_ns=None,
-        severity="medium" if missing > 0.1 * launches else "low",
+        severity="medium" if lost.too_much else "low",
         evidence=(
             Evidence("missing", missing, "events", "Launches without a kernel."),
             Evidence("launches", launches, "events", "Launches in the window."),
-            Evidence("early", early, "events", "Kernels that begin before their launch."),
-            Evidence("zero", zero, "events", "GPU events at time 0."),
+            Evidence("early", lost.early, "events", "Kernels that begin before their launch."),
+            Evidence("zero", lost.at_zero, "events", "GPU events at time 0."),
+            Evidence("no_duration", lost.without_duration, "events", "Kernels without a duration, if most are."),
         ),
         fix=Fix("Record only one window per process: later windows lose kernels at their head."),
     )
+
+
+def _impossible(lost: LostWork) -> list[str]:
+    """Return how many kernels have impossible times, in words."""
+    early = f"{counted(lost.early, 'kernel')} begin{'s' * (lost.early == 1)} before "
+    return [
+        text
+        for number, text in (
+            (lost.early, early + ("its launch" if lost.early == 1 else "their launch")),
+            (lost.at_zero, f"{counted(lost.at_zero, 'kernel')} {'is' if lost.at_zero == 1 else 'are'} at time 0"),
+            (lost.without_duration, f"{counted(lost.without_duration, 'kernel')} have no duration"),
+        )
+        if number
+    ]
+
+
+def _require_some_work(facts: TraceFacts) -> None:
+    if not facts.trace.gpu:
+        raise MissingEvidenceError("the trace has no GPU work")

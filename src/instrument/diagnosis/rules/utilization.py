@@ -79,10 +79,9 @@ def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
         kernel=short,
         confidence="medium",
         evidence=(
-            Evidence(
+            facts.gpu_time(
                 "unused_ns",
-                facts.per_gpu(float(unused.sum())),
-                "ns",
+                float(unused.sum()),
                 "Time per step of the kernels, times the share of multiprocessors without a block.",
             ),
             Evidence(
@@ -120,14 +119,14 @@ def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1)
     longest = kernels.where(low)
     short = longest.strings[longest.short_name[np.argmax(longest.duration_ns)]]
     yield facts.finding(
-        f"Kernels that take {duration(facts.per_gpu(ns))} {facts.each_step} use less than {percent:g} % "
+        f"Kernels that take {duration(facts.per_gpu(ns))} {facts.each_gpu_step} use less than {percent:g} % "
         "of the threads",
         win_ns=None,
         severity="low",
         confidence="low",
         kernel=short,
         evidence=(
-            Evidence("gpu_ns", facts.per_gpu(ns), "ns", "Time of these kernels per step."),
+            facts.gpu_time("gpu_ns", ns, "Time of these kernels per step."),
             Evidence(
                 "occupancy", facts.metrics["occ_weighted"], "%", facts.metrics.about("occ_weighted").definition
             ),
@@ -178,7 +177,7 @@ def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2, share: float = 0.0
         step=number,
         confidence="medium",
         evidence=(
-            Evidence("above_ns", facts.per_gpu(float(above.sum())), "ns", "Time per step above the medians."),
+            facts.gpu_time("above_ns", float(above.sum()), "Time per step above the medians."),
             Evidence("ratio", slower, "1", "Time of the kernels in this step / sum of their medians."),
             Evidence("kernels", int(same.sum()), "events", "Kernels that every step calls equally often."),
         ),
@@ -192,29 +191,27 @@ def single_stream(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding
     """Communication and compute share the only stream of a GPU, so that they cannot overlap.
 
     Needs collectives. The time to win is the time of communication, at most that of the compute that could
-    overlap with it.
+    overlap with it; of several GPUs, the one that wins most counts.
     """
     facts.require_gpu()
     if not facts.communication.any():
         raise MissingEvidenceError("nothing communicates")
-    gpu, win, communication_ns, streams = facts.gpu, 0, 0, 0
-    for own in facts.gpus.values():
+    gpu, win, communication_ns, on = facts.gpu, 0, 0, -1
+    for number, own in facts.gpus.items():
         on_one = gpu.where(own)
         done = activity(on_one, facts.communication[own])
         if len(np.unique(on_one.stream[on_one.category == KERNEL])) == 1:
-            most = min(total_ns(done.communication), total_ns(done.compute), facts.gpu_limited_ns)
-            win, streams = max(win, facts.per_step(most)), streams + 1
-            communication_ns = max(communication_ns, total_ns(done.communication))
+            most = facts.per_step(min(total_ns(done.communication), total_ns(done.compute), facts.gpu_limited_ns))
+            if most > win:
+                win, communication_ns, on = most, facts.per_step(total_ns(done.communication)), number
     if win and facts.share(win) >= share:
+        where = f" of GPU {on}" if len(facts.gpus) > 1 else ""
         yield facts.finding(
-            f"Communication of {duration(facts.per_step(communication_ns))} {facts.each_step} runs on the stream "
-            "of compute",
+            f"Communication of {duration(communication_ns)} {facts.each_step} runs on the stream of compute"
+            f"{where}",
             win_ns=win,
             confidence="medium",
-            evidence=(
-                Evidence("communication_ns", facts.per_step(communication_ns), "ns", "Communication per step."),
-                Evidence("gpus", streams, "events", "GPUs with kernels on a single stream."),
-            ),
+            evidence=(Evidence("communication_ns", communication_ns, "ns", f"Communication{where} per step."),),
             fix=Fix(
                 "Start collectives asynchronously, and wait for them where the result is needed.",
                 "dist.all_reduce(grad)",
@@ -225,7 +222,7 @@ def single_stream(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding
 
 @rule("dominant-kernel")
 def dominant_kernel(facts: TraceFacts, *, share: float = 0.5) -> Iterator[Finding]:
-    """One kernel takes over half of the kernels' time.
+    """One kernel takes more than half of the kernels' time.
 
     The finding says where to start: the other kernels together matter less. nsys-ai calls a kernel with 60 % a hot
     spot. Other rules estimate how much faster the kernel could be.
@@ -239,17 +236,18 @@ def dominant_kernel(facts: TraceFacts, *, share: float = 0.5) -> Iterator[Findin
     most = int(np.argmax(sums))
     part = sums[most] / max(kernels.duration_ns.sum(), 1)
     rows = np.flatnonzero(of == most)
-    if part < share or facts.communication[facts.gpu.category == KERNEL][rows].all():
+    if part <= share or facts.communication[facts.gpu.category == KERNEL][rows].all():
         return
     short = kernels.strings[kernels.short_name[rows[0]]]
     yield facts.finding(
-        f"One kernel takes {100 * part:.0f} % of the kernels' time: {short}, {counted(len(rows), 'call')}",
+        f"One kernel takes {100 * part:.0f} % of the kernels' time: {short}, "
+        f"{counted(facts.calls(len(rows)), 'call')} {facts.each_gpu_step}",
         win_ns=None,
         severity="low",
         kernel=short,
         evidence=(
             Evidence("share", float(part), "1", "Time of the kernel / time of all kernels."),
-            Evidence("gpu_ns", facts.per_gpu(int(sums[most])), "ns", "Time of the kernel per step."),
+            facts.gpu_time("gpu_ns", int(sums[most]), "Time of the kernel per step."),
         ),
         at=facts.place_of(kernels.where(rows)),
     )
