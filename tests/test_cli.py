@@ -71,6 +71,36 @@ def test_standard_input() -> None:
     assert command("summarize", "-", input=b"").stderr == b"instrument: cannot read the trace -: it is empty\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["summarize", GPU_TRACE], ["summarize", "--json", GPU_TRACE], ["diagnose", GPU_TRACE],
+        ["diagnose", "--json", GPU_TRACE], ["diagnose", "--markdown", GPU_TRACE], ["whatif", GPU_TRACE],
+        ["syncs", GPU_TRACE], ["syncs", "--json", GPU_TRACE], ["--help"], ["--version"],
+        ["run", "--print-command", "train.py"],
+    ],
+)  # fmt: skip
+def test_a_full_disk(arguments: list[str | Path]) -> None:
+    """If the output cannot be written, every command says so in one line, and ends with code 1."""
+    line = [sys.executable, "-m", "instrument", *map(str, arguments)]
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, timeout=120)
+    assert result.stderr.decode() == "instrument: cannot write the output: No space left on device\n"
+    assert result.returncode == 1
+
+
+def test_a_reader_that_stops() -> None:
+    """If the reader of the output stops, the command ends without a message."""
+    line = [sys.executable, "-m", "instrument", "summarize", str(GPU_TRACE)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.close()
+        assert started.stderr.read() == b""
+        assert started.wait(60) in (0, 1)
+
+
 def test_several(tmp_path: Path) -> None:
     """One unreadable file does not stop the others, and the exit code reports it."""
     (tmp_path / "bad.json").write_text("no trace")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from . import __version__
+from .commands.errors import describe_unwritten, print_message
 from .commands.parsing import Group
 
 SUBCOMMANDS = ("run", "summarize", "diagnose", "whatif", "compare", "syncs", "doctor")
@@ -56,6 +60,25 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may lack characters of a name
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        if error.filename is not None:  # not of a stream
+            raise
+        _discard_output()
+        if error.errno == errno.EPIPE:  # its reader has read enough
+            sys.exit(1)
+        print_message(describe_unwritten(error))
+        sys.exit(1)
+
+
+def _discard_output() -> None:
+    """Send what the buffer of standard output holds nowhere, so that Python does not fail again as it exits."""
+    if sys.__stdout__ is not None:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())

@@ -82,8 +82,16 @@ def test_accepts_a_path_a_trace_and_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"trace": 3}, TypeError, '"trace" must be a trace, a set of traces, or a path: 3'),
-        ({"ignore": ["nothing"]}, ValueError, "unknown rule 'nothing'; the rules are: bias-copies, "),
+        ({"trace": 3}, TypeError, '"trace" must be a trace or a path, or several of them: 3'),
+        ({"trace": []}, ValueError, '"trace" must not be empty'),
+        ({"trace": [3]}, TypeError, '"trace" must hold traces, or paths, and nothing else: [3]'),
+        ({"ignore": ["nothing"]}, ValueError, "unknown rule 'nothing'; docs/rules.md lists all rules"),
+        (
+            {"ignore": ["input-wiat"]},
+            ValueError,
+            "unknown rule 'input-wiat'; similar: input-wait; docs/rules.md lists all rules",
+        ),
+        ({"ignore": ["memsets,input-wait"]}, ValueError, "; similar: memsets, input-wait; docs/rules.md"),
         ({"ignore": "memsets"}, TypeError, "\"ignore\" must be a collection of names of rules: 'memsets'"),
         ({"ignore": None}, TypeError, '"ignore" must be a collection of names of rules: None'),
         ({"thresholds": 5}, TypeError, '"thresholds" must be a mapping from rules to thresholds: 5'),
@@ -293,6 +301,29 @@ def test_wrong_options(arguments: list[str], text: str) -> None:
     assert text in result.stderr
 
 
+@pytest.mark.parametrize("command", ["diagnose", "summarize", "whatif"])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--rank", "3"], "3"),
+        (["--steps-from", "nothing"], "must match the name of a region: 'nothing'; the trace has no regions"),
+        (["--steps-from", "("], "must be a regular expression"),
+        (["--collectives", "("], "regular expression"),
+    ],
+)
+def test_options_that_do_not_fit(command: str, arguments: list[str], text: str, tmp_path: Path) -> None:
+    """An option that the trace shows to be wrong ends every command with code 2, and a message only."""
+    loop = idle_loop()
+    loop.rows["regions"] = []
+    path = write(tmp_path / "one.json", loop)
+    result = CliRunner().invoke(cli.app, [command, str(path), *arguments])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert text in " ".join(result.stderr.replace("│", " ").split())
+    unread = CliRunner().invoke(cli.app, [command, str(tmp_path / "gone.json")])
+    assert unread.exit_code == 1
+
+
 def test_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pyproject.toml silences and tunes rules, from the current folder or above; the command line adds to it."""
     path = write(tmp_path / "one.json", idle_loop())
@@ -354,7 +385,7 @@ def test_ranks_as_separate_files(tmp_path: Path) -> None:
     found = instrument.diagnose(tmp_path / "job")
     (path,) = map(Path, found.left_out)
     assert path.name in ("again.json", "rank1.json")
-    assert "1 file left out, such as" in str(found)
+    assert "1 file left out, /" in " ".join(str(found).split())
     assert json.loads(found.to_json())["left_out"] == dict(found.left_out)
 
 

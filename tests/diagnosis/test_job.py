@@ -76,7 +76,7 @@ def test_missing_ranks() -> None:
     part = TraceSet({number: replace(trace, world_size=8) for number, trace in traces.items()})
     found = instrument.diagnose(part)
     assert rules(found)["missing-ranks"].title == "Only 2 of 8 ranks have a trace; missing: 2, 3, 4, 5, 6, 7"
-    assert found.abstained["late-rank"] == "the ranks share no collectives"
+    assert found.abstained["late-rank"] == "ranks are missing, which may be those that arrive last"
 
 
 @given(st.lists(st.lists(st.integers(2, 899), min_size=3, max_size=3), min_size=2, max_size=6))
@@ -100,7 +100,7 @@ def test_ranks_that_do_not_match() -> None:
     for trace in (one, two):
         trace.gpu.step[:] = -1
     found = arrivals({0: one, 1: two})
-    assert found.unmatched == {"its ranks recorded different numbers of collectives": 1}
+    assert found.unmatched == {"the ranks recorded different numbers of collectives": 1}
     assert (found.collectives, found.latest) == (0, None)
 
 

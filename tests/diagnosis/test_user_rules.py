@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterator
@@ -72,8 +73,17 @@ def test_rules_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_rule_replaces_one_of_the_library() -> None:
     """A later rule of the same name replaces the earlier one, wherever the decorator was imported first."""
+    instrument.rule("ours")(lambda facts: [])
+    instrument.rule("ours")(lambda facts: [])
+    assert instrument.diagnose(idle_loop().trace()).replaced == ()
     instrument.rule("input-wait")(lambda facts: [facts.finding("ours", win_ns=None)])
-    assert "ours" in {found.title for found in instrument.diagnose(idle_loop().trace()).findings}
+    found = instrument.diagnose(idle_loop().trace())
+    assert "ours" in {each.title for each in found.findings}
+    said = "Rules of the library that others of the same name replace: input-wait."
+    assert said in str(found)
+    assert said in found.to_markdown()
+    assert json.loads(found.to_json())["replaced"] == ["input-wait"]
+    assert instrument.diagnose(idle_loop().trace(), ignore=["input-wait"]).replaced == ()
 
 
 def test_a_rule_that_yields_something_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,15 @@ def test_typical_steps(around_ms: float, expected: str) -> None:
     assert typical.endswith(expected)
 
 
+def test_steps_of_several_windows() -> None:
+    """The figure of several windows says so: a diagnosis has that of the last window."""
+    timing = Timing((MS,), ((0, 19),), 240, 2_400 * MS)
+    apart = replace(summary(3, 3, 3, 3, timing=timing), step_numbers=(2, 3, 7, 8))
+    assert "the recorded steps of all windows took 3.0 times as long" in " ".join(describe_steps(apart))
+    together = replace(apart, step_numbers=(2, 3, 4, 5))
+    assert "the recorded steps took 3.0 times as long" in " ".join(describe_steps(together))
+
+
 def test_time_of_the_library() -> None:
     """The time that the library itself took inside windows is given, if any."""
     windows = [

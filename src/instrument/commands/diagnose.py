@@ -78,7 +78,8 @@ def diagnose_command(
 
     input-wait = {share = 0.1}
 
-    docs/rules.md lists the rules.
+    docs/rules.md lists the rules. The exit code is 0 if every trace was diagnosed, 1 if one cannot be read, and 2
+    for options that are wrong or do not fit a trace.
     """
     try:
         if as_json and as_markdown:
@@ -101,9 +102,11 @@ def diagnose_command(
                     compile_log=compile_log,
                 )
             )
-        except (TraceError, OSError, ValueError) as error:
+        except (TraceError, OSError) as error:
             print_message(describe(error))
             failed = True
+        except ValueError as error:  # of an option that this trace shows to be wrong
+            raise exit_unusable(error) from None
     if as_json:
         dicts = [as_dict(each) for each in found]
         typer.echo(as_text(dicts if len(traces) > 1 or not dicts else dicts[0]))

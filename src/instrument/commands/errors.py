@@ -14,6 +14,11 @@ def describe(error: Exception) -> str:
     return str(error)
 
 
+def describe_unwritten(error: OSError) -> str:
+    """Return the message of an error that occurred as output was written."""
+    return f"cannot write the output: {error.strerror or error}"
+
+
 def print_message(text: str) -> None:
     """Print a message of the command on standard error."""
     typer.echo(f"instrument: {printable(text)}", err=True)

@@ -60,7 +60,9 @@ def summarize(
     rank: Annotated[
         int | None,
         typer.Option(
-            min=0, help="The rank to print below the table of ranks: by default the lowest.", metavar="N"
+            min=0,
+            help="The rank to print below the table of ranks, of several: by default the lowest.",
+            metavar="N",
         ),
     ] = None,
     lanes: Annotated[
@@ -96,9 +98,10 @@ def summarize(
         trace = _all_with_steps(read, steps_from)
         if lanes is not None and isinstance(trace, Trace):
             _add_lanes(trace, lanes)
-        if isinstance(trace, TraceSet) and rank is not None and rank not in trace:
-            known = ", ".join(map(str, trace.ranks))
-            raise _usage_error(f"{path} has no trace of rank {rank}; it has: {known}", "--rank")
+        known = trace.ranks if isinstance(trace, TraceSet) else [trace.rank or 0]
+        if rank is not None and rank not in known:
+            listed = ", ".join(map(str, known))
+            raise _usage_error(f"{path} has no trace of rank {rank}; it has: {listed}", "--rank")
         run = find_recorded_run(path, trace, rank) if isinstance(trace, TraceSet) else None
         failed = failed or (isinstance(trace, TraceSet) and bool(trace.failed))
         if as_json:

@@ -23,7 +23,7 @@ from ..syncs.sarif import to_sarif
 from ..syncs.serialize import as_dict
 from ..traces.ranks import TraceSet
 from ..traces.read import read_any
-from .errors import exit_unusable, print_message
+from .errors import describe_unwritten, exit_unusable, print_message
 from .options import parse_budgets
 from .parsing import Command, subcommand_of
 
@@ -123,7 +123,10 @@ def syncs(
         try:
             if sarif:
                 sarif.write_text(to_sarif(found), encoding="utf-8")
-            _print(reports, out, as_json)
+        except OSError as error:
+            raise exit_unusable(error) from None
+        _print(reports, out, as_json)
+        try:
             if write_baseline:
                 _write(fresh, write_baseline, found)
         except OSError as error:
@@ -156,6 +159,8 @@ def _exit(conclude: Callable[[], int], out: TextIO) -> None:
         code = conclude()
     except typer.Exit as error:
         code = error.exit_code
+    except OSError as error:
+        print_message(describe_unwritten(error))
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

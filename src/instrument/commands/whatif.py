@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..diagnosis.diagnose import chosen_trace
+from ..console import print_wrapped
+from ..diagnosis.chosen_trace import chosen_trace
 from ..diagnosis.what_if import what_if
 from ..errors import TraceError
 from ..replay.overlay import CATEGORY, add_critical_path
@@ -78,20 +79,23 @@ def whatif_command(
     try:
         pattern = compile_collectives(collectives)
         faster = dict(_faster(text) for text in speed or [])
-        recorded, _ = chosen_trace(trace, rank, pattern, None, steps_from)
-        replayer = Replayer(with_steps(recorded, steps_from), pattern)
+        chosen = chosen_trace(trace, rank, pattern, None, steps_from)
+        replayer = Replayer(with_steps(chosen.trace, steps_from), pattern)
         if lane is not None:
             check_copy(replayer.trace, lane, CATEGORY)
         guess = what_if(replayer, without=without or [], speed=faster, overlap=overlap or [])
-    except ValueError as error:
-        raise exit_unusable(error) from None
     except (TraceError, OSError) as error:
         print_message(describe(error))
         raise typer.Exit(1) from None
+    except ValueError as error:
+        raise exit_unusable(error) from None
     if as_json:
         typer.echo(guess.to_json())
     else:
-        print_what_if(guess, console=Console())
+        console = Console()
+        print_what_if(guess, console=console)
+        if chosen.text:
+            print_wrapped(console, f"Replayed: {chosen.text}.")
     if lane is not None:
         _add_lane(replayer, lane)
 

@@ -18,6 +18,7 @@ from ..traces.table import Array
 from ..traces.trace import Trace
 
 Group = tuple[str, str]
+_ALONE = "only one rank has it"
 
 
 class RankArrivals(NamedTuple):
@@ -51,6 +52,14 @@ class Arrivals:
     missing: tuple[int, ...] = ()
 
     @property
+    def unknown(self) -> str:
+        """Why nothing was compared, in words; empty if something was."""
+        if self.collectives:
+            return ""
+        reasons = {reason: count for reason, count in self.unmatched.items() if reason != _ALONE}
+        return max(reasons, key=lambda reason: reasons[reason], default="the ranks share no collectives")
+
+    @property
     def latest(self) -> int | None:
         """The rank for which the others waited longest; None if nothing was compared."""
         causes = {rank: each.caused_ns for rank, each in self.ranks.items() if each.caused_ns}
@@ -75,11 +84,11 @@ def arrivals(traces: Mapping[int, Trace], missing: tuple[int, ...] = ()) -> Arri
         ranks = sorted(rank for rank in sequences if group in sequences[rank])
         reason, durations = _matched([sequences[rank][group] for rank in ranks])
         if missing and not (group[0] and group[1]):
-            reason = "ranks are missing, and the members of the group are unknown"
+            reason = "ranks are missing, which may be those that arrive last"
         elif any(str(rank) in _members(group) for rank in missing):
-            reason = "ranks of the group are missing"
+            reason = "ranks of the process group are missing, which may be those that arrive last"
         if reason or len(ranks) < 2:
-            unmatched[reason or "only one rank has it"] += 1
+            unmatched[reason or _ALONE] += 1
             continue
         shortest = durations.argmin(axis=0)
         waits = durations - durations.min(axis=0)
@@ -108,10 +117,10 @@ def _matched(sequences: list[CollectiveSequence]) -> tuple[str, Array]:
         common = np.intersect1d(common, key)
     stepped = all((each.step >= 0).any() for each in sequences)
     if not len(common) or (not stepped and any(len(key) != len(common) for key in keys)):
-        return "its ranks recorded different numbers of collectives", np.empty((0, 0), np.int64)
+        return "the ranks recorded different numbers of collectives", np.empty((0, 0), np.int64)
     rows = [np.argsort(key)[np.searchsorted(np.sort(key), common)] for key in keys]
     names = np.stack([each.name[row] for each, row in zip(sequences, rows, strict=True)])
     same = (names == names[0]).all(axis=0)
     if not same.any():
-        return "its ranks recorded different collectives", np.empty((0, 0), np.int64)
+        return "the ranks recorded different collectives", np.empty((0, 0), np.int64)
     return "", np.stack([each.duration_ns[row] for each, row in zip(sequences, rows, strict=True)])[:, same]

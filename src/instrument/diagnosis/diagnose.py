@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import TraceError
-from ..run_folder import entry_of, last_window
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
-from ..traces.ranks import TraceSet
-from ..traces.read import check_ranks_path, read_file
 from ..traces.region_steps import with_steps
-from ..traces.timing import Timing
-from ..traces.trace import Trace
-from ..traces.trace_files import find_trace_files
 from . import markdown, serialize, terminal
 from .apply_rules import apply_rules
+from .chosen_trace import Source, chosen_trace
 from .diagnosis_data import DiagnosisData
 from .goodput import goodput_of
 from .idle_gaps import longest_gaps
-from .job import Job, job_of
+from .region_times import outermost_regions
 from .rule import RULES, Rule, load_rules, rule
 from .rules import (
     attention,
@@ -42,6 +39,7 @@ from .rules import (
     recording,
     utilization,
 )
+from .stretch import timing_of, verdict_text
 from .trace_facts import TraceFacts
 from .verdict import Verdict, verdict_of
 from .what_if import WhatIf, what_if
@@ -56,6 +54,7 @@ BUILT_IN = (
     communication, ranks, recording,
 )  # fmt: skip
 """The modules that define rules, in the order of docs/rules.md."""
+_LIBRARY = dict(RULES)
 
 
 class Diagnosis(DiagnosisData):
@@ -96,7 +95,7 @@ class Diagnosis(DiagnosisData):
 
 
 def diagnose(
-    trace: Trace | TraceSet | str | os.PathLike[str],
+    trace: Source,
     *,
     ignore: Collection[str] = (),
     thresholds: Mapping[str, Mapping[str, float]] | None = None,
@@ -111,10 +110,11 @@ def diagnose(
 
     Of several ranks, the one that the others wait for is diagnosed, else the one that takes longest; the files are
     read one after the other, so that any number of ranks fits into memory. Of the folder of a run, the last window
-    is read. The manifest beside the trace says how long steps take outside the window.
+    is read; `Diagnosis.source` says which file was chosen. The manifest beside the trace says how long steps take
+    outside the window.
 
     Args:
-        trace: a trace, the traces of several ranks, or the path of either.
+        trace: a trace or its path; or the ranks of one job: their traces, their paths, a folder, or a pattern.
         ignore: the names of rules to leave out.
         thresholds: by rule, the thresholds to change: ``{"input-wait": {"share": 0.1}}``.
         collectives: which kernels communicate, as in `instrument.metrics`.
@@ -138,18 +138,19 @@ def diagnose(
     broken = {name: repr(error) for name, error in load_rules()}
     rules = chosen_rules(ignore, thresholds)
     pattern = compile_collectives(collectives)
-    recorded, job = chosen_trace(trace, rank, pattern, executor, steps_from)
-    timing = Timing.from_manifest(entry_of(recorded.path))
+    chosen = chosen_trace(trace, rank, pattern, executor, steps_from)
+    recorded, job = chosen.trace, chosen.job
     log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
-    facts = TraceFacts(with_steps(recorded, steps_from), pattern, timing, job, log)
+    facts = TraceFacts(with_steps(recorded, steps_from), pattern, timing_of(recorded.path), job, log)
     found = diagnosis_of(facts, rules, thresholds, what_if=what_if)
-    left_out = {str(path): reason for path, reason in job.left_out.items()} if job else {}
     return replace(
         found,
         failed=broken | dict(found.failed),
         ignored=tuple(ignore),
+        replaced=tuple(each.name for each in rules if _LIBRARY.get(each.name, each) is not each),
         tuned={name: dict(values) for name, values in thresholds.items()},
-        left_out=left_out,
+        source=chosen.text,
+        left_out={str(path): reason for path, reason in chosen.left_out.items()},
     )
 
 
@@ -166,38 +167,17 @@ def chosen_rules(ignore: Collection[str], thresholds: Mapping[str, Mapping[str, 
         raise TypeError(f'"thresholds" must be a mapping from rules to thresholds: {thresholds!r:.200}')
     for name in (*ignore, *thresholds):
         if name not in RULES:
-            raise ValueError(f"unknown rule {name!r}; the rules are: {', '.join(sorted(RULES))}")
+            raise ValueError(f"unknown rule {name!r}{_similar(name)}; docs/rules.md lists all rules")
     for name, values in thresholds.items():
         RULES[name].check(values)
     return [each for each in RULES.values() if each.name not in ignore]
 
 
-def chosen_trace(
-    trace: Trace | TraceSet | str | os.PathLike[str],
-    rank: int | None,
-    collectives: Collectives,
-    executor: Executor | None,
-    steps_from: str | None,
-) -> tuple[Trace, Job | None]:
-    """Return the trace to diagnose and, of several ranks, their job."""
-    if isinstance(trace, (str, os.PathLike)):
-        path = last_window(os.fspath(trace))
-        several = path != "-" and (Path(path).is_dir() or not Path(path).exists())  # a pattern, or a mistake
-        files = _files(path) if several else [Path(path)]
-        trace = read_file(files[0]) if len(files) == 1 else path
-    if isinstance(trace, Trace):
-        if rank is not None and rank != (trace.rank or 0):
-            raise ValueError(f'"rank" must be the rank of the trace, {trace.rank or 0}: {rank!r}')
-        return trace, None
-    if not isinstance(trace, (TraceSet, str)):
-        raise TypeError(f'"trace" must be a trace, a set of traces, or a path: {trace!r:.200}')
-    job = job_of(trace, collectives, executor, steps_from)
-    return job.trace(job.focus if rank is None else rank), job
-
-
-def _files(path: str) -> list[Path]:
-    check_ranks_path(path)
-    return find_trace_files(path).files
+def _similar(name: str) -> str:
+    """Return the rules whose names are close to this name, or to one of the names in it, in words."""
+    words = re.split(r"[\s,]+", str(name))
+    close = [rule for word in words for rule in get_close_matches(word, RULES, 3 if len(words) == 1 else 1)]
+    return f"; similar: {', '.join(dict.fromkeys(close))}" if close else ""
 
 
 def _compile_log(path: Path, *, given: bool) -> CompileLog | None:
@@ -228,7 +208,7 @@ def diagnosis_of(
     idle = facts.idle.totals() if facts.gpu else {}
     return Diagnosis(
         path=str(facts.trace.path),
-        verdict=verdict.text,
+        verdict=verdict_text(facts, verdict.text),
         bound=verdict.bound,
         parts=verdict.parts,
         coverage=verdict.coverage,
@@ -245,19 +225,9 @@ def diagnosis_of(
         failed=failed,
         metrics=facts.metrics,
         roofline=facts.roofline,
-        regions=_regions(facts),
+        regions=outermost_regions(facts),
         idle_gaps=longest_gaps(facts) if facts.gpu else (),
+        job=facts.job,
+        steps_from=facts.trace.steps_from,
         facts=facts,
     )
-
-
-def _regions(facts: TraceFacts) -> tuple[tuple[str, int, int], ...]:
-    """Return the names and the CPU and GPU time per step of the outermost regions on the main thread."""
-    regions = facts.trace.regions
-    outer = {regions.strings[code] for code in regions.name[regions.parent < 0].tolist()}
-    rows = [
-        (row["name"], facts.per_step(row["cpu_ns"]), facts.per_step(row["gpu_ns"]))
-        for row in facts.metrics["region_table"]
-        if row["name"] in outer
-    ]
-    return tuple(sorted(rows, key=lambda row: -max(row[1:])))

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..findings import Evidence, Finding
 from ..replay.replayer import Replayer
-from ..units import duration
+from ..units import counted, duration
 from .idle_gaps import IdleGap
+from .job import Job
 from .memory_use import MemoryUse, megabytes
 from .metrics import Metrics
+from .region_times import RegionTimes, joined_regions
 from .roofline import Roofline
 from .trace_facts import TraceFacts
 from .verdict import Bound
 
+_LISTED = 10  # ranks
+_REGIONS, _GAPS = 5, 3  # rows
+_GAP = 0.05  # of the step: shorter gaps are not shown
 _OFF_PATH = 0.01  # of the time to win: so little is a rounding of the replay
 
 
@@ -45,10 +51,15 @@ class DiagnosisData:
         roofline: the operators with their operations, bytes and shares of the peak.
         idle_gaps: the longest times during which no GPU works, each with its cause and place.
         ignored: the rules that were left out.
+        replaced: the rules of the library that others of the same name replace.
         tuned: the thresholds that were changed, by rule.
         left_out: the files of a folder that were not read, each with what it holds.
+        source: the file and the rank, if they were chosen from several; empty for a trace that was named.
+        job: the ranks of the job; None if only this trace is known.
+        steps_from: the name of the regions whose calls are the steps, with "*" for numbers; empty if the profiler
+            marked the steps.
         facts: what the rules read, and the trace; None in a diagnosis that was not made by `diagnose`.
-        regions: the path and the CPU and GPU time per step of the outermost regions, the longest first.
+        regions: the outermost regions with their times per step, the longest first.
     """
 
     path: str
@@ -69,11 +80,15 @@ class DiagnosisData:
     failed: Mapping[str, str]
     metrics: Metrics = field(repr=False)
     roofline: Roofline = field(repr=False)
-    regions: tuple[tuple[str, int, int], ...] = ()
+    regions: tuple[RegionTimes, ...] = ()
     idle_gaps: tuple[IdleGap, ...] = ()
     ignored: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
     tuned: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    job: Job | None = field(default=None, repr=False, compare=False)
+    steps_from: str = ""
     facts: TraceFacts | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -86,10 +101,66 @@ class DiagnosisData:
         """The words after a time per step: "per step", or "in the window" for a trace without steps."""
         return "per step" if self.has_steps else "in the window"
 
+    @property
+    def coverage_text(self) -> str:
+        """What the verdict rests on, or why there is no bound, as a sentence."""
+        return f"{'Based on' if self.bound else 'Why no bound'}: {self.coverage}."
+
+    @property
+    def source_texts(self) -> list[str]:
+        """Sentences on which file was chosen, what marks the steps, and which files are left out."""
+        texts = [f"Diagnosed: {self.source}."] if self.source else []
+        if self.steps_from:
+            texts.append(f'A step is a call of the region "{self.steps_from}".')
+        guessed = self.job.guessed if self.job is not None and self.job.world_size > 1 else ()
+        if guessed:
+            ranks = ", ".join(map(str, guessed[:_LISTED]))
+            more = f" and {len(guessed) - _LISTED} more" if len(guessed) > _LISTED else ""
+            texts.append(f"Neither the file nor its name gives the rank; numbered by name: {ranks}{more}.")
+        failed = {str(path): reason for path, reason in self.job.failed.items()} if self.job else {}
+        for files, said in ((failed, "cannot be read"), (self.left_out, "left out")):
+            for path, reason in [*files.items()][:1]:
+                example = f"such as {path}: " if len(files) > 1 else f"{path}: "
+                texts.append(f"{counted(len(files), 'file')} {said}, {example}{reason}.")
+        return texts
+
+    @property
+    def mfu_text(self) -> str:
+        """The model FLOPs utilization as a sentence; empty if it is unknown."""
+        known = self.goodput
+        if known["mfu"] is None:
+            return ""
+        said = f": {known['unknown']}" if known["unknown"] else ""
+        if known["recomputed_flops"]:
+            said = f", and {100 * known['hfu']:.1f} % with what the backward pass computes again{said}"
+        return f"Model FLOPs utilization: {100 * known['mfu']:.1f} % of the peak of {known['peak']}{said}."
+
+    @property
+    def longest_regions(self) -> list[RegionTimes]:
+        """The longest outermost regions; many whose names differ only in numbers are one row."""
+        return joined_regions(self.regions)[:_REGIONS]
+
+    @property
+    def regions_note(self) -> str:
+        """What explains a region with more GPU time than the step has; empty if there is none."""
+        if all(region.gpu_ns <= self.step_ns for region in self.longest_regions):
+            return ""
+        return "GPU adds up the durations of the region's work: what runs at the same time all counts."
+
+    @property
+    def longest_gaps(self) -> list[str]:
+        """The longest idle gaps that take a share of the step worth mentioning, in words."""
+        shown = [gap for gap in self.idle_gaps if gap.duration_ns >= _GAP * self.step_ns][:_GAPS]
+        return [
+            f"{duration(gap.duration_ns)} at {duration(gap.start_ns)}: {gap.cause.replace('_', ' ')}"
+            + (f", ended by {gap.where}" if str(gap.where) else "")
+            for gap in shown
+        ]
+
     def definition(self, evidence: Evidence) -> str:
         """Return the definition of a number without its full stop; without steps, also without "per step"."""
         text = evidence.definition.rstrip(".:")
-        return text if self.has_steps else text.replace(" per step", "")
+        return text if self.has_steps else re.sub(",? per step", "", text)
 
     def win_text(self, found: Finding) -> str:
         """Return what a finding can win, in words: replayed if it was, and at most."""
@@ -109,6 +180,14 @@ class DiagnosisData:
         said = f"; left out: {', '.join(self.ignored)}" if self.ignored else ""
         said += f"; thresholds were changed of: {', '.join(self.tuned)}" if self.tuned else ""
         return f"No rule found anything worth 1 % of {'the step' if self.has_steps else 'the window'}{said}."
+
+    @property
+    def rules_texts(self) -> list[str]:
+        """Sentences on the rules that failed, and on those that replace rules of the library."""
+        texts = [f"The rule {name} failed: {error}" for name, error in self.failed.items()]
+        if self.replaced:
+            texts.append(f"Rules of the library that others of the same name replace: {', '.join(self.replaced)}.")
+        return texts
 
     @property
     def memory_text(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +13,9 @@ from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet, read_ranks
 from ..traces.read import read_file
 from ..traces.region_steps import with_steps
+from ..traces.salvage import OTHER_TYPES
 from ..traces.slim import SlimTrace, slim, slim_reader
-from ..traces.trace import Trace
+from ..traces.trace import ReadLosses, Trace
 from .arrivals import Arrivals, arrivals
 
 _LATE = 0.1  # of the time of the ranks: waiting less for one rank does not make it the one to look at
@@ -30,6 +31,7 @@ class Job:
         missing: the ranks without a trace.
         failed: the files that could not be read, each with the reason.
         left_out: the files of another window or run, each with what it holds.
+        guessed: the ranks that neither a file nor its name gives.
         whole: the whole traces, as far as they are in memory.
     """
 
@@ -39,6 +41,7 @@ class Job:
     failed: Mapping[Path, str]
     left_out: Mapping[Path, str]
     whole: Mapping[int, Trace]
+    guessed: tuple[int, ...] = ()
 
     @cached_property
     def arrivals(self) -> Arrivals:
@@ -54,6 +57,13 @@ class Job:
             return latest
         return max(self.ranks, key=lambda rank: (self.ranks[rank].window_ns, -rank))
 
+    @property
+    def damaged(self) -> dict[int, ReadLosses]:
+        """What could not be read of the files of ranks, by rank; without the ranks whose file is intact."""
+        return {
+            rank: trace.lost for rank, trace in self.ranks.items() if trace.lost.reasons.keys() - {OTHER_TYPES}
+        }
+
     def trace(self, rank: int) -> Trace:
         """Return the whole trace of a rank, from memory or from its file.
 
@@ -67,15 +77,15 @@ class Job:
 
 
 def job_of(
-    traces: TraceSet | str | os.PathLike[str],
+    traces: TraceSet | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     collectives: Collectives,
     executor: Executor | None = None,
     steps_from: str | None = None,
 ) -> Job:
-    """Return the job of these traces; those of a folder or pattern are read one after the other, and forgotten.
+    """Return the job of these traces; those of files are read one after the other, and forgotten.
 
     Args:
-        traces: the traces, or their folder or pattern.
+        traces: the traces, or their folder, pattern or files.
         collectives: which kernels communicate.
         executor: reads the files; by default processes of this machine.
         steps_from: which regions are the steps; None takes those that are marked or found.
@@ -84,8 +94,17 @@ def job_of(
         TraceError, OSError: as `read_traces`.
     """
     if isinstance(traces, TraceSet):
+        found, whole = traces, dict(traces)
         ranks = {rank: slim(with_steps(trace, steps_from), collectives) for rank, trace in traces.items()}
-        return Job(ranks, traces.world_size, tuple(traces.missing), traces.failed, traces.left_out, dict(traces))
-    found = read_ranks(traces, slim_reader(collectives, steps_from), executor)
-    kept = {rank: trace for rank, trace in found.items() if isinstance(trace, SlimTrace)}
-    return Job(kept, found.world_size, tuple(found.missing), found.failed, found.left_out, {})
+    else:
+        found, whole = read_ranks(traces, slim_reader(collectives, steps_from), executor), {}
+        ranks = {rank: trace for rank, trace in found.items() if isinstance(trace, SlimTrace)}
+    return Job(
+        ranks,
+        found.world_size,
+        tuple(found.missing),
+        found.failed,
+        found.left_out,
+        whole,
+        tuple(found.guessed),
+    )

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 from ..findings import Evidence, Finding
 from ..printable import printable
-from ..units import count, duration
+from ..units import count, counted, duration
 from .diagnosis_data import DiagnosisData
 
+_MEGABYTE = 1e5  # from which sizes are given in MB
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 
 def to_markdown(diagnosis: DiagnosisData) -> str:
-    """Return the verdict, the parts of the step and the findings as Markdown."""
+    """Return what the terminal shows, with all evidence, as Markdown."""
     return "\n".join(_lines(diagnosis)) + "\n"
 
 
@@ -28,17 +29,44 @@ def _lines(diagnosis: DiagnosisData) -> Iterator[str]:
             if ns:
                 yield f"| {name} | {duration(ns)} | {100 * ns / diagnosis.step_ns:.1f} % |"
         yield ""
-    if diagnosis.memory_text:
-        yield _escaped(diagnosis.memory_text)
-        yield ""
+    texts = [diagnosis.coverage_text] if diagnosis.parts else []
+    for text in (*texts, *diagnosis.source_texts, diagnosis.mfu_text, diagnosis.memory_text):
+        if text:
+            yield _escaped(text)
+            yield ""
     worth = diagnosis.worth()
     for number, found in enumerate(worth, 1):
         yield from _finding(number, found, diagnosis)
     if not worth:
         yield _escaped(diagnosis.nothing_found)
         yield ""
+    yield from _regions(diagnosis)
+    yield from _gaps(diagnosis)
     if diagnosis.abstained:
-        yield f"<sub>{len(diagnosis.abstained)} rules abstained for lack of evidence.</sub>"
+        yield f"<sub>{counted(len(diagnosis.abstained), 'rule')} abstained for lack of evidence.</sub>"
+    for text in diagnosis.rules_texts:
+        yield f"<sub>{_escaped(text)}</sub>"
+
+
+def _regions(diagnosis: DiagnosisData) -> Iterator[str]:
+    if not diagnosis.regions:
+        return
+    yield f"| longest regions, {diagnosis.each_step} | CPU | GPU |"
+    yield "|---|--:|--:|"
+    for name, cpu_ns, gpu_ns in diagnosis.longest_regions:
+        yield f"| {_escaped(name)} | {duration(cpu_ns)} | {duration(gpu_ns)} |"
+    yield ""
+    if diagnosis.regions_note:
+        yield _escaped(diagnosis.regions_note)
+        yield ""
+
+
+def _gaps(diagnosis: DiagnosisData) -> Iterator[str]:
+    if shown := diagnosis.longest_gaps:
+        yield "Longest idle gaps: length, start in the window, and cause"
+        yield ""
+        yield from (f"- {_escaped(text)}" for text in shown)
+        yield ""
 
 
 def _finding(number: int, found: Finding, diagnosis: DiagnosisData) -> Iterator[str]:
@@ -76,8 +104,12 @@ def value_of(evidence: Evidence) -> str:
     if evidence.unit == "bytes/s":
         return f"{value / 1e9:,.1f} GB/s"
     if evidence.unit == "bytes":
-        return f"{value / 1e6:,.1f} MB"
+        return _bytes(value)
     return f"{count(value)} {evidence.unit}".removesuffix(" events")
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 1e6:,.1f} MB" if not 0 < value < _MEGABYTE else f"{count(round(value))} bytes"
 
 
 def _escaped(text: str) -> str:

@@ -67,8 +67,8 @@ def rule(name: str, *, on_cpu: bool = False) -> Callable[[Function], Function]:
 
     The function takes a `TraceFacts`, and thresholds as keyword-only arguments with defaults; it yields findings.
     It raises `MissingEvidenceError` if the trace lacks what it needs. What raises another error, or yields what is
-    not a finding, is listed in `Diagnosis.failed`. A later rule of the same name replaces the
-    earlier one.
+    not a finding, is listed in `Diagnosis.failed`. A later rule of the same name replaces the earlier one;
+    `Diagnosis.replaced` lists the rules of the library that were replaced.
 
     Args:
         name: the name of the rule, in lower case with hyphens.
@@ -79,7 +79,8 @@ def rule(name: str, *, on_cpu: bool = False) -> Callable[[Function], Function]:
         ... def many_fills(facts, *, most=100):
         ...     fills = facts.rows(facts.trace.operators, "aten::fill_")
         ...     if len(fills) > most * facts.steps:
-        ...         yield facts.finding(f"{len(fills) / facts.steps:.0f} fills per step", win_ns=None)
+        ...         number = Evidence("fills", len(fills) / facts.steps, "events", "Fills per step.")
+        ...         yield facts.finding("Tensors are filled again and again", win_ns=None, evidence=[number])
 
     Raises:
         TypeError: ``name`` is not a string.

@@ -13,6 +13,7 @@ from ..findings import Finding, Where
 from ..replay.replayer import Replayer
 from .diagnosis_data import DiagnosisData
 from .idle_causes import CAUSES
+from .job import Job
 from .memory_use import CATEGORIES, MemoryUse
 from .roofline import Roofline, RooflineRow
 from .rule import RULES
@@ -29,6 +30,8 @@ DEFINITIONS = {
     "goodput.hfu": "Time of flops at the peak of the GPUs / time of the step.",
     "goodput.coverage": "Share of the time of kernels whose operations are known.",
     "goodput.unknown": "Why mfu is null, or implausible.",
+    "job.world_size": "Number of ranks of the job, as the files say, else the highest rank plus one.",
+    "job.ranks": "Ranks whose trace was read; missing: those without a trace; guessed: numbered by name.",
     "memory.peak_bytes": "Bytes that torch's allocator had allocated at the peak.",
     "memory.reserved_bytes": "Bytes that it had reserved then.",
     "memory.parts.bytes": "Allocated bytes of this category at the peak.",
@@ -36,8 +39,8 @@ DEFINITIONS = {
     "idle_gaps.start_ns": "Start of the gap in ns, from the start of the window.",
     "idle_gaps.duration_ns": "Length of the gap in ns.",
     "idle_gaps.cause": "The cause of idle_by_cause that holds for most of the gap.",
-    "regions.cpu_ns": "Time of the outermost region on the thread of the loop, in ns per step.",
-    "regions.gpu_ns": "Durations of the GPU work that it launched, in ns per step.",
+    "regions.cpu_ns": "Time on the CPU, during the steps, of the calls inside no other region, in ns per step.",
+    "regions.gpu_ns": "Sum of the durations of the GPU work that they launched, in ns per step.",
     "findings.win_ns": "The most time in ns per step that removing the cause can win.",
     "findings.replayed_ns": "The time in ns per step that a replay without the cause wins, at most win_ns.",
     "findings.win_share": "win_ns / step_ns.",
@@ -76,10 +79,13 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
     ``stretch`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step and ``definition``),
     ``goodput`` (see `goodput_of`), ``memory`` (null, or ``device``, ``peak_bytes``, ``reserved_bytes`` at the peak
     or null, and ``parts``: each category with its ``bytes`` at the peak, ``growth_bytes`` per step or null, and
-    ``definition``), ``abstained`` and ``failed`` (rule and reason), ``ignored`` (rules),
-    ``thresholds`` (those that were changed, by rule), ``left_out`` (file and what it holds), ``metrics`` (each
-    metric that is one number, with ``value``, ``unit``, ``definition`` and ``coverage``); ``roofline``, the
-    operators with known operations, the longest on the GPU first, each with
+    ``definition``), ``abstained`` and ``failed`` (rule and reason), ``ignored`` and ``replaced`` (rules),
+    ``thresholds`` (those that were changed, by rule), ``left_out`` (file and what it holds), ``source`` (the file
+    and rank, if they were chosen from several), ``steps_from`` (the regions that are the steps; empty for marked
+    steps), ``job`` (null for one trace, or ``world_size``, ``ranks`` that were read, ``missing`` ones, ``guessed``
+    ones that no file names, ``damaged`` files by rank with what is wrong, ``unreadable`` files with the reason),
+    ``metrics`` (each metric that is one number, with ``value``, ``unit``, ``definition`` and ``coverage``);
+    ``roofline``, the operators with known operations, the longest on the GPU first, each with
 
     - ``operator``, ``kind`` (of `Work.kind`), ``dtype`` (that the units computed in), ``sizes`` (of `Work.sizes`);
     - ``calls`` in the window, ``gpu_ns`` (the sum of their kernels' durations);
@@ -128,17 +134,32 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
             }
             for gap in diagnosis.idle_gaps
         ],
-        "regions": [{"name": name, "cpu_ns": cpu, "gpu_ns": gpu} for name, cpu, gpu in diagnosis.regions],
+        "regions": [each._asdict() for each in diagnosis.regions],
         "abstained": dict(diagnosis.abstained),
         "memory": diagnosis.memory and _memory(diagnosis.memory),
         "failed": dict(diagnosis.failed),
         "ignored": list(diagnosis.ignored),
+        "replaced": list(diagnosis.replaced),
         "thresholds": {name: dict(values) for name, values in diagnosis.tuned.items()},
         "left_out": dict(diagnosis.left_out),
+        "source": diagnosis.source,
+        "job": diagnosis.job and _job(diagnosis.job),
+        "steps_from": diagnosis.steps_from,
         "roofline": [_operator(row, diagnosis.roofline) for row in diagnosis.roofline.rows[:_OPERATORS]],
         "metrics": dict(_metrics(diagnosis)),
         "replay": diagnosis.replayer and _replay(diagnosis.replayer),
         "definitions": DEFINITIONS,
+    }
+
+
+def _job(job: Job) -> dict[str, Any]:
+    return {
+        "world_size": job.world_size,
+        "ranks": list(job.ranks),
+        "missing": list(job.missing),
+        "guessed": list(job.guessed),
+        "damaged": {str(rank): list(lost.reasons) for rank, lost in job.damaged.items()},
+        "unreadable": {str(path): reason for path, reason in job.failed.items()},
     }
 
 

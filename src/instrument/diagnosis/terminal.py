@@ -24,8 +24,7 @@ _LETTERS = {
 }  # fmt: skip
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _COLORS = {"high": "red", "medium": "yellow", "low": "cyan"}
-_REGIONS, _EVIDENCE, _GAPS = 5, 4, 3
-_GAP = 0.05  # of the step: shorter gaps are not shown
+_EVIDENCE = 4
 
 
 def as_text(diagnosis: DiagnosisData) -> str:
@@ -47,10 +46,10 @@ def render(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     if diagnosis.parts:
         yield _bar(diagnosis.parts, width)
         yield from _legend(diagnosis, width)
-        said = "Based on" if diagnosis.bound else "Why no bound"
-        yield from (Text(line, style="dim") for line in _wrapped(f"{said}: {diagnosis.coverage}.", width))
-    if mfu := _mfu(diagnosis):
-        yield from map(Text, _wrapped(mfu, width))
+        yield from (Text(line, style="dim") for line in _wrapped(diagnosis.coverage_text, width))
+    for text in diagnosis.source_texts:
+        yield from (Text(line, style="dim") for line in _wrapped(text, width))
+    yield from map(Text, _wrapped(diagnosis.mfu_text, width))
     yield from map(Text, _wrapped(diagnosis.memory_text, width))
     yield Text("")
     worth = diagnosis.worth()
@@ -66,12 +65,8 @@ def render(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     if diagnosis.abstained:
         text = f"{counted(len(diagnosis.abstained), 'rule')} abstained for lack of evidence: see --json."
         yield Text(text, style="dim")
-    if diagnosis.left_out:
-        path, reason = next(iter(diagnosis.left_out.items()))
-        text = f"{counted(len(diagnosis.left_out), 'file')} left out, such as {path}: {reason}."
-        yield from (Text(line, style="dim") for line in _wrapped(text, width))
-    for name, error in diagnosis.failed.items():
-        yield Text(printable(f"The rule {name} failed: {error}"), style="red")
+    for text in diagnosis.rules_texts:
+        yield Text(printable(text), style="red")
 
 
 def _bar(parts: Mapping[str, int], width: int) -> Text:
@@ -101,16 +96,6 @@ def _legend(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     yield from (Text(line.replace(_NO_BREAK, " ")) for line in textwrap.wrap(whole, width))
 
 
-def _mfu(diagnosis: DiagnosisData) -> str:
-    known = diagnosis.goodput
-    if known["mfu"] is None:
-        return ""
-    said = f": {known['unknown']}" if known["unknown"] else ""
-    if known["recomputed_flops"]:
-        said = f", and {100 * known['hfu']:.1f} % with what the backward pass computes again{said}"
-    return f"Model FLOPs utilization: {100 * known['mfu']:.1f} % of the peak of {known['peak']}{said}."
-
-
 def _finding(number: int, found: Finding, diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     from rich.text import Text
 
@@ -138,26 +123,25 @@ def _regions(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
 
     if not diagnosis.regions:
         return
+    room = max(width - 24, 30)
     title = f"Longest regions, {diagnosis.each_step}"
-    yield Text(f"{title:<{max(width - 24, 30)}}{'CPU':>11}{'GPU':>11}", style="bold")
-    for name, cpu_ns, gpu_ns in diagnosis.regions[:_REGIONS]:
-        room = max(width - 24, 30)
+    yield Text(f"{title:<{room}}{'CPU':>11}{'GPU':>11}", style="bold")
+    for name, cpu_ns, gpu_ns in diagnosis.longest_regions:
         cut = printable(name)
         cut = cut if len(cut) < room else cut[: room - 4] + "..."
         yield Text(f"{cut:<{room}}{duration(cpu_ns):>11}{duration(gpu_ns):>11}")
+    yield from map(Text, _wrapped(diagnosis.regions_note, width))
     yield Text("")
 
 
 def _gaps(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     from rich.text import Text
 
-    shown = [gap for gap in diagnosis.idle_gaps if gap.duration_ns >= _GAP * diagnosis.step_ns][:_GAPS]
+    shown = diagnosis.longest_gaps
     if shown:
         yield Text("Longest idle gaps: length, start in the window, and cause", style="bold")
-    for gap in shown:
-        place = f", ended by {gap.where}" if str(gap.where) else ""
-        text = f"   {duration(gap.duration_ns)} at {duration(gap.start_ns)}: {gap.cause.replace('_', ' ')}{place}"
-        yield from map(Text, _wrapped(text, width, "      "))
+    for text in shown:
+        yield from map(Text, _wrapped(f"   {text}", width, "      "))
     if shown:
         yield Text("")
 

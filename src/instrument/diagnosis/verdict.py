@@ -193,8 +193,6 @@ def _sentence(
     text = f"Bound by {bound}: for {100 * classes[bound] / window:.0f} % of {what}, the GPU {said[bound]}"
     if classes[bound] - classes[second] < _CLOSE * window:
         text += f"; for {100 * classes[second] / window:.0f} % it {said[second]}"
-    if facts.stretch is not None:
-        text += f". Recording made a step {facts.stretch:.2f} times as long"
     return text + "."
 
 

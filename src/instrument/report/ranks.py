@@ -77,6 +77,8 @@ def _print_late_rank(traces: TraceSet, collectives: Collectives, console: Consol
         print_wrapped(
             console, f"Rank {rank} arrives last at {times}: each other rank waits {waited} for it on average."
         )
+    elif found.unmatched and found.unknown:
+        print_wrapped(console, f"It is not known which rank arrives last at the collectives: {found.unknown}.")
 
 
 def _numbers(ranks: Sequence[int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from statistics import median
 
 from ..regions.region import OWN_WORK
@@ -201,17 +201,24 @@ def _compare_with_run(summary: Summary, timing: Timing) -> Iterator[str]:
     lengths = summary.lengths if summary.lengths and summary.lengths.runs_ahead else None
     clock = ", on the CPU, which runs ahead" if lengths else ""
     ratio = median(summary.step_times_ns) / (around or 1)
+    recorded = "the recorded steps" + " of all windows" * _has_several_windows(summary)
     if _are_similar(ratio):
-        said = "the recorded steps took about as long (within 25 %), so they are typical"
+        said = f"{recorded} took about as long (within 25 %), so they are typical"
     elif lengths and _are_similar((lengths.gpu_step_ns or 0) / (around or 1)):
-        said = "the recorded steps took about as long on the GPU (within 25 %), so they are typical"
+        said = f"{recorded} took about as long on the GPU (within 25 %), so they are typical"
     elif lengths:
-        said = f"the recorded steps took {_times_as_long(ratio)} there, which says little about the loop"
+        said = f"{recorded} took {_times_as_long(ratio)} there, which says little about the loop"
     elif ratio > 1:
-        said = f"the recorded steps took {_times_as_long(ratio)}, which may be due to the recording"
+        said = f"{recorded} took {_times_as_long(ratio)}, which may be due to the recording"
     else:
-        said = f"the recorded steps took {100 * ratio:.0f} % of that, so they are not typical"
+        said = f"{recorded} took {100 * ratio:.0f} % of that, so they are not typical"
     yield f"The {steps} steps around them took {duration(around)} (median{clock}); {said}."
+
+
+def _has_several_windows(summary: Summary) -> bool:
+    """Return whether steps between the recorded ones were not recorded."""
+    numbers = sorted(summary.step_numbers)
+    return any(later > earlier + 1 for earlier, later in pairwise(numbers) if earlier >= 0)
 
 
 def _times_as_long(ratio: float) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 from ..console import print_line, print_wrapped
+from ..diagnosis.stretch import verdict_text, with_steps_of_run
 from ..diagnosis.trace_facts import TraceFacts
-from ..diagnosis.verdict import verdict_of
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.summary import merge, summarize
@@ -56,10 +56,11 @@ def print_windows(
         lost.append(trace.lost)
         graphs += count_graph_launches(trace)
     several = len(summaries) > 1
-    facts = TraceFacts(trace, collectives, summaries[-1].timing, lengths=summaries[-1].lengths)
+    timing = with_steps_of_run(summaries[-1].timing, trace.path)
+    facts = TraceFacts(trace, collectives, timing, lengths=summaries[-1].lengths)
     if facts.gpu:
         of = "The last window: " * several
-        print_wrapped(console, of + verdict_of(facts).text)
+        print_wrapped(console, of + verdict_text(facts))
     summary = merge(summaries) if several else summaries[0]
     print_summary(summary, files=[], folder=trace.path.parent, hidden=hidden, expand=expand, console=console)
     if several and trace.gpu:

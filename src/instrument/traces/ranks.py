@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import cached_property
@@ -133,26 +133,47 @@ def read_ranks(
     files, others = find_trace_files(paths)
     results = _read_all(files, read, executor)
     failed = {path: result for path, result in results.items() if isinstance(result, str)}
-    claims: dict[int, list[Trace]] = defaultdict(list)
-    nameless = []
+    read_traces = []
     for path, result in results.items():
         if isinstance(result, Trace):
             result.path = path  # it was read by its absolute path
-            rank = result.rank if _plausible(result.rank) else rank_from_name(path)
-            if rank is None:
-                nameless.append(result)
-            else:
-                claims[rank].append(result)
-    guessed = [rank for rank in range(len(files)) if rank not in claims][: len(nameless)]
-    for rank, trace in zip(guessed, nameless, strict=True):
-        claims[rank].append(trace)
-    if not claims:
+            read_traces.append(result)
+    if not read_traces:
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in list(failed.items())[:3])
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
         raise TraceError(files[0].parent, f"none of {len(failed)} files can be read: {reasons}{more}")
-    traces, left_out = _one_window(claims)
-    left_out |= dict.fromkeys(others, "only the last of these folders is read")
-    return TraceSet(traces, failed=failed, left_out=left_out, guessed=guessed)
+    return set_of(
+        read_traces, failed=failed, left_out=dict.fromkeys(others, "only the last of these folders is read")
+    )
+
+
+def set_of(
+    traces: Collection[Trace],
+    *,
+    failed: Mapping[Path, str] | None = None,
+    left_out: Mapping[Path, str] | None = None,
+) -> TraceSet:
+    """Return the set of these traces, of which some may be of other windows; see `read_ranks`.
+
+    Args:
+        traces: at least one trace, each with its path.
+        failed: as in `TraceSet`.
+        left_out: as in `TraceSet`; the traces of other windows are added.
+    """
+    claims: dict[int, list[Trace]] = defaultdict(list)
+    nameless = []
+    for trace in traces:
+        rank = trace.rank if _plausible(trace.rank) else rank_from_name(trace.path)
+        if rank is None:
+            nameless.append(trace)
+        else:
+            claims[rank].append(trace)
+    every = len(traces) + len(failed or {})
+    guessed = [rank for rank in range(every) if rank not in claims][: len(nameless)]
+    for rank, trace in zip(guessed, nameless, strict=True):
+        claims[rank].append(trace)
+    chosen, others = _one_window(claims)
+    return TraceSet(chosen, failed=failed, left_out=others | dict(left_out or {}), guessed=guessed)
 
 
 def _short(ranks: list[int]) -> str:

@@ -43,9 +43,8 @@ def steps_from_regions(trace: Trace, steps_from: str) -> Trace:
         raise ValueError(f'"steps_from" must be a regular expression that is not empty: {steps_from!r}')
     if not chosen.any():
         known = ", ".join(dict.fromkeys(trace.regions.where(trace.regions.parent < 0).text("name")))
-        raise ValueError(
-            f'"steps_from" must match the name of a region: {steps_from!r}; the outermost are: {known:.300}'
-        )
+        which = f"the outermost are: {known:.300}" if known else "the trace has no regions"
+        raise ValueError(f'"steps_from" must match the name of a region: {steps_from!r}; {which}')
     return _with_steps(trace, np.flatnonzero(chosen & ~_is_inside(trace.regions, chosen)))
 
 

@@ -32,7 +32,7 @@ def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     facts.require_gpu()
     found = job.arrivals
     if not found.collectives:
-        raise MissingEvidenceError("the ranks share no collectives")
+        raise MissingEvidenceError(found.unknown)
     rank = found.latest
     if rank is None:
         return

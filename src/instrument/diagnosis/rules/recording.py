@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ...findings import Evidence, Finding, Fix
 from ...traces.salvage import OTHER_TYPES
 from ...traces.step_work import GRAPH_LAUNCH
+from ...traces.trace import ReadLosses
 from ...units import counted
 from ..lost_work import KERNEL_LAUNCH, LostWork
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
+
+_LISTED = 10  # ranks
 
 
 @rule("stretched-window")
@@ -39,24 +43,50 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
 
 @rule("damaged-trace")
 def damaged_trace(facts: TraceFacts) -> Iterator[Finding]:
-    """Parts of the file could not be read.
+    """Parts of the file, or of those of other ranks, could not be read.
 
     All numbers come from the part that could be read. The most frequent reason is a job that died before the
-    profiler finished the file.
+    profiler finished the file. What a file that is cut off would have held is not known and not counted.
     """
     lost = facts.trace.lost
-    if not lost or lost.reasons.keys() == {OTHER_TYPES}:
-        return
-    yield facts.finding(
-        f"The file is damaged: {'; '.join(lost.reasons)}",
+    if lost.reasons.keys() - {OTHER_TYPES}:
+        yield _damage(facts, f"The file is damaged: {'; '.join(lost.reasons)}", [lost])
+    others = _damaged_others(facts)
+    if len(others) == 1:
+        (rank, part), *_ = others.items()
+        yield _damage(facts, f"The file of rank {rank} is damaged: {'; '.join(part.reasons)}", [part], rank=rank)
+    elif others:
+        which = "; ".join(f"rank {rank}, {', '.join(part.reasons)}" for rank, part in [*others.items()][:_LISTED])
+        more = f"; and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+        title = f"The files of {len(others)} other ranks are damaged: {which}{more}"
+        yield _damage(facts, title, [*others.values()], rank=min(others))
+
+
+def _damaged_others(facts: TraceFacts) -> dict[int, ReadLosses]:
+    """Return what could not be read of the files of other ranks than that of the facts."""
+    if facts.job is None:
+        return {}
+    ranks = facts.job.ranks
+    return {rank: lost for rank, lost in facts.job.damaged.items() if ranks[rank].path != facts.trace.path}
+
+
+def _damage(facts: TraceFacts, title: str, lost: Sequence[ReadLosses], **where: Any) -> Finding:
+    events, size, repaired = (
+        sum(getattr(each, name) for each in lost) for name in ("events", "bytes", "repaired")
+    )
+    return facts.finding(
+        title,
         win_ns=None,
-        severity="medium" if lost.events or lost.bytes else "low",
+        severity="medium" if events or size else "low",
         evidence=(
-            Evidence("lost", lost.events, "events", "Events that are known to be lost."),
-            Evidence("bytes", lost.bytes, "bytes", "Bytes that could not be read."),
-            Evidence("repaired", lost.repaired, "events", "Events that were read after a repair."),
+            Evidence("lost", events, "events", "Events that are known to be lost."),
+            Evidence(
+                "bytes", size, "bytes", "Bytes in the file that could not be read, without what a cut removed."
+            ),
+            Evidence("repaired", repaired, "events", "Events that were read after a repair."),
         ),
         fix=Fix("Record again, and let the profiler finish before the process exits."),
+        **where,
     )
 
 

@@ -1,0 +1,114 @@
+"""Chooses the trace to look at: a file or, of the ranks of a job, the one that the others wait for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import NamedTuple
+
+from ..run_folder import last_window
+from ..traces.communication import Collectives
+from ..traces.ranks import TraceSet, set_of
+from ..traces.read import check_ranks_path, read_file
+from ..traces.trace import Trace
+from ..traces.trace_files import FoundFiles, find_trace_files
+from ..units import counted
+from .job import Job, job_of
+
+StrPath = str | os.PathLike[str]
+Source = Trace | TraceSet | StrPath | Iterable[Trace | StrPath]
+"""A trace or its path; or the ranks of a job, as traces, as paths, as a folder, or as a pattern."""
+
+
+class ChosenTrace(NamedTuple):
+    """The trace to look at.
+
+    Attributes:
+        trace: the trace.
+        job: the ranks of its job; None if only this trace is known.
+        left_out: the files and folders that are not part of the job, each with the reason.
+        named: whether the caller named this trace or its file.
+    """
+
+    trace: Trace
+    job: Job | None
+    left_out: Mapping[Path, str]
+    named: bool
+
+    @property
+    def text(self) -> str:
+        """The file that was chosen, and of how many ranks; empty for a trace that the caller named."""
+        if self.named:
+            return ""
+        if self.job is None or self.job.world_size < 2:
+            return str(self.trace.path)
+        rank = next((rank for rank, one in self.job.ranks.items() if one.path == self.trace.path), 0)
+        return f"{self.trace.path}, rank {rank} of the {counted(len(self.job.ranks), 'rank')} that were read"
+
+
+def chosen_trace(
+    source: Source,
+    rank: int | None,
+    collectives: Collectives,
+    executor: Executor | None,
+    steps_from: str | None,
+) -> ChosenTrace:
+    """Return the trace to look at and, of several ranks, their job.
+
+    Args:
+        source: what to choose from.
+        rank: the rank, of several; None chooses the one that the others wait for, else the one that takes longest.
+        collectives: which kernels communicate.
+        executor: reads the files of several ranks.
+        steps_from: which regions are the steps, as in `with_steps`.
+
+    Raises:
+        TypeError: ``source`` is none of these.
+        ValueError: there is no such rank, or no trace.
+        TraceError, OSError: a file cannot be read.
+    """
+    one = _single(source)
+    if one is not None:
+        if rank is not None and rank != (one.trace.rank or 0):
+            raise ValueError(f'"rank" must be the rank of the trace, {one.trace.rank or 0}: {rank!r}')
+        return one
+    several = source if isinstance(source, TraceSet) else _ranks(source)
+    job = job_of(several, collectives, executor, steps_from)
+    return ChosenTrace(job.trace(job.focus if rank is None else rank), job, job.left_out, named=False)
+
+
+def _single(source: Source) -> ChosenTrace | None:
+    """Return the one trace that ``source`` has; None if it has several."""
+    if isinstance(source, Trace):
+        return ChosenTrace(source, None, {}, named=True)
+    if isinstance(source, (str, os.PathLike)):
+        path = last_window(os.fspath(source))
+        several = path != "-" and (Path(path).is_dir() or not Path(path).exists())  # a pattern, or a mistake
+        found = _files(path) if several else FoundFiles([Path(path)])
+        if len(found.files) == 1:
+            left_out = dict.fromkeys(found.others, "only the last of these folders is read")
+            return ChosenTrace(read_file(found.files[0]), None, left_out, named=not several)
+    return None
+
+
+def _ranks(source: object) -> TraceSet | str | list[StrPath]:
+    """Return the traces of several ranks, or what to read them from."""
+    if isinstance(source, (str, os.PathLike)):
+        return last_window(os.fspath(source))
+    if isinstance(source, (bytes, Mapping)) or not isinstance(source, Iterable):
+        raise TypeError(f'"trace" must be a trace or a path, or several of them: {source!r:.200}')
+    known = list(source)
+    traces = [each for each in known if isinstance(each, Trace)]
+    paths: list[StrPath] = [each for each in known if isinstance(each, (str, os.PathLike))]
+    if not known:
+        raise ValueError('"trace" must not be empty')
+    if len(known) not in (len(traces), len(paths)):
+        raise TypeError(f'"trace" must hold traces, or paths, and nothing else: {known!r:.200}')
+    return set_of(traces) if traces else paths
+
+
+def _files(path: str) -> FoundFiles:
+    check_ranks_path(path)
+    return find_trace_files(path)
