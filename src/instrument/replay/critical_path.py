@@ -13,7 +13,7 @@ from ..traces.nest import NestedRanges
 from ..traces.table import MEMCPY, Array, Table
 from .edges import ANCHORED, CALLED, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED
 from .graph import Graph
-from .replay import Replay
+from .replay import Replay, step_bounds
 
 _FOREVER = 2**62
 
@@ -106,7 +106,7 @@ def critical_path(graph: Graph, replayed: Replay, communication: Array) -> Criti
         communication: a mask of the GPU work that communicates.
     """
     times = replayed.times_ns
-    start, last = int(times[graph.start_nodes].min()), _last_node(graph, times)
+    start, last = int(step_bounds(graph, times)[0].min()), _last_node(graph, times)
     path = _binding_edges(replayed, last, start)
     segments = [part for edge in path for part in _parts(graph, replayed, communication, edge)]
     total = int(times[last]) - start

@@ -70,8 +70,13 @@ def step_lengths(graph: Graph, times_ns: Array) -> Array:
 
 
 def step_bounds(graph: Graph, times_ns: Array) -> tuple[Array, Array]:
-    """Return when each step starts and ends in ns; a step starts when the one before it in its process ends."""
+    """Return when each step starts and ends in ns; a step starts when the one before it in its process ends.
+
+    The first step starts when the GPU has done the work that was launched before the recording, if that is later.
+    """
     starts, ends = times_ns[graph.start_nodes], step_ends(graph, times_ns)
+    earlier = times_ns[graph.work_nodes[graph.order.before]].max(initial=0)
+    starts = np.where(earlier < ends, np.maximum(starts, earlier), starts)
     for rows in _by_process(graph):
         starts[rows[1:]] = ends[rows[:-1]]
     return starts, ends

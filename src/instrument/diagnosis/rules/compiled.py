@@ -231,10 +231,11 @@ def compiled_overhead(facts: TraceFacts, *, ratio: float = 3, share: float = 0.0
     facts.require_gpu()
     calls, cpu_ns = facts.of_one_process(_compiled(facts))
     starts, ends = merge_overlaps(calls.start_ns, calls.end_ns)
-    launched = facts.gpu.launch >= 0
-    at = facts.trace.runtime.start_ns[facts.gpu.launch[launched]]
-    of = np.searchsorted(starts, at, "right") - 1
-    inside = (of >= 0) & (at < ends[of])
+    launched, runtime = facts.gpu.launch >= 0, facts.trace.runtime
+    calling = facts.gpu.launch[launched]
+    of = np.searchsorted(starts, runtime.start_ns[calling], "right") - 1
+    inside = (of >= 0) & (runtime.start_ns[calling] < ends[of])
+    inside &= np.isin(facts.process_of[runtime.thread[calling]], facts.process_of[calls.thread])
     gpu_ns = int(facts.gpu.duration_ns[launched][inside].sum())
     win = int(facts.cpu_win(calls, but_ns=gpu_ns))  # no replay can show calls that take part of their time
     if cpu_ns < ratio * gpu_ns or facts.share(win) < share:
