@@ -16,7 +16,7 @@ US = 1_000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(actions, actions)
 def test_parts_add_up(one: list[tuple[str, int, int]], two: list[tuple[str, int, int]]) -> None:
     """The parts of any two programs add up to the difference of their lower medians."""

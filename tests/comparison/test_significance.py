@@ -61,9 +61,9 @@ def test_the_detectable_change(steps: int, variation: float) -> None:
         [significance(draw(random, steps, variation), draw(random, steps, variation))[1] for _ in range(30)]
     )
     found = sum(
-        is_change(draw(random, steps, variation), draw(random, steps, variation, 1 + typical)) for _ in range(200)
+        is_change(draw(random, steps, variation), draw(random, steps, variation, 1 + typical)) for _ in range(120)
     )
-    assert 0.7 * 200 <= found <= 0.9 * 200
+    assert 0.7 * 120 <= found <= 0.9 * 120
 
 
 def test_few_steps() -> None:

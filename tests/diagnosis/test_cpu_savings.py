@@ -53,7 +53,7 @@ def run(program: Program, *, without: bool, loop: MadeLoop | None = None) -> int
 
 
 @given(PROGRAMS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=25)
 def test_bound_holds(program: Program) -> None:
     """No program wins more than the bound, and the bound is no more than the time saved."""
     loop = MadeLoop(steps=1, busy=False)

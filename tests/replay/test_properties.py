@@ -70,7 +70,7 @@ def replayer_of(machine: Machine) -> Replayer:
     return Replayer(machine.trace())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(actions)
 def test_exact_without_a_change(program: list[Action]) -> None:
     """The replay without a change gives every event its recorded time."""
@@ -78,7 +78,7 @@ def test_exact_without_a_change(program: list[Action]) -> None:
     assert (replayer.unchanged.times_ns == replayer.graph.recorded_ns)[1:].all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(actions)
 def test_without_a_region(program: list[Action]) -> None:
     """The prediction without a region is the length that the program has without it."""
@@ -87,7 +87,7 @@ def test_without_a_region(program: list[Action]) -> None:
     assert guess.step_ns == lower_median_of(record(program, without=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(actions, st.sampled_from([2, 4, 10]))
 def test_with_faster_kernels(program: list[Action], factor: float) -> None:
     """The prediction with faster kernels is the length that the program has with them."""
@@ -98,7 +98,7 @@ def test_with_faster_kernels(program: list[Action], factor: float) -> None:
     assert abs(guess.step_ns - lower_median_of(faster)) <= 3 * 25  # durations are rounded
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(actions, st.floats(0, 1), st.floats(0, 1))
 def test_monotone(program: list[Action], one: float, two: float) -> None:
     """Work that saves more never makes the steps longer."""
@@ -107,7 +107,7 @@ def test_monotone(program: list[Action], one: float, two: float) -> None:
     assert ends[1] <= ends[0] <= replayer.recorded_ns.sum()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(actions)
 def test_never_faster_than_the_gpu(program: list[Action]) -> None:
     """Without any work of the CPU and any wait, the steps still take as long as the busiest stream works."""
