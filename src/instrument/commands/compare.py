@@ -14,6 +14,7 @@ from ..report.comparison import print_comparison
 from ..traces.communication import compile_collectives
 from .errors import describe, exit_unusable, print_message
 from .parsing import subcommand_of
+from .trace_options import CollectivesOption, RankOption, StepsFromOption
 
 _LIMIT = re.compile(r"slower=(\d+(?:\.\d+)?)%")
 _FAILED, _NOT_COMPARABLE = 1, 2
@@ -31,20 +32,9 @@ def compare_command(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
-    steps_from: Annotated[
-        str | None,
-        typer.Option(help="Names of the regions that are the steps, as in instrument summarize.", metavar="REGEX"),
-    ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(min=0, help="The rank to compare, of several: by default as in diagnose.", metavar="N"),
-    ] = None,
-    collectives: Annotated[
-        str,
-        typer.Option(
-            help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
-        ),
-    ] = "auto",
+    steps_from: StepsFromOption = None,
+    rank: RankOption = None,
+    collectives: CollectivesOption = "auto",
 ) -> None:
     """Say whether the steps of a program became faster or slower, and which parts of a step changed.
 

@@ -18,6 +18,7 @@ from ..errors import TraceError
 from ..traces.communication import compile_collectives
 from .errors import describe, exit_unusable, print_message
 from .parsing import subcommand_of
+from .trace_options import CollectivesOption, RankOption, StepsFromOption
 
 _TABLE = "tool.instrument.diagnose"
 
@@ -36,18 +37,8 @@ def diagnose_command(
             "--set", help="Change a threshold of a rule: --set input-wait.share=0.1", metavar="RULE.NAME=N"
         ),
     ] = None,
-    steps_from: Annotated[
-        str | None,
-        typer.Option(help="Names of the regions that are the steps, as in instrument summarize.", metavar="REGEX"),
-    ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="The rank to diagnose, of several: by default the one that the others wait for.",
-            metavar="N",
-        ),
-    ] = None,
+    steps_from: StepsFromOption = None,
+    rank: RankOption = None,
     compile_log: Annotated[
         Path | None,
         typer.Option(
@@ -56,12 +47,7 @@ def diagnose_command(
             metavar="PATH",
         ),
     ] = None,
-    collectives: Annotated[
-        str,
-        typer.Option(
-            help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
-        ),
-    ] = "auto",
+    collectives: CollectivesOption = "auto",
 ) -> None:
     """Say what is slow in a trace, why, and what a fix would win.
 

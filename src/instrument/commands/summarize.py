@@ -28,6 +28,7 @@ from ..units import counted
 from .errors import describe, print_message
 from .parsing import subcommand_of
 from .recorded_run import RecordedRun, find_recorded_run
+from .trace_options import CollectivesOption
 
 _TRACE = "TRACE"
 
@@ -40,12 +41,7 @@ def summarize(
         typer.Argument(metavar="TRACE...", help="Files, '-', or folders or patterns of the ranks' files."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, unrounded.")] = False,
-    collectives: Annotated[
-        str,
-        typer.Option(
-            help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
-        ),
-    ] = "auto",
+    collectives: CollectivesOption = "auto",
     steps_from: Annotated[
         str | None,
         typer.Option(

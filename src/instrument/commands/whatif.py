@@ -20,6 +20,7 @@ from ..traces.insert_events import check_copy
 from ..traces.region_steps import with_steps
 from .errors import describe, exit_unusable, print_message
 from .parsing import subcommand_of
+from .trace_options import CollectivesOption, RankOption, StepsFromOption
 
 _KERNEL = "kernel:"
 
@@ -55,20 +56,9 @@ def whatif_command(
             metavar="OUT",
         ),
     ] = None,
-    steps_from: Annotated[
-        str | None,
-        typer.Option(help="Names of the regions that are the steps, as in instrument summarize.", metavar="REGEX"),
-    ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(min=0, help="The rank to replay, of several: by default as in diagnose.", metavar="N"),
-    ] = None,
-    collectives: Annotated[
-        str,
-        typer.Option(
-            help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
-        ),
-    ] = "auto",
+    steps_from: StepsFromOption = None,
+    rank: RankOption = None,
+    collectives: CollectivesOption = "auto",
 ) -> None:
     """Predict how long a step would be with a change, and show the critical path.
 
