@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import instrument
 from instrument.cli import app
+from instrument.traces.trace import Device
 from tests.replay.machine import Machine
 from tests.support.loops import Loop
 
@@ -47,7 +48,10 @@ def command(*arguments: object, code: int = 0) -> str:
 def test_text(traces: tuple[Path, Path]) -> None:
     """The verdict, the numbers behind it and the parts are printed."""
     shown = command(*traces)
-    assert "Slower: a step takes 457 us instead of 357 us (+28.0 %, lower medians of 8 and 8 steps)." in shown
+    assert (
+        "Slower: a step takes 457 us instead of 357 us (+28.0 %, lower medians of 8 steps before and 8 after)."
+        in shown
+    )
     assert "+100 us between the median steps" in shown
     assert "a change of 0." in shown
 
@@ -62,7 +66,7 @@ def test_json(traces: tuple[Path, Path]) -> None:
 
 def test_fail_on(traces: tuple[Path, Path]) -> None:
     """The command fails if the program became slower by the limit or more, and only then."""
-    assert "slower by 28.0 %; --fail-on allows less than 5 %" in command(*traces, "--fail-on", "slower=5%", code=1)
+    assert "slower: +28.0 %; --fail-on allows less than 5 %" in command(*traces, "--fail-on", "slower=5%", code=1)
     command(*traces, "--fail-on", "slower=30%")
     command(*reversed(traces), "--fail-on", "slower=5%")
     command(traces[0], traces[0], "--fail-on", "slower=0%")
@@ -120,6 +124,29 @@ def test_stretched_recordings() -> None:
     change = instrument.compare(replace(one, stretch=1.1), replace(two, stretch=2.0))
     assert change.reasons == ("recording made steps 1.10 and 2.00 times as long",)
     assert instrument.compare(replace(one, stretch=1.1), replace(two, stretch=1.2)).reasons == ()
+
+
+def test_opposite_directions() -> None:
+    """If the mean step is longer but the median step is not, there is no verdict."""
+
+    def program(lengths: list[int]) -> Machine:
+        machine = Machine()
+        for ns in lengths:
+            with machine.step():
+                machine.work(ns * 1000)
+        return machine
+
+    one, two = program([600, 1000] * 20), program([598, 598, 1400, 1400, 598] * 8)
+    change = instrument.compare(one.trace(), two.trace())
+    assert change.delta_ns < 0
+    assert change.verdict == "no change seen"
+
+
+def test_devices_with_other_numbers() -> None:
+    """Devices are compared by name also where the work has other numbers than the list of devices."""
+    made = loop(kernels=3).trace()
+    traces = [replace(made, devices=[Device(5, name=name)]) for name in ("H100", "MI300X")]
+    assert instrument.compare(*traces).reasons == ("the devices differ: H100 and MI300X",)
 
 
 def test_versions() -> None:

@@ -80,7 +80,9 @@ def test_lane(trace: Path, tmp_path: Path) -> None:
         (["--without", "copies"], "the trace has no memcpys"),
         (["--without", "sync:train.py:3"], "the trace has no lines of synchronizations"),
         (["--speed", "sgemm=2x"], "--speed must be kernel:REGEX=Nx, such as kernel:gemm=2x: 'sgemm=2x'"),
-        (["--speed", "kernel:sgemm=0x"], '"speed" must hold numbers greater than 0: 0.0'),
+        (["--speed", "kernel:sgemm=0x"], '"speed" must hold numbers from 0.001 on: 0.0'),
+        (["--speed", "kernel:a=2x", "--speed", "kernel:a=3x"], "--speed may name each regular expression once"),
+        (["--without", "sync:"], '"without" must hold dataloader'),
         (["--speed", "kernel:(=2x"], '"speed" must hold regular expressions'),
         (["--speed", "kernel:nothing=2x"], "no kernel, memcpy or memset has a name with 'nothing'"),
         (["--overlap", "copies"], '"overlap" must hold "communication": \'copies\''),
@@ -99,3 +101,5 @@ def test_nothing_to_replay(tmp_path: Path) -> None:
         '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "pid": 0, "tid": 7}]}'
     )
     assert "No prediction: the trace has no events on the CPU." in whatif(path, "--without", "sync")
+    assert '"without" must hold' in whatif(path, "--without", "everything", code=2)
+    assert "no critical path can be added" in whatif(path, "--add-critical-path", tmp_path / "out.json", code=2)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from instrument.diagnosis.requested_changes import requested_change
 from instrument.replay.changes import Change
 from instrument.replay.overlay import add_critical_path
 from instrument.replay.replayer import Replayer
@@ -62,6 +63,15 @@ def test_communication() -> None:
     changed = Replayer(run(CASES["overlapped communication"], changed=False).trace())
     overlapped = changed.critical_path(Change(overlapped=changed.communication))
     assert {part.name for part in overlapped.segments if part.kind == "communication"} <= {NCCL}
+
+
+def test_path_without_a_region() -> None:
+    """The path of the steps without a region has no work of this region, and adds up."""
+    for name, region in (("a sleep", "sleep"), ("a sleep without a GPU", "sleep")):
+        replayer = Replayer(run(CASES[name], changed=False).trace())
+        path = replayer.critical_path(requested_change(replayer, [f"region:{region}"], {}, []))
+        assert {part.region for part in path.segments if part.kind == "cpu"} == {()}
+        assert sum(part.duration_ns for part in path.segments) == path.total_ns
 
 
 def test_synchronization() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from instrument.diagnosis.what_if import WhatIf, what_if
 from instrument.replay.replay import step_lengths
 from instrument.replay.replayer import Replayer
+from instrument.traces.read import read_trace
 
 from .machine import COPY, FILL, Costs, Machine
 
@@ -275,6 +278,35 @@ def test_replay_without_a_change(name: str) -> None:
     replayer = Replayer(machine.trace())
     assert replayer.recorded_ns.tolist() == machine.lengths
     assert step_lengths(replayer.graph, replayer.unchanged.times_ns).tolist() == machine.lengths
+
+
+def test_a_gpu_that_lags_behind() -> None:
+    """The faster the kernels, the shorter the steps, but never below the time on the CPU in the long run."""
+
+    def lagging(machine: Machine, _: bool) -> None:
+        for _ in range(20):
+            machine.work(40 * US)
+            machine.launch(60 * US)
+
+    replayer = Replayer(run(Case(lagging, {}), changed=False, steps=3).trace())
+    predicted = [what_if(replayer, speed={".": factor}).step_ns for factor in (1, 1.2, 2, 100)]
+    assert predicted == sorted(predicted, reverse=True)
+    assert predicted[-1] == predicted[-2] == 20 * 42 * US
+
+
+def test_too_many_threads(tmp_path: Path) -> None:
+    """A trace of more threads than are compared has no prediction."""
+    events = []
+    for number in range(140):
+        ids = {"ph": "X", "ts": 100 * number, "dur": 10, "args": {"correlation": number, "device": 0, "stream": 7}}
+        events += [
+            ids | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": number},
+            ids | {"cat": "kernel", "name": "k", "ts": 100 * number + 20, "pid": 0, "tid": 7},
+        ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    guess = what_if(Replayer(read_trace(path)))
+    assert guess.abstained == "140 threads launch work or wait for the GPU, more than 128"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..comparison.comparison import Comparison, compare
 from ..errors import TraceError
-from ..report.comparison import print_comparison
+from ..report.comparison import change_text, print_comparison
 from ..traces.communication import compile_collectives
 from .errors import describe, exit_unusable, print_message
 from .parsing import subcommand_of
@@ -78,8 +78,8 @@ def _fail(change: Comparison, limit: float) -> None:
     if change.verdict == "not comparable":
         print_message(f"not comparable: {'; '.join(change.reasons)}")
         raise typer.Exit(_NOT_COMPARABLE)
-    if change.verdict == "slower" and change.relative >= limit:
-        print_message(f"slower by {100 * change.relative:.1f} %; --fail-on allows less than {100 * limit:g} %")
+    if change.verdict == "slower" and (change.relative is None or change.relative >= limit):
+        print_message(f"slower: {change_text(change)}; --fail-on allows less than {100 * limit:g} %")
         raise typer.Exit(_FAILED)
 
 

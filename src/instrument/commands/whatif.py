@@ -68,12 +68,14 @@ def whatif_command(
     """
     try:
         pattern = compile_collectives(collectives)
-        faster = dict(_faster(text) for text in speed or [])
+        faster = _all_faster(speed or [])
         chosen = chosen_trace(trace, rank, pattern, None, steps_from)
         replayer = Replayer(with_steps(chosen.trace, steps_from), pattern)
         if lane is not None:
             check_copy(replayer.trace, lane, CATEGORY)
         guess = what_if(replayer, without=without or [], speed=faster, overlap=overlap or [])
+        if lane is not None and guess.abstained:
+            raise ValueError(f"no critical path can be added: {guess.abstained}")
     except (TraceError, OSError) as error:
         print_message(describe(error))
         raise typer.Exit(1) from None
@@ -88,6 +90,14 @@ def whatif_command(
             print_wrapped(console, f"Replayed: {chosen.text}.")
     if lane is not None:
         _add_lane(replayer, lane)
+
+
+def _all_faster(texts: list[str]) -> dict[str, float]:
+    """Return the regular expressions and factors of all ``--speed``."""
+    pairs = [_faster(text) for text in texts]
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError(f"--speed may name each regular expression once: {' '.join(texts)}")
+    return dict(pairs)
 
 
 def _faster(text: str) -> tuple[str, float]:

@@ -61,6 +61,9 @@ def _of_machines(before: TraceFacts, after: TraceFacts) -> Iterator[Difference]:
     ranks = [facts.trace.world_size or 1 for facts in (before, after)]
     if ranks[0] != ranks[1]:
         yield Difference(f"the numbers of ranks differ: {ranks[0]} and {ranks[1]}", prevents=True)
+    own = [facts.trace.rank for facts in (before, after)]
+    if own[0] != own[1]:
+        yield Difference(f"the ranks differ: {own[0]} and {own[1]}", prevents=False)
     for name, keys in _VERSIONS.items():
         versions = [_value(facts.trace.metadata, keys) for facts in (before, after)]
         if None not in versions and versions[0] != versions[1]:
@@ -84,9 +87,10 @@ def _of_recordings(before: DiagnosisData, after: DiagnosisData) -> Iterator[Diff
 
 
 def _used_devices(facts: TraceFacts) -> list[str]:
-    """Return the product names of the GPUs that did work, without repetition."""
+    """Return the product names of the GPUs that did work or, if the file numbers them differently, of all."""
     used = set(np.unique(facts.trace.gpu.device).tolist())
-    return sorted({device.name for device in facts.trace.devices if device.id in used and device.name})
+    names = {device.name for device in facts.trace.devices if device.id in used and device.name}
+    return sorted(names or {device.name for device in facts.trace.devices if device.name})
 
 
 def _value(metadata: Mapping[str, Any], keys: tuple[str, ...]) -> Any:

@@ -21,7 +21,7 @@ from ..traces.ranks import TraceSet
 from ..traces.table import Array
 from ..traces.trace import Trace
 from .comparability import Difference, differences, facts_of
-from .significance import ALPHA, MIN_STEPS, Significance, significance
+from .significance import ALPHA, Significance, significance
 from .step_parts import KINDS, Amount, Key, step_parts
 
 Verdict = Literal["faster", "slower", "no change seen", "not comparable"]
@@ -79,7 +79,7 @@ class Comparison:
         p_value: the probability of such a difference if the true change is at most 0.5 %; None with fewer than
             four steps on a side.
         detectable: the smallest relative change that these samples show in 80 % of cases; None like ``p_value``.
-        reasons: why the recordings cannot be compared, or the verdict is "no change seen" by too few steps.
+        reasons: why the recordings cannot be compared, or why "no change seen" says little.
         notes: other differences between the recordings.
         gone: the findings of the first diagnosis that the second one lacks.
         new: the findings of the second that the first one lacks.
@@ -108,9 +108,9 @@ class Comparison:
         return self.after_ns - self.before_ns
 
     @property
-    def relative(self) -> float:
-        """``delta_ns`` / ``before_ns``."""
-        return self.delta_ns / self.before_ns if self.before_ns else 0.0
+    def relative(self) -> float | None:
+        """``delta_ns`` / ``before_ns``; None if the latter is 0."""
+        return self.delta_ns / self.before_ns if self.before_ns else None
 
     def by_kind(self) -> dict[str, int]:
         """Return the difference of each kind of part in ns, the largest first; they add up to ``delta_ns``."""
@@ -151,6 +151,8 @@ def compare(
         steps_from: a regular expression for the names of the regions that are the steps, as in
             `instrument.diagnose`.
         rank: the rank to compare, of several.
+
+    The last three do not apply to diagnoses, which were made with arguments of their own.
 
     Raises:
         TypeError: an argument has another type.
@@ -218,9 +220,11 @@ def _verdict(
     if not all(has_steps):
         return "no change seen", ("the traces have no steps",)
     if tested.p_value is None:
-        return "no change seen", (f"a side has fewer than {MIN_STEPS} steps, or steps that depend on each other",)
-    if tested.p_value > ALPHA or not delta_ns:
+        return "no change seen", (tested.unknown,)
+    if tested.p_value > ALPHA:
         return "no change seen", ()
+    if tested.sign * delta_ns <= 0:
+        return "no change seen", ("the means and the medians of the steps differ in opposite directions",)
     return ("slower" if delta_ns > 0 else "faster"), ()
 
 

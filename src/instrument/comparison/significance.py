@@ -27,7 +27,8 @@ MIN_STEPS = 4
 
 _TRIMMED = 0.1
 _LAGS, _SMALL = 5, 0.05
-_CHANCE = 1.28  # standard errors of a correlation: above it, one in ten independent samples
+_CHANCE = 2.0  # standard errors of a correlation: above it, one in forty independent samples
+_NO_ERROR = 1e-12  # of a logarithm: steps without variation
 _PERMUTATIONS, _MOST_NUMBERS = 10_000, 4_000_000
 _POWER = NormalDist().inv_cdf(0.8)
 
@@ -37,35 +38,41 @@ class Significance(NamedTuple):
 
     Attributes:
         p_value: the probability of a difference like this, or a larger one, if the true change is at most
-            `MINIMUM`; None with fewer than `MIN_STEPS` steps on a side.
+            `MINIMUM`; None with too few steps.
         detectable: the smallest relative change that such samples show in 80 % of cases; None like ``p_value``.
+        sign: 1 if the steps after are longer, -1 if they are shorter; 0 with too few steps.
+        unknown: why nothing can be said; empty if something can.
     """
 
-    p_value: float | None
-    detectable: float | None
+    p_value: float | None = None
+    detectable: float | None = None
+    sign: int = 0
+    unknown: str = ""
 
 
 def significance(before_ns: Array, after_ns: Array) -> Significance:
     """Return the test of the lengths of steps before and after a change."""
     samples = [np.log(np.maximum(lengths, 1)) for lengths in (before_ns, after_ns)]
     if min(map(len, samples)) < MIN_STEPS:
-        return Significance(None, None)
+        return Significance(unknown=f"a side has fewer than {MIN_STEPS} steps")
     size = block_size(samples)
     before, after = (_blocks(sample, size) for sample in samples)
-    return Significance(_p_value(before, after), _detectable(before, after))
+    if min(len(before), len(after)) < MIN_STEPS:
+        return Significance(unknown="successive steps depend on each other too much for so few")
+    p_value, sign = _test(before, after)
+    return Significance(p_value, _detectable(before, after), sign)
 
 
 def block_size(samples: Sequence[Array]) -> int:
     """Return how many successive steps count as one, because their lengths depend on each other.
 
     That is 1 + 2 (r1 + r2 + ...), by which the variance of the mean of such a series grows (Bartlett 1946), where
-    rk is the correlation of steps that are k apart, up to the first that is small; but 1 if r1 may be chance, and
-    never so many that fewer than `MIN_STEPS` blocks remain.
+    rk is the correlation of steps that are k apart, up to the first that is small; but 1 if r1 may be chance.
     """
     centered = [values - values.mean() for values in (_without_outliers(sample) for sample in samples)]
     steps = sum(map(len, centered))
     total = sum(float((values**2).sum()) for values in centered)
-    if not total:
+    if total < steps * _NO_ERROR**2:
         return 1
     growth = 1.0
     for lag in range(1, _LAGS + 1):
@@ -73,7 +80,7 @@ def block_size(samples: Sequence[Array]) -> int:
         if r < (_CHANCE / math.sqrt(steps) if lag == 1 else _SMALL):
             break
         growth += 2 * r
-    return min(math.ceil(growth), min(map(len, samples)) // MIN_STEPS)
+    return math.ceil(growth)
 
 
 def _without_outliers(values: Array) -> Array:
@@ -89,40 +96,51 @@ def _blocks(values: Array, size: int) -> Array:
     return means
 
 
-def _trimmed_mean(values: Array) -> Array:
-    """Return the mean of each row without its longest and shortest tenth."""
-    cut = int(_TRIMMED * values.shape[-1])
-    mean: Array = np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(axis=-1)
-    return mean
+def _difference(before: Array, after: Array) -> tuple[Array, Array]:
+    """Return the difference of the trimmed means of each pair of rows, and its standard error (Yuen 1974)."""
+    (one, error_one), (two, error_two) = map(_trimmed_mean, (before, after))
+    return two - one, np.sqrt(error_one + error_two)
 
 
-def _p_value(before: Array, after: Array) -> float:
-    """Return the p-value against every true change of at most the minimum effect.
+def _trimmed_mean(values: Array) -> tuple[Array, Array]:
+    """Return the mean of each row without its longest and shortest tenth, and the square of its standard error."""
+    count = values.shape[-1]
+    cut = int(_TRIMMED * count)
+    kept, ordered = count - 2 * cut, np.sort(values, axis=-1)
+    winsorized = np.clip(ordered, ordered[..., [cut]], ordered[..., [count - 1 - cut]])
+    squares = ((winsorized - winsorized.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
+    return ordered[..., cut : count - cut].mean(axis=-1), squares / (kept * (kept - 1))
 
-    Of these, the one next to the observed difference makes it most probable: that change is taken out of the
-    samples, and the probability of a difference as far on the other side of the range is added.
+
+def _test(before: Array, after: Array) -> tuple[float, int]:
+    """Return the p-value against every true change of at most the minimum effect, and the sign of the difference.
+
+    Of these changes, the one next to the observed difference makes it most probable: that change is taken out of
+    the samples, and the probability of a difference as far on the other side of the range is added. Differences
+    are compared in standard errors, so that samples may vary differently (Janssen 1997).
     """
     least = math.log1p(MINIMUM)
-    difference = float(_trimmed_mean(after) - _trimmed_mean(before))
+    difference, error = (float(value) for value in _difference(before, after))
     sign = 1 if difference > 0 else -1
-    rest = difference - sign * least
-    if sign * rest <= 0:
-        return 1.0
+    rest = sign * difference - least
+    if rest <= 0:
+        return 1.0, sign
     both = np.concatenate((before, after - sign * least))
-    random = np.random.default_rng(0)
     count = max(min(_PERMUTATIONS, _MOST_NUMBERS // len(both)), 200)
-    mixed = random.permuted(np.broadcast_to(both, (count, len(both))), axis=1)
-    chance = sign * (_trimmed_mean(mixed[:, len(before) :]) - _trimmed_mean(mixed[:, : len(before)]))
-    as_far = np.count_nonzero(chance >= sign * rest - 1e-12)
-    as_far += np.count_nonzero(chance <= -(sign * rest + 2 * least))
-    return float((1 + as_far) / (1 + count))
+    mixed = np.random.default_rng(0).permuted(np.broadcast_to(both, (count, len(both))), axis=1)
+    chance, errors = _difference(mixed[:, : len(before)], mixed[:, len(before) :])
+    chance, errors = sign * chance, np.maximum(errors, _NO_ERROR)
+    observed = max(error, _NO_ERROR)
+    as_far = np.count_nonzero(chance / errors >= rest / observed * (1 - 1e-9))
+    as_far += np.count_nonzero(chance / errors <= -(rest + 2 * least) / observed)
+    return float((1 + as_far) / (1 + count)), sign
 
 
 def _detectable(before: Array, after: Array) -> float:
-    """Return the relative change that is found in 80 % of cases, from the standard error of the trimmed means."""
-    error = math.hypot(_standard_error(before), _standard_error(after))
+    """Return the relative change that is found in 80 % of cases, from the standard error of the difference."""
+    error = float(_difference(before, after)[1])
     least = math.log1p(MINIMUM)
-    if not error:
+    if error < _NO_ERROR:
         return MINIMUM
     freedom = len(before) + len(after) - 2
     low, high = 0.0, 10.0
@@ -131,15 +149,6 @@ def _detectable(before: Array, after: Array) -> float:
         chance = NormalDist().cdf(-middle) + NormalDist().cdf(-middle - 2 * least / error)
         low, high = (middle, high) if chance > ALPHA else (low, middle)
     return math.expm1(least + error * (_student(high, freedom) + _student(_POWER, freedom)))
-
-
-def _standard_error(values: Array) -> float:
-    """Return the standard error of a trimmed mean (Yuen 1974)."""
-    count, cut = len(values), int(_TRIMMED * len(values))
-    ordered = np.sort(values)
-    winsorized = np.clip(values, ordered[cut], ordered[count - 1 - cut])
-    kept = count - 2 * cut
-    return math.sqrt(float(((winsorized - winsorized.mean()) ** 2).sum()) / (kept * (kept - 1)))
 
 
 def _student(quantile: float, freedom: int) -> float:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
+from ..findings import Site
 from ..replay.changes import Change, without_events
 from ..replay.graph import Graph
 from ..replay.replayer import Replayer
@@ -18,6 +19,7 @@ from ..traces.table import MEMCPY, Array
 from .groups import inside_rows
 from .idle_causes import INPUT, named_ranges
 
+_WITHOUT = re.compile(r"dataloader|copies|sync|sync:.+|region:.+", re.DOTALL)
 WITHOUT = "dataloader, copies, sync, sync:FILE:LINE or region:NAME"
 """What a step can be replayed without."""
 
@@ -36,14 +38,20 @@ def requested_change(
             raise TypeError(f'"{name}" must be a list of texts: {value!r:.200}')
     if not isinstance(speed, Mapping):
         raise TypeError(f'"speed" must be a mapping from regular expressions to numbers: {speed!r:.200}')
+    for what in without:
+        if not isinstance(what, str) or not _WITHOUT.fullmatch(what):
+            raise ValueError(f'"without" must hold {WITHOUT}: {what!r}')
+    for what in overlap:
+        if what != "communication":
+            raise ValueError(f'"overlap" must hold "communication": {what!r}')
+    if not replayer.has_cpu:
+        return Change()
     change = Change()
     for what in without:
         change |= _without(replayer.graph, what)
     for pattern, factor in speed.items():
         change |= _faster(replayer.graph, pattern, factor)
-    for what in overlap:
-        if what != "communication":
-            raise ValueError(f'"overlap" must hold "communication": {what!r}')
+    for _ in overlap:
         if not replayer.communication.any():
             raise ValueError("the trace has no kernels that communicate")
         change |= Change(overlapped=replayer.communication)
@@ -52,16 +60,14 @@ def requested_change(
 
 def _without(graph: Graph, what: str) -> Change:
     """Return the change in which one of `WITHOUT` costs nothing."""
-    kind, _, name = what.partition(":") if isinstance(what, str) else ("", "", "")
+    kind, _, name = what.partition(":")
     if what == "dataloader":
         return _without_input(graph)
     if what == "copies":
         return _without_copies(graph)
     if kind == "sync":
         return _without_syncs(graph, name)
-    if kind == "region" and name:
-        return _without_region(graph, name)
-    raise ValueError(f'"without" must hold {WITHOUT}: {what!r}')
+    return _without_region(graph, name)
 
 
 def _without_input(graph: Graph) -> Change:
@@ -101,16 +107,17 @@ def _without_syncs(graph: Graph, line: str) -> Change:
     sites = [context.site for context in contexts_of_waits(graph)]
     if not any(sites):
         raise ValueError("the trace has no lines of synchronizations: record with with_stack=True")
-    file, _, number = line.rpartition(":")
-    found = [
-        row
-        for row, site in enumerate(sites)
-        if site and str(site.line) == number and file and f"/{site.file}".endswith(f"/{file.removeprefix('./')}")
-    ]
+    found = [row for row, site in enumerate(sites) if site and _is_at(site, line)]
     if not found:
         known = sorted({str(site) for site in sites if site})
         raise ValueError(f"no synchronization at {line!r}; the lines are: {', '.join(known) or 'none'}")
     return Change(asynchronous=frozenset(found))
+
+
+def _is_at(site: Site, line: str) -> bool:
+    """Return whether a line is that of FILE:LINE, or FILE where the trace has no numbers of lines."""
+    file, _, number = line.rpartition(":") if site.line else (line, "", "0")
+    return number == str(site.line) and bool(file) and f"/{site.file}".endswith(f"/{file.removeprefix('./')}")
 
 
 def contexts_of_waits(graph: Graph) -> list[CallContext]:
@@ -135,8 +142,8 @@ def _without_region(graph: Graph, name: str) -> Change:
 
 
 def _faster(graph: Graph, pattern: str, factor: float) -> Change:
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < float("inf"):
-        raise ValueError(f'"speed" must hold numbers greater than 0: {factor!r}')
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0.001 <= factor < float("inf"):
+        raise ValueError(f'"speed" must hold numbers from 0.001 on: {factor!r}')
     try:
         searched = re.compile(pattern)
     except (re.error, TypeError) as error:

@@ -25,7 +25,8 @@ class WhatIf:
         self_error: the error of the replay without a change: the median over the steps of
             \|replayed - recorded\| / recorded. None if nothing can be replayed.
         max_error: the maximum over the steps.
-        steps: the number of steps.
+        steps: the number of steps; 1 without steps, as the whole trace then counts as one.
+        has_steps: whether the trace has steps.
         abstained: why there is no prediction; None if there is one.
         critical_path: what determines the length of the steps with the change; None if the prediction abstains.
     """
@@ -36,6 +37,7 @@ class WhatIf:
     self_error: float | None
     max_error: float | None
     steps: int
+    has_steps: bool
     abstained: str | None = None
     critical_path: CriticalPath | None = field(default=None, repr=False)
 
@@ -75,15 +77,15 @@ def what_if(
         ValueError: a word is not one of these, or the trace has no such thing.
     """
     speed = {} if speed is None else speed
-    if not replayer.has_cpu:
-        return WhatIf("", 0, None, None, None, 0, replayer.abstained)
     change = requested_change(replayer, without, speed, overlap)
+    if not replayer.has_cpu:
+        return WhatIf("", 0, None, None, None, 0, has_steps=False, abstained=replayer.abstained)
     errors = replayer.errors
     words = [f"without {what}" for what in without]
     words += [f"with {pattern} {factor:g} times as fast" for pattern, factor in speed.items()]
     words += [f"with overlapped {what}" for what in overlap]
     before = lower_median(replayer.recorded_ns)
-    figures = float(np.median(errors)), float(errors.max()), len(errors)
+    figures = float(np.median(errors)), float(errors.max()), len(errors), bool(replayer.trace.steps)
     if replayer.abstained:
         return WhatIf(", ".join(words), before, None, *figures, replayer.abstained)
     path = replayer.critical_path(change)
@@ -93,11 +95,11 @@ def what_if(
 def as_dict(guess: WhatIf) -> dict[str, Any]:
     """Return a prediction as a dict of JSON values.
 
-    ``change``, ``before_ns``, ``step_ns``, ``win_ns``, ``self_error``, ``max_error``, ``steps`` and ``abstained``
-    are the attributes of `WhatIf`. ``critical_path`` is null, or has ``total_ns`` (of all steps), ``classes``
-    (each with its ``ns`` and ``definition``), ``parts`` (each ``region`` and ``class`` with its ``ns``), which
-    both add up to ``total_ns``, and ``off_path`` (each name of GPU work that is never on it, with the ``ns`` of
-    its durations and its least ``slack_ns``).
+    ``change``, ``before_ns``, ``step_ns``, ``win_ns``, ``self_error``, ``max_error``, ``steps``, ``has_steps`` and
+    ``abstained`` are the attributes of `WhatIf`. ``critical_path`` is null, or has ``total_ns`` (of all steps),
+    ``classes`` (each with its ``ns`` and ``definition``), ``parts`` (each ``region`` and ``class`` with its
+    ``ns``), which both add up to ``total_ns``, and ``off_path`` (each name of GPU work that is never on it, with
+    the ``ns`` of its durations and its least ``slack_ns``).
     """
     path = guess.critical_path
     return {
@@ -108,6 +110,7 @@ def as_dict(guess: WhatIf) -> dict[str, Any]:
         "self_error": guess.self_error,
         "max_error": guess.max_error,
         "steps": guess.steps,
+        "has_steps": guess.has_steps,
         "abstained": guess.abstained,
         "critical_path": path
         and {

@@ -38,6 +38,11 @@ class Change:
     def __bool__(self) -> bool:
         return bool(self.cpu or self.asynchronous) or self.saved is not None or self.overlapped is not None
 
+    @property
+    def slows(self) -> bool:
+        """Whether any work takes longer."""
+        return self.saved is not None and bool((self.saved < 0).any())
+
     def __or__(self, other: Change) -> Change:
         """Return both changes at once."""
         threads = self.cpu.keys() | other.cpu.keys()
@@ -71,7 +76,8 @@ def without_events(*tables: Table) -> Change:
 def replay_changed(graph: Graph, change: Change) -> Replay:
     """Return the replay of a graph with a change."""
     source, weight, kept = graph.edges.source.copy(), weights(graph), np.ones(len(graph.edges.kind), bool)
-    for thread, times in _with_threads_in_its_place(graph, change.cpu).items():
+    removed = _with_threads_in_its_place(graph, change.cpu)
+    for thread, times in removed.items():
         _remove_cpu_work(graph, thread, times, weight, kept)
     for number in change.asynchronous:
         at = graph.edges.target == graph.return_nodes[number]
@@ -81,7 +87,7 @@ def replay_changed(graph: Graph, change: Change) -> Replay:
     if change.overlapped is not None and len(change.overlapped):
         _overlap_work(graph, change.overlapped, source, kept)
     columns = graph.edges._replace(source=source)
-    return replay(graph, Edges(*(column[kept] for column in columns)), weight[kept])
+    return replay(graph, Edges(*(column[kept] for column in columns)), weight[kept], removed)
 
 
 def _with_threads_in_its_place(graph: Graph, cpu: Mapping[int, Intervals]) -> dict[int, Intervals]:

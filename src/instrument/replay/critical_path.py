@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..traces.intervals import covered_ns
 from ..traces.lanes import group_rows
 from ..traces.nest import NestedRanges
 from ..traces.table import MEMCPY, Array, Table
@@ -108,12 +109,18 @@ def critical_path(graph: Graph, replayed: Replay, communication: Array) -> Criti
     times = replayed.times_ns
     start, last = int(step_bounds(graph, times)[0].min()), _last_node(graph, times)
     path = _binding_edges(replayed, last, start)
-    segments = [part for edge in path for part in _parts(graph, replayed, communication, edge)]
+    in_regions = _Regions(graph.trace.regions)
+    segments = [
+        piece
+        for edge in path
+        for part in _parts(graph, replayed, communication, edge)
+        for piece in in_regions.pieces(part, replayed)
+    ]
     total = int(times[last]) - start
     segments = _without_overlaps(segments)
     segments = _without_beginning(segments, sum(part.duration_ns for part in segments) - total)
     slack = _slack(graph, replayed, int(times[last]))
-    return CriticalPath(tuple(_in_regions(graph, segments)), total, slack, tuple(_off_path(graph, slack)))
+    return CriticalPath(tuple(segments), total, slack, tuple(_off_path(graph, slack)))
 
 
 def _last_node(graph: Graph, times_ns: Array) -> int:
@@ -124,7 +131,7 @@ def _last_node(graph: Graph, times_ns: Array) -> int:
 
 def _binding_edges(replayed: Replay, last: int, start_ns: int) -> list[int]:
     """Return the edges of the longest chain to a node in order of time, from a node no later than the start."""
-    edges, weight, times = replayed
+    edges, weight, times, _ = replayed
     rows = np.flatnonzero(times[edges.source] + weight == times[edges.target])[::-1]
     binding = np.full(len(times), -1)
     binding[edges.target[rows]] = rows
@@ -142,8 +149,10 @@ def _parts(graph: Graph, replayed: Replay, communication: Array, edge: int) -> I
     row, until = int(graph.work[target]), int(graph.recorded_ns[target]) + graph.start_ns
     if row < 0:
         waited = kind in (CALLED, RETURNED)
-        since = int(edges.since_ns[edge]) if kind in (ON_CPU, HANDED_OFF) else until - weight
-        yield Segment("synchronization" if waited else "cpu", "", (), since, weight, int(graph.thread[target]), -1)
+        since, ran = until - weight, weight
+        if kind in (ON_CPU, HANDED_OFF):  # as recorded; a change may have removed a part of it
+            since, ran = int(edges.since_ns[edge]), int(edges.until_ns[edge] - edges.since_ns[edge])
+        yield Segment("synchronization" if waited else "cpu", "", (), since, ran, int(graph.thread[target]), -1)
         return
     delayed = min(max(int(edges.delay_ns[edge]), 0), weight)
     ran = weight - delayed
@@ -179,33 +188,37 @@ def _without_beginning(segments: list[Segment], surplus_ns: int) -> list[Segment
     return segments
 
 
-def _in_regions(graph: Graph, segments: list[Segment]) -> Iterator[Segment]:
-    """Split the work of the CPU where regions begin and end.
+class _Regions:
+    """Splits the work of the CPU where regions begin and end."""
 
-    Work that a change shortens keeps the regions of its beginning.
-    """
-    regions = graph.trace.regions
-    nested = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
-    edges = {
-        thread: np.unique(np.concatenate((regions.start_ns[rows], regions.end_ns[rows])))
-        for thread, rows in group_rows(regions.thread)
-    }
-    for part in segments:
-        if part.thread < 0 or part.thread not in edges:
+    def __init__(self, regions: Table) -> None:
+        self._regions = regions
+        self._nested = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
+        self._edges = {
+            thread: np.unique(np.concatenate((regions.start_ns[rows], regions.end_ns[rows])))
+            for thread, rows in group_rows(regions.thread)
+        }
+
+    def pieces(self, part: Segment, replayed: Replay) -> Iterator[Segment]:
+        """Yield the pieces of a segment, without the work of the CPU that the change removes."""
+        if part.thread < 0:
             yield part
-            continue
+            return
         since, until = part.start_ns, part.start_ns + part.duration_ns
-        own = edges[part.thread]
+        own = self._edges.get(part.thread, np.empty(0, np.int64))
         inside = own[np.searchsorted(own, since, "right") : np.searchsorted(own, until)]
-        starts = np.concatenate(([since], inside))
-        innermost = nested.innermost_at(starts, np.full(len(starts), part.thread)).tolist()
-        for start, end, row in zip(starts.tolist(), [*inside.tolist(), until], innermost, strict=True):
-            yield part._replace(region=region_path(regions, row), start_ns=start, duration_ns=end - start)
+        starts, ends = np.concatenate(([since], inside)), np.concatenate((inside, [until]))
+        took = ends - starts
+        if part.kind == "cpu" and part.thread in replayed.removed:
+            took = took - covered_ns(replayed.removed[part.thread], starts, ends)
+        rows = self._nested.innermost_at(starts, np.full(len(starts), part.thread)).tolist()
+        for start, ns, row in zip(starts.tolist(), took.tolist(), rows, strict=True):
+            yield part._replace(region=region_path(self._regions, row), start_ns=start, duration_ns=ns)
 
 
 def _slack(graph: Graph, replayed: Replay, end_ns: int) -> Array:
     """Return how much later each work could end without a later end of the last step."""
-    edges, weight, times = replayed
+    edges, weight, times, _ = replayed
     until = np.full(len(times), _FOREVER)
     until[graph.end_nodes] = until[graph.work_nodes[graph.step_of_work >= 0]] = end_ns
     latest = until.tolist()

@@ -19,9 +19,9 @@ from .cpu_points import END, FORK, JOIN, LAUNCH, RETURN, START, SYNC, UNBLOCKED,
 from .delays import RETURN_NS, measure_delays, median
 from .edges import ANCHORED, CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, edges, in_order
 from .gpu_order import GpuOrder, gpu_order
-from .handoffs import Handoffs, find_handoffs
+from .handoffs import MAX_THREADS, Handoffs, find_handoffs
 from .stream_waits import find_event_waits, find_stream_waits
-from .sync_targets import find_sync_targets, work_ended_by
+from .sync_targets import MAX_PAIRS, find_sync_targets, work_ended_by
 
 _LONGEST_CALL_NS = 50_000  # of a call that has nothing to wait for; a longer one waits for something unknown
 
@@ -47,6 +47,7 @@ class Graph:
         start_nodes: the node of the start of each step.
         end_nodes: the node of the end of each step on the CPU.
         return_nodes: the node at which each synchronization returns.
+        incomplete: what the graph lacks because the trace has too much of something; empty if it lacks nothing.
     """
 
     trace: Trace
@@ -63,6 +64,7 @@ class Graph:
     start_nodes: Array
     end_nodes: Array
     return_nodes: Array
+    incomplete: str
 
 
 class _Points:
@@ -88,7 +90,8 @@ def build_graph(trace: Trace) -> Graph:
     steps = trace.steps or _whole_trace(trace)
     gpu, order, full = trace.gpu, gpu_order(trace), find_blocked_launches(trace)
     waits = [wait for wait in find_synchronizations(trace) if wait.thread >= 0 and wait.blocked_ns > 0]
-    handoffs = find_handoffs(trace, _threads(trace, steps, waits), _blocked(waits))
+    threads = _threads(trace, steps, waits)
+    handoffs = find_handoffs(trace, threads, _blocked(waits))
     points = cpu_points(trace, steps, waits, full, handoffs)
 
     times = np.concatenate((points.time_ns, order.queued_ns))
@@ -119,7 +122,16 @@ def build_graph(trace: Trace) -> Graph:
         on_cpu.nodes(START, len(steps)),
         on_cpu.nodes(END, len(steps)),
         on_cpu.nodes(RETURN, len(waits)),
+        _incomplete(len(threads), len(waits), int(order.stream.max(initial=0)) + 1),
     )
+
+
+def _incomplete(threads: int, waits: int, streams: int) -> str:
+    if threads > MAX_THREADS:
+        return f"{threads:,} threads launch work or wait for the GPU, more than {MAX_THREADS}"
+    if waits * streams > MAX_PAIRS:
+        return f"the trace has {waits:,} synchronizations and {streams:,} streams"
+    return ""
 
 
 def loop_thread(trace: Trace) -> int:

@@ -12,7 +12,8 @@ from ..traces.table import Array
 from ..traces.trace import Trace
 
 _QUIET_NS = 5_000
-_MAX_THREADS = 32
+MAX_THREADS = 128
+"""The number of threads above which hand-offs are not looked for."""
 
 
 class Handoffs(NamedTuple):
@@ -40,10 +41,10 @@ def find_handoffs(trace: Trace, threads: Sequence[int], blocked: dict[int, Inter
 
     Args:
         trace: the trace.
-        threads: the threads; of more than 32, none is compared.
+        threads: the threads; of more than `MAX_THREADS`, none is compared.
         blocked: the times during which each thread waits for the GPU.
     """
-    edges = {thread: _edges(trace, thread) for thread in threads if len(threads) <= _MAX_THREADS}
+    edges = {thread: _edges(trace, thread) for thread in threads if len(threads) <= MAX_THREADS}
     first = min((int(own[0]) for own in edges.values() if len(own)), default=0)
     found = [np.empty((4, 0), np.int64)]
     for thread, own in edges.items():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from ..traces.intervals import Intervals
 from ..traces.lanes import group_rows
 from ..traces.table import Array, Interner
 from .edges import Edges
 from .graph import Graph
 
 _LONG_AGO = -(2**62)
+_NOTHING: Mapping[int, Intervals] = MappingProxyType({})
 
 
 class Replay(NamedTuple):
@@ -21,11 +25,13 @@ class Replay(NamedTuple):
         edges: the edges.
         weight_ns: the time of each edge: its delay, the CPU's work in between, and the duration of its target.
         times_ns: the time of each node.
+        removed: for each thread, the times during which the CPU's work costs nothing.
     """
 
     edges: Edges
     weight_ns: Array
     times_ns: Array
+    removed: Mapping[int, Intervals] = _NOTHING
 
 
 def weights(graph: Graph) -> Array:
@@ -37,7 +43,7 @@ def weights(graph: Graph) -> Array:
     return found
 
 
-def replay(graph: Graph, edges: Edges, weight_ns: Array) -> Replay:
+def replay(graph: Graph, edges: Edges, weight_ns: Array, removed: Mapping[int, Intervals] = _NOTHING) -> Replay:
     """Return the replay of a graph with these edges: each node happens as soon as all edges to it allow."""
     times = [_LONG_AGO] * len(graph.recorded_ns)
     times[0] = 0
@@ -46,7 +52,7 @@ def replay(graph: Graph, edges: Edges, weight_ns: Array) -> Replay:
         time = times[source] + weight
         if time > times[target]:
             times[target] = time
-    return Replay(edges, weight_ns, np.array(times, np.int64))
+    return Replay(edges, weight_ns, np.array(times, np.int64), removed)
 
 
 def step_ends(graph: Graph, times_ns: Array) -> Array:
@@ -80,6 +86,15 @@ def step_bounds(graph: Graph, times_ns: Array) -> tuple[Array, Array]:
     for rows in _by_process(graph):
         starts[rows[1:]] = ends[rows[:-1]]
     return starts, ends
+
+
+def steps_on_cpu(graph: Graph, times_ns: Array) -> Array:
+    """Return the time on the CPU from the end of the step before, or the start of the first step, in ns."""
+    ends = times_ns[graph.end_nodes]
+    lengths: Array = ends - times_ns[graph.start_nodes]
+    for rows in _by_process(graph):
+        lengths[rows[1:]] = np.diff(ends[rows])
+    return lengths
 
 
 def _by_process(graph: Graph) -> list[Array]:

@@ -12,7 +12,7 @@ from ..traces.trace import Trace
 from .changes import Change, replay_changed
 from .critical_path import CriticalPath, critical_path
 from .graph import Graph, build_graph, loop_thread
-from .replay import Replay, replay, step_lengths, weights
+from .replay import Replay, replay, step_lengths, steps_on_cpu, weights
 
 _MAX_ERROR = 0.05  # of a step, in the replay of the unchanged trace
 _MAX_UNKNOWN = 0.1  # of the GPU work, without a known launch
@@ -71,9 +71,14 @@ class Replayer:
         """Why nothing is predicted; None if something can be."""
         if not self.has_cpu:
             return "the trace has no events on the CPU"
+        if self.graph.incomplete:
+            return self.graph.incomplete
         unknown, work = int(self.graph.order.unknown.sum()), len(self.trace.gpu)
         if unknown > _MAX_UNKNOWN * work:
             return f"the launches of {unknown:,} of {work:,} kernels, memcpys and memsets are not in the trace"
+        before_ns = int(self.trace.gpu.duration_ns[self.graph.order.before].sum())
+        if not self.trace.steps and before_ns > _MAX_UNKNOWN * int(self.trace.gpu.duration_ns.sum()):
+            return "much of the GPU work was launched before the recording, and the trace has no steps"
         error = float(np.median(self.errors))
         if error > _MAX_ERROR:
             return f"the replay without a change is {100 * error:.1f} % off, more than {100 * _MAX_ERROR:.0f} %"
@@ -87,11 +92,17 @@ class Replayer:
     def step_ns(self, change: Change) -> int:
         """Return the length of a step with a change in ns: the lower median of the steps.
 
-        Each step is as long as recorded, plus the difference between its replays with and without the change.
+        Each step is as long as recorded, plus the difference between its replays with and without the change. In
+        the long run, steps take no less than on the CPU, even if the GPU lags behind at first; and no longer than
+        recorded, if nothing becomes slower.
         """
         before, after = self.unchanged.times_ns, replay_changed(self.graph, change).times_ns
         longer = step_lengths(self.graph, after) - step_lengths(self.graph, before)
-        return lower_median(np.maximum(self.recorded_ns + longer, 0))
+        predicted = lower_median(np.maximum(self.recorded_ns + longer, 0))
+        if not change.slows:
+            on_cpu = min(lower_median(steps_on_cpu(self.graph, after)), lower_median(self.recorded_ns))
+            predicted = min(max(predicted, on_cpu), lower_median(self.recorded_ns))
+        return predicted
 
     def critical_path(self, change: Change) -> CriticalPath:
         """Return the critical path with a change."""

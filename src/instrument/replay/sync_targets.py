@@ -19,7 +19,8 @@ _DEVICE = re.compile("Device|Ctx|Context|Thread")
 _EVENT = re.compile("Event")
 _SKEW_NS = 2_000
 _SEARCHED = 100  # works that ended before
-_MAX_PAIRS = 10_000_000  # of synchronizations and streams
+MAX_PAIRS = 10_000_000
+"""The number of pairs of synchronizations and streams above which waits for a whole device are left out."""
 
 
 class SyncTargets(NamedTuple):
@@ -52,7 +53,7 @@ def find_sync_targets(trace: Trace, waits: Sequence[Synchronization], order: Gpu
     device_of = trace.gpu.device
     device_syncs = np.array([number for number, kind in enumerate(kinds) if kind == "device"], np.int64)
     device = np.array([waits[number].device for number in device_syncs.tolist()], np.int64)
-    if len(device_syncs) * len(streams) > _MAX_PAIRS:
+    if len(device_syncs) * len(streams) > MAX_PAIRS:
         device_syncs, device = device_syncs[:0], device[:0]
     for rows in streams.values():
         own = device_syncs[(device == device_of[rows[0]]) | (device < 0)]

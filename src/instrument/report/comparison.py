@@ -33,8 +33,11 @@ def print_comparison(change: Comparison, *, console: Console) -> None:
 
 def headline(change: Comparison) -> str:
     """Return the verdict in one sentence."""
-    medians = f"a step takes {duration(change.after_ns)} instead of {duration(change.before_ns)}"
-    medians += f" ({100 * change.relative:+.1f} %, lower medians of {change.steps[1]} and {change.steps[0]} steps)"
+    what = "a step takes" if change.before.has_steps and change.after.has_steps else "the whole trace takes"
+    medians = f"{what} {duration(change.after_ns)} instead of {duration(change.before_ns)} ({change_text(change)}"
+    if change.before.has_steps and change.after.has_steps:
+        medians += f", lower medians of {change.steps[0]} steps before and {change.steps[1]} after"
+    medians += ")"
     if change.verdict == "not comparable":
         return f"Not comparable: {'; '.join(change.reasons)}. For what it is worth, {medians}."
     if change.verdict == "no change seen":
@@ -42,6 +45,11 @@ def headline(change: Comparison) -> str:
         why = f" because {'; '.join(change.reasons)}" if change.reasons else ""
         return f"No change seen{seen}{why}: {medians}."
     return f"{change.verdict.capitalize()}: {medians}."
+
+
+def change_text(change: Comparison) -> str:
+    """Return the relative change in words."""
+    return "from nothing" if change.relative is None else f"{100 * change.relative:+.1f} %"
 
 
 def _details(change: Comparison) -> Iterator[str]:

@@ -32,10 +32,13 @@ def headline(guess: WhatIf) -> str:
     if guess.step_ns is None:
         return f"No prediction: {guess.abstained}."
     if not guess.change:
+        if not guess.has_steps:
+            return f"The whole trace, which has no steps, takes {duration(guess.before_ns)}."
         return f"A step takes {duration(guess.before_ns)} (lower median of {counted(guess.steps, 'step')})."
     change = 100 * (guess.step_ns / guess.before_ns - 1) if guess.before_ns else 0.0
+    what = "a step" if guess.has_steps else "the whole trace"
     return (
-        f"{guess.change[0].upper()}{guess.change[1:]}, a step would take {duration(guess.step_ns)} instead of "
+        f"{guess.change[0].upper()}{guess.change[1:]}, {what} would take {duration(guess.step_ns)} instead of "
         f"{duration(guess.before_ns)} ({change:+.1f} %)."
     )
 
