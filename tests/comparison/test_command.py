@@ -94,6 +94,7 @@ def test_few_steps(tmp_path: Path) -> None:
     shown = command(*few)
     assert "No change seen because a side has fewer than 4 steps" in shown
     assert "p =" not in shown
+    assert "no change is sure to be seen in so few steps" in command(*few, "--fail-on", "slower=5%")
 
 
 def test_files_that_cannot_be_read(traces: tuple[Path, Path], tmp_path: Path) -> None:

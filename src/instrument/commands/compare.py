@@ -81,6 +81,11 @@ def _fail(change: Comparison, limit: float) -> None:
     if change.verdict == "slower" and (change.relative is None or change.relative >= limit):
         print_message(f"slower: {change_text(change)}; --fail-on allows less than {100 * limit:g} %")
         raise typer.Exit(_FAILED)
+    if change.detectable is None or change.detectable > limit:
+        seen = "no" if change.detectable is None else f"only a {100 * change.detectable:.1f} %"
+        print_message(
+            f"{seen} change is sure to be seen in so few steps; --fail-on has a limit of {100 * limit:g} %"
+        )
 
 
 subcommand = subcommand_of(compare_command, name="compare")

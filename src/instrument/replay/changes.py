@@ -79,9 +79,8 @@ def replay_changed(graph: Graph, change: Change) -> Replay:
     removed = _with_threads_in_its_place(graph, change.cpu)
     for thread, times in removed.items():
         _remove_cpu_work(graph, thread, times, weight, kept)
-    for number in change.asynchronous:
-        at = graph.edges.target == graph.return_nodes[number]
-        kept[at & (graph.edges.kind == RETURNED)] = False
+    returns = np.isin(graph.edges.target, graph.return_nodes[sorted(change.asynchronous)])
+    kept[returns & (graph.edges.kind == RETURNED)] = False
     if change.saved is not None and len(change.saved):
         _shorten_work(graph, change.saved, weight, kept)
     if change.overlapped is not None and len(change.overlapped):
@@ -133,9 +132,10 @@ def _shorten_work(graph: Graph, saved: Array, weight: Array, kept: Array) -> Non
 def _overlap_work(graph: Graph, overlapped: Array, source: Array, kept: Array) -> None:
     """Let no other work wait for this work, neither on its own stream nor on another."""
     edges = graph.edges
-    before = graph.order.previous.copy()
-    while (skipped := (before >= 0) & overlapped[before]).any():
-        before[skipped] = graph.order.previous[before[skipped]]
+    before = np.full(len(overlapped), -1)
+    for _, rows in group_rows(graph.order.stream):
+        last = np.maximum.accumulate(np.where(overlapped[rows], -1, np.arange(len(rows))))[:-1]
+        before[rows[1:]] = np.where(last >= 0, rows[last], -1)
     row, awaited = graph.work[edges.target], graph.work[edges.source]
     waits = (row >= 0) & (awaited >= 0) & ~overlapped[row] & overlapped[awaited]
     kept[waits & (edges.kind == EVENT)] = False

@@ -46,24 +46,24 @@ def measure_delays(trace: Trace, order: GpuOrder, waiting: Array) -> Delays:
         waiting: the rows of work that waits for other streams, whose delays do not count.
     """
     gpu = trace.gpu
+    if not gpu:
+        return Delays(np.empty(0, np.int64), np.empty(0, np.int64))
     has_previous, linked = order.previous >= 0, order.launched_ns != NEVER
-    previous_end = np.where(has_previous, gpu.end_ns[order.previous], NEVER) if len(gpu) else gpu.end_ns
-    launch = np.full(len(gpu), LAUNCH_NS)
+    previous_end = np.where(has_previous, gpu.end_ns[order.previous], NEVER)
     waited = gpu.start_ns - np.where(linked, order.launched_ns, 0)
     alone = np.ones(len(gpu), bool)
     alone[waiting] = False
     idle = linked & alone & ~order.same_launch & (previous_end <= order.launched_ns)
-    launch[:] = median(waited[idle], LAUNCH_NS)
+    usual = median(waited[idle], LAUNCH_NS)
+    launch = np.full(len(gpu), usual)
     for kind in _KINDS:
-        launch[gpu.category == kind] = median(
-            waited[idle & (gpu.category == kind)], int(launch[0]) if len(gpu) else 0
-        )
+        launch[gpu.category == kind] = median(waited[idle & (gpu.category == kind)], usual)
 
     gap = gpu.start_ns - np.where(has_previous, previous_end, 0)
     in_time = np.where(linked, order.launched_ns, 0) + launch < previous_end
     queued = has_previous & alone & (in_time | order.same_launch | ~linked) & (gap < _LONGEST_NS)
     stream = np.full(len(gpu), median(gap[queued], STREAM_NS))
-    before = np.where(has_previous, gpu.category[order.previous], 0) if len(gpu) else gpu.category
+    before = np.where(has_previous, gpu.category[order.previous], 0)
     for one, two, same in product(_KINDS, _KINDS, (False, True)):
         pairs = (before == one) & (gpu.category == two) & (order.same_launch == same)
         if (pairs & queued).any():
