@@ -326,6 +326,6 @@ def test_versions_of_torch_without_names_of_activities(
     accepting.activities = {"cpu"}
     monkeypatch.setattr(torch.profiler, "profile", lambda **_: accepting)
     with pytest.raises(TypeError, match="Expected ProfilerActivity"):
-        profilers.refuse_late({"activities": ["cpu"]})
+        profilers.check_options({"activities": ["cpu"]})
     with pytest.raises(AssertionError, match="No valid profiler activities"):
-        profilers.refuse_late({"activities": []})
+        profilers.check_options({"activities": []})
