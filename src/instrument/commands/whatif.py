@@ -63,7 +63,7 @@ def whatif_command(
     """Predict how long a step would be with a change, and show the critical path.
 
     The trace is replayed: each event happens as soon as what it waits for is done. It is first replayed without a
-    change, and the error of that is printed; over 5 %, there is no prediction. Several changes apply together.
+    change, and the error of that is printed; over 5 %, the prediction abstains. Several changes apply together.
     Without any, the critical path of the steps as they are is shown.
     """
     try:

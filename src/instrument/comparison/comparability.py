@@ -9,7 +9,7 @@ import numpy as np
 
 from ..diagnosis.diagnosis_data import DiagnosisData
 from ..diagnosis.trace_facts import TraceFacts
-from ..traces.gpus import gpu_numbers
+from ..traces.gpus import count_gpus
 
 _STRETCH = 1.3  # times: a profile that stretches one side so much more than the other hides the change
 _VERSIONS = {
@@ -55,7 +55,7 @@ def _of_machines(before: TraceFacts, after: TraceFacts) -> Iterator[Difference]:
         yield Difference(f"only the trace {which} the change has GPU work", prevents=True)
     elif one and two and one != two:
         yield Difference(f"the devices differ: {', '.join(one)} and {', '.join(two)}", prevents=True)
-    gpus = [len(np.unique(gpu_numbers(facts.trace.gpu))) for facts in (before, after)]
+    gpus = [count_gpus(facts.trace.gpu) for facts in (before, after)]
     if gpus[0] != gpus[1] and all(gpus):
         yield Difference(f"the numbers of GPUs differ: {gpus[0]} and {gpus[1]}", prevents=True)
     ranks = [facts.trace.world_size or 1 for facts in (before, after)]

@@ -156,8 +156,8 @@ def compare(
 
     Raises:
         TypeError: an argument has another type.
-        ValueError: a rank or a region that does not exist, what is no regular expression, or a trace without
-            events on the CPU.
+        ValueError: a rank or a region does not exist, a regular expression is invalid, or a trace has no events on
+            the CPU.
         TraceError, OSError: a file cannot be read.
     """
     one, two = (

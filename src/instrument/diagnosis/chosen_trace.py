@@ -66,7 +66,7 @@ def chosen_trace(
 
     Raises:
         TypeError: ``source`` is none of these.
-        ValueError: there is no such rank, or no trace.
+        ValueError: the rank does not exist, or ``source`` is empty.
         TraceError, OSError: a file cannot be read.
     """
     one = _single(source)

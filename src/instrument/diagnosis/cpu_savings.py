@@ -51,12 +51,6 @@ class ProcessSavings(NamedTuple):
         return won
 
 
-def process_of_threads(trace: Trace) -> Array:
-    """Return a number for the process of each thread; the last element, for no thread, is -1."""
-    known = {thread.process: number for number, thread in reversed(list(enumerate(trace.threads)))}
-    return np.array([*(known[thread.process] for thread in trace.threads), -1])
-
-
 def times_by_process(process_of: Array, events: Sequence[Table]) -> dict[int, Intervals]:
     """Return for each process when any of its threads was in one of these events."""
     columns = (

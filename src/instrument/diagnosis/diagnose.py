@@ -129,7 +129,7 @@ def diagnose(
 
     Raises:
         TypeError: an argument has another type.
-        ValueError: a rule, a threshold, a rank or a region that does not exist, or what is no regular expression.
+        ValueError: a rule, a threshold, a rank or a region does not exist, or a regular expression is invalid.
         TraceError, OSError: the file cannot be read.
     """
     thresholds = {} if thresholds is None else thresholds

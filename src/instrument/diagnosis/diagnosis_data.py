@@ -35,7 +35,7 @@ class DiagnosisData:
         bound: "overhead", "compute", "memory", "communication", "input", "synchronization", or None if that is not
             known (`coverage` says why).
         parts: the parts of a step in ns, which add up to it; see `instrument.diagnosis.verdict.PARTS`.
-        coverage: the evidence that the verdict is based on, or why there is no bound.
+        coverage: the evidence that the verdict is based on, or what prevents a bound.
         findings: the findings, those with the most time to win first.
         rank: the rank of the trace; None if it does not say.
         has_steps: whether the trace has steps.
@@ -103,7 +103,7 @@ class DiagnosisData:
 
     @property
     def coverage_text(self) -> str:
-        """What the verdict rests on, or why there is no bound, as a sentence."""
+        """The evidence for the verdict, or what prevents a bound, as a sentence."""
         return f"{'Based on' if self.bound else 'Why no bound'}: {self.coverage}."
 
     @property
@@ -176,7 +176,7 @@ class DiagnosisData:
 
     @property
     def nothing_found(self) -> str:
-        """The message if there is no finding `worth` showing."""
+        """The message that replaces the findings if none is `worth` showing."""
         said = f"; left out: {', '.join(self.ignored)}" if self.ignored else ""
         said += f"; thresholds were changed of: {', '.join(self.tuned)}" if self.tuned else ""
         return f"No rule found anything worth 1 % of {'the step' if self.has_steps else 'the window'}{said}."

@@ -27,7 +27,7 @@ class WhatIf:
         max_error: the maximum over the steps.
         steps: the number of steps; 1 without steps, as the whole trace then counts as one.
         has_steps: whether the trace has steps.
-        abstained: why there is no prediction; None if there is one.
+        abstained: what prevents a prediction; None if one was made.
         critical_path: what determines the length of the steps with the change; None if the prediction abstains.
     """
 

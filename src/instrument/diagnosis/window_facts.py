@@ -17,7 +17,7 @@ from ..traces.gpus import gpu_numbers
 from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ..traces.lanes import group_rows
 from ..traces.links import main_thread
-from ..traces.step_content import launched_before
+from ..traces.step_content import launched_before, process_of_threads
 from ..traces.step_lengths import StepLengths
 from ..traces.step_work import step_lengths
 from ..traces.synchronizations import Synchronization
@@ -25,7 +25,6 @@ from ..traces.table import KERNEL, Array, Table
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from .activity import Activity, activity
-from .cpu_savings import process_of_threads
 from .idle_causes import IdleCauses, idle_causes
 from .job import Job
 from .lost_work import LostWork, launches_without_work, lost_work

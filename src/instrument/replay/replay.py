@@ -10,7 +10,8 @@ import numpy as np
 
 from ..traces.intervals import Intervals
 from ..traces.lanes import group_rows
-from ..traces.table import Array, Interner
+from ..traces.step_content import process_of_threads
+from ..traces.table import Array
 from .edges import Edges
 from .graph import Graph
 
@@ -99,6 +100,4 @@ def steps_on_cpu(graph: Graph, times_ns: Array) -> Array:
 
 def _by_process(graph: Graph) -> list[Array]:
     """Return the rows of the steps of each process, in order."""
-    numbers: Interner[int | str] = Interner()
-    process = [numbers[thread.process] for thread in graph.trace.threads] + [-1]
-    return [rows for _, rows in group_rows(np.array(process)[graph.steps.thread])]
+    return [rows for _, rows in group_rows(process_of_threads(graph.trace)[graph.steps.thread])]

@@ -11,7 +11,8 @@ from ..findings import Site
 from ..traces.autograd import engine_node_name
 from ..traces.links import main_thread
 from ..traces.nest import NestedRanges
-from ..traces.table import Array, Interner, Table
+from ..traces.step_content import process_of_threads
+from ..traces.table import Array, Table
 from ..traces.trace import Trace
 from .operations import public_name
 from .trace_stacks import StackSites
@@ -117,8 +118,7 @@ def _innermost_rows(table: Table, thread: Array, at_ns: Array) -> Array:
 
 def _steps(trace: Trace, thread: Array, at_ns: Array) -> Array:
     """Return the number of the step of each thread's process at each time, or -1."""
-    numbers: Interner[object] = Interner()
-    process = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
+    process = process_of_threads(trace)
     steps = trace.steps
     found = NestedRanges(steps.start_ns, steps.end_ns, process[steps.thread]).innermost_at(at_ns, process[thread])
     held = (found >= 0) & (thread >= 0)

@@ -12,13 +12,18 @@ from .table import Array, Table
 from .trace import Trace
 
 
+def process_of_threads(trace: Trace) -> Array:
+    """Return a number for the process of each thread; the last element, for no thread, is -1."""
+    known = {thread.process: number for number, thread in reversed(list(enumerate(trace.threads)))}
+    return np.array([*(known[thread.process] for thread in trace.threads), -1])
+
+
 class StepIndex:
     """Finds the step at a time: the last started step of the process, if it or a step around it still runs."""
 
     def __init__(self, trace: Trace) -> None:
         self._marked = bool(trace.steps)
-        known = {thread.process: number for number, thread in reversed(list(enumerate(trace.threads)))}
-        self._process = np.array([*(known[thread.process] for thread in trace.threads), -1])
+        self._process = process_of_threads(trace)
         of = self._process[trace.steps.thread]
         self._rows = np.argsort(of, kind="stable")
         self._process_of_row = of[self._rows]

@@ -14,10 +14,10 @@ from .communication import Collectives, communication_mask
 from .gpus import gpu_numbers
 from .intervals import clip, covered_ns, merge_overlaps, overlap_ns
 from .lanes import group_rows
-from .step_content import StepIndex
+from .step_content import StepIndex, process_of_threads
 from .step_lengths import LoopTotals, StepLength, StepLengths
 from .synchronizations import FREE, Synchronization, find_synchronizations
-from .table import MEMCPY, Array, Interner, Table
+from .table import MEMCPY, Array, Table
 from .trace import Trace
 
 GRAPH_LAUNCH = re.compile("GraphLaunch")
@@ -58,8 +58,7 @@ def step_lengths(trace: Trace, collectives: Collectives = "auto") -> StepLengths
     work = _work(trace)
     if not (trace.gpu or work.missing.any()):
         return None
-    numbers: Interner[int | str] = Interner()
-    process_of = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
+    process_of = process_of_threads(trace)
     waits, queue, communication = (
         _synchronizations(trace),
         _blocked_launches(trace),

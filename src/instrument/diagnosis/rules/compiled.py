@@ -131,7 +131,7 @@ def compile_time(facts: TraceFacts, *, seconds: float = 60) -> Iterator[Finding]
     """torch.compile took much time in the whole run.
 
     Needs the log of torch.compile. Caches on disk and regional compilation (one layer of many) shorten it. The
-    time is spent once per run, so there is no time to win per step. A minute is this library's choice.
+    time is spent once per run, so a step wins nothing. A minute is this library's choice.
     """
     log = _log(facts)
     total_ns = sum(each.total_ns for each in log.compilations)
