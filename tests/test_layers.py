@@ -31,6 +31,7 @@ ORDER = [
     ["syncs"],
     ["stepping"],
     ["traces"],
+    ["page"],
     ["modules"],
     ["regions"],
     ["cuda_graphs"],

@@ -130,6 +130,7 @@ class Finding:
         confidence: how sure the rule is of the cause: "high", "medium" or "low".
         coverage: the share, from 0 to 1, of the GPU time or of the calls for which the trace has what the rule
             needs; None if the rule needs nothing that can be missing.
+        start_ns: when it shows, in ns from the start of the window; None if it has no single time.
     """
 
     rule: str = ""
@@ -142,6 +143,7 @@ class Finding:
     confidence: Severity = "high"
     coverage: float | None = None
     replayed_ns: int | None = None
+    start_ns: int | None = None
 
     @property
     def likely_win_ns(self) -> int | None:

@@ -30,6 +30,10 @@ def diagnose_command(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole diagnosis as JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")] = False,
+    as_html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page with charts to this file.", metavar="FILE"),
+    ] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="Leave out a rule.", metavar="RULE")] = None,
     change: Annotated[
         list[str] | None,
@@ -68,8 +72,10 @@ def diagnose_command(
     for options that are wrong or do not fit a trace.
     """
     try:
-        if as_json and as_markdown:
-            raise ValueError("--json and --markdown exclude each other")
+        if as_json + as_markdown + (as_html is not None) > 1:
+            raise ValueError("--json, --markdown and --html exclude each other")
+        if as_html is not None and len(traces) > 1:
+            raise ValueError(f"--html writes one page: give one TRACE, not {len(traces)}")
         ignored, thresholds = _settings(ignore or [], change or [])
         compile_collectives(collectives)
     except (ValueError, TypeError, OSError) as error:
@@ -96,6 +102,8 @@ def diagnose_command(
     if as_json:
         dicts = [as_dict(each) for each in found]
         typer.echo(as_text(dicts if len(traces) > 1 or not dicts else dicts[0]))
+    elif as_html is not None:
+        _write(found, as_html)
     else:
         _print(found, as_markdown, several=len(traces) > 1)
     ranks = {each.rank for each in found if each.rank is not None}
@@ -106,6 +114,16 @@ def diagnose_command(
         )
     if failed:
         raise typer.Exit(1)
+
+
+def _write(found: list[Diagnosis], out: Path) -> None:
+    """Write the page of the diagnosis, if there is one."""
+    for diagnosis in found:
+        try:
+            print_line(Console(), f"{diagnosis.to_html(out)}: open it in a browser")
+        except OSError as error:
+            print_message(describe(error))
+            raise typer.Exit(1) from None
 
 
 def _print(found: list[Diagnosis], as_markdown: bool, *, several: bool) -> None:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import TraceError
+from ..page.document import write_page
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
 from ..traces.region_steps import with_steps
@@ -22,6 +23,7 @@ from .chosen_trace import Source, chosen_trace
 from .diagnosis_data import DiagnosisData
 from .goodput import goodput_of
 from .idle_gaps import longest_gaps
+from .panels.page import page_of
 from .region_times import outermost_regions
 from .rule import RULES, Rule, load_rules, rule
 from .rules import (
@@ -83,6 +85,14 @@ class Diagnosis(DiagnosisData):
     def to_markdown(self) -> str:
         """Return the diagnosis as Markdown, for a pull request."""
         return markdown.to_markdown(self)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the diagnosis as one HTML file, which needs no network, and return its path.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        return write_page(path, page_of(self))
 
     def __str__(self) -> str:
         return terminal.as_text(self)

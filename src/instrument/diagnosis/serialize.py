@@ -44,6 +44,7 @@ DEFINITIONS = {
     "findings.win_ns": "The most time in ns per step that removing the cause can win.",
     "findings.replayed_ns": "The time in ns per step that a replay without the cause wins, at most win_ns.",
     "findings.win_share": "win_ns / step_ns.",
+    "findings.start_ns": "When it shows, in ns from the start of the window; null if it has no single time.",
     "replay.self_error": "Median over the steps of |replayed - recorded| / recorded.",
     "replay.max_error": "Maximum over the steps of |replayed - recorded| / recorded.",
     "findings.coverage": "Share of the GPU time or calls for which the trace has what the rule needs.",
@@ -102,7 +103,7 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
 
     - ``rule``, ``severity``, ``confidence`` ("high", "medium", "low"), ``title``, ``meaning`` (of the rule);
     - ``where``: ``region`` (names, outermost first), ``module``, ``operator``, ``kernel``, ``step``, ``rank``,
-      ``site`` (null, or ``file``, ``line``, ``function``);
+      ``site`` (null, or ``file``, ``line``, ``function``); ``start_ns`` (in the window, or null);
     - ``win_ns`` (the most time per step that removing it can win, or null), ``replayed_ns`` (what a replay without
       it wins, or null), ``win_share`` (win_ns / step);
     - ``evidence``: ``name``, ``value``, ``unit``, ``definition`` of each number;
@@ -194,6 +195,7 @@ def _finding(found: Finding, step_ns: float) -> dict[str, Any]:
         "title": found.title,
         "meaning": (rule.function.__doc__ or "").partition("\n")[0] if rule else "",
         "where": _where(found.where),
+        "start_ns": found.start_ns,
         "win_ns": found.win_ns,
         "replayed_ns": found.replayed_ns,
         "win_share": None if found.win_ns is None or not step_ns else found.win_ns / step_ns,

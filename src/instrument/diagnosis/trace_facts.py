@@ -285,7 +285,7 @@ class TraceFacts(WindowFacts):
         return min(max(saved, 0), int(win))
 
     def located(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Return the findings with the regions, modules and lines that are known at their places."""
+        """Return the findings with the times, regions, modules and lines that are known at their places."""
         findings = list(findings)
         placed = [index for index, found in enumerate(findings) if id(found) in self._places]
         if not placed:
@@ -295,5 +295,6 @@ class TraceFacts(WindowFacts):
         for row, index in enumerate(placed):
             context, where = contexts.context(row), findings[index].where
             where = where._replace(region=where.region or context.region, site=where.site or context.site)
-            findings[index] = replace(findings[index], where=where._replace(module=where.module or context.module))
+            where = where._replace(module=where.module or context.module)
+            findings[index] = replace(findings[index], where=where, start_ns=int(places[row, 1]) - self.window[0])
         return findings

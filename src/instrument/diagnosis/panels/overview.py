@@ -1,0 +1,81 @@
+"""The step as one bar, and its figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...page.names import shown_name
+from ...units import count, duration
+from ..diagnosis_data import DiagnosisData
+from ..idle_causes import CAUSES
+from ..verdict import PARTS
+
+_CLASSES = {
+    "input": "input",
+    "synchronization": "synchronization",
+    "launch_latency": "latency",
+    **dict.fromkeys(
+        ("compilation", "garbage_collection", "allocation", "module_loading", "launch_overhead"), "overhead"
+    ),
+}
+"""The class, and so the color, of a cause of idle time; of all others, "other"."""
+
+_BUSY = {"compute": "compute", "communication": "exposed communication", "copies": "exposed copies"}
+
+
+def idle_class(cause: str) -> str:
+    """Return the class of a cause of idle time, which gives its color."""
+    return _CLASSES.get(cause, "other")
+
+
+def overview_section(diagnosis: DiagnosisData) -> dict[str, Any]:
+    """Return the parts of a step (time that the GPU works by class, idle time by cause) and the figures."""
+    return {
+        "id": "overview",
+        "type": "overview",
+        "title": "Where the step goes" if diagnosis.has_steps else "Where the time goes",
+        "step_ns": diagnosis.step_ns,
+        "each": diagnosis.each_step,
+        "parts": _parts(diagnosis),
+        "figures": list(_figures(diagnosis)),
+        "notes": [shown_name(text) for text in _notes(diagnosis) if text],
+    }
+
+
+def _parts(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
+    busy = [
+        {"name": words, "class": name, "ns": diagnosis.parts[name], "definition": PARTS[name]}
+        for name, words in _BUSY.items()
+        if diagnosis.parts.get(name)
+    ]
+    idle = [
+        {
+            "name": f"idle: {cause.replace('_', ' ')}",
+            "class": idle_class(cause),
+            "ns": ns,
+            "definition": f"The GPU idles while {CAUSES[cause]}.",
+        }
+        for cause, ns in diagnosis.idle_by_cause.items()
+        if ns
+    ]
+    return busy + idle if diagnosis.parts else []
+
+
+def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
+    figures = [("mean step" if diagnosis.has_steps else "window", duration(diagnosis.step_ns))]
+    if diagnosis.has_steps:
+        figures.append(("steps recorded", count(diagnosis.steps)))
+    if diagnosis.stretch is not None:
+        figures.append(("recorded step / step outside the window", f"{diagnosis.stretch:.2f} x"))
+    if diagnosis.rank is not None:
+        figures.append(("rank", str(diagnosis.rank)))
+    if diagnosis.goodput["mfu"] is not None:
+        figures.append(("model FLOPs utilization", f"{100 * diagnosis.goodput['mfu']:.1f} %"))
+    if diagnosis.memory is not None:
+        figures.append(("memory allocated at the peak", f"{diagnosis.memory.peak_bytes / 1e6:,.0f} MB"))
+    return figures
+
+
+def _notes(diagnosis: DiagnosisData) -> list[str]:
+    coverage = [diagnosis.coverage_text] if diagnosis.parts else []
+    return [*coverage, *diagnosis.source_texts, diagnosis.mfu_text, diagnosis.memory_text, *diagnosis.rules_texts]

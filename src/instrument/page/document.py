@@ -1,0 +1,103 @@
+"""Makes one HTML file of a page: styles, scripts and compressed data inside, nothing requested from anywhere.
+
+A page is a title, a lead paragraph that shows without scripts, and sections. Each section is a dict with ``id``,
+``type`` (which script draws it), ``title`` and the data that this script reads. Texts in it are data: the scripts
+write them as text nodes, and the content security policy allows no script and no style but those of the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_HERE = Path(__file__).parent
+_FIRST, _LAST = ("dom", "state", "table"), "main"
+"""Scripts share one scope: these define what the others use, or start when all are defined."""
+
+Section = Mapping[str, Any]
+
+
+def document(title: str, lead: str, sections: Sequence[Section], *, serve: Mapping[str, str] | None = None) -> str:
+    """Return the text of a page.
+
+    Args:
+        title: the title of the page, such as the name of a file.
+        lead: the first paragraph.
+        sections: what the page shows, in order.
+        serve: the addresses of a page that a server on this machine serves; without them it may request nothing.
+    """
+    from jinja2 import Environment
+
+    script, style = _script(), _style()
+    data = {"title": title, "sections": list(sections), "serve": dict(serve or {})}
+    packed = gzip.compress(msgspec.json.encode(data), compresslevel=6, mtime=0)
+    policy = {
+        "default-src": "'none'",
+        "script-src": _hash(script),
+        "style-src": _hash(style),
+        "img-src": "data: blob:",
+        "connect-src": "'self'" if serve else "'none'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    template = Environment(autoescape=True).from_string((_HERE / "template.html").read_text(encoding="utf-8"))
+    return template.render(
+        title=title,
+        lead=lead,
+        policy="; ".join(f"{name} {value}" for name, value in policy.items()),
+        script=script,
+        style=style,
+        data=base64.b64encode(packed).decode(),
+    )
+
+
+def write_page(path: str | os.PathLike[str], text: str) -> Path:
+    """Write the text of a page; a file of this name is replaced when the new one is complete.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    out = Path(path)
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+    return out
+
+
+def frame(text: str, height: int = 640) -> str:
+    """Return an element that shows a page in a notebook, apart from it and without access to it.
+
+    Args:
+        text: the text of the page.
+        height: the height in pixels.
+    """
+    attributes = f'width="100%" height="{height}" style="border:0"'
+    return f'<iframe sandbox="allow-scripts" {attributes} srcdoc="{html.escape(text)}"></iframe>'
+
+
+@cache
+def _script() -> str:
+    files = {file.stem: file for file in sorted((_HERE / "scripts").glob("*.js"))}
+    others = [name for name in files if name not in (*_FIRST, _LAST)]
+    return "\n".join(files[name].read_text(encoding="utf-8") for name in (*_FIRST, *others, _LAST))
+
+
+@cache
+def _style() -> str:
+    return (_HERE / "style.css").read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

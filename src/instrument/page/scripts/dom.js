@@ -1,0 +1,57 @@
+// Builders of elements, formats of numbers, colors. Texts become text nodes: nothing of a trace is parsed as HTML.
+
+function build(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(element.style, value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child != null && child !== ""));
+  return element;
+}
+
+/** An HTML element; "on..." attributes are functions, "style" is an object. */
+function h(tag, attributes, ...children) {
+  return build(document.createElement(tag), attributes, children);
+}
+
+/** An SVG element. */
+function svg(tag, attributes, ...children) {
+  return build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+const format = {
+  /** A duration with three digits: "1.20 ms". */
+  ns(ns) {
+    if (ns == null) return "";
+    if (!ns) return "0";
+    const [size, unit] = [[1e3, 1, "ns"], [1e6, 1e3, "us"], [1e9, 1e6, "ms"]]
+      .find(([limit]) => Math.abs(ns) < limit * 0.9995)?.slice(1) ?? [1e9, "s"];
+    const value = ns / size;
+    const digits = unit === "ns" || Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2;
+    return `${value.toFixed(digits)} ${unit}`;
+  },
+  count(n) {
+    return n == null ? "" : n.toLocaleString("en-US", { maximumFractionDigits: 1 });
+  },
+  percent(share) {
+    return share == null ? "" : `${(100 * share).toFixed(1)} %`;
+  },
+  bytes(n) {
+    if (n == null) return "";
+    const [size, unit] = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]].find(([limit]) => Math.abs(n) >= limit) ?? [1, "B"];
+    return `${(n / size).toLocaleString("en-US", { maximumFractionDigits: 1 })} ${unit}`;
+  },
+  number(n) {
+    return n == null ? "" : n.toLocaleString("en-US", { maximumSignificantDigits: 4 });
+  },
+  text(text) {
+    return text ?? "";
+  },
+};
+
+/** The color of a class of time, "compute" and so on, in the current theme. */
+function color(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}

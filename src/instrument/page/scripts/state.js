@@ -1,0 +1,102 @@
+// What all views share: the state in the URL's hash, events, the keyboard, the tooltip, the theme.
+
+const views = new Map();
+
+/** Register the function that draws sections of a type. */
+function registerView(type, render) {
+  views.set(type, render);
+}
+
+const state = (() => {
+  const listeners = new Map();
+  const read = () => new Map(new URLSearchParams(location.hash.slice(1)));
+  let values = read();
+  // A page inside a notebook has no address of its own.
+  const shared = location.protocol !== "about:" && location.protocol !== "data:";
+  window.addEventListener("hashchange", () => {
+    const before = values;
+    values = read();
+    for (const [key, calls] of listeners) {
+      if (before.get(key) !== values.get(key)) calls.forEach((call) => call(values.get(key)));
+    }
+  });
+  return {
+    get: (key) => values.get(key),
+    set(key, text) {
+      if (text == null || text === "") values.delete(key);
+      else values.set(key, String(text));
+      if (shared) history.replaceState(null, "", `#${new URLSearchParams([...values])}`);
+    },
+    onChange(key, call) {
+      listeners.set(key, [...(listeners.get(key) ?? []), call]);
+    },
+  };
+})();
+
+const page = (() => {
+  const listeners = new Map();
+  return {
+    data: null,
+    on(event, call) {
+      listeners.set(event, [...(listeners.get(event) ?? []), call]);
+    },
+    emit(event, detail) {
+      (listeners.get(event) ?? []).forEach((call) => call(detail));
+    },
+  };
+})();
+window.addEventListener("resize", () => page.emit("resize"));
+
+const keys = (() => {
+  const known = new Map();
+  const typing = (target) => target instanceof Element && target.closest("input, select, textarea, dialog") != null;
+  window.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
+    const entry = known.get(event.key);
+    if (entry && entry.call(event) !== false) event.preventDefault();
+  });
+  return {
+    /** Call a function for a key; it returns false where the key is not for it. */
+    add(key, words, call) {
+      known.set(key, { words, call });
+    },
+    list: () => [...known].map(([key, { words }]) => [key, words]),
+  };
+})();
+
+const tooltip = (() => {
+  const element = document.getElementById("tooltip");
+  return {
+    /** Show lines, each a text or a pair of label and value, beside a point of the window. */
+    show(x, y, lines) {
+      element.replaceChildren(
+        ...lines.map((line) => (Array.isArray(line) ? h("div", {}, h("span", { class: "muted" }, `${line[0]}: `), String(line[1])) : h("div", {}, line))),
+      );
+      element.hidden = false;
+      const { width, height } = element.getBoundingClientRect();
+      element.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 4))}px`;
+      element.style.top = `${Math.max(4, y + 18 + height > innerHeight ? y - height - 10 : y + 18)}px`;
+    },
+    hide() {
+      element.hidden = true;
+    },
+  };
+})();
+
+const theme = (() => {
+  const preferred = matchMedia("(prefers-color-scheme: dark)");
+  const current = () => state.get("theme") ?? (preferred.matches ? "dark" : "light");
+  const apply = () => {
+    document.documentElement.dataset.theme = current();
+    page.emit("theme");
+  };
+  preferred.addEventListener("change", apply);
+  state.onChange("theme", apply);
+  apply();
+  const toggle = () => {
+    state.set("theme", current() === "dark" ? "light" : "dark");
+    apply();
+  };
+  document.getElementById("theme").addEventListener("click", toggle);
+  return { toggle };
+})();
