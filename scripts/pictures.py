@@ -1,7 +1,7 @@
 """Writes the pictures of the documentation: ``python -m scripts.pictures``, or ``make pictures``.
 
-A picture is a screenshot of a page or of one of its elements. It has the same bytes each time, as long as the versions
-of Chromium and of the fonts are the same.
+A picture is a screenshot of a page or of one of its elements. It has the same bytes each time, as long as the
+versions of Chromium and of the fonts are the same.
 """
 
 from __future__ import annotations
