@@ -9,6 +9,7 @@ from ...page.document import document
 from ...page.names import shown_name
 from ..diagnosis_data import DiagnosisData
 from .findings import findings_section
+from .flame import flame_section
 from .overview import overview_section
 from .tables import table_sections
 
@@ -23,6 +24,7 @@ def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str] | None = None)
     sections = [
         overview_section(diagnosis),
         findings_section(diagnosis),
+        flame_section(diagnosis),
         *table_sections(diagnosis),
     ]
     return document(
