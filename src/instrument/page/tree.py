@@ -101,7 +101,7 @@ def pruned(parent: Array, key: Array, sums: tuple[Array, ...], most: int) -> Tre
 
 def _nearest_kept(parent: Array, large: Array) -> Array:
     """Return the nearest large node above each node, or -1."""
-    nearest = parent.copy()
+    nearest: Array = parent.copy()
     while len(rows := np.flatnonzero((nearest >= 0) & ~large[nearest])):
         nearest[rows] = parent[nearest[rows]]
     return nearest

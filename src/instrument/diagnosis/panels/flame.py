@@ -32,8 +32,8 @@ def flame_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     """Return the tree of a step; None without operators and regions.
 
     Each node has its time without the nodes inside it: on its thread (``cpu``), and of the GPU work that it
-    launched (``gpu``; only kernels, memcpys and memsets have some). The times of all nodes of the main thread add up
-    to the time of the steps, the GPU times to the sum of the durations of all GPU work of the window.
+    launched (``gpu``; only kernels, memcpys and memsets have some). The times of all nodes of the main thread add
+    up to the time of the steps, the GPU times to the sum of the durations of all GPU work of the window.
     """
     facts = diagnosis.facts
     if facts is None or not (facts.trace.operators or facts.trace.regions):

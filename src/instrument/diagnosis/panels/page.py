@@ -11,6 +11,8 @@ from ..diagnosis_data import DiagnosisData
 from .findings import findings_section
 from .flame import flame_section
 from .overview import overview_section
+from .ranks import ranks_section
+from .roofline import roofline_section
 from .tables import table_sections
 
 
@@ -25,6 +27,8 @@ def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str] | None = None)
         overview_section(diagnosis),
         findings_section(diagnosis),
         flame_section(diagnosis),
+        roofline_section(diagnosis),
+        ranks_section(diagnosis),
         *table_sections(diagnosis),
     ]
     return document(
