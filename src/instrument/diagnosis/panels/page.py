@@ -11,6 +11,7 @@ from ..diagnosis_data import DiagnosisData
 from .findings import findings_section
 from .overview import overview_section
 from .tables import table_sections
+from .timeline import timeline_section
 
 
 def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str] | None = None) -> str:
@@ -23,6 +24,7 @@ def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str] | None = None)
     sections = [
         overview_section(diagnosis),
         findings_section(diagnosis),
+        timeline_section(diagnosis),
         *table_sections(diagnosis),
     ]
     return document(
