@@ -28,14 +28,21 @@ from instrument.traces.read import read_trace
 REAL = Path(os.environ.get("INSTRUMENT_TRACES", "build/traces")) / "tl_h100_owlv2.json.gz"
 
 
+def once(work: Callable[[], object]) -> float:
+    """Return the time of a call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
 def seconds(work: Callable[[], object]) -> float:
     """Return the median time of a few calls."""
-    times = []
-    for _ in range(min(ROUNDS, 5)):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return statistics.median(once(work) for _ in range(min(ROUNDS, 5)))
+
+
+def ratio(work: Callable[[], object], other: Callable[[], object]) -> float:
+    """Return the median ratio of the times of two calls that are made in turns."""
+    return statistics.median(once(work) / once(other) for _ in range(2 * min(ROUNDS, 5) - 1))
 
 
 def simulated() -> Machine:
@@ -67,7 +74,7 @@ def main() -> None:
     whole = seconds(lambda: diagnose(REAL))
     print(f"diagnosis of 56 MB: {bare:.2f} s, with replays {full:.2f} s; with reading the file {whole:.2f} s")
     verdict("diagnosis of 56 MB with replays", whole, 2, "s")
-    verdict("comparison / diagnosis", seconds(lambda: compare(REAL, REAL)) / whole, 2)
+    verdict("comparison / diagnosis", ratio(lambda: compare(REAL, REAL), lambda: diagnose(REAL)), 2)
 
 
 if __name__ == "__main__":

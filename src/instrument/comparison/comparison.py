@@ -14,7 +14,7 @@ import numpy as np
 from ..diagnosis.diagnose import Diagnosis, diagnose
 from ..diagnosis.trace_facts import TraceFacts
 from ..findings import Finding
-from ..replay.replay import step_bounds
+from ..replay.loop_steps import loop_steps
 from ..replay.replayer import lower_median
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
@@ -199,10 +199,9 @@ class _Steps:
     def __init__(self, facts: TraceFacts) -> None:
         if not facts.replayer.has_cpu:
             raise ValueError(f"the trace has no events on the CPU: {facts.trace.path}")
-        self._facts, graph = facts, facts.replayer.graph
-        starts, ends = step_bounds(graph, graph.recorded_ns)
-        self._starts, self._ends = starts + graph.start_ns, ends + graph.start_ns
-        self.lengths_ns: Array = ends - starts
+        self._facts = facts
+        self._starts, self._ends = loop_steps(facts.trace).recorded_bounds(facts.trace)
+        self.lengths_ns: Array = self._ends - self._starts
 
     def median_parts(self) -> dict[Key, Amount]:
         """Return the parts of the first step whose length is the lower median."""

@@ -125,7 +125,7 @@ def critical_path(graph: Graph, replayed: Replay, communication: Array) -> Criti
 
 def _last_node(graph: Graph, times_ns: Array) -> int:
     """Return the node at which the last step ends, on the CPU or the GPU."""
-    nodes = np.concatenate((graph.end_nodes, graph.work_nodes[graph.step_of_work >= 0]))
+    nodes = np.concatenate((graph.end_nodes, graph.work_nodes[graph.loop.of_work >= 0]))
     return int(nodes[np.argmax(times_ns[nodes])])
 
 
@@ -220,7 +220,7 @@ def _slack(graph: Graph, replayed: Replay, end_ns: int) -> Array:
     """Return how much later each work could end without a later end of the last step."""
     edges, weight, times, _ = replayed
     until = np.full(len(times), _FOREVER)
-    until[graph.end_nodes] = until[graph.work_nodes[graph.step_of_work >= 0]] = end_ns
+    until[graph.end_nodes] = until[graph.work_nodes[graph.loop.of_work >= 0]] = end_ns
     latest = until.tolist()
     rows = zip(edges.source.tolist()[::-1], edges.target.tolist()[::-1], weight.tolist()[::-1], strict=True)
     for source, target, took in rows:
@@ -232,7 +232,7 @@ def _slack(graph: Graph, replayed: Replay, end_ns: int) -> Array:
 
 
 def _off_path(graph: Graph, slack_ns: Array) -> list[OffPath]:
-    gpu, rows = graph.trace.gpu, np.flatnonzero(graph.step_of_work >= 0)
+    gpu, rows = graph.trace.gpu, np.flatnonzero(graph.loop.of_work >= 0)
     found = [
         OffPath(gpu.strings[name], int(gpu.duration_ns[own].sum()), int(slack_ns[own].min()))
         for name, own in ((name, rows[places]) for name, places in group_rows(gpu.short_name[rows]))

@@ -10,16 +10,15 @@ import numpy as np
 from ..traces.blocked_launches import BlockedLaunches, find_blocked_launches
 from ..traces.intervals import Intervals, merge_overlaps
 from ..traces.lanes import group_rows
-from ..traces.links import main_thread
-from ..traces.step_content import span
 from ..traces.synchronizations import Synchronization, find_synchronizations
-from ..traces.table import Array, Table, table
+from ..traces.table import Array, Table
 from ..traces.trace import Trace
 from .cpu_points import END, FORK, JOIN, LAUNCH, RETURN, START, SYNC, UNBLOCKED, CpuPoints, cpu_points
 from .delays import RETURN_NS, measure_delays, median
 from .edges import ANCHORED, CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, edges, in_order
 from .gpu_order import GpuOrder, gpu_order
 from .handoffs import MAX_THREADS, Handoffs, find_handoffs
+from .loop_steps import LoopSteps, loop_steps
 from .stream_waits import find_event_waits, find_stream_waits
 from .sync_targets import MAX_PAIRS, find_sync_targets, work_ended_by
 
@@ -34,7 +33,7 @@ class Graph:
 
     Attributes:
         trace: the trace.
-        steps: the steps.
+        loop: the steps and their work.
         waits: the synchronizations.
         order: the order of the GPU work.
         edges: the edges.
@@ -43,7 +42,6 @@ class Graph:
         thread: the thread of each node; -1 for GPU work.
         work: the row of the GPU work that ends at each node, or -1.
         work_nodes: the node of each row of `Trace.gpu`.
-        step_of_work: the row of the step that launched it, or -1.
         start_nodes: the node of the start of each step.
         end_nodes: the node of the end of each step on the CPU.
         return_nodes: the node at which each synchronization returns.
@@ -51,7 +49,7 @@ class Graph:
     """
 
     trace: Trace
-    steps: Table
+    loop: LoopSteps
     waits: list[Synchronization]
     order: GpuOrder
     edges: Edges
@@ -60,7 +58,6 @@ class Graph:
     thread: Array
     work: Array
     work_nodes: Array
-    step_of_work: Array
     start_nodes: Array
     end_nodes: Array
     return_nodes: Array
@@ -87,8 +84,8 @@ class _Points:
 
 def build_graph(trace: Trace) -> Graph:
     """Return the graph of a trace with a `loop_thread`; without steps, the whole trace counts as one step."""
-    steps = trace.steps or _whole_trace(trace)
-    gpu, order, full = trace.gpu, gpu_order(trace), find_blocked_launches(trace)
+    loop = loop_steps(trace)
+    steps, gpu, order, full = loop.table, trace.gpu, gpu_order(trace), find_blocked_launches(trace)
     waits = [wait for wait in find_synchronizations(trace) if wait.thread >= 0 and wait.blocked_ns > 0]
     threads = _threads(trace, steps, waits)
     handoffs = find_handoffs(trace, threads, _blocked(waits))
@@ -109,7 +106,7 @@ def build_graph(trace: Trace) -> Graph:
     )
     return Graph(
         trace,
-        steps,
+        loop,
         waits,
         order,
         in_order(parts),
@@ -118,7 +115,6 @@ def build_graph(trace: Trace) -> Graph:
         _by_node(node, np.concatenate((points.thread, np.full(len(gpu), -1))), -1),
         _by_node(node, np.concatenate((np.full(len(points.kind), -1), np.arange(len(gpu)))), -1),
         work_nodes,
-        gpu.step if trace.steps else np.where(order.before, -1, 0),
         on_cpu.nodes(START, len(steps)),
         on_cpu.nodes(END, len(steps)),
         on_cpu.nodes(RETURN, len(waits)),
@@ -132,25 +128,6 @@ def _incomplete(threads: int, waits: int, streams: int) -> str:
     if waits * streams > MAX_PAIRS:
         return f"the trace has {waits:,} synchronizations and {streams:,} streams"
     return ""
-
-
-def loop_thread(trace: Trace) -> int:
-    """Return the main thread or, if nothing is recorded on it, the thread with the most events; -1 without any."""
-    threads = np.concatenate([each.thread for each in _on_cpu(trace)])
-    main, known = main_thread(trace), threads[threads >= 0]
-    return main if (known == main).any() or not len(known) else int(np.argmax(np.bincount(known)))
-
-
-def _on_cpu(trace: Trace) -> tuple[Table, ...]:
-    return trace.operators, trace.regions, trace.runtime
-
-
-def _whole_trace(trace: Trace) -> Table:
-    """Return one step from the first to the last event of the loop's thread."""
-    thread = loop_thread(trace)
-    first, last = span(*(each.where(each.thread == thread) for each in _on_cpu(trace)))
-    columns = {"start_ns": first, "duration_ns": last - first, "thread": thread}
-    return table("steps", {name: np.array([value]) for name, value in columns.items()}, trace.strings)
 
 
 def _by_node(node: Array, values: Array, of_start: int) -> Array:

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.intervals import Intervals
-from ..traces.lanes import group_rows
-from ..traces.step_content import process_of_threads
 from ..traces.table import Array
 from .edges import Edges
 from .graph import Graph
@@ -56,17 +54,9 @@ def replay(graph: Graph, edges: Edges, weight_ns: Array, removed: Mapping[int, I
     return Replay(edges, weight_ns, np.array(times, np.int64), removed)
 
 
-def step_ends(graph: Graph, times_ns: Array) -> Array:
-    """Return when each step ends: on the CPU and on the GPU, with all its work and that of the steps before it.
-
-    Steps of different processes are independent.
-    """
-    ends = times_ns[graph.end_nodes]
-    of = np.flatnonzero(graph.step_of_work >= 0)
-    np.maximum.at(ends, graph.step_of_work[of], times_ns[graph.work_nodes[of]])
-    for rows in _by_process(graph):
-        ends[rows] = np.maximum.accumulate(ends[rows])
-    return ends
+def step_bounds(graph: Graph, times_ns: Array) -> tuple[Array, Array]:
+    """Return when each step starts and ends in a replay; see `LoopSteps.bounds`."""
+    return graph.loop.bounds(times_ns[graph.start_nodes], times_ns[graph.end_nodes], times_ns[graph.work_nodes])
 
 
 def step_lengths(graph: Graph, times_ns: Array) -> Array:
@@ -76,28 +66,6 @@ def step_lengths(graph: Graph, times_ns: Array) -> Array:
     return lengths
 
 
-def step_bounds(graph: Graph, times_ns: Array) -> tuple[Array, Array]:
-    """Return when each step starts and ends in ns; a step starts when the one before it in its process ends.
-
-    The first step starts when the GPU has done the work that was launched before the recording, if that is later.
-    """
-    starts, ends = times_ns[graph.start_nodes], step_ends(graph, times_ns)
-    earlier = times_ns[graph.work_nodes[graph.order.before]].max(initial=0)
-    starts = np.where(earlier < ends, np.maximum(starts, earlier), starts)
-    for rows in _by_process(graph):
-        starts[rows[1:]] = ends[rows[:-1]]
-    return starts, ends
-
-
 def steps_on_cpu(graph: Graph, times_ns: Array) -> Array:
-    """Return the time on the CPU from the end of the step before, or the start of the first step, in ns."""
-    ends = times_ns[graph.end_nodes]
-    lengths: Array = ends - times_ns[graph.start_nodes]
-    for rows in _by_process(graph):
-        lengths[rows[1:]] = np.diff(ends[rows])
-    return lengths
-
-
-def _by_process(graph: Graph) -> list[Array]:
-    """Return the rows of the steps of each process, in order."""
-    return [rows for _, rows in group_rows(process_of_threads(graph.trace)[graph.steps.thread])]
+    """Return the lengths of the steps on the CPU in a replay; see `LoopSteps.on_cpu`."""
+    return graph.loop.on_cpu(times_ns[graph.start_nodes], times_ns[graph.end_nodes])

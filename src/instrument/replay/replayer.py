@@ -11,7 +11,8 @@ from ..traces.table import Array
 from ..traces.trace import Trace
 from .changes import Change, replay_changed
 from .critical_path import CriticalPath, critical_path
-from .graph import Graph, build_graph, loop_thread
+from .graph import Graph, build_graph
+from .loop_steps import loop_thread
 from .replay import Replay, replay, step_lengths, steps_on_cpu, weights
 
 _MAX_ERROR = 0.05  # of a step, in the replay of the unchanged trace
@@ -56,8 +57,10 @@ class Replayer:
 
     @cached_property
     def recorded_ns(self) -> Array:
-        """The recorded lengths of the steps in ns; see `step_lengths`."""
-        return step_lengths(self.graph, self.graph.recorded_ns)
+        """The recorded lengths of the steps in ns; see `LoopSteps.bounds`."""
+        starts, ends = self.graph.loop.recorded_bounds(self.trace)
+        lengths: Array = ends - starts
+        return lengths
 
     @cached_property
     def errors(self) -> Array:

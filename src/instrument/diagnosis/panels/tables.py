@@ -13,17 +13,17 @@ _TABLES = {
     "kernel_table": (
         "Kernels",
         {
-            "name": ("Kernel", "text"), "family": ("Family", "text"), "count": ("Calls", "count"),
+            "short_name": ("Kernel", "text"), "family": ("Family", "text"), "count": ("Calls", "count"),
             "sum_ns": ("Time", "ns"), "share": ("Share", "percent"), "mean_ns": ("Mean", "ns"),
-            "min_ns": ("Shortest", "ns"), "max_ns": ("Longest", "ns"),
+            "min_ns": ("Shortest", "ns"), "max_ns": ("Longest", "ns"), "name": ("Full name", "text"),
         },
     ),
     "operator_table": (
         "Operators",
         {
-            "name": ("Operator", "text"), "calls": ("Calls", "count"), "gpu_self_ns": ("GPU time of its own", "ns"),
-            "gpu_ns": ("GPU time", "ns"), "gpu_busy_ns": ("GPU busy", "ns"),
-            "cpu_self_ns": ("CPU time of its own", "ns"),
+            "name": ("Operator", "text"), "calls": ("Calls", "count"),
+            "gpu_self_ns": ("GPU time of its own", "ns"), "gpu_ns": ("GPU time", "ns"),
+            "gpu_busy_ns": ("GPU busy", "ns"), "cpu_self_ns": ("CPU time of its own", "ns"),
         },
     ),
     "region_table": (
