@@ -112,7 +112,7 @@ function timelineFit(view) {
 
 function timelineShow(view, start, end, label) {
   view.mark = { start, end };
-  view.status.textContent = `Marked: ${label}, ${format.ns(end - start)} at ${format.ns(start)}.`;
+  view.status.textContent = `Marked: ${label}, ${format.ns(end - start)} at ${timelineTickLabel(start, Math.max((end - start) / 10, 1))}.`;
   timelineAround(view, start, end);
   view.element.closest("section")?.scrollIntoView({ block: "start" });
 }
@@ -120,7 +120,7 @@ function timelineShow(view, start, end, label) {
 /** Pairs of label and value for a slice. */
 function timelineLines({ model }, slice) {
   const length = slice.end - slice.start, whole = model.end_ns - model.start_ns;
-  const lines = [["length", format.ns(length)], ["start", format.ns(slice.start)]];
+  const lines = [["length", format.ns(length)], ["start", timelineTickLabel(slice.start, Math.max(length / 10, 1))]];
   if (slice.merged) lines.push(["covered", format.percent(slice.covered / length)], ["mostly", model.classes[slice.kind]]);
   else lines.push(["class", model.classes[slice.kind]], ["share of the window", format.percent(length / whole)]);
   const idle = model.causes.has(slice.name);

@@ -48,6 +48,7 @@ function timelineDrawGroup(view, group) {
   const { palette, model, width } = view;
   const height = timelineGroupHeight(group);
   const context = timelineContext(group.canvas, width, height, palette.background);
+  const brackets = timelineDrawMark(view, context, 0, height);
   const sources = timelineSources(model, timelineLevel(model, (view.end - view.start) / width));
   let top = 0;
   for (const lane of group.lanes) {
@@ -57,7 +58,7 @@ function timelineDrawGroup(view, group) {
     for (let row = lane.first; row < lane.first + lane.rows; row++, top += TIMELINE.row) timelineDrawRow(view, context, sources, row, top);
     top += TIMELINE.gap;
   }
-  timelineDrawMark(view, context, height);
+  brackets();
 }
 
 function timelineDrawRow(view, context, sources, row, top) {
@@ -88,17 +89,20 @@ function timelineDrawText(context, text, x, y, room, style) {
   context.fillText(text.length > most ? `${text.slice(0, most - 1)}…` : text, x, y, room);
 }
 
-/** The place of a finding, or of what was shown last: a bracket over all lanes. */
-function timelineDrawMark({ mark, palette, width, start, end }, context, height) {
-  if (!mark) return;
+/** Shade the place of a finding, or of what was shown last, below what is drawn next; the function returned adds its brackets. */
+function timelineDrawMark({ mark, palette, width, start, end }, context, top, height) {
+  if (!mark) return () => {};
   const scale = width / (end - start);
   const left = (mark.start - start) * scale, right = Math.max((mark.end - start) * scale, left + 2);
   context.fillStyle = palette.mark;
-  context.globalAlpha = 0.12;
-  context.fillRect(left, 0, right - left, height);
+  context.globalAlpha = 0.15;
+  context.fillRect(left, top, right - left, height - top);
   context.globalAlpha = 1;
-  context.fillRect(left - 2, 0, 2, height);
-  context.fillRect(right, 0, 2, height);
+  return () => {
+    context.fillStyle = palette.mark;
+    context.fillRect(left - 2, top, 2, height - top);
+    context.fillRect(right, top, 2, height - top);
+  };
 }
 
 /** A distance between ticks that is 1, 2 or 5 times a power of ten, and leaves room for their labels. */
@@ -111,6 +115,7 @@ function timelineDrawRuler(view) {
   const { palette, width, start, end, model } = view;
   const context = timelineContext(view.ruler, width, TIMELINE.ruler, palette.background);
   timelineDrawStrip(view, context);
+  const brackets = timelineDrawMark(view, context, TIMELINE.strip, TIMELINE.ruler);
   const scale = width / (end - start), tick = timelineTick(end - start, width);
   context.fillStyle = palette.muted;
   for (let time = Math.ceil(start / tick) * tick; time <= end; time += tick) {
@@ -130,7 +135,7 @@ function timelineDrawRuler(view) {
     const name = number == null ? "window" : `step ${number}`;
     timelineDrawText(context, `${name} · ${format.ns(length)}`, left + 4, top + TIMELINE.row / 2 + 0.5, right - left - 8, palette.text);
   });
-  timelineDrawMark(view, context, TIMELINE.ruler);
+  brackets();
 }
 
 function timelineTickLabel(time, tick) {

@@ -8,6 +8,7 @@ function timelinePointer(view, group) {
     if (!down.size) moved = 0;
     down.set(event.pointerId, event.clientX);
     canvas.setPointerCapture(event.pointerId);
+    view.ruler.focus({ preventScroll: true });
     spread = timelineSpread(down);
   });
   canvas.addEventListener("pointermove", (event) => {
@@ -70,7 +71,7 @@ function timelineKeys(view) {
   // Letters work while the timeline is on the screen and no other part of the page has the focus; arrows scroll elsewhere.
   const near = () => {
     const { top, bottom } = element.getBoundingClientRect();
-    return focused() || (document.activeElement === document.body && bottom > 80 && top < innerHeight - 80);
+    return focused() || (document.activeElement.contains(element) && bottom > 80 && top < innerHeight - 80);
   };
   const add = (key, words, call, active = near) => keys.add(key, words, () => active() && (call(), true));
   const [zoomIn, zoomOut] = [() => timelineZoom(view, 0.7), () => timelineZoom(view, 1 / 0.7)];
