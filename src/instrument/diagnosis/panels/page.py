@@ -14,6 +14,7 @@ from .overview import overview_section
 from .ranks import ranks_section
 from .roofline import roofline_section
 from .tables import table_sections
+from .timeline import timeline_section
 
 
 def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str] | None = None) -> str:
@@ -26,6 +27,7 @@ def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str] | None = None)
     sections = [
         overview_section(diagnosis),
         findings_section(diagnosis),
+        timeline_section(diagnosis),
         flame_section(diagnosis),
         roofline_section(diagnosis),
         ranks_section(diagnosis),
