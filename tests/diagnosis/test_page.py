@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import instrument
 from instrument import cli
 from instrument.diagnosis.diagnose import Diagnosis
-from instrument.diagnosis.panels.findings import span_of
+from instrument.diagnosis.panels.spans import span_of
 from instrument.units import duration
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenPage
