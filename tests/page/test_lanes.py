@@ -20,7 +20,9 @@ def made(seed: int, count: int = 3000, rows: int = 3) -> Slices:
         gaps = random.integers(0, 100, count)
         lengths = np.maximum(random.pareto(0.7, count) * 20, 1).astype(np.int64)
         end = 1_000 + np.cumsum(gaps + np.minimum(lengths, 100_000))
-        columns.append((np.full(count, row), end - np.minimum(lengths, 100_000), end, random.integers(0, 4, count)))
+        columns.append(
+            (np.full(count, row), end - np.minimum(lengths, 100_000), end, random.integers(0, 4, count))
+        )
     return Slices(*(np.concatenate(each) for each in zip(*columns, strict=True)))
 
 
@@ -29,7 +31,7 @@ def window_of(slices: Slices) -> tuple[int, int]:
 
 
 def shown(zoom: Zoom, level: int) -> tuple[np.ndarray[Any, Any], list[Any]]:
-    """Return the slices that a level shows one by one, and its merged ones, also those of the parts it leaves out."""
+    """Return the slices that a level shows one by one, and the merged ones, also of what it leaves out."""
     single = np.concatenate([each.single for each in zoom.levels[: level + 1]])
     merged = [zoom.levels[level].merged]
     if level >= zoom.whole:
