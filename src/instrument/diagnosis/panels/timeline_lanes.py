@@ -192,6 +192,6 @@ def _thread_titles(trace: Trace, used: Collection[int]) -> dict[int, str]:
         if number >= 0:
             thread = trace.threads[number]
             words = thread.name if str(thread.thread) in thread.name else f"thread {thread.thread} {thread.name}"
-            words = words.strip() + " (autograd)" * thread.autograd
+            words = words.strip() + " (autograd)" * (thread.autograd and "autograd" not in words)
             titles[number] = shown_name(f"Process {thread.process}, {words}" if several else words.capitalize())
     return titles

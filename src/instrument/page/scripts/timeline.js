@@ -48,7 +48,7 @@ function timelineLegend({ classes, levels }) {
 
 function timelineGroup(view, group) {
   const rows = group.lanes.reduce((sum, { rows }) => sum + rows, 0);
-  const before = view.model.groups.slice(0, view.model.groups.indexOf(group)).flatMap(({ lanes }) => lanes).reduce((sum, lane) => sum + lane.rows, 0);
+  const before = group.lanes[0].first;
   const open = before === 0 || before + rows <= TIMELINE_OPEN_ROWS;
   group.canvas = h("canvas", { role: "img", "aria-label": `${group.title}: ${group.lanes.map(({ title }) => title).join(", ")}` });
   group.details = h("details", { open, class: "timeline-group", ontoggle: () => timelineDraw(view) }, h("summary", {}, group.title), group.canvas);
