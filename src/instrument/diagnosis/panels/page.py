@@ -13,7 +13,7 @@ from .overview import overview_section
 from .tables import table_sections
 
 
-def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str] | None = None) -> str:
+def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str | int] | None = None) -> str:
     """Return the text of the page.
 
     Args:
