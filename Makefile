@@ -8,7 +8,7 @@ PUBLIC := build/public-scripts/venv
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of interpreters: without bytecode, each compiles the library
 
-.PHONY: demo test test-fast fuzz check bench docs gpu-check public-scripts traces format clean
+.PHONY: demo test test-fast fuzz check bench docs pictures gpu-check public-scripts traces format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
@@ -19,7 +19,7 @@ test: $(VENV)/.installed-test
 # The tests to run while working: all but frameworks, vendors' tools and corpora, whose files tests/conftest.py lists.
 test-fast: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --quiet \
-		-m "not (framework or vendor or corpus or process or nsys or native or fuzz or gpu)"
+		-m "not (framework or vendor or corpus or process or nsys or browser or native or fuzz or gpu)"
 
 fuzz: export INSTRUMENT_FUZZ := all
 fuzz: export INSTRUMENT_FUZZ_SECONDS ?= 1800
@@ -42,6 +42,10 @@ bench: $(VENV)/.installed-bench
 # The site, in build/docs: pages and the reference from docstrings. A broken link fails it.
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env -c docs . build/docs
+
+# The screenshots in docs/pictures, as scripts/pictures.py lists them; scripts/install-chromium.sh installs the browser.
+pictures: $(VENV)/.installed-test
+	$(BIN)/python -m scripts.pictures
 
 # What only a GPU can show, in nine and a half minutes; results in build/gpu-check.json. CHECKS="graph regions" runs
 # some, INSTRUMENT_KEEP_TRACES=FOLDER keeps small traces, REHEARSE=1 runs it without a GPU. Without make:

@@ -21,6 +21,9 @@ from instrument.exporters.sessions import sessions
 from instrument.regions import annotation, dispatch
 from instrument.windows import finalizer_process
 from instrument.windows.profile import Profile
+from tests.support.browser import browser, open_page
+
+__all__ = ["browser", "open_page"]
 
 # DeepSpeed, which other packages import, chooses once for the process and takes "cuda" for its default.
 if not torch.cuda.is_available():
@@ -47,6 +50,7 @@ def frozen() -> None:
 
 
 # Folders and files that `make test-fast` leaves out whole; single tests carry the marker nsys, native or fuzz.
+# Tests that open pages get the marker browser.
 SLOW = {
     "framework": ("integrations", "windows/test_foreign_profilers.py", "modules/test_models.py"),
     "vendor": ("launch", "exporters/test_vendors.py", "test_install_nsys.py", "test_gpu_check.py"),
@@ -69,6 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place in (item.path, *item.path.parents):
             if place in places:
                 item.add_marker(places[place])
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no GPU that torch can use"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, shell_script
 
 SCRIPT = ROOT / "scripts" / "install-nsys.sh"
 pytestmark = pytest.mark.skipif(
@@ -18,20 +18,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def program(path: Path, text: str) -> Path:
-    """Write an executable shell script."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
     """A folder with an nsys and an apt-get that has no packages, both first on PATH."""
     folder = tmp_path / "machine"
-    program(folder / "nsys", "echo version on PATH")
-    program(folder / "apt-get", "echo apt-get was called >&2; exit 1")
+    shell_script(folder / "nsys", "echo version on PATH")
+    shell_script(folder / "apt-get", "echo apt-get was called >&2; exit 1")
     return folder
 
 
@@ -44,7 +36,7 @@ def install(machine: Path, *args: str | Path, **env: str) -> subprocess.Complete
 
 def installed(prefix: Path, name: str = "1.0") -> Path:
     """Write a tree as the script installs it."""
-    return program(prefix / name / "usr/lib/nsight-systems/target-linux-x64/nsys", "echo version in prefix")
+    return shell_script(prefix / name / "usr/lib/nsight-systems/target-linux-x64/nsys", "echo version in prefix")
 
 
 def test_help(machine: Path) -> None:
@@ -95,7 +87,7 @@ def test_chosen_prefix(how: str, machine: Path, tmp_path: Path) -> None:
 def test_chosen_bin(machine: Path, tmp_path: Path) -> None:
     """The link is in the chosen folder, and replaces an existing nsys."""
     nsys = installed(tmp_path / "prefix")
-    program(tmp_path / "bin" / "nsys", "echo another")
+    shell_script(tmp_path / "bin" / "nsys", "echo another")
     done = install(machine, "--bin", tmp_path / "bin", "--prefix", tmp_path / "prefix")
     assert done.returncode == 0
     assert (tmp_path / "bin" / "nsys").resolve() == nsys

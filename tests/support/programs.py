@@ -39,6 +39,14 @@ def program(script: str | Path, folder: Path) -> Path:
     return path
 
 
+def shell_script(path: Path, text: str) -> Path:
+    """Write an executable shell script, such as a stub of a tool."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment without its tools, with the package importable, and with `extra`."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(TOOL_VARIABLES)}

@@ -13,7 +13,7 @@ from ..diagnosis.diagnose import Diagnosis, diagnose
 from ..diagnosis.serialize import as_dict, as_text
 from ..errors import TraceError
 from ..traces.communication import compile_collectives
-from .errors import describe, exit_unusable, print_message
+from .errors import describe, describe_unwritten, exit_unusable, print_message
 from .parsing import subcommand_of
 from .rule_settings import rule_settings
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
@@ -64,8 +64,9 @@ def diagnose_command(
 
     input-wait = {share = 0.1}
 
-    docs/rules.md lists the rules. The exit code is 0 if every trace was diagnosed, 1 if one cannot be read, and 2
-    for options that are wrong or do not fit a trace.
+    docs/rules.md lists the rules. --html writes one file with charts and tables, which needs no network. The exit
+    code is 0 if every trace was diagnosed, 1 if one cannot be read or the page cannot be written, and 2 for
+    options that are wrong or do not fit a trace.
     """
     try:
         if as_json + as_markdown + (as_html is not None) > 1:
@@ -116,10 +117,11 @@ def _write(found: list[Diagnosis], out: Path) -> None:
     """Write the page of the diagnosis, if there is one."""
     for diagnosis in found:
         try:
-            print_line(Console(), f"{diagnosis.to_html(out)}: open it in a browser")
+            diagnosis.to_html(out)
         except OSError as error:
-            print_message(describe(error))
+            print_message(describe_unwritten(error, out))
             raise typer.Exit(1) from None
+        print_message(f"{out} has the page")
 
 
 def _print(found: list[Diagnosis], as_markdown: bool, *, several: bool) -> None:

@@ -14,9 +14,9 @@ def describe(error: Exception) -> str:
     return str(error)
 
 
-def describe_unwritten(error: OSError) -> str:
-    """Return the message of an error that occurred as output was written."""
-    return f"cannot write the output: {error.strerror or error}"
+def describe_unwritten(error: OSError, file: object = "the output") -> str:
+    """Return the message of an error that occurred as output, or a file, was written."""
+    return f"cannot write {file}: {error.strerror or error}"
 
 
 def print_message(text: str) -> None:

@@ -18,7 +18,7 @@ from ..report.what_if import print_what_if
 from ..traces.communication import compile_collectives
 from ..traces.insert_events import check_copy
 from ..traces.region_steps import with_steps
-from .errors import describe, exit_unusable, print_message
+from .errors import describe, describe_unwritten, exit_unusable, print_message
 from .parsing import subcommand_of
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
 
@@ -115,7 +115,7 @@ def _add_lane(replayer: Replayer, out: Path) -> None:
     try:
         parts = add_critical_path(replayer.trace, replayer.recorded_path, out)
     except OSError as error:
-        print_message(describe(error))
+        print_message(describe_unwritten(error, out))
         raise typer.Exit(1) from None
     print_message(f"{out} has the critical path in {parts:,} parts")
 

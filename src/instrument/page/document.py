@@ -66,13 +66,15 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
     """Write the text of a page; a file of this name is replaced when the new one is complete.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; its ``filename`` is ``path``.
     """
     out = Path(path)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8")
         part.replace(out)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(out)) from None
     finally:
         part.unlink(missing_ok=True)
     return out

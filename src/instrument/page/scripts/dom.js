@@ -7,7 +7,7 @@ function build(element, attributes, children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
-  element.append(...children.flat().filter((child) => child != null && child !== ""));
+  element.append(...children.flat(Infinity).filter((child) => child != null && child !== ""));
   return element;
 }
 

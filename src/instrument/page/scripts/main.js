@@ -21,11 +21,12 @@ async function start() {
   keys.add("?", "List the keys", showKeys);
   keys.add("t", "Light or dark", theme.toggle);
   document.getElementById("help").addEventListener("click", showKeys);
+  // Links inside the page must not replace the state in the hash.
+  document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
   for (const section of page.data.sections) {
     const inner = h("div", { class: section.type });
     const heading = h("h2", { id: `${section.id}-title`, tabindex: "-1" }, section.title);
     const outer = h("section", { id: section.id, "aria-labelledby": `${section.id}-title` }, heading, inner);
-    // A link to a section must not replace the state in the hash.
     const go = (event) => { event.preventDefault(); outer.scrollIntoView(); heading.focus({ preventScroll: true }); };
     contents.append(h("a", { href: `#${section.id}`, onclick: go }, section.title));
     main.append(outer);

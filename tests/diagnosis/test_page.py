@@ -1,0 +1,113 @@
+"""The page of a diagnosis in a real browser: what it shows, and where its findings lead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import instrument
+from instrument import cli
+from instrument.diagnosis.diagnose import Diagnosis
+from instrument.diagnosis.panels.findings import span_of
+from instrument.units import duration
+from tests.page.hostile import HOSTILE
+from tests.support.browser import OpenPage
+
+from .made_loops import GEMM, MadeLoop
+
+SAMPLE = Path(__file__).parents[1] / "data" / "gpu_two_steps.json"
+
+
+def waiting_loop(name: str = GEMM) -> Diagnosis:
+    """Return the diagnosis of a loop whose GPU waits for data half of the time, and whose CPU waits in item()."""
+    loop = MadeLoop(busy=False)
+    for start in (0, 1000, 2000):
+        loop.region("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start, start + 500)
+        loop.work(name, start + 500, start + 501, start + 900)
+        loop.operator("aten::item", start + 600, start + 910).call(
+            "cudaStreamSynchronize", start + 601, start + 909
+        )
+    return instrument.diagnose(loop.trace())
+
+
+def test_everything_is_there(tmp_path: Path, open_page: OpenPage) -> None:
+    """The page has the verdict, each part of the step, and each finding with its win, place, evidence and fix."""
+    diagnosis = waiting_loop()
+    opened = open_page(diagnosis.to_html(tmp_path / "page.html"))
+    opened.page.wait_for_selector("[data-ready]")
+    for details in opened.page.locator("summary").all():
+        details.click()
+    tree = opened.accessibility()
+    assert (opened.errors, opened.requests) == ([], [])
+    assert diagnosis.verdict in tree
+    for ns in (*diagnosis.parts.values(), *diagnosis.idle_by_cause.values()):
+        assert duration(ns) in tree
+    for found in diagnosis.findings:
+        assert found.title in tree
+        assert diagnosis.win_text(found) in tree
+        assert not found.fix or found.fix.text in tree
+        for evidence in found.evidence:
+            assert diagnosis.definition(evidence) in tree
+
+
+def test_parts_fill_the_bar(tmp_path: Path, open_page: OpenPage) -> None:
+    """The bar is as wide as the page, each part as its share of the step."""
+    diagnosis = waiting_loop()
+    opened = open_page(diagnosis.to_html(tmp_path / "page.html"))
+    bar = opened.page.locator(".bar")
+    opened.page.wait_for_selector("[data-ready]")
+    whole = bar.bounding_box()["width"]
+    shown = [each.bounding_box()["width"] / whole for each in bar.locator("div").all()]
+    busy = [ns for name, ns in diagnosis.parts.items() if name in ("compute", "communication", "copies") and ns]
+    expected = [ns / diagnosis.step_ns for ns in (*busy, *filter(None, diagnosis.idle_by_cause.values()))]
+    assert shown == pytest.approx(expected, abs=0.01)
+
+
+def test_span_of_findings() -> None:
+    """A finding leads to a place in the window: the longest of what it names, or where its rule saw it."""
+    diagnosis = waiting_loop()
+    assert diagnosis.facts is not None
+    window = diagnosis.facts.window
+    spans = [span_of(diagnosis.facts, found) for found in diagnosis.findings]
+    assert any(spans)
+    for span in filter(None, spans):
+        assert 0 <= span[0] < span[1] <= window[1] - window[0] + diagnosis.step_ns
+
+
+def test_hostile_names(tmp_path: Path, open_page: OpenPage) -> None:
+    """Names of kernels stay texts, whatever they contain."""
+    loop = MadeLoop()
+    for number, name in enumerate(HOSTILE):
+        loop.work(name, number * 10, number * 10 + 1, number * 10 + 9)
+        loop.region(name, number * 10, number * 10 + 9)
+    opened = open_page(instrument.diagnose(loop.trace()).to_html(tmp_path / "page.html"))
+    opened.page.wait_for_selector("[data-ready]")
+    assert (opened.errors, opened.requests) == ([], [])
+    assert opened.page.title() != "run"
+    assert opened.page.locator("main script, main img, main iframe, main style, main form").count() == 0
+
+
+def test_without_gpu_and_steps(tmp_path: Path, open_page: OpenPage) -> None:
+    """A trace without GPU work has a page that says so."""
+    loop = MadeLoop(steps=0, busy=False).operator("aten::mm", 0, 100)
+    diagnosis = instrument.diagnose(loop.trace())
+    opened = open_page(diagnosis.to_html(tmp_path / "page.html"))
+    opened.page.wait_for_selector("[data-ready]")
+    assert diagnosis.verdict in opened.accessibility()
+    assert (opened.errors, opened.requests) == ([], [])
+
+
+def test_command(tmp_path: Path) -> None:
+    """``--html FILE`` writes the page; it excludes the other forms, and several traces."""
+    run = CliRunner().invoke
+    out = tmp_path / "page.html"
+    result = run(cli.app, ["diagnose", str(SAMPLE), "--html", str(out)])
+    assert (result.exit_code, out.name in result.output.replace("\n", "")) == (0, True)
+    assert out.read_text().startswith("<!doctype html>")
+    for wrong in (["--json"], [str(SAMPLE)]):
+        assert run(cli.app, ["diagnose", str(SAMPLE), "--html", str(out), *wrong]).exit_code == 2
+    missing = run(cli.app, ["diagnose", str(SAMPLE), "--html", str(tmp_path / "no" / "page.html")])
+    assert missing.exit_code == 1
+    assert "no/page.html" in missing.output.replace("\n", "")

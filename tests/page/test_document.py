@@ -1,0 +1,140 @@
+"""A page is one file that requests nothing, and in which texts stay texts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.page.document import document, frame, write_page
+from instrument.page.names import shown_name
+from tests.support.browser import OpenPage
+
+from .hostile import HOSTILE
+
+COLUMNS = [{"key": "name", "title": "Name", "kind": "text"}, {"key": "ns", "title": "Time", "kind": "ns"}]
+
+
+def table(rows: list[list[Any]], **more: Any) -> dict[str, Any]:
+    section = {"id": "rows", "type": "table", "title": "Rows", "caption": "All rows", "columns": COLUMNS}
+    return section | {"rows": rows, **more}
+
+
+def write(folder: Path, *sections: dict[str, Any], title: str = "A page", lead: str = "The lead.") -> Path:
+    return write_page(folder / "page.html", document(title, lead, sections))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_clean(tmp_path: Path, open_page: OpenPage, dark: bool) -> None:
+    """A page reports no error and requests nothing, in both color schemes."""
+    opened = open_page(write(tmp_path, table([["one", 1_000], ["two", 2_000_000]])), dark=dark)
+    opened.page.wait_for_selector("[data-ready]")
+    assert (opened.errors, opened.requests) == ([], [])
+    assert opened.page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+    tree = opened.accessibility()
+    for text in ("The lead.", "one", "1.00 us", "2.00 ms"):
+        assert text in tree
+
+
+def test_hostile_names(tmp_path: Path, open_page: OpenPage) -> None:
+    """No script, style, link or character of a name has an effect; each is shown as text."""
+    names = [shown_name(name) for name in HOSTILE]
+    page = write(tmp_path, table([[name, 1] for name in names], limit=100), title=names[0], lead=names[1])
+    assert page.stat().st_size < 200_000
+    opened = open_page(page)
+    opened.page.wait_for_selector("[data-ready]")
+    assert (opened.errors, opened.requests) == ([], [])
+    shown = opened.page.locator("td.text").all_text_contents()
+    assert shown == names and len(names) >= 50
+    assert opened.page.locator("main script, main img, main iframe, main style, main form").count() == 0
+    assert opened.page.evaluate("document.styleSheets.length") == 1
+    assert all(text.isprintable() for text in names)
+
+
+def test_policy_stops_scripts(tmp_path: Path, open_page: OpenPage) -> None:
+    """A script that gets into the page does not run: the policy names the page's own by hash."""
+    page = write(tmp_path, table([["one", 1]]))
+    page.write_text(page.read_text().replace("</main>", "<script>document.title = 'run'</script></main>"))
+    opened = open_page(page)
+    opened.page.wait_for_selector("[data-ready]")
+    assert opened.page.title() == "A page"
+    assert any("Content Security Policy" in error for error in opened.errors)
+
+
+def test_sorts_and_filters(tmp_path: Path, open_page: OpenPage) -> None:
+    """A column's button sorts, again the other way round; the input filters; more rows show on demand."""
+    opened = open_page(write(tmp_path, table([[f"kernel {n}", (n * 7) % 30] for n in range(30)])))
+    rows, page = opened.page.locator("tbody tr"), opened.page
+    assert rows.count() == 20
+    page.get_by_role("button", name="Show all 30 rows").click()
+    assert rows.count() == 30
+    page.get_by_role("button", name="Time").click()
+    assert page.locator("td:last-child").first.text_content() == "29 ns"
+    assert page.locator("th[aria-sort=descending]").text_content() == "Time"
+    page.get_by_role("button", name="Time").click()
+    assert page.locator("td:last-child").first.text_content() == "0"
+    page.get_by_role("searchbox").fill("KERNEL 2")
+    assert rows.count() == 11
+    assert "11 of 30 rows" in opened.accessibility()
+    assert (opened.errors, opened.requests) == ([], [])
+
+
+def test_keys(tmp_path: Path, open_page: OpenPage) -> None:
+    """The keyboard reaches everything: "?" lists the keys, "t" changes the theme, which the address keeps."""
+    path = write(tmp_path, table([["one", 1]]))
+    opened = open_page(path)
+    page = opened.page
+    page.wait_for_selector("[data-ready]")
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.url.endswith("#theme=dark")
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog").is_visible()
+    assert "List the keys" in opened.accessibility()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName") in ("A", "BUTTON")
+    page.reload()
+    page.wait_for_selector("[data-ready]")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+@pytest.mark.parametrize("width", [360, 1280, 3840])
+def test_no_sideways_scrolling(tmp_path: Path, open_page: OpenPage, width: int) -> None:
+    """The page is as wide as the window; a wide table scrolls in itself."""
+    opened = open_page(write(tmp_path, table([["name " * 40, 1], ["x" * 300, 2]])), width=width)
+    opened.page.wait_for_selector("[data-ready]")
+    assert opened.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_frame(tmp_path: Path, open_page: OpenPage) -> None:
+    """In a notebook the page works in a frame that cannot reach what is around it."""
+    outer = tmp_path / "notebook.html"
+    outer.write_text(
+        f"<!doctype html><title>Notebook</title>{frame(document('A page', 'L', [table([['one', 1]])]))}"
+    )
+    opened = open_page(outer)
+    inner = opened.page.frame_locator("iframe")
+    assert inner.get_by_role("cell", name="one").text_content() == "one"
+    inner.get_by_role("button", name="Light or dark").click()
+    assert opened.errors == []
+    assert re.search(r'sandbox="allow-scripts"', outer.read_text())
+
+
+def test_prints(tmp_path: Path, open_page: OpenPage) -> None:
+    """Printed, the page has its tables."""
+    opened = open_page(write(tmp_path, table([["one", 1]])))
+    opened.page.wait_for_selector("[data-ready]")
+    assert opened.page.pdf()[:4] == b"%PDF"
+
+
+def test_written_whole_or_not(tmp_path: Path) -> None:
+    """A page that cannot be written leaves neither a part nor a changed file."""
+    with pytest.raises(OSError, match="folder"):
+        write_page(tmp_path / "folder" / "page.html", "text")
+    (tmp_path / "page.html").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_page(tmp_path / "page.html", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
