@@ -66,10 +66,10 @@ def open_command(
     options = {"ignore": ignored, "thresholds": thresholds, "collectives": collectives}
     with _server(port) as server:
         page, file = _page(trace, server, perfetto, options | {"steps_from": steps_from, "rank": rank})
-        _announce(server, perfetto if file else None)
-        if not no_browser and _can_show():
-            Thread(target=_show, args=(server.url,), daemon=True).start()  # a browser may return when it is closed
         try:
+            _announce(server, perfetto if file else None)
+            if not no_browser and _can_show():
+                Thread(target=_show, args=(server.url,), daemon=True).start()  # it may return when it is closed
             server.serve(page, file)
             print_message("the last tab is closed")
         except KeyboardInterrupt:  # the usual end, so no failure
