@@ -26,7 +26,9 @@ _FIRST, _LAST = ("dom", "state", "table"), "main"
 Section = Mapping[str, Any]
 
 
-def document(title: str, lead: str, sections: Sequence[Section], *, serve: Mapping[str, str] | None = None) -> str:
+def document(
+    title: str, lead: str, sections: Sequence[Section], *, serve: Mapping[str, str | int] | None = None
+) -> str:
     """Return the text of a page.
 
     Args:
