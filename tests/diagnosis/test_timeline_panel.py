@@ -257,10 +257,23 @@ def test_selects(tmp_path: Path, open_page: OpenPage) -> None:
     assert "idle: input" in status.inner_text() and "420 us" in status.inner_text()
     assert "The GPU idles while the loop waits for the next batch." in status.inner_text()
     page.page.keyboard.press(".")
-    assert "520 us" in status.inner_text() and "operator: aten::mm" in status.inner_text()
+    assert "520 us" in status.inner_text() and "operator aten::mm" in status.inner_text()
     assert "520 us" in page.accessibility()
     page.page.keyboard.press("f")
     assert shown_time(page) == (770_000, 1_550_000)
+
+
+def test_drags(tmp_path: Path, open_page: OpenPage) -> None:
+    """A drag moves what is shown with the pointer, and selects nothing."""
+    page = opened(tmp_path, open_page, "#t=1000000,2000000")
+    box = page.page.locator(".timeline-group canvas").first.bounding_box()
+    assert box is not None
+    page.page.mouse.move(box["x"] + 600, box["y"] + 22)
+    page.page.mouse.down()
+    page.page.mouse.move(box["x"] + 600 - box["width"] / 4, box["y"] + 22, steps=5)
+    page.page.mouse.up()
+    assert shown_time(page) == pytest.approx((1_250_000, 2_250_000), abs=5_000)
+    assert page.page.locator(".timeline-status").inner_text().startswith("Select")
 
 
 def test_finding_leads_to_its_place(tmp_path: Path, open_page: OpenPage) -> None:
