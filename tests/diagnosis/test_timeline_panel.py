@@ -12,7 +12,7 @@ import pytest
 from instrument.diagnosis.diagnose import Diagnosis, diagnose
 from instrument.diagnosis.panels.timeline import timeline_section
 from instrument.diagnosis.panels.timeline_lanes import CLASSES
-from instrument.traces.trace import Device, Trace
+from instrument.traces.trace import Device, Thread, Trace
 from tests.support.browser import OpenedPage, OpenPage
 from tests.support.shared_traces import shared
 
@@ -155,6 +155,17 @@ def test_unused_threads() -> None:
     section = section_of(diagnose(made.trace()))
     assert [group["title"] for group in section["groups"]] == ["GPU 0 NVIDIA H100 80GB HBM3", "Thread 1"]
     assert section["notes"] == ["1 thread without events in the window not shown."]
+
+
+def test_titles_of_threads() -> None:
+    """A title keeps the name of the thread as it is, and has the process if there are several."""
+    trace = trace_of(operators=[on_cpu("aten::a", 0, 20), on_cpu("aten::b", 5, 15, thread=1)])
+    trace.threads[:] = [Thread(1, 7, "MyThread", autograd=True), Thread(1, 8, "thread 8 (python)")]
+    titles = [group["title"] for group in section_of(diagnose(trace))["groups"]]
+    assert titles == ["Thread 7 MyThread (autograd)", "Thread 8 (python)"]
+    trace.threads[:] = [Thread(1, 7), Thread(2, 7)]
+    titles = [group["title"] for group in section_of(diagnose(trace))["groups"]]
+    assert titles == ["Process 1, thread 7", "Process 2, thread 7"]
 
 
 def test_overlapping_kernels() -> None:
