@@ -12,7 +12,7 @@ import pytest
 from instrument.diagnosis.diagnose import Diagnosis, diagnose
 from instrument.diagnosis.panels.timeline import timeline_section
 from instrument.diagnosis.panels.timeline_lanes import CLASSES
-from instrument.traces.trace import Device, Trace
+from instrument.traces.trace import Device, Thread, Trace
 from tests.support.browser import OpenedPage, OpenPage
 from tests.support.shared_traces import shared
 
@@ -157,6 +157,17 @@ def test_unused_threads() -> None:
     assert section["notes"] == ["1 thread without events in the window not shown."]
 
 
+def test_titles_of_threads() -> None:
+    """A title keeps the name of the thread as it is, and has the process if there are several."""
+    trace = trace_of(operators=[on_cpu("aten::a", 0, 20), on_cpu("aten::b", 5, 15, thread=1)])
+    trace.threads[:] = [Thread(1, 7, "MyThread", autograd=True), Thread(1, 8, "thread 8 (python)")]
+    titles = [group["title"] for group in section_of(diagnose(trace))["groups"]]
+    assert titles == ["Thread 7 MyThread (autograd)", "Thread 8 (python)"]
+    trace.threads[:] = [Thread(1, 7), Thread(2, 7)]
+    titles = [group["title"] for group in section_of(diagnose(trace))["groups"]]
+    assert titles == ["Process 1, thread 7", "Process 2, thread 7"]
+
+
 def test_overlapping_kernels() -> None:
     """Kernels that overlap on one stream are in rows of their own."""
     work = [kernel("k", 0, 100), kernel("k", 50, 150), kernel("k", 120, 200)]
@@ -257,10 +268,23 @@ def test_selects(tmp_path: Path, open_page: OpenPage) -> None:
     assert "idle: input" in status.inner_text() and "420 us" in status.inner_text()
     assert "The GPU idles while the loop waits for the next batch." in status.inner_text()
     page.page.keyboard.press(".")
-    assert "520 us" in status.inner_text() and "operator: aten::mm" in status.inner_text()
+    assert "520 us" in status.inner_text() and "operator aten::mm" in status.inner_text()
     assert "520 us" in page.accessibility()
     page.page.keyboard.press("f")
     assert shown_time(page) == (770_000, 1_550_000)
+
+
+def test_drags(tmp_path: Path, open_page: OpenPage) -> None:
+    """A drag moves what is shown with the pointer, and selects nothing."""
+    page = opened(tmp_path, open_page, "#t=1000000,2000000")
+    box = page.page.locator(".timeline-group canvas").first.bounding_box()
+    assert box is not None
+    page.page.mouse.move(box["x"] + 600, box["y"] + 22)
+    page.page.mouse.down()
+    page.page.mouse.move(box["x"] + 600 - box["width"] / 4, box["y"] + 22, steps=5)
+    page.page.mouse.up()
+    assert shown_time(page) == pytest.approx((1_250_000, 2_250_000), abs=5_000)
+    assert page.page.locator(".timeline-status").inner_text().startswith("Select")
 
 
 def test_finding_leads_to_its_place(tmp_path: Path, open_page: OpenPage) -> None:

@@ -147,8 +147,8 @@ function timelineSelect(view, slice) {
   if (slice) {
     const lane = view.groups.flatMap((group) => group.lanes.map((lane) => ({ group, lane }))).find(({ lane }) => slice.row < lane.first + lane.rows);
     const cause = view.model.causes.get(slice.name);
-    const lines = timelineLines(view, slice).map(([label, value]) => `${label}: ${value}`);
-    view.status.replaceChildren(h("b", {}, timelineName(view, slice)), ` in ${lane.group.title}, ${lane.lane.title}. ${cause ? `${cause} ` : ""}${lines.join("; ")}.`);
+    const lines = timelineLines(view, slice).map(([label, value]) => `${label} ${value}`);
+    view.status.replaceChildren(h("b", {}, timelineName(view, slice)), ` in ${lane.group.title}, ${lane.lane.title}: ${lines.join(", ")}. ${cause ?? ""}`);
   }
   timelineDraw(view);
 }
