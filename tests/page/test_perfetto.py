@@ -286,7 +286,7 @@ def test_the_words_fit(serve: Serve, width: int) -> None:
     assert 'button "Open in Perfetto"' in tree and "Allow pop-ups" in tree
 
 
-@pytest.mark.parametrize("name", [name for name in HOSTILE if "/" not in name and 0 < len(name) < 400])
+@pytest.mark.parametrize("name", HOSTILE[:6] + HOSTILE[14:20])
 def test_hostile_names(serve: Serve, name: str) -> None:
     """The name of a file is text, in the page, its notices and what Perfetto gets."""
     served = serve(name=name)
