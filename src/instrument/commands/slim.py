@@ -26,6 +26,14 @@ def slim_command(
             metavar="FILE",
         ),
     ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many steps stay, from the middle of the recording; all numbers are then of those.",
+            metavar="N",
+        ),
+    ] = None,
 ) -> None:
     """Write the smallest trace that gives the same metrics and findings.
 
@@ -33,7 +41,7 @@ def slim_command(
     the trace cannot be read; it is 2 for options that are wrong or do not fit the trace.
     """
     try:
-        slimmed = slim(trace, out)
+        slimmed = slim(trace, out, steps=steps)
     except ValueError as error:
         if isinstance(error, TraceError):
             print_message(describe(error))
@@ -51,8 +59,14 @@ def slim_command(
 def _print(console: Console, slimmed: SlimTrace) -> None:
     kept = f"{slimmed.events:,} of {counted(slimmed.source_events, 'event')}"
     size = f"{_size(slimmed.bytes)} instead of {_size(slimmed.source_bytes)}"
-    same = "" if slimmed.changed else " Metrics and findings are the same."
-    print_wrapped(console, f"{slimmed.path} has {kept}, in {size}.{same}")
+    print_wrapped(console, f"{slimmed.path} has {kept}, in {size}.")
+    if slimmed.steps:
+        few, of = slimmed.steps
+        print_wrapped(console, f"It holds {few} of {counted(of, 'step')}: all numbers are of those.")
+    if not slimmed.changed:
+        print_wrapped(
+            console, f"Metrics and findings are the same{' as before, of these steps' * bool(slimmed.steps)}."
+        )
 
 
 def _size(number: int) -> str:

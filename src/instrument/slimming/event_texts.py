@@ -34,6 +34,8 @@ class _Event(Struct, gc=False):
     s: str = ""
     args: Raw = Raw(b"{}")
     bind_id: Any = None
+    flow_in: Any = None
+    flow_out: Any = None
 
 
 class _Head(NamedTuple):
@@ -126,6 +128,8 @@ class EventTexts:
         constant, varying = self._chosen(args, keys)
         place = self._names.place(event.pid, event.tid)
         flow = next((key for key in keys if key in _FLOWS), "")
+        if keys == ALL_ARGS and event.bind_id:
+            flow = FLOW_IN[0] if event.flow_in else FLOW_OUT[0]
         self._head[row] = self._heads[_Head(event.ph, event.cat, event.name, place, event.s, flow, constant)]
         if varying:
             self._varying[row] = varying

@@ -7,18 +7,22 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from ..diagnosis.diagnose import Diagnosis, diagnose
 from ..traces.chunks import EventIndex
 from ..traces.read import read_trace
-from ..traces.slim_note import KEY, note_losses, note_of
+from ..traces.region_steps import with_steps
+from ..traces.slim_note import KEY, kept_steps, note_losses, note_of
 from ..traces.trace import Trace
 from .choice import chosen_parts
 from .event_texts import EventTexts, json_text
 from .gpu import may_renumber
 from .lane_names import LaneNames
+from .steps import middle_steps, parts_of_steps
 from .verify import differences
 
 SUFFIX = ".slim.json.gz"
@@ -43,6 +47,7 @@ class SlimTrace:
         source_bytes: the size of that file.
         events: the number of events that stay, without names of processes and threads.
         source_events: the number of events of that file.
+        steps: the number of steps that stay, and of those that were recorded; None if all stay.
         changed: the metrics, findings and other parts of the diagnosis that differ; empty if none does.
     """
 
@@ -52,10 +57,13 @@ class SlimTrace:
     source_bytes: int
     events: int
     source_events: int
+    steps: tuple[int, int] | None
     changed: tuple[str, ...]
 
 
-def slim(trace: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> SlimTrace:
+def slim(
+    trace: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, steps: int | None = None
+) -> SlimTrace:
     """Write the smallest trace that gives the same metrics and findings.
 
     The file is read back and diagnosed, and `SlimTrace.changed` lists what differs. An existing file is replaced
@@ -65,29 +73,57 @@ def slim(trace: str | os.PathLike[str], out: str | os.PathLike[str] | None = Non
         trace: a trace of torch.profiler, plain or gzip.
         out: the file to write, gzipped if its name ends in ".gz"; by default the name of the trace with
             ".slim.json.gz" in place of ".json" or ".json.gz".
+        steps: how many steps stay, from the middle of the recording, with the work that they launched; None keeps
+            everything. Metrics and findings are those of a recording of these steps.
 
     Raises:
-        TypeError: ``trace`` or ``out`` is not a path.
-        ValueError: the trace comes from another profiler, or ``out`` is the trace itself or is not a file.
+        TypeError: an argument has another type.
+        ValueError: the trace comes from another profiler, or has no steps; ``out`` is the trace itself or is not a
+            file; or ``steps`` is not positive.
         TraceError, OSError: the trace cannot be read, or ``out`` cannot be written.
     """
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise (ValueError if type(steps) is int else TypeError)(f'"steps" must be an integer >= 1: {steps!r}')
     source = Path(trace)
     target = default_out(source) if out is None else Path(out)
     _check_out(source, target)
     recorded = read_trace(source)
-    index = _index(recorded)
-    before = diagnose(recorded)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        events = _write(recorded, index, before, part, target)
+    total = _index(recorded).events
+    with _part(target) as cut, _part(target) as part:
+        if steps is not None:
+            recorded = _cut(recorded, steps, cut, target)
+        before = diagnose(recorded)
+        events = _write(recorded, before, part, target)
         changed = differences(before, diagnose(replace(read_trace(part), path=source)))
         with _writing(target):
             part.replace(target)
+    sizes = target.stat().st_size, source.stat().st_size
+    return SlimTrace(target, source, *sizes, events, total, kept_steps(recorded.metadata), changed)
+
+
+def _cut(trace: Trace, count: int, out: Path, target: Path) -> Trace:
+    """Write the trace of some steps, with all that is known of them, and read it."""
+    chosen = middle_steps(with_steps(trace, None), count)
+    if chosen.kept == chosen.of:
+        return trace
+    names = LaneNames(trace.threads)
+    texts = EventTexts(_index(trace), parts_of_steps(trace, chosen), names, renumber=False)
+    known = {name: value for name, value in chosen._asdict().items() if not name.endswith("_ns")}
+    if before := kept_steps(trace.metadata):
+        known["of"] = before[1]
+    _write_file(out, target, _metadata(trace, {"steps": known}), names, texts, packed=False)
+    return replace(read_trace(out), path=trace.path)
+
+
+@contextmanager
+def _part(target: Path) -> Iterator[Path]:
+    """Yield a path beside the target, where nothing is, and remove what is written there."""
+    path = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.part")
+    try:
+        yield path
     finally:
         with suppress(OSError):
-            part.unlink(missing_ok=True)
-    sizes = target.stat().st_size, source.stat().st_size
-    return SlimTrace(target, source, *sizes, events, index.events, changed)
+            path.unlink(missing_ok=True)
 
 
 def default_out(source: Path) -> Path:
@@ -112,18 +148,23 @@ def _index(trace: Trace) -> EventIndex:
     return trace.look_up
 
 
-def _write(trace: Trace, index: EventIndex, diagnosis: Diagnosis, out: Path, target: Path) -> int:
+def _write(trace: Trace, diagnosis: Diagnosis, out: Path, target: Path) -> int:
     """Write the slim trace, and return the number of its events."""
     if diagnosis.facts is None:
         raise ValueError("the diagnosis has no facts")
     parts = chosen_parts(trace, diagnosis.facts, {found.rule for found in diagnosis.findings})
     names = LaneNames(trace.threads)
-    texts = EventTexts(index, parts, names, renumber=may_renumber(trace))
-    about = json_text(_metadata(trace, index.events))[1:-1]
-    named = [json_text(event) for event in names.events()]
-    with _writing(target), out.open("xb") as file:
-        _write_blocks(file, _document(about, [*named, *texts]), packed=target.suffix == ".gz")
+    texts = EventTexts(_index(trace), parts, names, renumber=may_renumber(trace))
+    _write_file(out, target, _metadata(trace), names, texts, packed=target.suffix == ".gz")
     return sum(len(each.rows) for each in parts.values())
+
+
+def _write_file(
+    out: Path, target: Path, about: Mapping[str, Any], names: LaneNames, texts: EventTexts, *, packed: bool
+) -> None:
+    named = map(json_text, names.events())
+    with _writing(target), out.open("xb") as file:
+        _write_blocks(file, _document(json_text(about)[1:-1], chain(named, texts)), packed=packed)
 
 
 @contextmanager
@@ -154,14 +195,13 @@ def _write_blocks(file: IO[bytes], texts: Iterable[str], *, packed: bool) -> Non
         file.write(packer.flush())
 
 
-def _metadata(trace: Trace, events: int) -> Mapping[str, Any]:
+def _metadata(trace: Trace, more: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
+    """Return the metadata that stays, with ``more`` in the note."""
     known = {name: trace.metadata[name] for name in _METADATA if name in trace.metadata}
     devices = known.get("deviceProperties")
     if isinstance(devices, list):
         known["deviceProperties"] = [
             {name: each[name] for name in _DEVICE if name in each} for each in devices if isinstance(each, dict)
         ]
-    note = {"source_events": events} | dict(note_of(trace.metadata))
-    if trace.lost:
-        note["lost"] = note_losses(trace.lost)
-    return known | {KEY: note}
+    lost = {"lost": note_losses(trace.lost)} if trace.lost else {}
+    return known | {KEY: {"source_events": _index(trace).events} | dict(note_of(trace.metadata)) | dict(more) | lost}
