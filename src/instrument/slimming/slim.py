@@ -204,4 +204,6 @@ def _metadata(trace: Trace, more: Mapping[str, Any] = MappingProxyType({})) -> M
             {name: each[name] for name in _DEVICE if name in each} for each in devices if isinstance(each, dict)
         ]
     lost = {"lost": note_losses(trace.lost)} if trace.lost else {}
-    return known | {KEY: {"source_events": _index(trace).events} | dict(note_of(trace.metadata)) | dict(more) | lost}
+    return known | {
+        KEY: {"source_events": _index(trace).events} | dict(note_of(trace.metadata)) | dict(more) | lost
+    }
