@@ -1,0 +1,171 @@
+"""The flame graph: regions, modules and operators by nesting, with their CPU time and the GPU time of their work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...page.names import shown_name
+from ...page.tree import JOINED, Tree, tree_of
+from ...traces.table import KERNEL, Array
+from ..diagnosis_data import DiagnosisData
+from ..groups import ancestor_levels
+from ..trace_facts import TraceFacts
+from .backward_ranges import BackwardRanges
+from .ranges import MODULE, MODULE_PREFIX, OPERATOR, REGION, Ranges, own_ns, ranges_of, times_of_steps
+
+_KINDS = ("region", "module", "operator", "thread", "compute", "communication", "copies")
+_THREAD, _COMPUTE, _COMMUNICATION, _COPIES = range(3, 7)
+_MOST = 2500  # nodes of a view; with the joined ones twice as many
+_NOTES = {
+    "cpu": (
+        "The CPU time of the steps by thread: that of the main thread adds up to the steps, that of another thread"
+        " is its time inside ranges."
+    ),
+    "gpu": (
+        "The durations of the GPU work of the steps, below the range that launched it; work that runs at the same"
+        " time all counts."
+    ),
+}
+_BACKWARD_NOTE = (
+    "A node of autograd is below the region or module of the operator that created it, where the trace has sequence"
+    " numbers; else below the region around it."
+)
+
+
+def flame_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+    """Return the flame graph by CPU time and by GPU time; None for a trace without ranges and GPU work.
+
+    Values are sums over the steps: for each node a time and a number of calls outside backward passes, and inside.
+    """
+    facts = diagnosis.facts
+    if facts is None:
+        return None
+    times = times_of_steps(facts)
+    ranges = ranges_of(facts, times)
+    backward = BackwardRanges(facts, ranges)
+    rows = _Rows(facts, ranges, backward)
+    views = {}
+    if len(ranges.kind):
+        views["cpu"] = rows.cpu_tree(*own_ns(ranges, times, facts.main_thread))
+    if facts.gpu:
+        views["gpu"] = rows.gpu_tree()
+    names: dict[int, int] = {}
+    packed = {view: rows.packed(tree, names) | {"note": _NOTES[view]} for view, tree in views.items()}
+    if not any(view["parent"] for view in packed.values()):
+        return None
+    return {
+        "id": "flame",
+        "type": "flame",
+        "title": "Flame graph",
+        "steps": facts.steps,
+        "each": diagnosis.each_step,
+        "note": _BACKWARD_NOTE,
+        "kinds": _KINDS,
+        "names": [rows.text(key) for key in names],
+        "views": packed,
+    }
+
+
+class _Rows:
+    """The rows of the trees: a row for each thread, then the ranges, then the GPU work."""
+
+    def __init__(self, facts: TraceFacts, ranges: Ranges, backward: BackwardRanges) -> None:
+        self._facts, self._ranges, self._autograd = facts, ranges, backward.autograd
+        self._parents, self._backward = backward.parents, backward.mask
+        self._threads = len(facts.trace.threads) + 1
+        self._base = max(len(facts.trace.strings), self._threads)
+        self._keys = ranges.kind * self._base + ranges.name
+
+    def cpu_tree(self, own: Array, outside_ns: int) -> Tree:
+        """Return the tree of the CPU time; the roots are threads, the main thread first."""
+        thread, main = self._ranges.thread, self._facts.main_thread
+        order = np.argsort(np.arange(self._threads) != main % self._threads, kind="stable")
+        root = np.argsort(order)
+        outside = np.zeros(self._threads, np.int64)
+        outside[0] = outside_ns
+        parents = np.where(self._parents >= 0, self._parents + self._threads, root[thread])
+        times, calls = np.concatenate((outside, own)), np.concatenate((outside * 0, own * 0 + 1))
+        in_backward = np.concatenate((outside != outside, self._backward))
+        return tree_of(
+            np.concatenate((np.full(self._threads, -1), parents)),
+            np.concatenate((_THREAD * self._base + order, self._keys)),
+            _by_pass(times, in_backward),
+            _by_pass(calls, in_backward),
+            _MOST,
+        )
+
+    def gpu_tree(self) -> Tree:
+        """Return the tree of the durations of GPU work, which is its leaves; the only root is the GPU work."""
+        gpu, count = self._facts.gpu, len(self._ranges.kind)
+        above, in_backward = self._launched_in()
+        kind = np.where(self._facts.communication, _COMMUNICATION, _COMPUTE)
+        kind = np.where(gpu.category == KERNEL, kind, _COPIES)
+        name = np.where(gpu.short_name > 0, gpu.short_name, gpu.name)
+        parents = np.concatenate((self._gpu_parents(above), above)) + 1
+        mask = np.concatenate((self._backward, in_backward))
+        return tree_of(
+            np.concatenate(([-1], parents)),
+            np.concatenate(([_THREAD * self._base + self._threads], self._keys, kind * self._base + name)),
+            _by_pass(np.concatenate((np.zeros(count + 1, np.int64), gpu.duration_ns)), np.append(False, mask)),
+            _by_pass(np.append(0, np.ones(count + len(gpu), np.int64)), np.append(False, mask)),
+            _MOST,
+        )
+
+    def _launched_in(self) -> tuple[Array, Array]:
+        """Return the range that launched each GPU work, or -1, and whether that was in a backward pass."""
+        gpu, runtime, ranges = self._facts.gpu, self._facts.trace.runtime, self._ranges
+        thread, at = (np.append(column, -1)[gpu.launch] for column in (runtime.thread, runtime.start_ns))
+        above = np.where(gpu.launch >= 0, ranges.nest.innermost_at(at, thread), -1)
+        for kind, rows in ((OPERATOR, gpu.operator), (MODULE, gpu.module), (REGION, gpu.region)):
+            above = np.where(above >= 0, above, ranges.places(kind, rows))
+        return above, np.append(self._backward, False)[above] | self._autograd[thread]
+
+    def _gpu_parents(self, launched_in: Array) -> Array:
+        """Return the range above each range; of the outermost ones of other threads, the region of their work."""
+        ranges, regions = self._ranges, self._facts.trace.regions
+        parents = self._parents.copy()
+        outer = np.flatnonzero((parents < 0) & (ranges.kind == REGION))
+        parents[outer] = ranges.places(REGION, regions.parent[ranges.row[outer]])
+        region = ranges.places(REGION, self._facts.gpu.region)
+        top = launched_in.copy()
+        for which, above in ancestor_levels(launched_in, parents):
+            top[which] = above
+        linked = np.flatnonzero((top >= 0) & (region >= 0))
+        linked = linked[ranges.thread[top[linked]] != ranges.thread[region[linked]]]
+        linked = linked[ranges.kind[top[linked]] != REGION]
+        parents[top[linked]] = region[linked]
+        return parents
+
+    def packed(self, tree: Tree, names: dict[int, int]) -> dict[str, Any]:
+        """Return a tree for the page; ``names`` numbers the keys of its nodes."""
+        keys = tree.key.tolist()
+        return {
+            "parent": tree.parent.tolist(),
+            "name": [-1 if key == JOINED else names.setdefault(key, len(names)) for key in keys],
+            "kind": [-1 if key == JOINED else key // self._base for key in keys],
+            "joined": {node: count for node, count in enumerate(tree.joined.tolist()) if count},
+            "ns": tree.own.T.tolist(),
+            "calls": tree.counts.T.tolist(),
+        }
+
+    def text(self, key: int) -> str:
+        """Return the name of the nodes with a key."""
+        kind, code = divmod(key, self._base)
+        trace = self._facts.trace
+        if kind == _THREAD:
+            return self._thread_name(code) if code < self._threads else "GPU work"
+        return shown_name(trace.strings[code].removeprefix(MODULE_PREFIX if kind == MODULE else ""))
+
+    def _thread_name(self, number: int) -> str:
+        if number == self._threads - 1:
+            return "unknown thread"
+        thread = self._facts.trace.threads[number]
+        what = "main" if number == self._facts.main_thread else "autograd" if thread.autograd else "other"
+        return shown_name(f"{what} thread {thread.thread} {thread.name}".rstrip())
+
+
+def _by_pass(values: Array, backward: Array) -> Array:
+    """Return two columns: the values outside backward passes, and those inside."""
+    return np.stack((np.where(backward, 0, values), np.where(backward, values, 0)), axis=1)
