@@ -44,7 +44,7 @@ def test_parents_may_come_later() -> None:
 
 
 def test_small_nodes_are_joined() -> None:
-    """What is not kept is one node for each node above, with all that was below; nodes without value are left out."""
+    """Nodes that are not kept are one node below each node above; nodes without value are left out."""
     tree = made([-1, 0, 0, 0, 3, 0], [0, 1, 2, 3, 4, 5], [0, 100, 3, 1, 2, 0], most=2)
     assert tree.key.tolist() == [0, 1, JOINED]
     assert tree.own[:, 0].tolist() == [0, 100, 6]
@@ -73,7 +73,7 @@ def test_deep() -> None:
 @pytest.mark.fuzz
 @given(st.data())
 def test_sums(data: st.DataObject) -> None:
-    """The sum of all values is that of the rows, a parent comes first, and at most twice as many nodes are left."""
+    """The sum is that of the rows, a parent comes first, and at most twice as many nodes are left."""
     count = data.draw(st.integers(1, 30))
     parents = [data.draw(st.integers(-1, row - 1)) for row in range(count)]
     keys = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))

@@ -1,4 +1,4 @@
-"""Merges rows with the same path into the nodes of a tree, and joins the smallest nodes, so that all sums stay exact."""
+"""Merges rows with the same path into nodes, and joins the smallest nodes, so that all sums stay exact."""
 
 from __future__ import annotations
 

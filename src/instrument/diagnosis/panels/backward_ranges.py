@@ -15,6 +15,7 @@ from ..trace_facts import TraceFacts
 from .ranges import OPERATOR, REGION, Ranges
 
 _BACKWARD = re.compile(r"(?<![a-z])backward(?![a-z])", re.IGNORECASE)
+_NODE = re.compile(r"(?:Backward\d*|AccumulateGrad)$")  # without the engine around it: torch before 1.9
 _SEARCHED = 2048  # characters of a name
 
 
@@ -24,13 +25,21 @@ class BackwardRanges:
     Args:
         facts: the trace.
         ranges: its ranges.
+
+    Attributes:
+        autograd: a mask of the autograd threads; the last element is for thread -1.
+        in_node: a mask of the nodes that autograd runs, and of the ranges inside them.
     """
 
     def __init__(self, facts: TraceFacts, ranges: Ranges) -> None:
         self._facts, self._ranges, self._above = facts, ranges, ranges.nest.parents
         self.autograd = np.array([*(thread.autograd for thread in facts.trace.threads), False])
-        self._engine = (ranges.kind == OPERATOR) & self._named(lambda name: engine_node_name(name) is not None)
-        self._in_engine = inside_rows(np.flatnonzero(self._engine), self._above)
+        operators = ranges.kind == OPERATOR
+        engine = operators & self._named(lambda name: engine_node_name(name) is not None)
+        alone = operators & self._named(lambda name: bool(_NODE.search(name[-_SEARCHED:])))
+        alone &= ~inside_rows(np.flatnonzero(engine), self._above)
+        self._node = engine | alone
+        self.in_node = inside_rows(np.flatnonzero(self._node), self._above)
 
     @property
     def mask(self) -> Array:
@@ -38,7 +47,7 @@ class BackwardRanges:
         regions = self._ranges.kind == REGION
         named = regions & self._named(lambda name: bool(_BACKWARD.search(name[:_SEARCHED])))
         inside = inside_rows(np.flatnonzero(named), self._above)
-        mask: Array = inside | self._in_engine | self.autograd[self._ranges.thread]
+        mask: Array = inside | self.in_node | self.autograd[self._ranges.thread]
         return mask
 
     @property
@@ -49,7 +58,8 @@ class BackwardRanges:
         numbers of a single thread tell it.
         """
         nodes, made = self._nodes()
-        parents, unknown = self._above.copy(), np.ones(len(nodes), bool)
+        parents: Array = self._above.copy()
+        unknown = np.ones(len(nodes), bool)
         for which, above in ancestor_levels(made, self._above):
             found = unknown[which] & (self._ranges.kind[above] != OPERATOR)
             parents[nodes[which[found]]] = above[found]
@@ -65,8 +75,8 @@ class BackwardRanges:
         ranges, operators = self._ranges, np.flatnonzero(self._ranges.kind == OPERATOR)
         sequence = np.full(len(ranges.kind), -1)
         sequence[operators] = self._facts.trace.operators.sequence[ranges.row[operators]]
-        nodes = np.flatnonzero(self._engine & (sequence >= 0))
-        makers = np.flatnonzero((sequence >= 0) & ~self._in_engine & ~self.autograd[ranges.thread])
+        nodes = np.flatnonzero(self._node & (sequence >= 0))
+        makers = np.flatnonzero((sequence >= 0) & ~self.in_node & ~self.autograd[ranges.thread])
         numbers, of = np.unique(sequence[makers], return_inverse=True)
         of = of.reshape(-1)
         lowest, highest = np.full(len(numbers), len(self.autograd)), np.full(len(numbers), -1)
@@ -84,4 +94,5 @@ class BackwardRanges:
         strings = self._facts.trace.strings
         codes = np.unique(self._ranges.name)
         meets = np.array([condition(strings[code]) for code in codes.tolist()], bool)
-        return np.isin(self._ranges.name, codes[meets])
+        mask: Array = np.isin(self._ranges.name, codes[meets])
+        return mask

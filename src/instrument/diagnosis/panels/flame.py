@@ -1,4 +1,4 @@
-"""The flame graph: regions, modules and operators by nesting, with their CPU time and the GPU time of their work."""
+"""The flame graph: regions, modules and operators by nesting, with their CPU time and their GPU work."""
 
 from __future__ import annotations
 
@@ -25,17 +25,14 @@ _NOTES = {
     ),
     "gpu": (
         "The durations of the GPU work of the steps, below the range that launched it; work that runs at the same"
-        " time all counts."
+        " time all counts. A backward pass is below the region or module of its forward pass where sequence"
+        " numbers tell it."
     ),
 }
-_BACKWARD_NOTE = (
-    "A node of autograd is below the region or module of the operator that created it, where the trace has sequence"
-    " numbers; else below the region around it."
-)
 
 
 def flame_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
-    """Return the flame graph by CPU time and by GPU time; None for a trace without ranges and GPU work.
+    """Return the flame graph by CPU time and by GPU time; None for a trace without ranges.
 
     Values are sums over the steps: for each node a time and a number of calls outside backward passes, and inside.
     """
@@ -44,24 +41,20 @@ def flame_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
         return None
     times = times_of_steps(facts)
     ranges = ranges_of(facts, times)
-    backward = BackwardRanges(facts, ranges)
-    rows = _Rows(facts, ranges, backward)
-    views = {}
-    if len(ranges.kind):
-        views["cpu"] = rows.cpu_tree(*own_ns(ranges, times, facts.main_thread))
+    if not len(ranges.kind):
+        return None
+    rows = _Rows(facts, ranges, BackwardRanges(facts, ranges))
+    views = {"cpu": rows.cpu_tree(*own_ns(ranges, times, facts.main_thread))}
     if facts.gpu:
         views["gpu"] = rows.gpu_tree()
     names: dict[int, int] = {}
     packed = {view: rows.packed(tree, names) | {"note": _NOTES[view]} for view, tree in views.items()}
-    if not any(view["parent"] for view in packed.values()):
-        return None
     return {
         "id": "flame",
         "type": "flame",
         "title": "Flame graph",
         "steps": facts.steps,
         "each": diagnosis.each_step,
-        "note": _BACKWARD_NOTE,
         "kinds": _KINDS,
         "names": [rows.text(key) for key in names],
         "views": packed,
@@ -72,8 +65,9 @@ class _Rows:
     """The rows of the trees: a row for each thread, then the ranges, then the GPU work."""
 
     def __init__(self, facts: TraceFacts, ranges: Ranges, backward: BackwardRanges) -> None:
-        self._facts, self._ranges, self._autograd = facts, ranges, backward.autograd
+        self._facts, self._ranges = facts, ranges
         self._parents, self._backward = backward.parents, backward.mask
+        self._autograd, self._in_node = backward.autograd, backward.in_node
         self._threads = len(facts.trace.threads) + 1
         self._base = max(len(facts.trace.strings), self._threads)
         self._keys = ranges.kind * self._base + ranges.name
@@ -85,7 +79,10 @@ class _Rows:
         root = np.argsort(order)
         outside = np.zeros(self._threads, np.int64)
         outside[0] = outside_ns
-        parents = np.where(self._parents >= 0, self._parents + self._threads, root[thread])
+        # A node whose operator ran on another thread stays below what is around it, as its time is of its thread.
+        same = np.append(thread, -1)[self._parents] == thread
+        parents = np.where(same, self._parents, self._ranges.nest.parents)
+        parents = np.where(parents >= 0, parents + self._threads, root[thread])
         times, calls = np.concatenate((outside, own)), np.concatenate((outside * 0, own * 0 + 1))
         in_backward = np.concatenate((outside != outside, self._backward))
         return tree_of(
@@ -120,22 +117,25 @@ class _Rows:
         above = np.where(gpu.launch >= 0, ranges.nest.innermost_at(at, thread), -1)
         for kind, rows in ((OPERATOR, gpu.operator), (MODULE, gpu.module), (REGION, gpu.region)):
             above = np.where(above >= 0, above, ranges.places(kind, rows))
-        return above, np.append(self._backward, False)[above] | self._autograd[thread]
+        in_backward: Array = np.append(self._backward, False)[above] | self._autograd[thread]
+        return above, in_backward
 
     def _gpu_parents(self, launched_in: Array) -> Array:
         """Return the range above each range; of the outermost ones of other threads, the region of their work."""
         ranges, regions = self._ranges, self._facts.trace.regions
-        parents = self._parents.copy()
+        parents: Array = self._parents.copy()
         outer = np.flatnonzero((parents < 0) & (ranges.kind == REGION))
         parents[outer] = ranges.places(REGION, regions.parent[ranges.row[outer]])
         region = ranges.places(REGION, self._facts.gpu.region)
+        linked = np.flatnonzero((launched_in >= 0) & (region >= 0))
+        launched_in, region = launched_in[linked], region[linked]
         top = launched_in.copy()
         for which, above in ancestor_levels(launched_in, parents):
             top[which] = above
-        linked = np.flatnonzero((top >= 0) & (region >= 0))
-        linked = linked[ranges.thread[top[linked]] != ranges.thread[region[linked]]]
-        linked = linked[ranges.kind[top[linked]] != REGION]
-        parents[top[linked]] = region[linked]
+        # Only from the thread of the launch to another, and never into a node, which may be below this range.
+        other = (ranges.thread[top] == ranges.thread[launched_in]) & (ranges.thread[top] != ranges.thread[region])
+        other &= ~self._autograd[ranges.thread[region]] & ~self._in_node[region]
+        parents[top[other]] = region[other]
         return parents
 
     def packed(self, tree: Tree, names: dict[int, int]) -> dict[str, Any]:
@@ -162,8 +162,10 @@ class _Rows:
         if number == self._threads - 1:
             return "unknown thread"
         thread = self._facts.trace.threads[number]
-        what = "main" if number == self._facts.main_thread else "autograd" if thread.autograd else "other"
-        return shown_name(f"{what} thread {thread.thread} {thread.name}".rstrip())
+        if number == self._facts.main_thread:
+            return "main thread"
+        name = thread.name or f"thread {thread.thread}"
+        return shown_name(f"autograd: {name}" if thread.autograd else name)
 
 
 def _by_pass(values: Array, backward: Array) -> Array:

@@ -100,4 +100,5 @@ def own_ns(ranges: Ranges, times: Intervals, main: int) -> tuple[Array, int]:
     took = covered_ns(times, begin, end)
     own = np.zeros(len(ranges.start_ns), np.int64)
     np.add.at(own, owner[owner >= 0], took[owner >= 0])
-    return own, int(took[(owner < 0) & (thread[changes] == main)].sum())
+    outside = (owner < 0) & (thread[changes] == main) & (main >= 0)
+    return own, int(took[outside].sum())
