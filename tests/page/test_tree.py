@@ -1,56 +1,85 @@
-"""Trees of names: equal names below one node are one node, and what is left out stays in the sums."""
+"""Rows become a tree whose sums are exact, however many nodes are kept."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.page.tree import nodes_of, pruned, totals
-
-events = st.lists(st.tuples(st.integers(-1, 10**6), st.integers(0, 3), st.integers(0, 100)), max_size=60)
+from instrument.page.tree import JOINED, Tree, tree_of
 
 
-def columns(drawn: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return parents (of earlier events), keys and values."""
-    parents = [parent % (row + 1) - 1 for row, (parent, _, _) in enumerate(drawn)]
-    return (np.array(column, np.int64) for column in (parents, [k for _, k, _ in drawn], [v for *_, v in drawn]))
+def made(parents: list[int], keys: list[int], values: list[int], most: int = 100) -> Tree:
+    column = np.array(values, np.int64).reshape(-1, 1)
+    return tree_of(np.array(parents, np.int64), np.array(keys, np.int64), column, np.ones_like(column), most)
 
 
-@given(events)
-def test_same_paths_as_one_by_one(drawn: list[tuple[int, int, int]]) -> None:
-    """The sum of each path of names is that of adding up event by event."""
-    parents, keys, values = columns(drawn)
-    node, parent, key = nodes_of(parents, keys)
-    paths: list[tuple[int, ...]] = []
-    expected: dict[tuple[int, ...], int] = {}
-    for above, own, value in zip(parents.tolist(), keys.tolist(), values.tolist(), strict=True):
-        paths.append((*(paths[above] if above >= 0 else ()), own))
-        expected[paths[-1]] = expected.get(paths[-1], 0) + value
-    of_node: list[tuple[int, ...]] = []
-    for above, own in zip(parent.tolist(), key.tolist(), strict=True):
-        assert above < len(of_node)
-        of_node.append((*(of_node[above] if above >= 0 else ()), own))
-    assert len(set(of_node)) == len(of_node)
-    found = dict.fromkeys(of_node, 0)
-    for number, value in zip(node.tolist(), values.tolist(), strict=True):
-        found[of_node[number]] += value
-    assert found == expected
+def totals(tree: Tree) -> list[int]:
+    found = tree.own[:, 0].tolist()
+    order = range(len(found))
+    for node in sorted(order, key=lambda node: -depth(tree, node)):
+        if tree.parent[node] >= 0:
+            found[tree.parent[node]] += found[node]
+    return found
 
 
-@given(events, st.integers(1, 20))
-def test_pruned_keeps_sums(drawn: list[tuple[int, int, int]], most: int) -> None:
-    """A pruned tree has the same whole, and each node it keeps the same total."""
-    parents, keys, values = columns(drawn)
-    node, parent, key = nodes_of(parents, keys)
-    own = np.bincount(node, values, len(parent)).astype(np.int64) if len(node) else np.zeros(0, np.int64)
-    tree = pruned(parent, key, (own, own * 2), most)
+def depth(tree: Tree, node: int) -> int:
+    return 0 if node < 0 else 1 + depth(tree, int(tree.parent[node]))
+
+
+def test_same_path_is_one_node() -> None:
+    """Rows below the same node with the same key are one node, with the sums of their values and counts."""
+    tree = made([-1, 0, 0, -1, 3], [7, 1, 2, 7, 1], [5, 10, 1, 6, 20])
+    assert tree.parent.tolist() == [-1, 0, 0]
+    assert tree.key.tolist() == [7, 1, 2]
+    assert tree.own[:, 0].tolist() == [11, 30, 1]
+    assert tree.counts[:, 0].tolist() == [2, 2, 1]
+
+
+def test_parents_may_come_later() -> None:
+    """The row above a row may come after it."""
+    tree = made([1, -1], [3, 4], [1, 2])
+    assert (tree.parent.tolist(), tree.key.tolist()) == ([-1, 0], [4, 3])
+
+
+def test_small_nodes_are_joined() -> None:
+    """Nodes that are not kept are one node below each node above; nodes without value are left out."""
+    tree = made([-1, 0, 0, 0, 3, 0], [0, 1, 2, 3, 4, 5], [0, 100, 3, 1, 2, 0], most=2)
+    assert tree.key.tolist() == [0, 1, JOINED]
+    assert tree.own[:, 0].tolist() == [0, 100, 6]
+    assert tree.joined.tolist() == [0, 0, 2]
+    assert totals(tree)[0] == 106
+
+
+def test_outermost_nodes_are_joined() -> None:
+    """Outermost nodes that are not kept are one outermost node."""
+    tree = made([-1, -1, -1], [0, 1, 2], [5, 2, 1], most=1)
+    assert (tree.parent.tolist(), tree.own[:, 0].tolist(), tree.joined.tolist()) == ([-1, -1], [5, 3], [0, 2])
+
+
+def test_empty() -> None:
+    """No rows make a tree without nodes."""
+    assert len(made([], [], []).parent) == 0
+
+
+def test_deep() -> None:
+    """A path of many rows takes time in proportion to its length."""
+    count = 20_000
+    tree = made(list(range(-1, count - 1)), [0] * count, [1] * count, most=count)
+    assert tree.parent.tolist() == list(range(-1, count - 1))
+
+
+@pytest.mark.fuzz
+@given(st.data())
+def test_sums(data: st.DataObject) -> None:
+    """The sum is that of the rows, a parent comes first, and at most twice as many nodes are left."""
+    count = data.draw(st.integers(1, 30))
+    parents = [data.draw(st.integers(-1, row - 1)) for row in range(count)]
+    keys = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+    values = data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
+    most = data.draw(st.integers(1, 12))
+    tree = made(parents, keys, values, most)
+    assert tree.own.sum() == sum(values)
     assert (tree.parent < np.arange(len(tree.parent))).all()
-    kept = tree.key >= 0
-    assert kept.sum() <= max(most, 0) or len(parent) <= most
-    assert tree.sums[0].sum() == own.sum()
-    assert (tree.sums[1] == 2 * tree.sums[0]).all()
-    assert kept.sum() + tree.joined.sum() == len(parent)
-    before, after = totals(parent, own), totals(tree.parent, tree.sums[0])
-    large = sorted(before.tolist(), reverse=True)[: int(kept.sum())]
-    assert sorted(after[kept].tolist(), reverse=True) == large
+    assert len(tree.parent) <= 2 * most + 1

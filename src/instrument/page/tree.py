@@ -1,7 +1,8 @@
-"""Adds up nested events to a tree of names with few nodes, whose sums stay exact."""
+"""Merges rows with the same path into nodes, and joins the smallest nodes, so that all sums stay exact."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,105 +10,100 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+JOINED = -1
+"""The key of a node that stands for several small ones."""
+
 
 class Tree(NamedTuple):
-    """Nodes, each after its parent.
+    """The nodes of a tree; a node comes after the node above it, and siblings are in order of their first row.
+
+    The total of a node is its own value and the totals of the nodes below it.
 
     Attributes:
-        parent: the node above each, or -1.
-        key: what each is, as given; -1 for a node that stands for the small ones below its parent.
-        joined: for such a node, how many nodes it stands for; else 0.
-        sums: for each value that was given, the sum over the events of the node itself, without the nodes below.
+        parent: the node above, or -1.
+        key: the key of the rows; `JOINED` for a node that stands for several small siblings.
+        own: a row of values for each node, without those of the nodes below it.
+        counts: a row of counts for each node.
+        joined: how many siblings a node stands for; 0 for all but those with the key `JOINED`.
     """
 
     parent: Array
     key: Array
+    own: Array
+    counts: Array
     joined: Array
-    sums: tuple[Array, ...]
 
 
-def nodes_of(parents: Array, keys: Array) -> tuple[Array, Array, Array]:
-    """Return the tree of events: events with equal keys below the same node are one node.
+def tree_of(parents: Array, keys: Array, values: Array, counts: Array, most: int) -> Tree:
+    """Return the tree of rows.
 
     Args:
-        parents: for each event, the number of the event around it, or -1.
-        keys: what each event is: non-negative integers below 2**31.
-
-    Returns:
-        The node of each event; the parent of each node, or -1, before its children; the key of each node.
+        parents: for each row the row above it, or -1; without cycles.
+        keys: what distinguishes rows below the same node, as integers from 0.
+        values: a row of values for each row, as integers from 0, such as times. Nodes without any are left out.
+        counts: a row of counts for each row.
+        most: how many nodes are kept, those with the largest totals; each may have one more, joined node.
     """
-    node = np.full(len(keys), -1, np.int64)
-    above, key, count = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
-    rows = np.flatnonzero(parents < 0)
-    children = np.argsort(parents, kind="stable")
-    sorted_parents = parents[children]
-    around = np.full(len(rows), -1, np.int64)
+    nodes, parent, key = _merged(parents, keys)
+    own, number = (np.zeros((len(parent), each.shape[1]), np.int64) for each in (values, counts))
+    for sums, each in ((own, values), (number, counts)):
+        for column in range(each.shape[1]):
+            np.add.at(sums[:, column], nodes, each[:, column])
+    total = own.copy()
+    for level in reversed(list(_levels(parent))):
+        inner = level[parent[level] >= 0]
+        np.add.at(total, parent[inner], total[inner])
+    return _pruned(Tree(parent, key, own, number, np.zeros(len(parent), np.int64)), total, most)
+
+
+def _merged(parents: Array, keys: Array) -> tuple[Array, Array, Array]:
+    """Return the node of each row, and the parent and the key of each node."""
+    node_of = np.full(len(parents) + 1, -1)
+    parent, key, count, base = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0, int(keys.max(initial=0)) + 1
+    for rows in _levels(parents):
+        paths = (node_of[parents[rows]] + 1) * base + keys[rows]
+        found, first, which = np.unique(paths, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        node_of[rows] = count + place[which.reshape(-1)]
+        parent.append(found[order] // base - 1)
+        key.append(found[order] % base)
+        count += len(found)
+    return node_of[:-1], np.concatenate(parent), np.concatenate(key)
+
+
+def _levels(parents: Array) -> Iterator[Array]:
+    """Yield the rows of each depth, the outermost first."""
+    order = np.argsort(parents, kind="stable")
+    first = np.searchsorted(parents[order], np.arange(-1, len(parents) + 1))
+    rows = np.array([-1])
     while len(rows):
-        pairs, of = np.unique((around + 1) << 31 | keys[rows].astype(np.int64), return_inverse=True)
-        node[rows] = count + of
-        above.append((pairs >> 31) - 1)
-        key.append(pairs & ((1 << 31) - 1))
-        count += len(pairs)
-        first, last = (np.searchsorted(sorted_parents, rows, side) for side in ("left", "right"))
-        counts = last - first
-        places = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
-        around, rows = np.repeat(node[rows], counts), children[places]
-    return node, np.concatenate(above), np.concatenate(key)
+        begin, size = first[rows + 1], first[rows + 2] - first[rows + 1]
+        rows = order[np.repeat(begin - np.cumsum(size) + size, size) + np.arange(size.sum())]
+        if len(rows):
+            yield rows
 
 
-def totals(parent: Array, own: Array) -> Array:
-    """Return the sum of each node and all nodes below it."""
-    found = own.tolist()
-    above = parent.tolist()
-    for node in range(len(found) - 1, -1, -1):
-        if above[node] >= 0:
-            found[above[node]] += found[node]
-    return np.array(found, own.dtype)
-
-
-def pruned(parent: Array, key: Array, sums: tuple[Array, ...], most: int) -> Tree:
-    """Return the tree with at most about ``most`` nodes; the small ones below each node become one.
-
-    A node counts as large as its largest share of the whole, with all nodes below it, in any of the values.
-
-    Args:
-        parent: the parent of each node, or -1; parents come first.
-        key: what each node is.
-        sums: for each value, the sum of each node without those below it.
-        most: the number of nodes to keep; one more may come below each.
-    """
-    if len(parent) <= most:
-        return Tree(parent, key, np.zeros(len(parent), np.int64), sums)
-    share = np.zeros(len(parent))
-    for value in sums:
-        share = np.maximum(share, totals(parent, value) / max(value.sum(), 1))
-    # Of equal shares, parents are kept first: a child is never larger than its parent.
-    large = np.zeros(len(parent), bool)
-    large[np.argsort(-share, kind="stable")[:most]] = True
-    kept = np.flatnonzero(large)
-    number = np.full(len(parent) + 1, -1, np.int64)
-    number[kept] = np.arange(len(kept))
-    nearest = _nearest_kept(parent, large)
-    small = np.flatnonzero(~large)
-    below, of = np.unique(nearest[small], return_inverse=True)
-    joined = np.concatenate((np.zeros(len(kept), np.int64), np.bincount(of)))
+def _pruned(tree: Tree, total: Array, most: int) -> Tree:
+    """Return the tree with the largest nodes alone; the others below the same node are one."""
+    size = total.sum(axis=1)
+    largest = np.argsort(-size, kind="stable")[:most]  # a node above is never smaller, and comes first
+    kept = np.zeros(len(size) + 1, bool)
+    kept[largest] = size[largest] > 0
+    kept[-1] = True  # what is above the outermost nodes
+    left_out = np.flatnonzero(~kept[:-1] & kept[tree.parent] & (size > 0))
+    below, of = np.unique(tree.parent[left_out], return_inverse=True)
+    own, counts = (np.zeros((len(below), each.shape[1]), np.int64) for each in (tree.own, tree.counts))
+    np.add.at(own, of.reshape(-1), total[left_out])
+    np.add.at(counts, of.reshape(-1), tree.counts[left_out])
+    rows = np.flatnonzero(kept[:-1])
+    place = np.full(len(size) + 1, -1)
+    place[rows] = np.arange(len(rows))
     return Tree(
-        np.concatenate((number[parent[kept]], number[below])),
-        np.concatenate((key[kept], np.full(len(below), -1))),
-        joined,
-        tuple(np.concatenate((value[kept], _summed(value[small], of, len(below)))) for value in sums),
+        np.concatenate((place[tree.parent[rows]], place[below])),
+        np.concatenate((tree.key[rows], np.full(len(below), JOINED))),
+        np.concatenate((tree.own[rows], own)),
+        np.concatenate((tree.counts[rows], counts)),
+        np.concatenate((tree.joined[rows], np.bincount(of.reshape(-1), minlength=len(below)))),
     )
-
-
-def _nearest_kept(parent: Array, large: Array) -> Array:
-    """Return the nearest large node above each node, or -1."""
-    nearest: Array = parent.copy()
-    while len(rows := np.flatnonzero((nearest >= 0) & ~large[nearest])):
-        nearest[rows] = parent[nearest[rows]]
-    return nearest
-
-
-def _summed(values: Array, of: Array, count: int) -> Array:
-    found = np.zeros(count, values.dtype)
-    np.add.at(found, of, values)
-    return found

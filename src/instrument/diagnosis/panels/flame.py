@@ -1,165 +1,173 @@
-"""The flame graph: regions, modules, operators and kernels by nesting, with their time on the CPU and the GPU."""
+"""The flame graph: regions, modules and operators by nesting, with their CPU time and their GPU work."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 
 from ...page.names import shown_name
-from ...page.tree import nodes_of, pruned
-from ...traces.intervals import merge_overlaps, total_ns
-from ...traces.lanes import group_rows
-from ...traces.nest import NestedRanges
-from ...traces.table import MEMCPY, Array, Table
+from ...page.tree import JOINED, Tree, tree_of
+from ...traces.table import KERNEL, Array
 from ..diagnosis_data import DiagnosisData
+from ..groups import ancestor_levels
 from ..trace_facts import TraceFacts
+from .backward_ranges import BackwardRanges
+from .ranges import MODULE, MODULE_PREFIX, OPERATOR, REGION, Ranges, own_ns, ranges_of, times_of_steps
 
-_MAX_NODES = 4000
-_MODULE = re.compile(r"^nn\.Module: ")
-_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|(?:^|[\W_])backward(?:$|[\W_])", re.IGNORECASE)
-_STEP = re.compile(r"^ProfilerStep#")
-KINDS = ("thread", "region", "module", "operator", "compute", "communication", "copies")
-"""The kinds of nodes; the last three are kernels with memsets, those that communicate, and memcpys."""
-
-_THREAD, _REGION, _MODULES, _OPERATOR, _WORK = range(5)
-
-_UNKNOWN = "launched by no recorded call"
+_KINDS = ("region", "module", "operator", "thread", "compute", "communication", "copies")
+_THREAD, _COMPUTE, _COMMUNICATION, _COPIES = range(3, 7)
+_MOST = 2500  # nodes of a view; with the joined ones twice as many
+_NOTES = {
+    "cpu": (
+        "The CPU time of the steps by thread: that of the main thread adds up to the steps, that of another thread"
+        " is its time inside ranges."
+    ),
+    "gpu": (
+        "The durations of the GPU work of the steps, below the range that launched it; work that runs at the same"
+        " time all counts. A backward pass is below the region or module of its forward pass where sequence"
+        " numbers tell it."
+    ),
+}
 
 
 def flame_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
-    """Return the tree of a step; None without operators and regions.
+    """Return the flame graph by CPU time and by GPU time; None for a trace without ranges.
 
-    Each node has its time without the nodes inside it: on its thread (``cpu``), and of the GPU work that it
-    launched (``gpu``; only kernels, memcpys and memsets have some). The times of all nodes of the main thread add
-    up to the time of the steps, the GPU times to the sum of the durations of all GPU work of the window.
+    Values are sums over the steps: for each node a time and a number of calls outside backward passes, and inside.
     """
     facts = diagnosis.facts
-    if facts is None or not (facts.trace.operators or facts.trace.regions):
+    if facts is None:
         return None
-    names, parent, key, kind, cpu, gpu, calls = _nodes(facts)
-    backward = _backward(parent, key, kind, names)
-    size = len(KINDS)
-    code = (key * 2 + backward) * size + kind
-    tree = pruned(parent, code, (cpu, gpu, calls), _MAX_NODES)
-    known = tree.key >= 0
-    used, of = np.unique(tree.key[known] // (2 * size), return_inverse=True)
-    name = np.full(len(tree.key), -1)
-    name[known] = of
+    times = times_of_steps(facts)
+    ranges = ranges_of(facts, times)
+    if not len(ranges.kind):
+        return None
+    rows = _Rows(facts, ranges, BackwardRanges(facts, ranges))
+    views = {"cpu": rows.cpu_tree(*own_ns(ranges, times, facts.main_thread))}
+    if facts.gpu:
+        views["gpu"] = rows.gpu_tree()
+    names: dict[int, int] = {}
+    packed = {view: rows.packed(tree, names) | {"note": _NOTES[view]} for view, tree in views.items()}
     return {
         "id": "flame",
         "type": "flame",
         "title": "Flame graph",
-        "kinds": KINDS,
-        "steps": diagnosis.steps,
+        "steps": facts.steps,
         "each": diagnosis.each_step,
-        "names": [shown_name(names[number]) for number in used.tolist()],
-        "parent": tree.parent.tolist(),
-        "name": name.tolist(),
-        "kind": np.where(known, tree.key % size, -1).tolist(),
-        "backward": np.where(known, tree.key // size % 2, 0).tolist(),
-        "joined": tree.joined.tolist(),
-        "cpu": tree.sums[0].tolist(),
-        "gpu": tree.sums[1].tolist(),
-        "calls": tree.sums[2].tolist(),
+        "kinds": _KINDS,
+        "names": [rows.text(key) for key in names],
+        "views": packed,
     }
 
 
-def _nodes(facts: TraceFacts) -> tuple[list[str], Array, Array, Array, Array, Array, Array]:
-    """Return names, and for each node its parent, number of its name, kind, CPU and GPU time, and calls."""
-    trace, (begin, end) = facts.trace, facts.recorded
-    ranges, kinds = _ranges(facts)
-    start = np.clip(ranges.start_ns, begin, end)
-    length = np.clip(ranges.end_ns, begin, end) - start
-    nested = NestedRanges(ranges.start_ns, ranges.end_ns, ranges.thread)
-    threads = np.unique(ranges.thread)
-    names = [*trace.strings, *(_thread_name(facts, number) for number in threads.tolist()), _UNKNOWN]
-    of_thread = np.searchsorted(threads, ranges.thread)
-    # The events: a root for each thread, a root for work of unknown origin, the ranges, and the GPU work.
-    first, count = len(threads) + 1, len(ranges)
-    parents = np.where(nested.parents >= 0, nested.parents + first, of_thread)
-    work = facts.gpu
-    launched = _innermost(facts, nested, first)
-    key = np.concatenate(
-        (
-            np.arange(len(threads)) + len(trace.strings), [len(names) - 1], ranges.name,
-            np.where(work.short_name > 0, work.short_name, work.name),
+class _Rows:
+    """The rows of the trees: a row for each thread, then the ranges, then the GPU work."""
+
+    def __init__(self, facts: TraceFacts, ranges: Ranges, backward: BackwardRanges) -> None:
+        self._facts, self._ranges = facts, ranges
+        self._parents, self._backward = backward.parents, backward.mask
+        self._autograd, self._in_node = backward.autograd, backward.in_node
+        self._threads = len(facts.trace.threads) + 1
+        self._base = max(len(facts.trace.strings), self._threads)
+        self._keys = ranges.kind * self._base + ranges.name
+
+    def cpu_tree(self, own: Array, outside_ns: int) -> Tree:
+        """Return the tree of the CPU time; the roots are threads, the main thread first."""
+        thread, main = self._ranges.thread, self._facts.main_thread
+        order = np.argsort(np.arange(self._threads) != main % self._threads, kind="stable")
+        root = np.argsort(order)
+        outside = np.zeros(self._threads, np.int64)
+        outside[0] = outside_ns
+        # A node whose operator ran on another thread stays below what is around it, as its time is of its thread.
+        same = np.append(thread, -1)[self._parents] == thread
+        parents = np.where(same, self._parents, self._ranges.nest.parents)
+        parents = np.where(parents >= 0, parents + self._threads, root[thread])
+        times, calls = np.concatenate((outside, own)), np.concatenate((outside * 0, own * 0 + 1))
+        in_backward = np.concatenate((outside != outside, self._backward))
+        return tree_of(
+            np.concatenate((np.full(self._threads, -1), parents)),
+            np.concatenate((_THREAD * self._base + order, self._keys)),
+            _by_pass(times, in_backward),
+            _by_pass(calls, in_backward),
+            _MOST,
         )
-    )  # fmt: skip
-    of_work = _WORK + np.where(work.category == MEMCPY, 2, facts.communication.astype(np.int64))
-    kind = np.concatenate((np.full(first, _THREAD), kinds, of_work))
-    above = np.concatenate((np.full(first, -1), parents, launched))
-    node, parent, code = nodes_of(above, key.astype(np.int64) * len(KINDS) + kind)
-    inside = np.zeros(first + count, np.int64)
-    np.add.at(inside, parents, length)
-    spent = np.concatenate((_thread_ns(facts, ranges, threads, start, length), [0], length))
-    cpu = np.concatenate((spent - inside, np.zeros(len(work), np.int64)))
-    gpu = np.concatenate((np.zeros(first + count, np.int64), work.duration_ns))
-    calls = np.ones(len(key), np.int64)
-    calls[:first] = 0
-    sums = []
-    for values in (cpu, gpu, calls):
-        total = np.zeros(len(parent), np.int64)
-        np.add.at(total, node, values)
-        sums.append(total)
-    return names, parent, code // len(KINDS), code % len(KINDS), sums[0], sums[1], sums[2]
+
+    def gpu_tree(self) -> Tree:
+        """Return the tree of the durations of GPU work, which is its leaves; the only root is the GPU work."""
+        gpu, count = self._facts.gpu, len(self._ranges.kind)
+        above, in_backward = self._launched_in()
+        kind = np.where(self._facts.communication, _COMMUNICATION, _COMPUTE)
+        kind = np.where(gpu.category == KERNEL, kind, _COPIES)
+        name = np.where(gpu.short_name > 0, gpu.short_name, gpu.name)
+        parents = np.concatenate((self._gpu_parents(above), above)) + 1
+        mask = np.concatenate((self._backward, in_backward))
+        return tree_of(
+            np.concatenate(([-1], parents)),
+            np.concatenate(([_THREAD * self._base + self._threads], self._keys, kind * self._base + name)),
+            _by_pass(np.concatenate((np.zeros(count + 1, np.int64), gpu.duration_ns)), np.append(False, mask)),
+            _by_pass(np.append(0, np.ones(count + len(gpu), np.int64)), np.append(False, mask)),
+            _MOST,
+        )
+
+    def _launched_in(self) -> tuple[Array, Array]:
+        """Return the range that launched each GPU work, or -1, and whether that was in a backward pass."""
+        gpu, runtime, ranges = self._facts.gpu, self._facts.trace.runtime, self._ranges
+        thread, at = (np.append(column, -1)[gpu.launch] for column in (runtime.thread, runtime.start_ns))
+        above = np.where(gpu.launch >= 0, ranges.nest.innermost_at(at, thread), -1)
+        for kind, rows in ((OPERATOR, gpu.operator), (MODULE, gpu.module), (REGION, gpu.region)):
+            above = np.where(above >= 0, above, ranges.places(kind, rows))
+        in_backward: Array = np.append(self._backward, False)[above] | self._autograd[thread]
+        return above, in_backward
+
+    def _gpu_parents(self, launched_in: Array) -> Array:
+        """Return the range above each range; of the outermost ones of other threads, the region of their work."""
+        ranges, regions = self._ranges, self._facts.trace.regions
+        parents: Array = self._parents.copy()
+        outer = np.flatnonzero((parents < 0) & (ranges.kind == REGION))
+        parents[outer] = ranges.places(REGION, regions.parent[ranges.row[outer]])
+        region = ranges.places(REGION, self._facts.gpu.region)
+        linked = np.flatnonzero((launched_in >= 0) & (region >= 0))
+        launched_in, region = launched_in[linked], region[linked]
+        top = launched_in.copy()
+        for which, above in ancestor_levels(launched_in, parents):
+            top[which] = above
+        # Only from the thread of the launch to another, and never into a node, which may be below this range.
+        other = (ranges.thread[top] == ranges.thread[launched_in]) & (ranges.thread[top] != ranges.thread[region])
+        other &= ~self._autograd[ranges.thread[region]] & ~self._in_node[region]
+        parents[top[other]] = region[other]
+        return parents
+
+    def packed(self, tree: Tree, names: dict[int, int]) -> dict[str, Any]:
+        """Return a tree for the page; ``names`` numbers the keys of its nodes."""
+        keys = tree.key.tolist()
+        return {
+            "parent": tree.parent.tolist(),
+            "name": [-1 if key == JOINED else names.setdefault(key, len(names)) for key in keys],
+            "kind": [-1 if key == JOINED else key // self._base for key in keys],
+            "joined": {node: count for node, count in enumerate(tree.joined.tolist()) if count},
+            "ns": tree.own.T.tolist(),
+            "calls": tree.counts.T.tolist(),
+        }
+
+    def text(self, key: int) -> str:
+        """Return the name of the nodes with a key."""
+        kind, code = divmod(key, self._base)
+        trace = self._facts.trace
+        if kind == _THREAD:
+            return self._thread_name(code) if code < self._threads else "GPU work"
+        return shown_name(trace.strings[code].removeprefix(MODULE_PREFIX if kind == MODULE else ""))
+
+    def _thread_name(self, number: int) -> str:
+        if number == self._threads - 1:
+            return "unknown thread"
+        thread = self._facts.trace.threads[number]
+        if number == self._facts.main_thread:
+            return "main thread"
+        name = thread.name or f"thread {thread.thread}"
+        return shown_name(f"autograd: {name}" if thread.autograd else name)
 
 
-def _ranges(facts: TraceFacts) -> tuple[Table, Array]:
-    """Return the regions, modules and operators of the window, in order of start, and the kind of each."""
-    trace, (begin, end) = facts.trace, facts.recorded
-    modules = trace.frames.where(trace.frames.matching("name", _MODULE))
-    regions = trace.regions.where(~trace.regions.matching("name", _STEP))
-    parts = [(regions, _REGION), (modules, _MODULES), (trace.operators, _OPERATOR)]
-    columns = {
-        name: np.concatenate([table[name] for table, _ in parts])
-        for name in ("start_ns", "duration_ns", "name", "thread")
-    }
-    kinds = np.concatenate([np.full(len(table), kind) for table, kind in parts])
-    merged = Table(columns, trace.strings)
-    seen = (merged.start_ns < end) & (merged.end_ns > begin) & (merged.thread >= 0)
-    order = np.lexsort((kinds[seen], -merged.duration_ns[seen], merged.start_ns[seen]))
-    rows = np.flatnonzero(seen)[order]
-    return merged.where(rows), kinds[rows]
-
-
-def _innermost(facts: TraceFacts, nested: NestedRanges, first: int) -> Array:
-    """Return the event inside which each GPU work was launched: a range, or the root of unknown origin."""
-    work, runtime = facts.gpu, facts.trace.runtime
-    found = np.full(len(work), first - 1)
-    known = np.flatnonzero(work.launch >= 0)
-    calls = work.launch[known]
-    rows = nested.innermost_at(runtime.start_ns[calls], runtime.thread[calls])
-    found[known[rows >= 0]] = rows[rows >= 0] + first
-    return found
-
-
-def _thread_ns(facts: TraceFacts, ranges: Table, threads: Array, start: Array, length: Array) -> Array:
-    """Return the time of each thread: of the main thread the whole window, of others the time inside any range."""
-    by_thread = dict(group_rows(ranges.thread))
-    found = []
-    for number in threads.tolist():
-        rows = by_thread[number]
-        busy = total_ns(merge_overlaps(start[rows], start[rows] + length[rows]))
-        found.append(facts.recorded[1] - facts.recorded[0] if number == facts.main_thread else busy)
-    return np.array(found, np.int64)
-
-
-def _thread_name(facts: TraceFacts, number: int) -> str:
-    thread = facts.trace.threads[number]
-    if number == facts.main_thread:
-        return "main thread"
-    return f"autograd thread {thread.thread}" if thread.autograd else thread.name or f"thread {thread.thread}"
-
-
-def _backward(parent: Array, key: Array, kind: Array, names: list[str]) -> Array:
-    """Return whether each node belongs to the backward pass: by its name, its thread, or a node above it."""
-    by_name = {number: _BACKWARD.search(names[number][:200]) is not None for number in np.unique(key).tolist()}
-    found = [
-        (kind_ < _WORK and by_name[number]) or (kind_ == _THREAD and names[number].startswith("autograd thread"))
-        for number, kind_ in zip(key.tolist(), kind.tolist(), strict=True)
-    ]
-    for node, above in enumerate(parent.tolist()):
-        found[node] = found[node] or (above >= 0 and found[above])
-    return np.array(found, np.int64)
+def _by_pass(values: Array, backward: Array) -> Array:
+    """Return two columns: the values outside backward passes, and those inside."""
+    return np.stack((np.where(backward, 0, values), np.where(backward, values, 0)), axis=1)

@@ -1,183 +1,221 @@
 // The flame graph: each node as wide as its time with all nodes inside it, the outermost on top.
 
 const FLAME_ROW = 20, FLAME_LEAST = 2; // pixels: the height of a row, and the width below which nothing is drawn
+const FLAME_TIMES = [["cpu", "CPU time"], ["gpu", "GPU time"]];
+const FLAME_PASSES = [["all", "Both passes"], ["forward", "Forward and other"], ["backward", "Backward"]];
 
 registerView("flame", (section, element) => {
-  const view = flameState(section);
-  const picture = h("div", { class: "flame-picture" }), path = h("div", { class: "controls", "aria-label": "Where the graph begins" });
-  const found = h("span", { class: "muted", role: "status" });
-  const draw = () => {
-    flameTotals(view);
-    flameDraw(view, picture, path, draw);
+  const view = { section, words: "", picture: h("div", { class: "flame-picture" }) };
+  const path = h("div", { class: "controls", role: "group", "aria-label": "Where the graph begins" });
+  const found = h("span", { class: "muted", role: "status" }), about = h("p", { class: "muted" }), legend = h("ul", { class: "legend" });
+  const search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search the flame graph",
+    oninput: () => { view.words = search.value.toLowerCase(); view.draw(); } });
+  view.times = FLAME_TIMES.filter(([value]) => section.views[value]);
+  view.passes = Object.values(section.views).some(({ ns }) => ns[1].some(Boolean)) ? FLAME_PASSES : FLAME_PASSES.slice(0, 1);
+  const choices = [flameChoice(view, "flame", "Time", view.times), flameChoice(view, "pass", "Pass", view.passes)];
+  view.draw = () => {
+    flameRead(view);
+    about.textContent = `Time ${section.each}. ${view.tree.note}`;
+    choices.forEach((choice) => choice.press());
+    path.replaceChildren(...flamePath(view));
+    view.picture.replaceChildren(flamePicture(view));
+    legend.replaceChildren(...flameLegend(view));
     found.textContent = flameFound(view);
   };
-  const search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search the flame graph",
-    oninput: () => { view.words = search.value.toLowerCase(); draw(); } });
-  const choice = (key, label, values) => h("span", { role: "group", "aria-label": label }, values.map(([value, words]) => {
-    const button = h("button", { type: "button", "aria-pressed": String(view[key] === value), onclick: () => {
-      view[key] = value;
-      state.set(key, value);
-      for (const each of button.parentNode.children) each.setAttribute("aria-pressed", String(each === button));
-      draw();
-    } }, words);
-    return button;
-  }));
-  const controls = [choice("flame", "Time", [["cpu", "CPU time"], ["gpu", "GPU time"]])];
-  if (section.backward.includes(1)) controls.push(choice("pass", "Pass", [["all", "Both passes"], ["forward", "Forward"], ["backward", "Backward"]]));
-  element.append(
-    h("p", { class: "muted" }, `Time ${section.each} by nesting. GPU time adds up the durations of the kernels, memcpys and memsets launched inside. Enter or a click enlarges a node.`),
-    h("div", { class: "controls" }, controls, search, found), path, picture,
-    behind("The nodes as a table", flameTable(view)),
-  );
-  draw();
-  page.on("resize", draw);
-  page.on("theme", draw);
+  element.append(about, h("div", { class: "controls" }, choices.map(({ group }) => group), search, found), path, view.picture, legend,
+    ...view.times.map(([value, words]) => behind(`The nodes by ${words} as a table`, dataTable(flameTable(section, section.views[value], words)))));
+  view.draw();
+  flameKeys(view);
+  for (const key of ["flame", "pass", "node"]) state.onChange(key, view.draw);
+  page.on("resize", view.draw);
 });
 
-function flameState(section) {
-  const children = section.parent.map(() => []);
-  const roots = [];
-  section.parent.forEach((above, node) => (above < 0 ? roots : children[above]).push(node));
-  const hasGpu = section.gpu.some(Boolean);
-  const number = Number(state.get("node"));
-  return {
-    section, children, roots, words: "", total: null,
-    flame: state.get("flame") ?? (hasGpu ? "gpu" : "cpu"), pass: state.get("pass") ?? "all",
-    node: state.get("node") && number < section.parent.length ? number : null,
-  };
+/** A group of buttons, of which one is pressed; the choice is in the URL. */
+function flameChoice(view, key, label, values) {
+  const buttons = values.map(([value, words]) => h("button", { type: "button", "data-value": value, onclick: () => { state.set(key, value); view.draw(); } }, words));
+  const press = () => buttons.forEach((each) => each.setAttribute("aria-pressed", String(each.dataset.value === view[key])));
+  return { group: values.length > 1 ? h("span", { role: "group", "aria-label": label }, buttons) : null, press };
+}
+
+/** Read the state (which tree, which pass, and the node that is enlarged, or -1), and sum up. */
+function flameRead(view) {
+  const chosen = (key, values, usual) => values.find(([value]) => value === state.get(key))?.[0] ?? usual;
+  view.flame = chosen("flame", view.times, view.times.at(-1)[0]);
+  view.pass = chosen("pass", view.passes, "all");
+  view.tree = view.section.views[view.flame];
+  view.own = flameOfPass(view.tree.ns, view.pass);
+  view.calls = flameOfPass(view.tree.calls, view.pass);
+  view.total = flameTotals(view.tree.parent, view.own);
+  view.children = view.tree.parent.map(() => []);
+  view.roots = [];
+  view.tree.parent.forEach((above, node) => { if (view.total[node]) (view.children[above] ?? view.roots).push(node); });
+  view.node = flameNode(view, state.get("node") ?? "");
+  view.whole = view.node < 0 ? view.roots.reduce((sum, node) => sum + view.total[node], 0) : view.total[view.node];
+}
+
+/** The values of a pass: outside backward passes, inside, or both. */
+function flameOfPass([outside, inside], pass) {
+  return outside.map((value, node) => (pass === "backward" ? 0 : value) + (pass === "forward" ? 0 : inside[node]));
+}
+
+/** The time of each node with all nodes inside it, which come after it. */
+function flameTotals(parent, own) {
+  const total = [...own];
+  for (let node = total.length - 1; node >= 0; node -= 1) {
+    if (parent[node] >= 0) total[parent[node]] += total[node];
+  }
+  return total;
 }
 
 /** The name of a node; small nodes below one parent are one. */
-function flameName({ section }, node) {
-  const name = section.name[node];
-  return name < 0 ? `(${format.count(section.joined[node])} smaller)` : section.names[name].replace(/^nn\.Module: /, "");
+function flameName({ section, tree }, node) {
+  const name = tree.name[node];
+  return name < 0 ? `(${format.count(tree.joined[node])} smaller)` : section.names[name];
 }
 
-/** Sum up the chosen time of each node and all inside it; children come after their parents. */
-function flameTotals(view) {
-  const { section, flame, pass } = view;
-  const own = section[flame];
-  const chosen = pass === "all" ? () => true : (node) => (section.backward[node] === 1) === (pass === "backward");
-  const total = own.map((ns, node) => (chosen(node) ? ns : 0));
-  for (let node = total.length - 1; node >= 0; node -= 1) {
-    if (section.parent[node] >= 0) total[section.parent[node]] += total[node];
-  }
-  view.total = total;
+function flameKind({ section, tree }, node) {
+  return section.kinds[tree.kind[node]] ?? "smaller";
 }
 
-function flameWhole(view) {
-  return view.node == null ? view.roots.reduce((sum, node) => sum + view.total[node], 0) : view.total[view.node];
+function flameColor(kind) {
+  const [name, share] = { thread: ["other", 35], smaller: ["line", 60], operator: ["operator", 25] }[kind] ?? [kind, 55];
+  return `color-mix(in srgb, var(--${name}) ${share}%, var(--panel))`;
 }
 
-function flameDraw(view, picture, path, redraw) {
-  const width = Math.max(picture.clientWidth || picture.parentNode.clientWidth, 300);
-  const whole = flameWhole(view), boxes = [];
+/** The nodes around a node and itself, the outermost first. */
+function flameAround({ tree }, node) {
+  return node < 0 ? [] : [...flameAround({ tree }, tree.parent[node]), node];
+}
+
+/** The names from below the first root to a node, which the trees of CPU time and GPU time have in common. */
+function flameAddress(view, node) {
+  const around = flameAround(view, node);
+  return (around[0] === view.roots[0] && around.length > 1 ? around.slice(1) : around).map((each) => flameName(view, each)).join(" > ");
+}
+
+/** The node with an address, or the innermost node on the way to it; -1 if there is none. */
+function flameNode(view, address) {
+  const descend = (node, rest) => {
+    for (const child of node < 0 ? view.roots : view.children[node]) {
+      const name = flameName(view, child);
+      if (rest === name) return child;
+      if (rest.startsWith(`${name} > `)) return descend(child, rest.slice(name.length + 3));
+    }
+    return node;
+  };
+  const found = address ? descend(-1, address) : -1;
+  if (found >= 0 || !address || !view.roots.length) return found;
+  const below = descend(view.roots[0], address);
+  return below === view.roots[0] ? -1 : below;
+}
+
+function flameZoom(view, node, focused = node) {
+  state.set("node", node < 0 ? null : flameAddress(view, node));
+  tooltip.hide();
+  view.draw();
+  view.picture.querySelector(`[data-node="${focused}"]`)?.focus();
+}
+
+/** What is drawn: nodes with their place in pixels. */
+function flameBoxes(view, width) {
+  const boxes = [], scale = width / view.whole;
   const place = (node, x, depth) => {
-    const span = (view.total[node] / whole) * width;
+    const span = view.total[node] * scale;
     if (span < FLAME_LEAST) return;
     boxes.push({ node, x, span, depth });
-    let left = x;
-    for (const child of flameSorted(view, view.children[node])) {
-      place(child, left, depth + 1);
-      left += (view.total[child] / whole) * width;
-    }
+    placeAll(view.children[node], x, depth + 1);
   };
-  if (whole > 0) {
-    let left = 0;
-    for (const node of view.node == null ? flameSorted(view, view.roots) : [view.node]) {
-      place(node, left, 0);
-      left += (view.total[node] / whole) * width;
-    }
-  }
-  const zoom = (node) => { view.node = node; state.set("node", node); redraw(); };
-  const height = FLAME_ROW * (1 + Math.max(0, ...boxes.map(({ depth }) => depth)));
-  const label = `Flame graph of ${view.flame === "cpu" ? "CPU" : "GPU"} time, ${format.ns(whole / view.section.steps)} ${view.section.each}`;
-  picture.replaceChildren(boxes.length
-    ? svg("svg", { width, height, role: "group", "aria-label": label }, boxes.map((box) => flameBox(view, box, whole, zoom, redraw)))
-    : h("p", {}, "No time of this kind is recorded."));
-  path.replaceChildren(...flamePath(view, zoom));
+  const placeAll = (nodes, x, depth) => nodes.reduce((left, node) => { place(node, left, depth); return left + view.total[node] * scale; }, x);
+  placeAll(view.node < 0 ? view.roots : [view.node], 0, 0);
+  return boxes;
 }
 
-function flameSorted(view, nodes) {
-  return nodes.toSorted((one, other) => view.total[other] - view.total[one]);
+function flamePicture(view) {
+  if (!view.whole) return h("p", {}, "No time of this kind is recorded.");
+  const width = Math.max(view.picture.clientWidth, 300), boxes = flameBoxes(view, width);
+  const height = FLAME_ROW * (1 + Math.max(...boxes.map(({ depth }) => depth)));
+  const label = `Flame graph of ${view.flame.toUpperCase()} time, ${format.ns(view.whole / view.section.steps)} ${view.section.each}`;
+  return svg("svg", { width, height, role: "group", "aria-label": label }, boxes.map((box) => flameBox(view, box)));
 }
 
-function flameLines(view, node, whole) {
-  const { section } = view, steps = section.steps;
-  const lines = [
+function flameLines(view, node) {
+  const { steps, each } = view.section;
+  return [
     flameName(view, node),
-    ["Time", `${format.ns(view.total[node] / steps)} ${section.each} (${format.percent(view.total[node] / whole)})`],
-    ["Of its own", format.ns(section[view.flame][node] / steps)],
-    ["Calls", format.count(section.calls[node] / steps)],
+    ["Time", `${format.ns(view.total[node] / steps)} ${each} (${format.percent(view.total[node] / view.whole)})`],
+    ["Of its own", format.ns(view.own[node] / steps)],
+    ["Calls", `${format.count(view.calls[node] / steps)} ${each}`],
+    ["Kind", flameKind(view, node)],
   ];
-  return section.kind[node] < 0 ? lines : [...lines, ["Kind", `${section.kinds[section.kind[node]]}${section.backward[node] ? ", backward" : ""}`]];
 }
 
-function flameBox(view, { node, x, span, depth }, whole, zoom) {
-  const kind = view.section.kinds[view.section.kind[node]] ?? "thread";
-  const name = flameName(view, node), fits = Math.floor((span - 6) / 7);
+function flameBox(view, { node, x, span, depth }) {
+  const name = flameName(view, node), fits = Math.floor((span - 6) / 7), lines = flameLines(view, node), y = depth * FLAME_ROW;
   const hit = view.words && name.toLowerCase().includes(view.words);
-  const lines = flameLines(view, node, whole);
-  const y = depth * FLAME_ROW;
+  const show = (event) => {
+    const { left, bottom } = event.currentTarget.getBoundingClientRect();
+    tooltip.show(event.clientX ?? Math.max(left, 0), event.clientY ?? bottom, lines);
+  };
   return svg("g", {
     class: `flame-node${hit ? " hit" : ""}${view.words && !hit ? " dim" : ""}`, tabindex: depth ? "-1" : "0", role: "button", "data-node": node,
     "aria-label": lines.map((line) => (Array.isArray(line) ? line.join(" ") : line)).join(", "),
-    onclick: () => zoom(view.node === node ? null : node),
-    onkeydown: (event) => flameKey(event, view, node, zoom),
-    onmousemove: (event) => tooltip.show(event.clientX, event.clientY, lines),
-    onmouseleave: tooltip.hide,
-    onfocus: (event) => { const at = event.target.getBoundingClientRect(); tooltip.show(at.x, at.y, lines); },
-    onblur: tooltip.hide,
+    onclick: () => flameZoom(view, view.node === node ? -1 : node), onmousemove: show, onmouseleave: tooltip.hide, onfocus: show, onblur: tooltip.hide,
   },
-  svg("rect", { x: x + 0.5, y: y + 0.5, width: Math.max(span - 1, 1), height: FLAME_ROW - 1, rx: 2, fill: `var(--${kind === "thread" ? "muted" : kind})` }),
+  svg("rect", { x: x + 0.5, y: y + 0.5, width: Math.max(span - 1, 1), height: FLAME_ROW - 1, rx: 2, fill: flameColor(flameKind(view, node)) }),
   fits > 2 ? svg("text", { x: x + 4, y: y + 14 }, name.length > fits ? `${name.slice(0, fits - 1)}…` : name) : null);
 }
 
 /** Enter enlarges, Escape goes up, arrows move the focus to what is drawn around, inside or beside a node. */
-function flameKey(event, view, node, zoom) {
-  if (event.key === "Enter") zoom(node);
-  else if (event.key === "Escape") zoom(view.node == null || view.section.parent[view.node] < 0 ? null : view.section.parent[view.node]);
-  else if (!event.key.startsWith("Arrow")) return;
-  event.preventDefault();
-  event.stopPropagation();
-  const drawn = event.currentTarget.ownerSVGElement ?? document.querySelector(".flame-picture svg");
-  const beside = flameSorted(view, view.section.parent[node] < 0 ? view.roots : view.children[view.section.parent[node]]);
-  const next = {
-    ArrowDown: flameSorted(view, view.children[node])[0], ArrowUp: view.section.parent[node],
-    ArrowRight: beside[beside.indexOf(node) + 1], ArrowLeft: beside[beside.indexOf(node) - 1],
-  }[event.key];
-  drawn?.querySelector(`[data-node="${next}"]`)?.focus();
+function flameKeys(view) {
+  const add = (key, words, act) => keys.add(key, `Flame graph, if it has the focus: ${words}`, () => {
+    const box = document.activeElement?.closest?.(".flame-node");
+    if (!box || !view.picture.contains(box)) return false;
+    act(Number(box.dataset.node));
+    return true;
+  });
+  const focus = (node) => view.picture.querySelector(`[data-node="${node}"]`)?.focus();
+  const beside = (by) => (node) => {
+    const row = view.children[view.tree.parent[node]] ?? view.roots;
+    focus(row[row.indexOf(node) + by]);
+  };
+  add("Enter", "enlarge the node", (node) => flameZoom(view, node));
+  add(" ", "enlarge the node", (node) => flameZoom(view, node));
+  add("Escape", "one node out", (node) => flameZoom(view, view.tree.parent[view.node] ?? -1, node));
+  add("ArrowUp", "the node around", (node) => focus(view.tree.parent[node]));
+  add("ArrowDown", "the largest node inside", (node) => focus(view.children[node].toSorted((one, other) => view.total[other] - view.total[one])[0]));
+  add("ArrowLeft", "the node before", beside(-1));
+  add("ArrowRight", "the next node", beside(1));
 }
 
-function flamePath(view, zoom) {
-  const around = [];
-  for (let node = view.node; node != null && node >= 0; node = view.section.parent[node]) around.unshift(node);
-  if (!around.length) return [];
-  return [h("button", { type: "button", onclick: () => zoom(null) }, "All"), ...around.map((node) =>
-    h("button", { type: "button", onclick: () => zoom(node) }, flameName(view, node).slice(0, 60)))];
+function flamePath(view) {
+  const button = (node, words) => h("button", { type: "button", onclick: () => flameZoom(view, node) }, words);
+  return view.node < 0 ? [] : [button(-1, "All"), ...flameAround(view, view.node).map((node) => button(node, flameName(view, node).slice(0, 60)))];
 }
 
-/** The share of the time inside nodes whose names have the words, each moment once. */
+function flameLegend(view) {
+  const kinds = new Set(view.tree.kind.map((_, node) => flameKind(view, node)));
+  return [...kinds].map((kind) => h("li", {}, h("span", { class: "swatch", style: { background: flameColor(kind) } }), kind));
+}
+
+/** The time inside nodes whose names have the words, each moment once. */
 function flameFound(view) {
   if (!view.words) return "";
   const sum = (node) => (flameName(view, node).toLowerCase().includes(view.words)
     ? view.total[node] : view.children[node].reduce((total, child) => total + sum(child), 0));
-  const roots = view.node == null ? view.roots : [view.node];
-  const total = roots.reduce((all, node) => all + sum(node), 0), whole = flameWhole(view);
-  return `${format.ns(total / view.section.steps)} ${view.section.each} (${format.percent(whole ? total / whole : 0)}) in "${view.words}"`;
+  const total = (view.node < 0 ? view.roots : [view.node]).reduce((all, node) => all + sum(node), 0);
+  return `${format.ns(total / view.section.steps)} ${view.section.each} (${format.percent(view.whole ? total / view.whole : 0)}) in "${view.words}"`;
 }
 
-function flameTable(view) {
-  const { section } = view;
-  const totals = (flame) => { const copy = { ...view, flame, pass: "all" }; flameTotals(copy); return copy.total; };
-  const cpu = totals("cpu"), gpu = totals("gpu");
-  const path = (node) => (node < 0 ? [] : [...path(section.parent[node]), flameName(view, node)]);
+function flameTable(section, tree, words) {
+  const { steps, each } = section, paths = [], own = flameOfPass(tree.ns, "all"), calls = flameOfPass(tree.calls, "all");
+  const total = flameTotals(tree.parent, own), backward = flameTotals(tree.parent, tree.ns[1]);
+  tree.parent.forEach((above, node) => paths.push([...(paths[above] ?? []), flameName({ section, tree }, node)]));
   const columns = [
-    { title: "Node", kind: "text" }, { title: "CPU time", kind: "ns" }, { title: "CPU time of its own", kind: "ns" },
-    { title: "GPU time", kind: "ns" }, { title: "Calls", kind: "count" },
+    { title: "Node", kind: "text" }, { title: "Kind", kind: "text" }, { title: "Time", kind: "ns" }, { title: "In backward passes", kind: "ns" },
+    { title: "Of its own", kind: "ns" }, { title: "Calls", kind: "count" }, { title: "Around it", kind: "text" },
   ];
-  const rows = section.parent.map((_, node) => [
-    path(node).join(" > "), cpu[node] / section.steps, section.cpu[node] / section.steps, gpu[node] / section.steps, section.calls[node] / section.steps,
-  ]).filter((row) => row[1] || row[3]);
-  return dataTable({ caption: `All nodes, time ${section.each}`, columns, rows });
+  const rows = paths.map((path, node) => [
+    path.at(-1), flameKind({ section, tree }, node), ...[total, backward, own, calls].map((values) => values[node] / steps), path.slice(0, -1).join(" > "),
+  ]);
+  return { caption: `All nodes, ${words} ${each}`, columns, rows: tableSorted(rows, 2, "ns", false) };
 }
