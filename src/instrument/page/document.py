@@ -8,11 +8,13 @@ write them as text nodes, and the content security policy allows no script and n
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import hashlib
 import html
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,8 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
         OSError: the file cannot be written; its ``filename`` is ``path``.
     """
     out = Path(path)
+    if out.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out))
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -74,7 +78,8 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(out)) from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return out
 
 
