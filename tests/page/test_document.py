@@ -137,6 +137,12 @@ def test_frame(tmp_path: Path, open_page: OpenPage) -> None:
     assert re.search(r'sandbox="allow-scripts"', outer.read_text())
 
 
+def test_frame_is_not_too_large() -> None:
+    """A page that would make a notebook's file too large is not framed."""
+    assert frame("x" * 4_000_000) is not None
+    assert frame("x" * 4_000_001) is None
+
+
 def test_prints(tmp_path: Path, open_page: OpenPage) -> None:
     """Printed, the page has its tables."""
     opened = open_page(write(tmp_path, table([["one", 1]])))

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy as np
 from ..diagnosis.diagnose import Diagnosis, diagnose
 from ..diagnosis.trace_facts import TraceFacts
 from ..findings import Finding
+from ..guard import guard
+from ..page.document import frame, write_page
 from ..replay.loop_steps import loop_steps
 from ..replay.replayer import lower_median
 from ..traces.communication import Collectives
@@ -21,6 +24,7 @@ from ..traces.ranks import TraceSet
 from ..traces.table import Array
 from ..traces.trace import Trace
 from .comparability import Difference, differences, facts_of
+from .page_sections import page_of
 from .significance import ALPHA, Significance, significance
 from .step_parts import KINDS, Amount, Key, step_parts
 
@@ -83,7 +87,7 @@ class Comparison:
         notes: other differences between the recordings.
         gone: the findings of the first diagnosis that the second one lacks.
         new: the findings of the second that the first one lacks.
-        steps: the numbers of steps before and after.
+        lengths_ns: the lengths of the steps before and after, in their order.
         before: the first diagnosis.
         after: the second diagnosis.
     """
@@ -98,7 +102,7 @@ class Comparison:
     notes: tuple[str, ...]
     gone: tuple[Finding, ...]
     new: tuple[Finding, ...]
-    steps: tuple[int, int]
+    lengths_ns: tuple[tuple[int, ...], tuple[int, ...]] = field(repr=False)
     before: Diagnosis = field(repr=False)
     after: Diagnosis = field(repr=False)
 
@@ -106,6 +110,12 @@ class Comparison:
     def delta_ns(self) -> int:
         """``after_ns`` - ``before_ns``."""
         return self.after_ns - self.before_ns
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The numbers of steps before and after."""
+        before, after = self.lengths_ns
+        return len(before), len(after)
 
     @property
     def relative(self) -> float | None:
@@ -129,6 +139,18 @@ class Comparison:
     def to_json(self) -> str:
         """Return the comparison as JSON text; see `as_dict` for its keys."""
         return json.dumps(as_dict(self), indent=2, allow_nan=False)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the comparison as one HTML file, which needs no network, and return its path.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        return write_page(path, page_of(self))
+
+    @guard.contained("page in a notebook")
+    def _repr_html_(self) -> str | None:
+        return frame(page_of(self))
 
 
 def compare(
@@ -183,7 +205,7 @@ def compare(
         tuple(each.text for each in found if not each.prevents),
         _without(one.worth(), two.worth()),
         _without(two.worth(), one.worth()),
-        (len(samples[0].lengths_ns), len(samples[1].lengths_ns)),
+        (tuple(samples[0].lengths_ns.tolist()), tuple(samples[1].lengths_ns.tolist())),
         one,
         two,
     )

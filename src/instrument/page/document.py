@@ -25,6 +25,7 @@ _HERE = Path(__file__).parent
 _FIRST, _LAST = ("dom", "state", "table"), "main"
 """Scripts share one scope: these define what the others use, or start when all are defined."""
 
+_MAX_IN_NOTEBOOK = 4_000_000  # characters
 Section = Mapping[str, Any]
 
 
@@ -83,13 +84,17 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
     return out
 
 
-def frame(text: str, height: int = 640) -> str:
+def frame(text: str, height: int = 640) -> str | None:
     """Return an element that shows a page in a notebook, apart from it and without access to it.
+
+    None for a page of more than 4 MB: a notebook, whose file would hold the page, then shows text instead.
 
     Args:
         text: the text of the page.
         height: the height in pixels.
     """
+    if len(text) > _MAX_IN_NOTEBOOK:
+        return None
     attributes = f'width="100%" height="{height}" style="border:0"'
     return f'<iframe sandbox="allow-scripts" {attributes} srcdoc="{html.escape(text)}"></iframe>'
 
