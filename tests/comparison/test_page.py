@@ -9,7 +9,8 @@ from urllib.parse import quote
 import pytest
 
 import instrument
-from instrument.comparison.comparison import Comparison, Part
+from instrument.comparison.comparison import Comparison
+from instrument.comparison.comparison_data import Part
 from instrument.comparison.page_sections import page_of
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenedPage, OpenPage
@@ -178,8 +179,10 @@ def test_notebook(change: Comparison, tmp_path: Path, open_page: OpenPage) -> No
     assert framed is not None and len(framed) < 2_000_000
     (tmp_path / "notebook.html").write_text(f"<!doctype html><title>Notebook</title>{framed}")
     shown = open_page(tmp_path / "notebook.html")
-    assert shown.page.frame_locator("iframe").locator("circle").count() == 16
-    shown.page.frame_locator("iframe").get_by_role("button", name="By region").click()
+    inner = shown.page.frame_locator("iframe")
+    inner.locator("[data-ready]").wait_for()
+    assert inner.locator("circle").count() == 16
+    inner.get_by_role("button", name="By region").click()
     assert shown.errors == []
 
 

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..findings import Finding
 from ..page.document import document
 from ..page.names import shown_name
 from ..page.samples import samples_section
 from ..units import counted, duration
+from .comparison_data import ComparisonData, Part
 from .step_parts import KINDS
 from .verdict_text import change_text, details, headline
-
-if TYPE_CHECKING:
-    from ..findings import Finding
-    from .comparison import Comparison, Part
 
 _MAX_PARTS = 2000
 _CLASSES = {"unassigned": "other", "cpu": "operator"}
 """The class, and so the color, of a kind of part; of all others, the kind itself."""
 
 
-def page_of(change: Comparison) -> str:
+def page_of(change: ComparisonData) -> str:
     """Return the text of the page."""
     sections = (_summary(change), _steps(change), _parts(change), _findings(change))
     before, after = (Path(each.path).name for each in (change.before, change.after))
@@ -34,7 +32,7 @@ def page_of(change: Comparison) -> str:
     )
 
 
-def _summary(change: Comparison) -> dict[str, Any]:
+def _summary(change: ComparisonData) -> dict[str, Any]:
     what = "step" if _has_steps(change) else "trace"
     figures = [
         (f"{what} before", duration(change.before_ns)),
@@ -55,13 +53,13 @@ def _summary(change: Comparison) -> dict[str, Any]:
     }
 
 
-def _recordings(change: Comparison) -> Iterator[str]:
+def _recordings(change: ComparisonData) -> Iterator[str]:
     for name, diagnosis in (("Before", change.before), ("After", change.after)):
         rank = "" if diagnosis.rank is None else f", rank {diagnosis.rank}"
         yield f"{name}: {diagnosis.path}{rank}. {diagnosis.verdict}"
 
 
-def _steps(change: Comparison) -> dict[str, Any] | None:
+def _steps(change: ComparisonData) -> dict[str, Any] | None:
     if not _has_steps(change):
         return None
     medians = (change.before_ns, change.after_ns)
@@ -69,7 +67,7 @@ def _steps(change: Comparison) -> dict[str, Any] | None:
     return samples_section("The steps", list(sides), detectable=change.detectable if change.before_ns else None)
 
 
-def _parts(change: Comparison) -> dict[str, Any]:
+def _parts(change: ComparisonData) -> dict[str, Any]:
     """Return all parts; of very many, those with the smallest differences are joined by kind."""
     rest = sorted(change.parts[_MAX_PARTS:], key=lambda part: part.kind)
     joined = [list(parts) for _, parts in groupby(rest, key=lambda part: part.kind)]
@@ -92,7 +90,7 @@ def _joined(parts: Sequence[Part]) -> list[Any]:
     return [parts[0].kind, f"({counted(len(parts), 'smaller part')})", "", "", *map(sum, columns)]
 
 
-def _findings(change: Comparison) -> dict[str, Any] | None:
+def _findings(change: ComparisonData) -> dict[str, Any] | None:
     columns = {
         "change": ("Change", "text"), "title": ("Finding", "text"), "win": ("To win", "ns"),
         "rule": ("Rule", "text"), "place": ("Place", "text"), "fix": ("Fix", "text"),
@@ -119,5 +117,5 @@ def _finding(change: str, found: Finding) -> list[Any]:
     return [change, shown_name(found.title), found.likely_win_ns, *map(shown_name, texts)]
 
 
-def _has_steps(change: Comparison) -> bool:
+def _has_steps(change: ComparisonData) -> bool:
     return change.before.has_steps and change.after.has_steps

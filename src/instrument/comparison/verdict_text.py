@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..units import duration
-
-if TYPE_CHECKING:
-    from .comparison import Comparison
+from .comparison_data import ComparisonData
 
 
-def headline(change: Comparison) -> str:
+def headline(change: ComparisonData) -> str:
     """Return the verdict in one sentence."""
     what = "a step takes" if change.before.has_steps and change.after.has_steps else "the whole trace takes"
     medians = f"{what} {duration(change.after_ns)} instead of {duration(change.before_ns)} ({change_text(change)}"
@@ -27,12 +24,12 @@ def headline(change: Comparison) -> str:
     return f"{change.verdict.capitalize()}: {medians}."
 
 
-def change_text(change: Comparison) -> str:
+def change_text(change: ComparisonData) -> str:
     """Return the relative change in words."""
     return "from nothing" if change.relative is None else f"{100 * change.relative:+.1f} %"
 
 
-def details(change: Comparison) -> Iterator[str]:
+def details(change: ComparisonData) -> Iterator[str]:
     """Yield sentences on what the verdict rests on, and on other differences between the recordings."""
     if change.p_value is not None and change.detectable is not None:
         yield (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..comparison.comparison import Comparison, Part
+from ..comparison.comparison_data import ComparisonData, Part
 from ..comparison.verdict_text import details, headline
 from ..console import print_table, print_wrapped
 from ..units import counted, duration
@@ -16,7 +16,7 @@ _MAX_ROWS = 12
 _WORTH = 0.01  # of the difference: smaller parts are not shown
 
 
-def print_comparison(change: Comparison, *, console: Console) -> None:
+def print_comparison(change: ComparisonData, *, console: Console) -> None:
     """Print the verdict, the parts of the difference, and the findings that are gone and new."""
     print_wrapped(console, headline(change))
     for line in details(change):
@@ -31,7 +31,7 @@ def print_comparison(change: Comparison, *, console: Console) -> None:
                 print_wrapped(console, f"- {each.title} ({each.rule})")
 
 
-def _print_parts(change: Comparison, console: Console) -> None:
+def _print_parts(change: ComparisonData, console: Console) -> None:
     kinds = [(0, kind, [_signed(ns)]) for kind, ns in change.by_kind().items() if ns]
     console.print()
     print_table([f"{_signed(change.delta_ns)} between the median steps", "difference"], kinds, console)
