@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ...findings import Finding
 from ...page.names import shown_name
-from ...traces.table import Table
 from ..diagnosis_data import DiagnosisData
 from ..markdown import value_of
 from ..rule import RULES
-from ..trace_facts import TraceFacts
-
-_AROUND = 0.02  # of a step: what is shown around a place whose length is unknown
+from .spans import span_of
 
 
 def findings_section(diagnosis: DiagnosisData) -> dict[str, Any]:
@@ -48,34 +43,3 @@ def _finding(diagnosis: DiagnosisData, found: Finding) -> dict[str, Any]:
         ],
         "fix": None if found.fix is None else vars(found.fix),
     }
-
-
-def span_of(facts: TraceFacts, found: Finding) -> tuple[int, int] | None:
-    """Return where a finding shows in the timeline: start and end in ns from the start of the window.
-
-    It is the place that the rule gave; else the longest kernel, the longest call of the region, or the step that
-    it names. None if it has no place in time.
-    """
-    if found.start_ns is not None:
-        around = int(_AROUND * facts.step_ns)
-        return max(found.start_ns - around, 0), found.start_ns + 2 * around
-    where, trace = found.where, facts.trace
-    if where.kernel:
-        named = np.array([text == where.kernel for text in facts.gpu.strings])
-        rows = np.flatnonzero(named[facts.gpu.short_name] | named[facts.gpu.name])
-        return _longest(facts, facts.gpu.where(rows))
-    if where.region:
-        return _longest(facts, trace.regions.where(facts.rows(trace.regions, where.region[-1])))
-    if where.step is not None:
-        return _longest(facts, trace.steps.where(trace.steps.number == where.step))
-    return None
-
-
-def _longest(facts: TraceFacts, events: Table) -> tuple[int, int] | None:
-    """Return the longest of these events that begins in the window."""
-    begin, end = facts.window
-    events = events.where((events.start_ns >= begin) & (events.start_ns < end))
-    if not events:
-        return None
-    row = int(np.argmax(events.duration_ns))
-    return int(events.start_ns[row]) - begin, int(events.end_ns[row]) - begin

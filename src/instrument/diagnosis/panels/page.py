@@ -9,8 +9,12 @@ from ...page.document import document
 from ...page.names import shown_name
 from ..diagnosis_data import DiagnosisData
 from .findings import findings_section
+from .flame import flame_section
 from .overview import overview_section
+from .ranks import ranks_section
+from .roofline import roofline_section
 from .tables import table_sections
+from .timeline import timeline_section
 
 
 def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str] | None = None) -> str:
@@ -23,6 +27,10 @@ def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str] | None = None)
     sections = [
         overview_section(diagnosis),
         findings_section(diagnosis),
+        timeline_section(diagnosis),
+        flame_section(diagnosis),
+        roofline_section(diagnosis),
+        ranks_section(diagnosis),
         *table_sections(diagnosis),
     ]
     return document(

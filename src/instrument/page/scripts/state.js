@@ -52,15 +52,14 @@ const keys = (() => {
   const typing = (target) => target instanceof Element && target.closest("input, select, textarea, dialog") != null;
   window.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
-    const entry = known.get(event.key);
-    if (entry && entry.call(event) !== false) event.preventDefault();
+    if (known.get(event.key)?.some(({ call }) => call(event) !== false)) event.preventDefault();
   });
   return {
-    /** Call a function for a key; it returns false where the key is not for it. */
+    /** Call a function for a key; it returns false where the key is not for it, and the next one is called. */
     add(key, words, call) {
-      known.set(key, { words, call });
+      known.set(key, [...(known.get(key) ?? []), { words, call }]);
     },
-    list: () => [...known].map(([key, { words }]) => [key, words]),
+    list: () => [...known].flatMap(([key, calls]) => calls.map(({ words }) => [key, words])),
   };
 })();
 

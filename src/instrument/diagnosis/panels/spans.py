@@ -1,0 +1,81 @@
+"""Finds where in the window a finding shows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from ...findings import Finding, Where
+from ...traces.table import Table
+from ..idle_causes import CAUSES
+from ..trace_facts import TraceFacts
+
+_AROUND = 0.02  # of a step: what is shown around a place whose length is unknown
+_CAUSES_OF_RULE: dict[str, tuple[str, ...]] = {
+    "driver-allocation": ("allocation",),
+    "garbage-collection": ("garbage_collection",),
+    "initialization": ("initialization",),
+    "input-wait": ("input",),
+    "launch-latency": ("launch_latency",),
+    "launch-overhead": ("launch_overhead",),
+    "long-synchronization": ("synchronization",),
+    "low-utilization": tuple(CAUSES),
+    "unexplained-idle": ("other", "unknown"),
+}
+"""The causes of idle time that a rule is about."""
+
+
+def span_of(facts: TraceFacts, found: Finding) -> tuple[int, int] | None:
+    """Return where a finding shows in the timeline: start and end in ns from the start of the window.
+
+    It is the call of the operator or region at the time that the rule gave; else the longest kernel, the longest
+    call of the region, or the step that it names; else the longest idle gap of the cause that the rule is about.
+    None if it has no place in time.
+    """
+    if found.start_ns is not None:
+        return _call_at(facts, found.where, found.start_ns)
+    where, trace = found.where, facts.trace
+    if where.kernel:
+        named = np.array([text == where.kernel for text in facts.gpu.strings])
+        rows = np.flatnonzero(named[facts.gpu.short_name] | named[facts.gpu.name])
+        return _longest(facts, facts.gpu.where(rows))
+    if where.region:
+        return _longest(facts, trace.regions.where(facts.rows(trace.regions, where.region[-1])))
+    if where.step is not None:
+        return _longest(facts, trace.steps.where(trace.steps.number == where.step))
+    return _longest_gap(facts, _CAUSES_OF_RULE.get(found.rule, ()))
+
+
+def _longest_gap(facts: TraceFacts, causes: Collection[str]) -> tuple[int, int] | None:
+    """Return the idle gap with the most time of these causes; None if there is none."""
+    if not causes or not facts.gpu:
+        return None
+    times = np.sum([facts.idle.by_cause[cause] for cause in causes], axis=0)
+    if not times.any():
+        return None
+    gap, begin = int(np.argmax(times)), facts.window[0]
+    return int(facts.idle.start_ns[gap]) - begin, int(facts.idle.end_ns[gap]) - begin
+
+
+def _call_at(facts: TraceFacts, where: Where, start_ns: int) -> tuple[int, int]:
+    """Return the shortest call of the operator or region of a place at a time; without one, a part of the step."""
+    begin, trace = facts.window[0], facts.trace
+    for table, names in ((trace.operators, (where.operator,)), (trace.regions, where.region[-1:])):
+        events = table.where(facts.rows(table, *names))
+        at = events.where((events.start_ns - begin <= start_ns) & (events.end_ns - begin > start_ns))
+        if at:
+            row = int(np.argmin(at.duration_ns))
+            return max(int(at.start_ns[row]) - begin, 0), int(at.end_ns[row]) - begin
+    around = int(_AROUND * facts.step_ns)
+    return max(start_ns - around, 0), start_ns + around
+
+
+def _longest(facts: TraceFacts, events: Table) -> tuple[int, int] | None:
+    """Return the longest of these events that begins in the window."""
+    begin, end = facts.window
+    events = events.where((events.start_ns >= begin) & (events.start_ns < end))
+    if not events:
+        return None
+    row = int(np.argmax(events.duration_ns))
+    return int(events.start_ns[row]) - begin, int(events.end_ns[row]) - begin

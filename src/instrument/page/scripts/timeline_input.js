@@ -1,0 +1,121 @@
+// Pointers, wheel and keys of the timeline, and the tables behind it.
+
+function timelinePointer(view, group) {
+  const { canvas } = group, down = new Map();
+  let moved = 0, spread = 0;
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
+    if (!down.size) moved = 0;
+    down.set(event.pointerId, event.clientX);
+    canvas.setPointerCapture(event.pointerId);
+    view.ruler.focus({ preventScroll: true });
+    spread = timelineSpread(down);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!down.has(event.pointerId)) return void timelineHover(view, group, event);
+    const by = event.clientX - down.get(event.pointerId);
+    down.set(event.pointerId, event.clientX);
+    moved += Math.abs(by);
+    if (down.size === 1 && moved > 3) timelinePan(view, -by / view.width);
+    else if (down.size === 2) {
+      const [before, middle] = [spread, [...down.values()].reduce((sum, x) => sum + x, 0) / 2];
+      spread = timelineSpread(down);
+      timelineZoom(view, before / spread, (middle - canvas.getBoundingClientRect().left) / view.width);
+    }
+  });
+  const up = (event) => {
+    if (!down.delete(event.pointerId)) return;
+    if (event.type === "pointerup" && moved <= 3) timelineSelect(view, timelinePick(view, group, event));
+  };
+  canvas.addEventListener("pointerup", up);
+  canvas.addEventListener("pointercancel", up);
+  canvas.addEventListener("pointerleave", () => tooltip.hide());
+  timelineWheel(view, canvas);
+}
+
+function timelineSpread(down) {
+  const places = [...down.values()];
+  return Math.max(Math.max(...places) - Math.min(...places), 20);
+}
+
+/** Ctrl zooms at the pointer, shift and sideways pan; else the wheel scrolls the page. */
+function timelineWheel(view, canvas) {
+  canvas.addEventListener("wheel", (event) => {
+    const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (!event.ctrlKey && !event.metaKey && !event.shiftKey && !sideways) return;
+    event.preventDefault();
+    const by = (sideways ? event.deltaX : event.deltaY) * (event.deltaMode ? 20 : 1);
+    if (event.ctrlKey || event.metaKey) timelineZoom(view, 1.003 ** by, (event.clientX - canvas.getBoundingClientRect().left) / view.width);
+    else timelinePan(view, by / view.width);
+  }, { passive: false });
+}
+
+/** The strip above the ruler: a press or drag on it moves the view there. */
+function timelineStrip(view) {
+  const { ruler, model } = view;
+  const go = (event) => {
+    const { left, top } = ruler.getBoundingClientRect();
+    if (!(event.buttons & 1) || (event.type === "pointerdown" && event.clientY - top > TIMELINE.strip)) return;
+    const time = model.start_ns + ((event.clientX - left) / view.width) * (model.end_ns - model.start_ns), half = (view.end - view.start) / 2;
+    if (event.type === "pointerdown") ruler.setPointerCapture(event.pointerId);
+    if (ruler.hasPointerCapture(event.pointerId)) timelineMove(view, time - half, time + half);
+  };
+  ruler.addEventListener("pointerdown", go);
+  ruler.addEventListener("pointermove", go);
+  timelineWheel(view, ruler);
+}
+
+function timelineKeys(view) {
+  const { element } = view;
+  const focused = () => element.contains(document.activeElement);
+  // Letters work while the timeline is on the screen and no other part of the page has the focus; arrows scroll elsewhere.
+  const near = () => {
+    const { top, bottom } = element.getBoundingClientRect();
+    return focused() || (document.activeElement.contains(element) && bottom > 80 && top < innerHeight - 80);
+  };
+  const add = (key, words, call, active = near) => keys.add(key, words, () => active() && (call(), true));
+  const [zoomIn, zoomOut] = [() => timelineZoom(view, 0.7), () => timelineZoom(view, 1 / 0.7)];
+  const [left, right] = [() => timelinePan(view, -0.15), () => timelinePan(view, 0.15)];
+  const whole = () => timelineMove(view, -Infinity, Infinity);
+  add("w", "Timeline: zoom in", zoomIn);
+  add("s", "Timeline: zoom out", zoomOut);
+  add("a", "Timeline: to the left", left);
+  add("d", "Timeline: to the right", right);
+  add("+", "Timeline: zoom in", zoomIn);
+  add("-", "Timeline: zoom out", zoomOut);
+  add("0", "Timeline: the whole window", whole);
+  add("f", "Timeline: fit the selection", () => timelineFit(view));
+  add(".", "Timeline: select the next slice of the lane", () => timelineStepTo(view, 1));
+  add(",", "Timeline: select the slice before", () => timelineStepTo(view, -1));
+  add("Home", "Timeline, if it has the focus: the whole window", whole, focused);
+  add("ArrowUp", "Timeline, if it has the focus: zoom in", zoomIn, focused);
+  add("ArrowDown", "Timeline, if it has the focus: zoom out", zoomOut, focused);
+  add("ArrowLeft", "Timeline, if it has the focus: to the left", left, focused);
+  add("ArrowRight", "Timeline, if it has the focus: to the right", right, focused);
+}
+
+/** Select the slice before or after the selected one, or the first that is shown, and keep it in sight. */
+function timelineStepTo(view, by) {
+  const level = timelineLevel(view.model, (view.end - view.start) / view.width);
+  const from = view.selected ?? { row: 0, start: view.start };
+  const next = timelineNeighbor(view.model, level, from, by);
+  if (!next) return;
+  timelineSelect(view, next);
+  const half = (view.end - view.start) / 2, middle = (next.start + next.end) / 2;
+  if (next.end < view.start || next.start > view.end) timelineMove(view, middle - half, middle + half);
+}
+
+function timelineTables(view, { steps, gaps, longest }) {
+  const go = (start, length, label) => timelineShow(view, start, start + length, label);
+  const ns = (key, title) => ({ key, title, kind: "ns" }), text = (key, title) => ({ key, title, kind: "text" });
+  const parts = [ns("compute", "Compute"), ns("communication", "Exposed communication"), ns("copies", "Exposed copies"), ns("idle", "Idle")];
+  const found = [];
+  const table = (summary, caption, columns, rows, onRow) => {
+    if (rows.length) found.push(behind(summary, dataTable({ caption, columns, rows, onRow })));
+  };
+  const known = steps.some((row) => row[3] != null);
+  table("The steps as a table", "Steps", [{ key: "number", title: "Step", kind: "count" }, ns("start", "Start"), ns("length", "Length"), ...(known ? parts : [])], steps, ([number, start, length]) => go(start, length, `step ${number}`));
+  table("The longest idle gaps as a table", "Longest idle gaps", [text("cause", "Cause"), ns("length", "Length"), ns("start", "Start"), text("where", "What ends it")], gaps, ([cause, length, start]) => go(start, length, `idle: ${cause}`));
+  table("The longest slices of each lane as a table", "Longest slices of each lane", [text("name", "Slice"), text("lane", "Lane"), ns("length", "Length"), ns("start", "Start")], longest, ([name, , length, start]) => go(start, length, name));
+  return found;
+}
