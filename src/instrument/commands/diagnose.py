@@ -13,7 +13,8 @@ from ..diagnosis.diagnose import Diagnosis, diagnose
 from ..diagnosis.serialize import as_dict, as_text
 from ..errors import TraceError
 from ..traces.communication import compile_collectives
-from .errors import describe, describe_unwritten, exit_unusable, print_message
+from .errors import describe, exit_unusable, print_message
+from .pages import write_html
 from .parsing import subcommand_of
 from .rule_settings import rule_settings
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
@@ -100,7 +101,8 @@ def diagnose_command(
         dicts = [as_dict(each) for each in found]
         typer.echo(as_text(dicts if len(traces) > 1 or not dicts else dicts[0]))
     elif as_html is not None:
-        _write(found, as_html)
+        for diagnosis in found:
+            write_html(diagnosis.to_html, as_html)
     else:
         _print(found, as_markdown, several=len(traces) > 1)
     ranks = {each.rank for each in found if each.rank is not None}
@@ -111,17 +113,6 @@ def diagnose_command(
         )
     if failed:
         raise typer.Exit(1)
-
-
-def _write(found: list[Diagnosis], out: Path) -> None:
-    """Write the page of the diagnosis, if there is one."""
-    for diagnosis in found:
-        try:
-            diagnosis.to_html(out)
-        except OSError as error:
-            print_message(describe_unwritten(error, out))
-            raise typer.Exit(1) from None
-        print_message(f"{out} has the page")
 
 
 def _print(found: list[Diagnosis], as_markdown: bool, *, several: bool) -> None:
