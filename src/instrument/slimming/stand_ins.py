@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
+from ..diagnosis.tensor_cores import MATRIX_UNITS
 from ..syncs.trace_stacks import FRAME, PACKAGES
 from ..traces.autograd import OWN_NAME, engine_node_name
 from ..traces.communication import communicates
@@ -29,10 +30,11 @@ _OF_TORCH = re.compile(
     r"|enumerate\(DataLoader\)#_(?:Single|Multi)ProcessingDataLoaderIter\.__next__|(?:nccl|gloo|mpi|ucc):\w+"
     r"|enumerate\(DataLoader\)#_(?:Single|Multi)ProcessDataLoaderIter\.__next__|Python GC|Buffer Flush"
     r"|DistributedDataParallel\.forward|Torch-Compiled Region: \d+/\d+|TorchDynamo Cache Lookup|\[memory\]"
-    r"|train_dataloader_next|_next_data|## wait_for_batch|data|forward|backward|optimizer|loss|step"
+    r"|train_dataloader_next|_next_data|data|forward|backward|optimizer|loss|step"
+    r"|## (?:wait_for_batch|forward|backward|optimizer|zero_grad)(?: ##)?"
     r"|(?:[A-Z]\w*\.)?\w+ \(dynamo_timed\)|record_param_comms|detach_?|CompiledFunction(?:Backward)?"
     r"|triton_(?:poi|red|per|tem|for|mm)_\w+"
-    r"|(?:aten|prims?|c10d|_c10d_functional|autograd|torch|quantized|torchvision|torch\.distributed\.ddp\.reducer)"
+    r"|(?:aten|prims?|c10d|_c10d_functional|autograd|torch|quantized|torchvision|fbgemm|vllm|torch\.distributed\.ddp\.reducer)"
     r"(?:::[\w.]+)+"
 )
 _NODE = re.compile(r"\w+Backward\d+|torch::autograd::\w+|CompiledFunctionBackward")  # of a program: no number
@@ -46,12 +48,13 @@ _MODULES = re.compile(
 )
 _KERNEL = re.compile(
     r"(?:void |std::enable_if<[^@]{0,200}>::type )?(?:\(anonymous namespace\)::|internal::)?"
-    r"(?:at::(?:native|cuda)|c10::|cutlass|cublas|cudnn|cub::|thrust::|cask|ck::|ck_tile::|pytorch_flash|flash_(?:fwd|bwd)"
-    r"|nccl(?:Dev)?Kernel|rccl|deep_ep|fmha_|sm\d+_|ampere_|volta_|turing_|hopper_|Cijk_|nvjet_|gemv|gemm|split[kK]"
-    r"|dot_kernel|reduce_1|implicit_convolve|softmax_warp|triton_(?:poi|red|per|tem|for|mm)_|Mem(?:cpy|set)\b|__amd_rocclr"
-    r"|miopen|rocblas|hipblas|batched_transpose|multi_tensor|elementwise_kernel)"
+    r"(?:at(?:_cuda_detail)?::|aten::|c10::|cutlass|cublas|cudnn|cub::|thrust::|cask|ck::|ck_tile::|fbgemm|deep_ep"
+    r"|_ZN(?:2at6native|2ck|7ck_tile|\d\dcutlass|7cutlass)|pytorch_flash|flash_(?:fwd|bwd)|fmha_|nccl(?:Dev)?Kernel|rccl|cunn_"
+    r"|sm\d+_|ampere_|volta_|turing_|hopper_|Cijk_|nvjet_|gemv|gemm|split[kK]|dot_kernel|reduce_1|igemm_(?:fwd|bwd|wrw)_"
+    r"|(?:im|ex)plicit_convolve|softmax_warp|triton_(?:poi|red|per|tem|for|mm)_|Mem(?:cpy|set)\b|__amd_rocclr|miopen"
+    r"|rocblas|hipblas|batched_transpose|[wd]grad_|SubTensorOp|multi_tensor|elementwise_kernel|indexing_backward|dma_request)"
 )
-_SAFE_KERNEL = re.compile(r"[\w :<>(),.*&{}\[\]~#=+-]*")  # no path, and no text but C++
+_SAFE_KERNEL = re.compile(r"[\w :<>(),.*&{}\[\]~#!=+-]*")  # no path, and no text but C++
 _WORD = {
     "gemm": "gemm", "attention": "attention", "convolution": "conv", "normalization": "norm", "softmax": "softmax",
     "elementwise": "elementwise", "reduction": "reduce", "copy": "copy", "optimizer": "foreach",
@@ -78,7 +81,8 @@ _OF_C = re.compile(r"_cuda_\w+|_[A-Z]\w+|len|print|isinstance|getattr|setattr|ha
 
 _VALUE = re.compile(  # types, numbers as text, names of collectives and process groups
     r"|c10::\w+(?:<\w+>)?|(?:un)?signed char|(?:long|short) int|Scalar(?:List)?|TensorList|GenericList|Device"
-    r"|Stream|[-+\d.eE]+|[\[\], \d.eE+-]+|True|False|None|true|false|\d+|default_pg|ns|ms|nccl|gloo|ucc|mpi"
+    r"|Stream|[-+\d.eE]+|\[(?:[\d.eE+\-, \[\]]|True|False|None)*\]|True|False|None"
+    r"|default_pg|ns|ms|nccl|gloo|ucc|mpi"
     r"|(?:b?float|half|double|u?int|long|short|char|byte|bool|complex)(?:\d+|float|double)?(?:_\w{4,8})?"
     r"|_?(?:all_?gather|all_?reduce|reduce_?scatter|all_?to_?all|broadcast|reduce|gather|scatter|send|recv|barrier)"
     r"(?:_?(?:into_tensor|base|tensor|coalesced|v|single|oop))*",
@@ -203,7 +207,7 @@ class StandIns(Names):
         if _KERNEL.match(name) and _SAFE_KERNEL.fullmatch(name):
             return name
         word = "all_reduce" if communicates(name) else _WORD.get(family(parse(name)), "kernel")
-        return f"{word}_{self._with_numbers(name)}"
+        return f"{word}_{self._hash(name)}" + "_tensorop" * (MATRIX_UNITS.search(name) is not None)
 
     def _call(self, name: str) -> str:
         return (
