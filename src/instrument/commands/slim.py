@@ -34,6 +34,22 @@ def slim_command(
             metavar="N",
         ),
     ] = None,
+    anonymise: Annotated[
+        bool,
+        typer.Option(
+            "--anonymise",
+            help="Replace names of people, machines, files, functions, regions and modules by stand-ins; names of "
+            "torch and of libraries stay, and so do all numbers.",
+        ),
+    ] = False,
+    key: Annotated[
+        str,
+        typer.Option(
+            help="With --anonymise, a secret: files with the same KEY have the same stand-ins, and nobody without "
+            "it can check a guessed name.",
+            metavar="KEY",
+        ),
+    ] = "",
 ) -> None:
     """Write the smallest trace that gives the same metrics and findings.
 
@@ -41,7 +57,7 @@ def slim_command(
     the trace cannot be read; it is 2 for options that are wrong or do not fit the trace.
     """
     try:
-        slimmed = slim(trace, out, steps=steps)
+        slimmed = slim(trace, out, steps=steps, anonymise=anonymise, key=key)
     except ValueError as error:
         if isinstance(error, TraceError):
             print_message(describe(error))

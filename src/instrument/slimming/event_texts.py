@@ -16,6 +16,7 @@ from ..traces.table import Array, Interner
 from .gpu import EVENT_IDS, FLOW_IN, FLOW_OUT
 from .lane_names import LaneNames, Place
 from .memory import ARGS
+from .names import Names
 from .operators import EXTERNAL
 from .parts import ALL_ARGS, Keys, Part
 
@@ -64,12 +65,16 @@ class EventTexts:
     Args:
         index: the events of the file.
         parts: the events that stay, by table.
-        names: collects the names of threads and processes.
+        lanes: collects the names of threads and processes.
+        names: which names are written.
         renumber: whether correlation ids get small numbers, in the order in which the events are written.
     """
 
-    def __init__(self, index: EventIndex, parts: Mapping[str, Part], names: LaneNames, *, renumber: bool) -> None:
-        self._names, self._renumber = names, renumber
+    def __init__(
+        self, index: EventIndex, parts: Mapping[str, Part], lanes: LaneNames, names: Names, *, renumber: bool
+    ) -> None:
+        self._lanes, self._names, self._renumber = lanes, names, renumber
+        self._tables = list(parts)
         self._ids: Interner[str] = Interner()
         self._event, self._start, self._duration, self._name = (
             np.concatenate([each.rows[column] for each in parts.values()])
@@ -84,7 +89,7 @@ class EventTexts:
         self._read(index, [each.keys[kind] for each in parts.values() for kind in each.which.tolist()])
 
     def __iter__(self) -> Iterator[str]:
-        heads = [(_before(head), head.args, head.phase == "X") for head in self._heads]
+        heads = [(self._before(head), head.args, head.phase == "X") for head in self._heads]
         order = self._order()
         columns = (column[order].tolist() for column in (self._head, self._start, self._duration))
         for row, number, start, duration in zip(order.tolist(), *columns, strict=True):
@@ -101,6 +106,14 @@ class EventTexts:
 
     def _new_id(self, number: str) -> str:
         return str(self._ids[number] + 1) if self._renumber else number
+
+    def _before(self, head: _Head) -> str:
+        """Return the beginning of an event, up to its times."""
+        fields: dict[str, Any] = {"ph": head.phase, "cat": head.category, "name": head.name, "s": head.scope}
+        known = {name: value for name, value in fields.items() if value}
+        process, thread = map(self._names.lane, head.place)
+        flow = {head.flow: True} if head.flow else {}
+        return json_text(known | {"pid": process, "tid": thread} | flow)[:-1]
 
     def _order(self) -> Array:
         by_time = np.lexsort((self._duration, self._start, self._table))
@@ -121,16 +134,18 @@ class EventTexts:
             begin, end = np.searchsorted(events, (first, first + len(texts))).tolist()
             for row, event in zip(order[begin:end].tolist(), events[begin:end].tolist(), strict=True):
                 self._take(row, _decode(texts[event - first]), keys[row])
-            self._names.take(texts)
+            self._lanes.take(texts)
 
     def _take(self, row: int, event: _Event, keys: Keys) -> None:
         args = _members(event.args) if keys else {}
         constant, varying = self._chosen(args, keys)
-        place = self._names.place(event.pid, event.tid)
+        place = self._lanes.place(event.pid, event.tid)
+        name = self._names.event(self._tables[self._table[row]], event.name)
+        category = self._names.category(event.cat)
         flow = next((key for key in keys if key in _FLOWS), "")
         if keys == ALL_ARGS and event.bind_id:
             flow = FLOW_IN[0] if event.flow_in else FLOW_OUT[0]
-        self._head[row] = self._heads[_Head(event.ph, event.cat, event.name, place, event.s, flow, constant)]
+        self._head[row] = self._heads[_Head(event.ph, category, name, place, event.s, flow, constant)]
         if varying:
             self._varying[row] = varying
         if flow:
@@ -141,12 +156,13 @@ class EventTexts:
         parts: tuple[list[str], list[str]] = ([], [])
         for key in args if keys == ALL_ARGS else keys:
             if key in args:
-                parts[key in _VARYING].append(f"{json_text(key)}:{self._text(args[key])}")
+                name = self._names.value(json_text(key)) if keys == ALL_ARGS else json_text(key)
+                parts[key in _VARYING].append(f"{name}:{self._text(args[key])}")
         return ",".join(parts[0]), ",".join(parts[1])
 
     def _text(self, raw: bytes) -> str:
         if raw not in self._compacted:
-            self._compacted[raw] = compact(raw)
+            self._compacted[raw] = self._names.value(compact(raw))
         return self._compacted[raw]
 
 
@@ -184,11 +200,3 @@ def microseconds(ns: int) -> str:
     """Return microseconds as a JSON number, without zeros at its end."""
     whole, rest = divmod(abs(ns), 1000)
     return f"{'-' * (ns < 0)}{whole}" + (f".{rest:03}".rstrip("0") if rest else "")
-
-
-def _before(head: _Head) -> str:
-    """Return the beginning of an event, up to its times."""
-    fields: dict[str, Any] = {"ph": head.phase, "cat": head.category, "name": head.name, "s": head.scope}
-    known = {name: value for name, value in fields.items() if value}
-    flow = {head.flow: True} if head.flow else {}
-    return json_text(known | {"pid": head.place[0], "tid": head.place[1]} | flow)[:-1]

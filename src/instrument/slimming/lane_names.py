@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from ..traces.trace import Thread
+from .names import Id, Names
 
-Id = int | str | float | None
 Place = tuple[Id, Id]
 
 _OF_PROCESS = ("process_name", "process_labels", "process_sort_index")
@@ -34,9 +34,11 @@ class LaneNames:
 
     Args:
         threads: the threads of the trace, whose order stays: numbers of threads follow from it.
+        names: which names are written.
     """
 
-    def __init__(self, threads: Sequence[Thread]) -> None:
+    def __init__(self, threads: Sequence[Thread], names: Names) -> None:
+        self._names = names
         self._order: dict[Place, int] = {(each.process, each.thread): row for row, each in enumerate(threads)}
         self._thread_names: dict[Place, str] = {(each.process, each.thread): each.name for each in threads}
         self._used = dict[Place, Place]()
@@ -73,7 +75,12 @@ class LaneNames:
                 continue  # viewers sort by these numbers anyway
             if name == "thread_name":
                 args = {"name": self._thread_names.get((process, thread), "")}
-            yield {"ph": "M", "name": name, "pid": process, "tid": thread, "args": args}
+            args = {
+                key: self._names.label(name, value) if isinstance(value, str) else value
+                for key, value in args.items()
+            }
+            place = {"pid": self._names.lane(process), "tid": self._names.lane(thread)}
+            yield {"ph": "M", "name": name, **place, "args": args}
 
 
 def _args(raw: Raw) -> Mapping[str, object]:

@@ -22,6 +22,8 @@ from .choice import chosen_parts
 from .event_texts import EventTexts, json_text
 from .gpu import may_renumber
 from .lane_names import LaneNames
+from .names import Names
+from .stand_ins import StandIns
 from .steps import middle_steps, parts_of_steps
 from .verify import differences
 
@@ -62,7 +64,12 @@ class SlimTrace:
 
 
 def slim(
-    trace: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, steps: int | None = None
+    trace: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    steps: int | None = None,
+    anonymise: bool = False,
+    key: str = "",
 ) -> SlimTrace:
     """Write the smallest trace that gives the same metrics and findings.
 
@@ -75,6 +82,10 @@ def slim(
             ".slim.json.gz" in place of ".json" or ".json.gz".
         steps: how many steps stay, from the middle of the recording, with the work that they launched; None keeps
             everything. Metrics and findings are those of a recording of these steps.
+        anonymise: whether stand-ins replace the names that identify people, machines and their code; all numbers
+            stay.
+        key: with ``anonymise``, a secret from which the stand-ins are made. The same name has the same stand-in in
+            all files with the same key. Without one, who guesses a name can check the guess.
 
     Raises:
         TypeError: an argument has another type.
@@ -84,7 +95,9 @@ def slim(
     """
     if steps is not None and (type(steps) is not int or steps < 1):
         raise (ValueError if type(steps) is int else TypeError)(f'"steps" must be an integer >= 1: {steps!r}')
-    source = Path(trace)
+    if key and not anonymise:
+        raise ValueError('"key" must be left out without "anonymise"')
+    source, names = Path(trace), StandIns(key) if anonymise else Names()
     target = default_out(source) if out is None else Path(out)
     _check_out(source, target)
     recorded = read_trace(source)
@@ -93,8 +106,8 @@ def slim(
         if steps is not None:
             recorded = _cut(recorded, steps, cut, target)
         before = diagnose(recorded)
-        events = _write(recorded, before, part, target)
-        changed = differences(before, diagnose(replace(read_trace(part), path=source)))
+        events = _write(recorded, before, names, part, target)
+        changed = differences(before, diagnose(replace(read_trace(part), path=source)), numbers_only=anonymise)
         with _writing(target):
             part.replace(target)
     sizes = target.stat().st_size, source.stat().st_size
@@ -106,12 +119,12 @@ def _cut(trace: Trace, count: int, out: Path, target: Path) -> Trace:
     chosen = middle_steps(with_steps(trace, None), count)
     if chosen.kept == chosen.of:
         return trace
-    names = LaneNames(trace.threads)
-    texts = EventTexts(_index(trace), parts_of_steps(trace, chosen), names, renumber=False)
+    lanes = LaneNames(trace.threads, Names())
+    texts = EventTexts(_index(trace), parts_of_steps(trace, chosen), lanes, Names(), renumber=False)
     known = {name: value for name, value in chosen._asdict().items() if not name.endswith("_ns")}
     if before := kept_steps(trace.metadata):
         known["of"] = before[1]
-    _write_file(out, target, _metadata(trace, {"steps": known}), names, texts, packed=False)
+    _write_file(out, target, _metadata(trace, {"steps": known}), lanes, texts, packed=False)
     return replace(read_trace(out), path=trace.path)
 
 
@@ -148,21 +161,21 @@ def _index(trace: Trace) -> EventIndex:
     return trace.look_up
 
 
-def _write(trace: Trace, diagnosis: Diagnosis, out: Path, target: Path) -> int:
+def _write(trace: Trace, diagnosis: Diagnosis, names: Names, out: Path, target: Path) -> int:
     """Write the slim trace, and return the number of its events."""
     if diagnosis.facts is None:
         raise ValueError("the diagnosis has no facts")
     parts = chosen_parts(trace, diagnosis.facts, {found.rule for found in diagnosis.findings})
-    names = LaneNames(trace.threads)
-    texts = EventTexts(_index(trace), parts, names, renumber=may_renumber(trace))
-    _write_file(out, target, _metadata(trace), names, texts, packed=target.suffix == ".gz")
+    lanes = LaneNames(trace.threads, names)
+    texts = EventTexts(_index(trace), parts, lanes, names, renumber=may_renumber(trace))
+    _write_file(out, target, names.metadata(_metadata(trace)), lanes, texts, packed=target.suffix == ".gz")
     return sum(len(each.rows) for each in parts.values())
 
 
 def _write_file(
-    out: Path, target: Path, about: Mapping[str, Any], names: LaneNames, texts: EventTexts, *, packed: bool
+    out: Path, target: Path, about: Mapping[str, Any], lanes: LaneNames, texts: EventTexts, *, packed: bool
 ) -> None:
-    named = map(json_text, names.events())
+    named = map(json_text, lanes.events())
     with _writing(target), out.open("xb") as file:
         _write_blocks(file, _document(json_text(about)[1:-1], chain(named, texts)), packed=packed)
 
@@ -195,7 +208,7 @@ def _write_blocks(file: IO[bytes], texts: Iterable[str], *, packed: bool) -> Non
         file.write(packer.flush())
 
 
-def _metadata(trace: Trace, more: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
+def _metadata(trace: Trace, more: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Return the metadata that stays, with ``more`` in the note."""
     known = {name: trace.metadata[name] for name in _METADATA if name in trace.metadata}
     devices = known.get("deviceProperties")

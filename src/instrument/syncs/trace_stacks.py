@@ -25,7 +25,7 @@ _BUILT_IN = re.compile(r"^<built-in (?:method|function) (?P<function>\w+)")
 _MAX_LINE_LENGTH = 2048  # characters of a frame's name: a trace may hold anything
 _PROFILER = ("torch/profiler/profiler.py", "torch/autograd/profiler.py")
 # Packages that a trace from another machine names by a path relative to an unknown folder
-_PACKAGES = frozenset((
+PACKAGES = frozenset((
     "accelerate", "apex", "bitsandbytes", "composer", "datasets", "deepspeed", "diffusers", "einops", "evaluate",
     "flash_attn", "ignite", "jax", "keras", "lightning", "lightning_fabric", "megatron", "numpy", "pandas", "peft",
     "PIL", "pytorch_lightning", "ray", "sklearn", "scipy", "sentence_transformers", "sglang", "timm", "tokenizers",
@@ -122,7 +122,7 @@ def _absolute_path(file: str) -> str:
         if _is_file(path):
             return str(path.absolute())
     package = re.split(r"[/\\]", file)[0]
-    return str(Path(sysconfig.get_path("purelib"), file)) if package in _PACKAGES else file
+    return str(Path(sysconfig.get_path("purelib"), file)) if package in PACKAGES else file
 
 
 def _is_file(path: Path) -> bool:
