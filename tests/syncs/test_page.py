@@ -99,7 +99,9 @@ def test_hostile_source(tmp_path: Path, open_page: OpenPage, width: int) -> None
 
 def test_a_line_of_ten_megabytes(tmp_path: Path) -> None:
     """A very long line is cut."""
-    path = script(tmp_path, code="x = 1\n" + f"y = '{'z' * 10_000_000}'\n" + "total = loss.item()\n")
+    digits = "".join(map(str, range(1_500_000)))
+    assert len(digits) > 9_000_000
+    path = script(tmp_path, code=f"x = 1\ny = '{digits}'\ntotal = loss.item()\n")
     page = page_of([("", report(finding("item", 3, path)))])
     assert len(page) < 200_000
 
