@@ -14,6 +14,7 @@ from instrument.comparison.comparison_data import Part
 from instrument.comparison.page_sections import page_of
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenedPage, OpenPage
+from tests.support.shared_traces import shared
 
 from .test_command import command, traces  # noqa: F401
 from .test_parts import loop
@@ -201,3 +202,30 @@ def test_command(traces: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F8
     command(*traces, "--html", page, "--fail-on", "slower=5%", code=1)
     assert "--json and --html exclude each other" in command(*traces, "--html", page, "--json", code=2)
     assert "cannot write" in command(*traces, "--html", tmp_path, code=1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("kineto_tb_resnet50_nw0_v100.json.gz", "pairs/resnet50_workers4_a.json.gz"),
+        ("hta_tracediff_control.json.gz", "pairs/hta_test_v100.json.gz"),
+        ("nsys/mfu_2gpu_before.sqlite", "nsys/mfu_2gpu_after.sqlite"),
+    ],
+)
+def test_real_pairs(before: str, after: str, tmp_path: Path, open_page: OpenPage) -> None:
+    """Of real pairs every level of the waterfall adds up, and the page is small."""
+    change = instrument.compare(shared(before), shared(after))
+    shown = opened(open_page, change.to_html(tmp_path / "page.html"))
+    levels = 0
+    while True:
+        first, *differences, last = bars(shown)
+        assert first + sum(differences) == last
+        assert joined(shown)
+        levels += 1
+        deeper = shown.page.locator(".rows button")
+        if not deeper.count():
+            break
+        deeper.first.click()
+    assert levels >= 2
+    assert (tmp_path / "page.html").stat().st_size < 400_000
+    assert shown.errors == []

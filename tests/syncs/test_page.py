@@ -99,7 +99,9 @@ def test_hostile_source(tmp_path: Path, open_page: OpenPage, width: int) -> None
 
 def test_a_line_of_ten_megabytes(tmp_path: Path) -> None:
     """A very long line is cut."""
-    path = script(tmp_path, code="x = 1\n" + f"y = '{'z' * 10_000_000}'\n" + "total = loss.item()\n")
+    digits = "".join(map(str, range(1_500_000)))
+    assert len(digits) > 9_000_000
+    path = script(tmp_path, code=f"x = 1\ny = '{digits}'\ntotal = loss.item()\n")
     page = page_of([("", report(finding("item", 3, path)))])
     assert len(page) < 200_000
 
@@ -171,3 +173,15 @@ def test_command(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "missing" / "page.html"):
         code, text = run("--html", place)
         assert (code, "cannot write" in text, "synchron" in text) == (2, True, False)
+
+
+def test_a_script_that_changes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are written to the folder in which the command began."""
+    (tmp_path / "elsewhere").mkdir()
+    script(tmp_path, code="import os, torch\nos.chdir('elsewhere')\ntorch.ones(2, device='cuda').sum().item()\n")
+    monkeypatch.chdir(tmp_path)
+    options = ["--html", "page.html", "--sarif", "found.sarif", "--write-baseline", "known.json"]
+    result = CliRunner().invoke(app, ["syncs", "train.py", *options])
+    assert f"{tmp_path / 'page.html'} has the page" in result.output
+    assert {"page.html", "found.sarif", "known.json"} <= {file.name for file in tmp_path.iterdir()}
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -116,6 +116,8 @@ def syncs(
                 raise ValueError(f"cannot write {file}: it is a folder")
             if file is not None and not file.absolute().parent.is_dir():
                 raise ValueError(f"cannot write {file}: folder not found: {file.absolute().parent}")
+        # Absolute, because a script may change the folder.
+        sarif, as_html, write_baseline = (file and file.absolute() for file in (sarif, as_html, write_baseline))
     except (OSError, ValueError) as error:
         raise exit_unusable(error) from None
     reports: Reports = []
