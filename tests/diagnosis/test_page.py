@@ -63,7 +63,7 @@ def test_parts_fill_the_bar(tmp_path: Path, open_page: OpenPage) -> None:
     shown = [each.bounding_box()["width"] / whole for each in bar.locator("div").all()]
     busy = [ns for name, ns in diagnosis.parts.items() if name in ("compute", "communication", "copies") and ns]
     expected = [ns / diagnosis.step_ns for ns in (*busy, *filter(None, diagnosis.idle_by_cause.values()))]
-    assert shown == pytest.approx(expected, abs=0.01)
+    assert shown == pytest.approx(expected, abs=0.002)
 
 
 def test_span_of_findings() -> None:
