@@ -38,6 +38,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/syncs.py
 	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python benchmarks/page.py
 
 # The site, in build/docs: pages and the reference from docstrings. A broken link fails it.
 docs: $(VENV)/.installed-docs

@@ -92,6 +92,16 @@ def diagnosed(path: Path) -> Callable[[], object]:
     return lambda: diagnose(path)
 
 
+def page(path: Path) -> Callable[[], object]:
+    """Diagnose a trace and make the page."""
+    from instrument.diagnosis.diagnose import diagnose
+    from instrument.diagnosis.panels.page import page_of
+    from instrument.page.document import document
+
+    document("", "", [])  # imports the template engine
+    return lambda: page_of(diagnose(path))
+
+
 def one_rank(path: Path) -> Callable[[], object]:
     """Read the first file of a folder."""
     from instrument.traces.read import read_file
@@ -116,6 +126,7 @@ BESIDE = {
 CANDIDATES = BESIDE | {
     "read": read_only,
     "diagnose": diagnosed,
+    "page": page,
     "one rank": one_rank,
     "all ranks": all_ranks,
 }

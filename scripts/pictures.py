@@ -1,23 +1,30 @@
 """Writes the pictures of the documentation: ``python -m scripts.pictures``, or ``make pictures``.
 
-A picture is a screenshot of a page or of one of its elements. It has the same bytes each time, as long as the
-versions of Chromium and of the fonts are the same.
+A picture is a screenshot of a part of the page that ``instrument diagnose --html`` makes of a real trace, which
+``make traces`` fetches. It has the same bytes each time, as long as the versions of Chromium and of the fonts are
+the same.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts import chromium
 
+from instrument.diagnosis.diagnose import Diagnosis, diagnose
+from instrument.diagnosis.panels.spans import span_of
+
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, FloatRect
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "pictures"
+TRACES = ROOT / os.environ.get("INSTRUMENT_TRACES", "build/traces")
 MAX_BYTES = 120_000
 
 
@@ -26,35 +33,77 @@ class Picture:
     """A screenshot to make.
 
     Attributes:
-        name: the file name below docs/pictures.
-        page: the page: a file, relative to the repository, or a URL of 127.0.0.1.
-        selector: the CSS selector of the element to show; None shows the page as the window does.
+        name: the file name below docs/pictures, without its suffix.
+        trace: the trace, below the folder of real traces; with a "*", the ranks of a job.
+        state: the state of the page, as in its address: "flame=gpu".
+        rule: the rule whose finding the timeline shows; empty shows the whole window.
+        around: how much longer than the place of the finding the shown time is.
+        show: selectors of elements; the picture is the smallest rectangle with the first element of each. Without
+            any, it is the window.
         width: the width of the window, in pixels.
-        height: its height.
+        height: the height of the picture at most.
         dark: whether to use the dark color scheme.
     """
 
     name: str
-    page: str
-    selector: str | None = None
-    width: int = 1280
-    height: int = 800
+    trace: str
+    state: str = ""
+    rule: str = ""
+    around: float = 3
+    show: tuple[str, ...] = ()
+    width: int = 960
+    height: int = 420
     dark: bool = False
 
 
-PICTURES = (Picture("sample.png", "tests/data/page.html", selector="main", width=640, height=400),)
+def timeline(name: str, trace: str, rule: str, around: float = 3) -> Picture:
+    """Return a picture of the timeline where a rule has found something."""
+    return Picture(name, trace, rule=rule, around=around, show=(".timeline-ruler", ".timeline-group"), height=300)
 
 
-def screenshot(browser: Browser, picture: Picture) -> bytes:
-    """Return a picture as PNG."""
-    url = picture.page if "://" in picture.page else (ROOT / picture.page).as_uri()
-    size = {"width": picture.width, "height": picture.height}
-    with chromium.new_context(browser, **size, dark=picture.dark) as context:
-        page = context.new_page()
-        page.goto(url)
-        page.evaluate("document.fonts.ready")
-        shown = page if picture.selector is None else page.locator(picture.selector)
-        return shown.screenshot(animations="disabled")
+PICTURES = (
+    Picture("page", "kineto_tb_resnet50_nw0_v100.json.gz", width=1000, height=700),
+    timeline("input", "kineto_tb_resnet50_nw0_v100.json.gz", "input-wait", 3),
+    timeline("launch-overhead", "tl_h100_bert_small.json.gz", "launch-overhead", 12),
+    timeline("launch-latency", "tl_h100_qwen05b.json.gz", "launch-latency", 12),
+    timeline("communication", "tl_mi300_resnet_actckpt.json.gz", "exposed-communication", 5),
+    timeline("copies", "param_resnet_kineto.json.gz", "exposed-copies", 4),
+    timeline("initialization", "hta_alexnet_cudasync.json.gz", "initialization", 2),
+    Picture("flame", "tl_h100_bert_small.json.gz", "flame=gpu", show=(".flame-picture",)),
+    Picture("roofline", "tl_h100_owlv2.json.gz", show=(".roofline svg",)),
+    Picture("ranks", "param_dlrm_8rank_r*.json.gz", show=(".rank:first-child", ".rank:last-child")),
+)
+
+
+def state_of(picture: Picture, diagnosis: Diagnosis) -> str:
+    """Return the state of the page: the time around the place of the finding that the picture is of."""
+    if not picture.rule:
+        return picture.state
+    found = next(found for found in diagnosis.findings if found.rule == picture.rule)
+    assert diagnosis.facts is not None
+    start, end = span_of(diagnosis.facts, found)
+    margin = int((end - start) * (picture.around - 1) / 2)
+    return f"t={start - margin},{end + margin}"
+
+
+def screenshot(browser: Browser, picture: Picture, url: str) -> bytes:
+    """Return a picture of the page at an address as PNG."""
+    with chromium.new_context(browser, width=picture.width, height=picture.height, dark=picture.dark) as context:
+        tab = context.new_page()
+        tab.goto(url)
+        tab.wait_for_selector("[data-ready]")
+        tab.evaluate("document.fonts.ready")
+        tab.wait_for_timeout(300)  # charts draw in the next frame
+        boxes = [box for each in picture.show if (box := tab.locator(each).first.bounding_box())]
+        if not boxes:
+            return tab.screenshot(animations="disabled")
+        return tab.screenshot(animations="disabled", full_page=True, clip=_around(boxes, picture.height))
+
+
+def _around(boxes: list[FloatRect], height: int) -> FloatRect:
+    left, top = min(box["x"] for box in boxes), min(box["y"] for box in boxes)
+    right, bottom = (max(box[at] + box[size] for box in boxes) for at, size in (("x", "width"), ("y", "height")))
+    return {"x": left, "y": top, "width": right - left, "height": min(bottom - top, height)}
 
 
 def main() -> None:
@@ -62,13 +111,17 @@ def main() -> None:
     path = chromium.executable()
     if path is None:
         sys.exit("Chromium is not installed: run scripts/install-chromium.sh")
+    if not TRACES.is_dir():
+        sys.exit(f"no real traces in {TRACES}: run make traces")
     FOLDER.mkdir(exist_ok=True)
     too_large = []
-    with chromium.started(path) as browser:
+    with chromium.started(path) as browser, tempfile.TemporaryDirectory() as folder:
         for picture in PICTURES:
-            png = screenshot(browser, picture)
-            (FOLDER / picture.name).write_bytes(png)
-            print(f"{picture.name}: {len(png):,} bytes")
+            diagnosis = diagnose(str(TRACES / picture.trace))
+            page = diagnosis.to_html(Path(folder, f"{picture.name}.html"))
+            png = screenshot(browser, picture, f"{page.as_uri()}#{state_of(picture, diagnosis)}")
+            (FOLDER / f"{picture.name}.png").write_bytes(png)
+            print(f"{picture.name}.png: {len(png):,} bytes")
             if len(png) > MAX_BYTES:
                 too_large.append(picture.name)
     if too_large:

@@ -77,6 +77,7 @@ def test_standard_input() -> None:
     [
         ["summarize", GPU_TRACE], ["summarize", "--json", GPU_TRACE], ["diagnose", GPU_TRACE],
         ["diagnose", "--json", GPU_TRACE], ["diagnose", "--markdown", GPU_TRACE], ["whatif", GPU_TRACE],
+        ["open", "--no-browser", GPU_TRACE],
         ["syncs", GPU_TRACE], ["syncs", "--json", GPU_TRACE], ["--help"], ["--version"],
         ["run", "--print-command", "train.py"],
     ],
@@ -203,7 +204,7 @@ def test_no_torch() -> None:
     assert "False" == done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["summarize"], ["syncs"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["summarize"], ["open"], ["syncs"], ["doctor"]])
 def test_flags_show_no_type(command: list[str]) -> None:
     """Flags, including --help, are shown by their names only."""
     shown = CliRunner().invoke(app, [*command, "--help"]).stdout

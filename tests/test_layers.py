@@ -25,6 +25,7 @@ ORDER = [
     ["exporters"],
     ["dryrun"],
     ["report"],
+    ["slimming"],
     ["comparison"],
     ["diagnosis"],
     ["replay"],

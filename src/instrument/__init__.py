@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .modules.service import Handle
     from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
+    from .slimming.slim import SlimTrace, slim
     from .syncs.audit import audit_syncs
     from .syncs.live import detect_syncs, no_syncs
     from .syncs.policy import allow_sync
@@ -40,6 +41,7 @@ __all__ = [
     "Metrics",
     "Profile",
     "Schedule",
+    "SlimTrace",
     "SyncError",
     "SyncReport",
     "Trace",
@@ -64,6 +66,7 @@ __all__ = [
     "read_traces",
     "rule",
     "schedule",
+    "slim",
     "steps",
 ]
 
@@ -78,6 +81,7 @@ _HOMES = {
     "Metrics": ".diagnosis.metrics",
     "Profile": ".windows.profile",
     "Schedule": ".windows.schedule",
+    "SlimTrace": ".slimming.slim",
     "SyncError": ".errors",
     "SyncReport": ".syncs.report",
     "Trace": ".traces.trace",
@@ -102,6 +106,7 @@ _HOMES = {
     "read_traces": ".traces.read",
     "rule": ".diagnosis.diagnose",
     "schedule": ".windows.schedule",
+    "slim": ".slimming.slim",
     "steps": ".windows.steps",
 }
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import instrument
 from instrument.diagnosis.arrivals import arrivals
 from instrument.diagnosis.diagnose import Diagnosis
+from instrument.traces.rank_content import content_of, rank_content_reader, read_rank_content
 from instrument.traces.ranks import TraceSet, read_ranks
-from instrument.traces.slim import read_slim, slim, slim_reader
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop
@@ -104,10 +104,10 @@ def test_ranks_that_do_not_match() -> None:
     assert (found.collectives, found.latest) == (0, None)
 
 
-def test_a_slim_trace_keeps_what_ranks_need() -> None:
+def test_the_content_of_a_rank_is_what_ranks_need() -> None:
     """Steps, collectives and the time of compute stay; everything else goes."""
     trace = job([300, 400])[0]
-    small = slim(trace)
+    small = content_of(trace)
     assert small.gpu.text("name") == [REDUCE, REDUCE]
     assert small.steps.number.tolist() == trace.steps.number.tolist()
     assert (small.compute_ns, small.window_ns) == (698_000, 2_000_000)
@@ -134,7 +134,7 @@ def test_executors(tmp_path: Path, executor: type[Executor] | None) -> None:
 def test_the_straggler_of_a_real_job() -> None:
     """Of eight ranks of DLRM, rank 7 is last at five of eight collectives, and is the one to look at."""
     pattern = str(shared("param_dlrm_8rank_r0.json.gz")).replace("_r0.", "_r*.")
-    traces = read_ranks(pattern, slim_reader("auto", None))
+    traces = read_ranks(pattern, rank_content_reader("auto", None))
     found = arrivals(traces)
     assert (found.latest, found.ranks[7].last, found.collectives) == (7, 5, 8)
     diagnosis = instrument.diagnose(pattern)
@@ -145,4 +145,4 @@ def test_the_straggler_of_a_real_job() -> None:
 def test_memory_of_many_ranks() -> None:
     """What stays in memory of a rank is a few kilobytes, so that a thousand ranks fit easily."""
     source = shared("hta_nccl_data.json.gz")
-    assert len(pickle.dumps(read_slim(source))) < 50_000
+    assert len(pickle.dumps(read_rank_content(source))) < 50_000

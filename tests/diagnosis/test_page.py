@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,21 @@ def test_command(tmp_path: Path) -> None:
     missing = run(cli.app, ["diagnose", str(SAMPLE), "--html", str(tmp_path / "no" / "page.html")])
     assert missing.exit_code == 1
     assert "no/page.html" in missing.output.replace("\n", "")
+
+
+def test_notebook(tmp_path: Path, open_page: OpenPage) -> None:
+    """In a notebook the page is a frame of less than 2 MB."""
+    framed = waiting_loop()._repr_html_()
+    assert framed is not None and len(framed) < 2_000_000
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>Notebook</title>{framed}")
+    opened = open_page(tmp_path / "notebook.html")
+    inner = opened.page.frame_locator("iframe")
+    inner.locator("[data-ready]").wait_for()
+    inner.get_by_role("button", name="Show in the timeline").first.click()
+    assert opened.errors == []
+
+
+def test_notebook_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook shows Markdown instead of a page that cannot be made."""
+    monkeypatch.setattr(instrument.config.settings, "strict", False)
+    assert replace(waiting_loop(), parts=None)._repr_html_() is None  # type: ignore[arg-type]

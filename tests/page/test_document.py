@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,17 @@ def table(rows: list[list[Any]], **more: Any) -> dict[str, Any]:
 
 def write(folder: Path, *sections: dict[str, Any], title: str = "A page", lead: str = "The lead.") -> Path:
     return write_page(folder / "page.html", document(title, lead, sections))
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file grow beyond 10,000 bytes, as on a disk without space."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -123,6 +137,12 @@ def test_frame(tmp_path: Path, open_page: OpenPage) -> None:
     assert re.search(r'sandbox="allow-scripts"', outer.read_text())
 
 
+def test_frame_is_not_too_large() -> None:
+    """A page that would make a notebook's file too large is not framed."""
+    assert frame("x" * 4_000_000) is not None
+    assert frame("x" * 4_000_001) is None
+
+
 def test_prints(tmp_path: Path, open_page: OpenPage) -> None:
     """Printed, the page has its tables."""
     opened = open_page(write(tmp_path, table([["one", 1]])))
@@ -135,6 +155,15 @@ def test_written_whole_or_not(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="folder"):
         write_page(tmp_path / "folder" / "page.html", "text")
     (tmp_path / "page.html").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_page(tmp_path / "page.html", "text")
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    (tmp_path / "file").write_text("whole")
+    for folder in (tmp_path / "page.html", Path(), Path("/")):
+        with pytest.raises(IsADirectoryError) as caught:
+            write_page(folder, "text")
+        assert caught.value.filename == str(folder)
+    with pytest.raises(NotADirectoryError) as inside:
+        write_page(tmp_path / "file" / "page.html", "text")
+    assert inside.value.filename == str(tmp_path / "file" / "page.html")
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        write_page(tmp_path / "file", "text" * 10_000)
+    assert (tmp_path / "file").read_text() == "whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "page.html"]

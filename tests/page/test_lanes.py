@@ -31,7 +31,7 @@ def window_of(slices: Slices) -> tuple[int, int]:
 
 
 def shown(zoom: Zoom, level: int) -> tuple[np.ndarray[Any, Any], list[Any]]:
-    """Return the slices that a level shows one by one, and its merged ones with those of the parts it leaves out."""
+    """Return the slices that a level shows one by one, and the merged ones, also of what it leaves out."""
     single = np.concatenate([each.single for each in zoom.levels[: level + 1]])
     merged = [zoom.levels[level].merged]
     if level >= zoom.whole:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from ..comparison.comparison import Comparison, compare
+from ..comparison.verdict_text import change_text
 from ..errors import TraceError
-from ..report.comparison import change_text, print_comparison
+from ..report.comparison import print_comparison
 from ..traces.communication import compile_collectives
 from .errors import describe, exit_unusable, print_message
+from .pages import write_html
 from .parsing import subcommand_of
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
 
@@ -32,6 +35,10 @@ def compare_command(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
+    as_html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page with charts to this file.", metavar="FILE"),
+    ] = None,
     steps_from: StepsFromOption = None,
     rank: RankOption = None,
     collectives: CollectivesOption = "auto",
@@ -39,9 +46,12 @@ def compare_command(
     """Say whether the steps of a program became faster or slower, and which parts of a step changed.
 
     The steps are the sample: only a difference that is larger than chance is a change. The parts of the difference
-    between the two median steps add up to it.
+    between the two median steps add up to it. --html writes one file, which needs no network, with
+    the steps as dots and the parts as a waterfall.
     """
     try:
+        if as_json and as_html is not None:
+            raise ValueError("--json and --html exclude each other")
         limit = _limit(fail_on)
         change = compare(
             before, after, collectives=compile_collectives(collectives), steps_from=steps_from, rank=rank
@@ -53,6 +63,8 @@ def compare_command(
         raise typer.Exit(1) from None
     if as_json:
         typer.echo(change.to_json())
+    elif as_html is not None:
+        write_html(change.to_html, as_html)
     else:
         print_comparison(change, console=Console())
     if limit is not None:

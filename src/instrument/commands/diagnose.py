@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from ..console import print_line
-from ..diagnosis.diagnose import Diagnosis, chosen_rules, diagnose
-from ..diagnosis.rule import load_rules
+from ..diagnosis.diagnose import Diagnosis, diagnose
 from ..diagnosis.serialize import as_dict, as_text
 from ..errors import TraceError
 from ..traces.communication import compile_collectives
-from .errors import describe, describe_unwritten, exit_unusable, print_message
+from .errors import describe, exit_unusable, print_message
+from .pages import write_html
 from .parsing import subcommand_of
+from .rule_settings import rule_settings
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
-
-_TABLE = "tool.instrument.diagnose"
 
 
 def diagnose_command(
@@ -77,7 +74,7 @@ def diagnose_command(
             raise ValueError("--json, --markdown and --html exclude each other")
         if as_html is not None and len(traces) > 1:
             raise ValueError(f"--html writes one page: give one TRACE, not {len(traces)}")
-        ignored, thresholds = _settings(ignore or [], change or [])
+        ignored, thresholds = rule_settings(ignore or [], change or [])
         compile_collectives(collectives)
     except (ValueError, TypeError, OSError) as error:
         raise exit_unusable(error) from None
@@ -104,7 +101,8 @@ def diagnose_command(
         dicts = [as_dict(each) for each in found]
         typer.echo(as_text(dicts if len(traces) > 1 or not dicts else dicts[0]))
     elif as_html is not None:
-        _write(found, as_html)
+        for diagnosis in found:
+            write_html(diagnosis.to_html, as_html)
     else:
         _print(found, as_markdown, several=len(traces) > 1)
     ranks = {each.rank for each in found if each.rank is not None}
@@ -117,17 +115,6 @@ def diagnose_command(
         raise typer.Exit(1)
 
 
-def _write(found: list[Diagnosis], out: Path) -> None:
-    """Write the page of the diagnosis, if there is one."""
-    for diagnosis in found:
-        try:
-            diagnosis.to_html(out)
-        except OSError as error:
-            print_message(describe_unwritten(error, out))
-            raise typer.Exit(1) from None
-        print_message(f"{out} has the page")
-
-
 def _print(found: list[Diagnosis], as_markdown: bool, *, several: bool) -> None:
     console = Console()
     for diagnosis in found:
@@ -137,62 +124,6 @@ def _print(found: list[Diagnosis], as_markdown: bool, *, several: bool) -> None:
         if several:
             print_line(console, diagnosis.path, bold=True, space=True)
         console.print(diagnosis, soft_wrap=True)
-
-
-def _settings(ignore: list[str], change: list[str]) -> tuple[list[str], dict[str, dict[str, float]]]:
-    """Return the rules to ignore and the thresholds: those of pyproject.toml, then those of the command line.
-
-    Raises:
-        ValueError: a rule or a threshold that does not exist, or is no number.
-    """
-    for name, error in load_rules():
-        print_message(f"the rules of the entry point {name} cannot be imported: {error!r}")
-    table = _pyproject()
-    ignored = table.pop("ignore", [])
-    if not isinstance(ignored, list):
-        raise ValueError(f'"ignore" in [{_TABLE}] must be a list of rules: {ignored!r}')
-    thresholds: dict[str, dict[str, float]] = {}
-    for name, values in table.items():
-        if not isinstance(values, Mapping):
-            raise ValueError(f'"{name}" in [{_TABLE}] must be a table of thresholds: {values!r}')
-        thresholds[name] = dict(values)
-    for text in change:
-        place, _, value = text.partition("=")
-        name, _, threshold = place.rpartition(".")
-        try:
-            thresholds.setdefault(name, {})[threshold] = float(value)
-        except ValueError:
-            raise ValueError(f"--set must be RULE.NAME=NUMBER: {text!r}") from None
-    chosen_rules([*ignored, *ignore], thresholds)
-    return [*ignored, *ignore], thresholds
-
-
-def _pyproject() -> dict[str, Any]:
-    """Return the table of this command in the nearest pyproject.toml; empty without one."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        file = folder / "pyproject.toml"
-        if file.is_file():
-            try:
-                read = tomllib.loads(file.read_text(encoding="utf-8"))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise ValueError(f"cannot read {file}: {error}") from None
-            return _table_of(read)
-    return {}
-
-
-def _table_of(read: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table `_TABLE` of what a pyproject.toml holds; empty without one."""
-    table: Any = read
-    for place, name in enumerate(names := _TABLE.split("."), 1):
-        table = table.get(name, {})
-        if not isinstance(table, Mapping):
-            raise ValueError(f"[{'.'.join(names[:place])}] in pyproject.toml must be a table: {table!r}")
-    return dict(table)
 
 
 subcommand = subcommand_of(diagnose_command, name="diagnose")

@@ -15,9 +15,11 @@ import typer
 from rich.console import Console
 
 from ..console import print_line
+from ..page.document import write_page
 from ..stepping.function_calls import check_step_on
 from ..syncs.baseline import Baseline
 from ..syncs.early_stop import EarlyStop
+from ..syncs.page_sections import page_of
 from ..syncs.report import SyncReport, render
 from ..syncs.sarif import to_sarif
 from ..syncs.serialize import as_dict
@@ -25,6 +27,7 @@ from ..traces.ranks import TraceSet
 from ..traces.read import read_any
 from .errors import describe_unwritten, exit_unusable, print_message
 from .options import parse_budgets
+from .pages import write_html
 from .parsing import Command, subcommand_of
 
 Reports = list[tuple[str, SyncReport]]
@@ -70,6 +73,10 @@ def syncs(
         typer.Option(help="What ends a step of a script, as in instrument run.", metavar="SIGN"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
+    as_html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page with the lines of code to this file.", metavar="FILE"),
+    ] = None,
     sarif: Annotated[
         Path | None, typer.Option(help="Write the findings as SARIF, for code scanning.", metavar="FILE")
     ] = None,
@@ -104,9 +111,13 @@ def syncs(
         limits = parse_budgets(budget or [])
         step_on = check_step_on(step_on)
         before = Baseline.read(write_baseline) if write_baseline and write_baseline.exists() else known
-        for file in (sarif, write_baseline):
+        for file in (sarif, as_html, write_baseline):
+            if file is not None and file.is_dir():
+                raise ValueError(f"cannot write {file}: it is a folder")
             if file is not None and not file.absolute().parent.is_dir():
                 raise ValueError(f"cannot write {file}: folder not found: {file.absolute().parent}")
+        # Absolute, because a script may change the folder.
+        sarif, as_html, write_baseline = (file and file.absolute() for file in (sarif, as_html, write_baseline))
     except (OSError, ValueError) as error:
         raise exit_unusable(error) from None
     reports: Reports = []
@@ -126,6 +137,8 @@ def syncs(
         except OSError as error:
             raise exit_unusable(error) from None
         _print(reports, out, as_json)
+        if as_html:
+            write_html(lambda path: write_page(path, page_of(reports)), as_html)
         try:
             if write_baseline:
                 _write(fresh, write_baseline, found)

@@ -74,7 +74,7 @@ def arrivals(traces: Mapping[int, Trace], missing: tuple[int, ...] = ()) -> Arri
     different numbers of collectives.
 
     Args:
-        traces: the traces by rank; `SlimTrace` is enough.
+        traces: the traces by rank; `RankContent` is enough.
         missing: the ranks of the job without a trace.
     """
     sequences = {rank: collective_sequences(trace, collective_kernels(trace)) for rank, trace in traces.items()}

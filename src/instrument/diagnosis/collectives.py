@@ -78,7 +78,7 @@ def collective_table(
                 "bus_bytes_per_s": None if rate is None or factor is None else rate * factor,
             }
         )
-    return sorted(rows, key=lambda row: -row["sum_ns"])
+    return sorted(rows, key=lambda row: (-row["sum_ns"], row["name"], row["group"], row["dtype"]))
 
 
 def group_sizes(trace: Trace) -> dict[str, int]:

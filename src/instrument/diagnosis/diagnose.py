@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import TraceError
-from ..page.document import write_page
+from ..guard import guard
+from ..page.document import frame, write_page
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
 from ..traces.region_steps import with_steps
@@ -100,7 +101,12 @@ class Diagnosis(DiagnosisData):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from terminal.render(self, options.max_width)
 
+    @guard.contained("page in a notebook")
+    def _repr_html_(self) -> str | None:
+        return frame(page_of(self))
+
     def _repr_markdown_(self) -> str:
+        # for viewers that show no frames, exports to PDF, and traces with pages too large for a notebook
         return self.to_markdown()
 
 

@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 from ..traces.communication import Collectives
+from ..traces.rank_content import RankContent, content_of, rank_content_reader
 from ..traces.ranks import TraceSet, read_ranks
 from ..traces.read import read_file
 from ..traces.region_steps import with_steps
 from ..traces.salvage import OTHER_TYPES
-from ..traces.slim import SlimTrace, slim, slim_reader
 from ..traces.trace import ReadLosses, Trace
 from .arrivals import Arrivals, arrivals
 
@@ -35,7 +35,7 @@ class Job:
         whole: the whole traces, as far as they are in memory.
     """
 
-    ranks: Mapping[int, SlimTrace]
+    ranks: Mapping[int, RankContent]
     world_size: int
     missing: tuple[int, ...]
     failed: Mapping[Path, str]
@@ -95,10 +95,10 @@ def job_of(
     """
     if isinstance(traces, TraceSet):
         found, whole = traces, dict(traces)
-        ranks = {rank: slim(with_steps(trace, steps_from), collectives) for rank, trace in traces.items()}
+        ranks = {rank: content_of(with_steps(trace, steps_from), collectives) for rank, trace in traces.items()}
     else:
-        found, whole = read_ranks(traces, slim_reader(collectives, steps_from), executor), {}
-        ranks = {rank: trace for rank, trace in found.items() if isinstance(trace, SlimTrace)}
+        found, whole = read_ranks(traces, rank_content_reader(collectives, steps_from), executor), {}
+        ranks = {rank: trace for rank, trace in found.items() if isinstance(trace, RankContent)}
     return Job(
         ranks,
         found.world_size,

@@ -31,6 +31,7 @@ _INPUTS: dict[str, tuple[int, int, int | None]] = {
 _DIMENSIONS = {name: 3 if "bmm" in name else 2 for name in _INPUTS if name not in ("aten::matmul", "aten::linear")}
 """The dimensions of both factors, of operators that take no others."""
 
+_ORDER = ("name", "batch", "m", "n", "k", "dtype")  # of matmuls that take equally long
 _LARGEST = 1 << 48  # elements along one dimension
 
 _OTHER_RESULT = {"aten::_scaled_mm", "aten::_int_mm"}
@@ -100,12 +101,12 @@ def matmul_table(operators: Table, gpu: Table, work: GroupedEvents) -> list[dict
         }
         for place, matmul in enumerate(matmuls)
     ]
-    return sorted(found, key=lambda row: -row["gpu_ns"])
+    return sorted(found, key=lambda row: (-row["gpu_ns"], *(row[name] for name in _ORDER)))
 
 
 def _matmuls(operators: Table) -> tuple[Array, list[Matmul], Array]:
     """Return the rows of the calls, the distinct matmuls, and the index of the matmul of each call."""
-    rows, strings = _innermost(operators), operators.strings
+    rows, strings = innermost_matmuls(operators), operators.strings
     keys = np.stack((operators.name[rows], operators.shapes[rows], operators.types[rows]), axis=1)
     texts, which = np.unique(keys, axis=0, return_inverse=True)
     numbers: dict[Matmul, int] = {}
@@ -142,8 +143,8 @@ def element_size(kind: str) -> int | None:
     return _SIZES.get(kind)
 
 
-def _innermost(operators: Table) -> Array:
-    """Return the rows of matmuls that call no other matmul."""
+def innermost_matmuls(operators: Table) -> Array:
+    """Return the rows of the matmuls that call no other matmul, which are those that count."""
     names = np.array([word in _INPUTS for word in operators.strings], bool)
     matmul = names[operators.name]
     rows = np.flatnonzero(matmul)

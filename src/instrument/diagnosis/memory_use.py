@@ -26,7 +26,8 @@ CATEGORIES = {
 """The categories, which add up to the allocated bytes; torch's memory timeline has similar ones."""
 
 _NODE = re.compile("^autograd::engine::evaluate_function")
-_OPTIMIZER = re.compile(r"^Optimizer\.step#")
+OPTIMIZER = re.compile(r"^Optimizer\.step#")
+"""The ranges that torch records around a step of an optimizer."""
 _SMALLEST = 100_000  # bytes, that are worth showing
 _FORWARD_PASS, _BACKWARD_PASS, _OPTIMIZER_STEP, _NEVER = range(4)
 
@@ -129,7 +130,7 @@ def _passes(trace: Trace, events: Table) -> tuple[Array, Array]:
     for thread, starts, ends in _backward_passes(trace):
         kinds[_inside(at, starts, ends) & (events.thread == thread)] = _BACKWARD_PASS
         bounds += [starts, ends]
-    for steps in named_ranges(trace, _OPTIMIZER):
+    for steps in named_ranges(trace, OPTIMIZER):
         for thread, rows in group_rows(steps.thread):
             starts, ends = merge_overlaps(steps.start_ns[rows], steps.end_ns[rows])
             kinds[_inside(at, starts, ends) & (events.thread == thread)] = _OPTIMIZER_STEP

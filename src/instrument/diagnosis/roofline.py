@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -127,7 +128,7 @@ def roofline(trace: Trace) -> Roofline:
         mine = rows[calls[of_call[calls] == group]]
         name, (work, uses_tf32) = operators.strings[operators.name[mine[0]]], groups[group].tolist()
         result[group] = _row(name, works[work], mine, int(sums[group]), bool(uses_tf32), peak)
-    order = sorted(result, key=lambda group: -result[group].gpu_ns)
+    order = sorted(result, key=lambda group: (-result[group].gpu_ns, result[group].name, result[group].work.sizes))
     place = np.full(len(groups) + 1, -1)
     place[order] = np.arange(len(order))
     heavy = [row for row in result.values() if row.work.kind in HEAVY]
@@ -143,6 +144,14 @@ def roofline(trace: Trace) -> Roofline:
     ]
     rows_in_order = [result[group] for group in order]
     return Roofline(rows_in_order, covered_ns, of_ns, peak, *totals[0], *totals[1], place[of_work])
+
+
+def counted_calls(trace: Trace) -> Array:
+    """Return the rows of the operators that the roofline counts: those with known work that launched GPU work."""
+    rows, _, _ = _priced(trace.operators)
+    call = _call_of_work(trace.gpu, trace.operators, rows)
+    found: Array = rows[np.unique(call[call >= 0])]
+    return found
 
 
 def _row(name: str, work: Work, rows: Array, gpu_ns: int, tf32: bool, peak: Peak | None) -> RooflineRow:
@@ -165,7 +174,7 @@ def _row(name: str, work: Work, rows: Array, gpu_ns: int, tf32: bool, peak: Peak
 def _peak_ns(calls: list[tuple[RooflineRow, int]], peak: Peak | None) -> float | None:
     if peak is None or any(row.kind not in peak.flops_per_s for row, _ in calls):
         return None
-    return sum(1e9 * row.work.flops * count / peak.flops_per_s[row.kind] for row, count in calls)
+    return math.fsum(1e9 * row.work.flops * count / peak.flops_per_s[row.kind] for row, count in calls)
 
 
 def _recomputed(operators: Table) -> Array:

@@ -118,10 +118,18 @@ def _nested(ranges: Table, work: GroupedEvents, inner: Array, parents: Array, ch
 
 
 def _rows(table: Table, names: Array, columns: dict[str, Array], by: str) -> Rows:
-    """Return one dict per name, the largest first."""
-    order = np.argsort(-columns[by], kind="stable")
+    """Return one dict per name, the largest first and, of equal ones, in the order of the names."""
+    texts = [table.strings[name] for name in names.tolist()]
+    order = np.lexsort((_ranks(texts), -columns[by]))
     values = zip(*(column[order].tolist() for column in columns.values()), strict=True)
     return [
-        {"name": table.strings[name], **dict(zip(columns, row, strict=True))}
-        for name, row in zip(names[order].tolist(), values, strict=True)
+        {"name": texts[place], **dict(zip(columns, row, strict=True))}
+        for place, row in zip(order.tolist(), values, strict=True)
     ]
+
+
+def _ranks(texts: list[str]) -> Array:
+    """Return the place of each text in their order."""
+    ranks = np.empty(len(texts), np.int64)
+    ranks[sorted(range(len(texts)), key=texts.__getitem__)] = np.arange(len(texts))
+    return ranks

@@ -24,10 +24,11 @@ FAMILIES = {
 }
 """Names of kernels that run on matrix units, as regular expressions."""
 
-_ANY = re.compile("|".join(FAMILIES.values()))
+MATRIX_UNITS = re.compile("|".join(FAMILIES.values()))
+"""What is found in the name of a kernel that runs on matrix units."""
 
 
 def on_matrix_units(gpu: Table) -> Array:
     """Return a mask of the kernels whose names show that they run on matrix units; Triton's names seldom do."""
-    mask: Array = (gpu.category == KERNEL) & gpu.matching("name", _ANY)
+    mask: Array = (gpu.category == KERNEL) & gpu.matching("name", MATRIX_UNITS)
     return mask

@@ -47,6 +47,11 @@ class TraceFacts(WindowFacts):
         return {}
 
     @cached_property
+    def looked_up(self) -> list[tuple[Array, Array]]:
+        """The threads and times whose regions, modules and lines were looked up so far."""
+        return []
+
+    @cached_property
     def process_of(self) -> Array:
         """A number for the process of each thread; the last element, for no thread, is -1."""
         return process_of_threads(self.trace)
@@ -269,9 +274,13 @@ class TraceFacts(WindowFacts):
         """Return the region, module, operator and line of each of these calls of the runtime; -1 is none."""
         runtime = self.trace.runtime
         threads, times = (np.append(column, -1)[launches] for column in (runtime.thread, runtime.start_ns))
-        contexts = TraceContext(self.trace, threads, times)
+        contexts = self._contexts(threads, times)
         found = [contexts.context(row) for row in range(len(launches))]
         return [Where(each.region, each.module, each.op or "", site=each.site) for each in found]
+
+    def _contexts(self, threads: Array, times_ns: Array) -> TraceContext:
+        self.looked_up.append((threads, times_ns))
+        return TraceContext(self.trace, threads, times_ns)
 
     def win_of(self, finding: Finding) -> Win | None:
         """Return what removing the cause of a finding of `finding` can win; None if no replay can show it."""
@@ -291,7 +300,7 @@ class TraceFacts(WindowFacts):
         if not placed:
             return findings
         places = np.array([self._places[id(findings[index])][1] for index in placed], np.int64)
-        contexts = TraceContext(self.trace, places[:, 0], places[:, 1])
+        contexts = self._contexts(places[:, 0], places[:, 1])
         for row, index in enumerate(placed):
             context, where = contexts.context(row), findings[index].where
             where = where._replace(region=where.region or context.region, site=where.site or context.site)

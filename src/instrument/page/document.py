@@ -8,11 +8,13 @@ write them as text nodes, and the content security policy allows no script and n
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import hashlib
 import html
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,13 @@ _HERE = Path(__file__).parent
 _FIRST, _LAST = ("dom", "state", "table"), "main"
 """Scripts share one scope: these define what the others use, or start when all are defined."""
 
+_MAX_IN_NOTEBOOK = 4_000_000  # characters
 Section = Mapping[str, Any]
 
 
-def document(title: str, lead: str, sections: Sequence[Section], *, serve: Mapping[str, str] | None = None) -> str:
+def document(
+    title: str, lead: str, sections: Sequence[Section], *, serve: Mapping[str, str | int] | None = None
+) -> str:
     """Return the text of a page.
 
     Args:
@@ -67,6 +72,8 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
         OSError: the file cannot be written; its ``filename`` is ``path``.
     """
     out = Path(path)
+    if out.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out))
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -74,17 +81,22 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(out)) from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return out
 
 
-def frame(text: str, height: int = 640) -> str:
+def frame(text: str, height: int = 640) -> str | None:
     """Return an element that shows a page in a notebook, apart from it and without access to it.
+
+    None for a page of more than 4 MB: a notebook, whose file would hold the page, then shows text instead.
 
     Args:
         text: the text of the page.
         height: the height in pixels.
     """
+    if len(text) > _MAX_IN_NOTEBOOK:
+        return None
     attributes = f'width="100%" height="{height}" style="border:0"'
     return f'<iframe sandbox="allow-scripts" {attributes} srcdoc="{html.escape(text)}"></iframe>'
 

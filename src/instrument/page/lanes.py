@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import msgspec
@@ -103,12 +104,14 @@ def stacked(start_ns: Array, end_ns: Array) -> Array:
 
 
 def _first_free(starts: list[int], ends: list[int]) -> list[int]:
-    reach: list[int] = []  # by depth
+    taken: list[tuple[int, int]] = []  # heap of ends and depths
+    free: list[int] = []  # heap of depths
     depths = []
     for start, end in zip(starts, ends, strict=True):
-        depth = next((depth for depth, until in enumerate(reach) if until <= start), len(reach))
-        reach[depth : depth + 1] = [end]
-        depths.append(depth)
+        while taken and taken[0][0] <= start:
+            heappush(free, heappop(taken)[1])
+        depths.append(heappop(free) if free else len(taken))
+        heappush(taken, (end, depths[-1]))
     return depths
 
 
@@ -120,7 +123,7 @@ def zoom_levels(slices: Slices, window: tuple[int, int], detailed: Sequence[tupl
         window: the time that the coarsest level shows.
         detailed: parts of the window, none or disjoint, that get finer levels than the rest: half of ``most`` is
             theirs, unless that is enough for all slices.
-        most: how many slices all levels may have together.
+        most: how many slices all levels may have together; a few for each row.
     """
     part = np.full(len(slices.row), -1, np.int8)
     for number, (start, end) in enumerate(detailed):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..comparison.comparison import Comparison, Part
+from ..comparison.comparison_data import ComparisonData, Part
+from ..comparison.verdict_text import details, headline
 from ..console import print_table, print_wrapped
 from ..units import counted, duration
 
@@ -16,10 +16,10 @@ _MAX_ROWS = 12
 _WORTH = 0.01  # of the difference: smaller parts are not shown
 
 
-def print_comparison(change: Comparison, *, console: Console) -> None:
+def print_comparison(change: ComparisonData, *, console: Console) -> None:
     """Print the verdict, the parts of the difference, and the findings that are gone and new."""
     print_wrapped(console, headline(change))
-    for line in _details(change):
+    for line in details(change):
         print_wrapped(console, line)
     if change.delta_ns:
         _print_parts(change, console)
@@ -31,38 +31,7 @@ def print_comparison(change: Comparison, *, console: Console) -> None:
                 print_wrapped(console, f"- {each.title} ({each.rule})")
 
 
-def headline(change: Comparison) -> str:
-    """Return the verdict in one sentence."""
-    what = "a step takes" if change.before.has_steps and change.after.has_steps else "the whole trace takes"
-    medians = f"{what} {duration(change.after_ns)} instead of {duration(change.before_ns)} ({change_text(change)}"
-    if change.before.has_steps and change.after.has_steps:
-        medians += f", lower medians of {change.steps[0]} steps before and {change.steps[1]} after"
-    medians += ")"
-    if change.verdict == "not comparable":
-        return f"Not comparable: {'; '.join(change.reasons)}. For what it is worth, {medians}."
-    if change.verdict == "no change seen":
-        seen = "" if change.detectable is None else f" ({100 * change.detectable:.1f} % would have been)"
-        why = f" because {'; '.join(change.reasons)}" if change.reasons else ""
-        return f"No change seen{seen}{why}: {medians}."
-    return f"{change.verdict.capitalize()}: {medians}."
-
-
-def change_text(change: Comparison) -> str:
-    """Return the relative change in words."""
-    return "from nothing" if change.relative is None else f"{100 * change.relative:+.1f} %"
-
-
-def _details(change: Comparison) -> Iterator[str]:
-    if change.p_value is not None and change.detectable is not None:
-        yield (
-            f"p = {change.p_value:.4f} against a change of at most 0.5 %; a change of "
-            f"{100 * change.detectable:.1f} % would be seen in 80 % of cases."
-        )
-    for note in change.notes:
-        yield f"Note: {note}."
-
-
-def _print_parts(change: Comparison, console: Console) -> None:
+def _print_parts(change: ComparisonData, console: Console) -> None:
     kinds = [(0, kind, [_signed(ns)]) for kind, ns in change.by_kind().items() if ns]
     console.print()
     print_table([f"{_signed(change.delta_ns)} between the median steps", "difference"], kinds, console)

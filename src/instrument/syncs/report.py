@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..guard import guard
 from ..units import count
 from . import sarif, serialize, terminal
 from .events import CHOSEN
@@ -91,6 +94,24 @@ class SyncReport(ReportData):
     def to_sarif(self) -> str:
         """Return the findings as SARIF 2.1.0 for code scanning, such as GitHub's on pull requests."""
         return sarif.to_sarif([self])
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as one HTML file with the lines of code, which needs no network, and return its path.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from ..page.document import write_page
+        from .page_sections import page_of
+
+        return write_page(path, page_of([("", self)]))
+
+    @guard.contained("page in a notebook")
+    def _repr_html_(self) -> str | None:
+        from ..page.document import frame
+        from .page_sections import page_of
+
+        return frame(page_of([("", self)]))
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_") and name not in _INTERNAL]

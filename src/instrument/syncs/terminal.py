@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import textwrap
 import unicodedata
 from bisect import bisect_right
@@ -12,9 +11,16 @@ from typing import NamedTuple
 
 from ..findings import Site, SyncFinding
 from ..printable import printable
-from ..source_paths import portable
-from ..units import count, duration
-from .events import CHOSEN
+from .finding_text import (
+    call_text,
+    context_text,
+    cost_text,
+    headline,
+    is_outside,
+    one_line,
+    place_text,
+    source_lines,
+)
 from .report_data import ReportData, times
 
 _MAX_BLOCKS = 20  # findings shown in full; the others take a line each
@@ -22,7 +28,6 @@ _CONTEXT_LINES = 2  # lines of code before and after
 _COLORS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 _INDENT = " " * 4
 _OUTSIDE = "Outside the steps, where a synchronization costs little"
-_STEP_PHRASES = {0: "", 1: " in the step"}
 
 
 class Line(NamedTuple):
@@ -43,61 +48,30 @@ def lines(results: ReportData, width: int) -> Iterator[Line]:
         yield Line(line, style="bold")
     if results.ended is not None:
         yield from _prose(f"The run ended early, so the report covers a part of it: {results.ended}", width)
-    outside = [found for found in results.syncs if _is_outside(results, found)]
-    syncs = [found for found in results.syncs if not _is_outside(results, found)]
+    outside = [found for found in results.syncs if is_outside(results, found)]
+    syncs = [found for found in results.syncs if not is_outside(results, found)]
     for found in syncs[:_MAX_BLOCKS]:
         yield Line()
         yield from _block(results, found, width)
-    yield from _list("More", [_one_line(results, found) for found in syncs[_MAX_BLOCKS:]], width)
-    listed = [f"{_where(found)}: {found.op}, {times(found.count)}" for found in outside]
+    yield from _list("More", [one_line(results, found) for found in syncs[_MAX_BLOCKS:]], width)
+    listed = [f"{place_text(found)}: {found.op}, {times(found.count)}" for found in outside]
     yield from _list(_OUTSIDE, listed, width)
     if results.dropped:
         yield from _prose(f"Lines that are not listed synchronized {times(results.dropped)}.", width)
-    allowed = [f"{_one_line(results, found)}: {found.allowed}" for found in results.allowed]
+    allowed = [f"{one_line(results, found)}: {found.allowed}" for found in results.allowed]
     yield from _list("Allowed", allowed, width)
-    not_covered = [f"{_where(found)}: {found.cause} ({results.pattern(found)})" for found in results.not_covered]
+    not_covered = [
+        f"{place_text(found)}: {found.cause} ({results.pattern(found)})" for found in results.not_covered
+    ]
     yield from _list("Not covered", not_covered, width)
     yield from _list("Coverage", results.coverage, width)
 
 
-def headline(results: ReportData) -> str:
-    """Return the first line: the result, and how it was found."""
-    how = {"live": "live", "dry run": "dry run without a GPU, no timings", "trace": "trace"}[results.source]
-    if results.steps:
-        how += "; " if results.source == "dry run" else ", "
-        how += f"{count(results.steps)} step{'s' * (results.steps > 1)}"
-    syncs = results.syncs
-    if not syncs and results.unavailable_reason:
-        return f"Nothing could be checked ({how}): {printable(results.unavailable_reason)}"
-    if not syncs and any(found.forbidden and not found.cause.startswith(CHOSEN) for found in results.not_covered):
-        return f"The program would not run on a GPU ({how})"
-    if not syncs:
-        return f"No line makes the CPU wait for the GPU ({how})"
-    usual, most = results.typical(*syncs), results.max_in_step(*syncs)
-    where = _STEP_PHRASES.get(results.steps, " in most steps")
-    found = f"{count(usual) if usual else 'no'} synchronization{'s' * (usual != 1)}{where}"
-    found += f", up to {count(most)} in others" if most != usual else ""
-    lines = f"{len(syncs)} lines make" if len(syncs) > 1 else "1 line makes"
-    return f"{lines} the CPU wait for the GPU: {found} ({how})"
-
-
 def _block(results: ReportData, found: SyncFinding, width: int) -> Iterator[Line]:
     severity = results.severity(found)
-    yield Line(printable(_where(found)), "bold", f"{severity:<8}", _COLORS[severity])
-    size = f", {count(found.bytes)} bytes{' in all' * (found.count > 1)}" if found.bytes is not None else ""
-    copied = f" ({found.direction}{size})" if found.direction else ""
-    yield from _prose(f"{found.op}: {found.cause}{copied}{', inside no_syncs' * found.forbidden}", width)
-    yield from _prose(f"{results.pattern(found)}{_blocked(results, found)}", width)
-    about = [f"region {'/'.join(found.region)}"] if found.region else []
-    if found.via and found.site:
-        more = len(found.vias) - 1
-        others = f", and {count(more)} more line{'s' * (more > 1)}" if more else ""
-        line = f":{found.via.line}" if found.via.line else ""
-        about.append(f"via {portable(found.via.file)}{line} in {found.via.function}{others}")
-    about += [f"backward of {found.backward}"] if found.backward else []
-    about += [_thread(found)] if found.thread not in ("", "MainThread") else []
-    if about:
-        yield from _prose(", ".join(about), width)
+    yield Line(printable(place_text(found)), "bold", f"{severity:<8}", _COLORS[severity])
+    for text in (call_text(found), cost_text(results, found), context_text(found)):
+        yield from _prose(text, width)
     site = found.site or found.via
     if site is not None:
         yield from _excerpt(site, width)
@@ -109,50 +83,11 @@ def _block(results: ReportData, found: SyncFinding, width: int) -> Iterator[Line
             yield Line(f"{_INDENT}  {sign} {line}", style=style)
 
 
-def _where(found: SyncFinding) -> str:
-    if found.site is not None:
-        return f"{found.site} in {found.site.function}"
-    if found.via is not None:
-        return f"{found.via} in {found.via.function}, not called by your code"
-    return f"no line of Python, {_thread(found)}"
-
-
-def _thread(found: SyncFinding) -> str:
-    name = found.thread or "?"
-    return name if name.startswith("thread ") else f"thread {name}"  # the name that some profilers write
-
-
-def _one_line(results: ReportData, found: SyncFinding) -> str:
-    return f"{_where(found)}: {found.op}, {results.pattern(found)}"
-
-
-def _is_outside(results: ReportData, found: SyncFinding) -> bool:
-    """Return whether ``found`` synchronizes outside the steps only, and is not forbidden there."""
-    return bool(results.steps) and not results.pattern(found).counts and not found.forbidden
-
-
-def _blocked(results: ReportData, found: SyncFinding) -> str:
-    if results.source == "dry run":
-        return ""
-    if found.blocked_ns is None:
-        return f"; how long is unknown: {results.why_untimed(found)}"
-    each = f" in all, {duration(found.blocked_ns / found.timed)} each time" if found.timed > 1 else ""
-    timed = f" ({count(found.timed)} of {count(found.count)} calls are timed)" if found.timed < found.count else ""
-    idle = f", which left the GPU without work for {duration(found.idle_ns)}" if found.idle_ns else ""
-    little = "; less than 0.1 % of the time" if results.negligible(found) else ""
-    return f"; the CPU waited {duration(found.blocked_ns)}{each}{timed}{idle}{little}"
-
-
 def _excerpt(site: Site, width: int) -> Iterator[Line]:
     """Yield the line of code and its neighbors, with an arrow; nothing if the file cannot be read."""
-    code = linecache.getlines(site.file)
-    if not 0 < site.line <= len(code):
-        return
-    first = max(site.line - _CONTEXT_LINES, 1)
-    shown = [printable(line.rstrip().expandtabs(4)) for line in code[first - 1 : site.line + _CONTEXT_LINES]]
-    digits = len(str(first + len(shown) - 1))
-    margin = min((len(line) - len(line.lstrip()) for line in shown if line), default=0)
-    for number, line in enumerate((line[margin:] for line in shown), first):
+    shown = source_lines(site, _CONTEXT_LINES)
+    digits = len(str(max(shown, default=0)))
+    for number, line in shown.items():
         current = number == site.line
         text = f"{_INDENT}{'>' if current else ' '} {number:>{digits}} | {line}"
         yield Line(_cut(text.rstrip(), width), style="bold" if current else "dim")

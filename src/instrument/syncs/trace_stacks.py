@@ -19,12 +19,13 @@ from ..findings import Site
 from ..traces.trace import Trace
 from . import sites
 
-_FRAME = re.compile(r"^(?P<file>[^<].*)\((?P<line>\d+)\): (?P<function>.+)$")
+FRAME = re.compile(r"^(?P<file>[^<].*)\((?P<line>\d+)\): (?P<function>.+)$")
+"""The names of Python functions in a trace: file, line of the definition, function."""
 _BUILT_IN = re.compile(r"^<built-in (?:method|function) (?P<function>\w+)")
 _MAX_LINE_LENGTH = 2048  # characters of a frame's name: a trace may hold anything
 _PROFILER = ("torch/profiler/profiler.py", "torch/autograd/profiler.py")
 # Packages that a trace from another machine names by a path relative to an unknown folder
-_PACKAGES = frozenset((
+PACKAGES = frozenset((
     "accelerate", "apex", "bitsandbytes", "composer", "datasets", "deepspeed", "diffusers", "einops", "evaluate",
     "flash_attn", "ignite", "jax", "keras", "lightning", "lightning_fabric", "megatron", "numpy", "pandas", "peft",
     "PIL", "pytorch_lightning", "ray", "sklearn", "scipy", "sentence_transformers", "sglang", "timm", "tokenizers",
@@ -48,7 +49,7 @@ class StackSites:
         self._lines: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._paths: dict[str, str] = {}
         for code in np.unique(trace.frames.name).tolist():
-            if found := _FRAME.match(trace.strings[code]):
+            if found := FRAME.match(trace.strings[code]):
                 self._lines[found["file"], found["function"]].add(found["line"])
 
     def locate(self, stack: list[str]) -> tuple[Site | None, Site | None, bool | None]:
@@ -61,7 +62,7 @@ class StackSites:
         frames = [
             (found, stack[row - 1] if row else "")
             for row, name in enumerate(stack)
-            if (found := _FRAME.match(name[:_MAX_LINE_LENGTH]))
+            if (found := FRAME.match(name[:_MAX_LINE_LENGTH]))
         ]
         for frame, inner in frames:
             owner = sites.code_owner(self._path(frame["file"]))
@@ -70,11 +71,26 @@ class StackSites:
                 break
             if owner == sites.LIBRARY and via is None:
                 via = self._function_site(frame)
-        profiler = any(frame["file"].replace("\\", "/").endswith(_PROFILER) for frame, _ in frames)
+        profiler = any(_of_profiler(frame) for frame, _ in frames)
         return site, via, profiler if stack else None
 
+    def needed(self, stack: list[str]) -> set[int]:
+        """Return the places in a stack, innermost first, of the frames that `locate` needs for its result."""
+        kept, via, site = {0}, False, False
+        for place, name in enumerate(stack):
+            if not (frame := FRAME.match(name[:_MAX_LINE_LENGTH])):
+                continue
+            owner = sites.code_owner(self._path(frame["file"]))
+            if owner == sites.USER and not site:
+                kept |= {max(place - 1, 0), place}
+                site = True
+            elif (owner == sites.LIBRARY and not via and not site) or _of_profiler(frame):
+                kept.add(place)
+            via |= owner == sites.LIBRARY
+        return kept
+
     def _call_site(self, frame: re.Match[str], inner: str) -> Site:
-        called = _BUILT_IN.match(inner) or _FRAME.match(inner[:_MAX_LINE_LENGTH])
+        called = _BUILT_IN.match(inner) or FRAME.match(inner[:_MAX_LINE_LENGTH])
         path, number = self._path(frame["file"]), int(frame["line"])
         found = find_call(path, frame["function"], number, called["function"] if called else None)
         return Site(path, found[1], found[0]) if found else self._function_site(frame)
@@ -90,6 +106,10 @@ class StackSites:
         return self._paths[file]
 
 
+def _of_profiler(frame: re.Match[str]) -> bool:
+    return frame["file"].replace("\\", "/").endswith(_PROFILER)
+
+
 def _absolute_path(file: str) -> str:
     """Return the absolute path of a file whose leading folder, one of ``sys.path``, torch.profiler cut off.
 
@@ -102,7 +122,7 @@ def _absolute_path(file: str) -> str:
         if _is_file(path):
             return str(path.absolute())
     package = re.split(r"[/\\]", file)[0]
-    return str(Path(sysconfig.get_path("purelib"), file)) if package in _PACKAGES else file
+    return str(Path(sysconfig.get_path("purelib"), file)) if package in PACKAGES else file
 
 
 def _is_file(path: Path) -> bool:

@@ -186,6 +186,22 @@ class EventIndex:
             self._chunks.append(_Chunk(self.events, offset, length, damaged, whole))
             self.events += events
 
+    def texts(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the number of the first event of each chunk and the texts of its events, repaired where possible.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        held, place = bytearray(), 0  # the text from ``place`` on
+        with self._path.open("rb") as file:
+            blocks = read_blocks(self._path, file, ReadLosses())
+            for part in self._chunks:
+                while place + len(held) < part.offset + part.length and (block := next(blocks, b"")):
+                    held += block
+                del held[: part.offset - place]
+                place = part.offset
+                yield part.first, _events(bytes(held[: part.length]), part)
+
     def __call__(self, event: int) -> dict[str, Any]:
         """Return the args of an event.
 
@@ -198,7 +214,7 @@ class EventIndex:
         number = bisect.bisect_right(self._chunks, event, key=lambda part: part.first) - 1
         part = self._chunks[number]
         if self._last[0] != number:
-            self._last = number, self._events(part)
+            self._last = number, _events(_text(self._path, part.offset, part.length), part)
         text = self._last[1][event - part.first].decode("utf-8", "replace")
         try:
             args = json.loads(text).get("args")
@@ -209,11 +225,11 @@ class EventIndex:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": (-1, [])}
 
-    def _events(self, part: _Chunk) -> list[bytes]:
-        text = _text(self._path, part.offset, part.length)
-        if part.damaged:
-            return recover_events(text, ReadLosses(), last=part.whole)[0]
-        return [bytes(event) for event in _split(b"[" + text + b"]")]
+
+def _events(text: bytes, part: _Chunk) -> list[bytes]:
+    if part.damaged:
+        return recover_events(text, ReadLosses(), last=part.whole)[0]
+    return [bytes(event) for event in _split(b"[" + text + b"]")]
 
 
 def _text(path: Path, offset: int, length: int) -> bytes:

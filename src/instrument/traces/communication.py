@@ -56,14 +56,15 @@ def communication_mask(gpu: Table, collectives: Collectives = "auto") -> Array:
 
 
 def _auto(gpu: Table) -> Array:
-    named = [code for code in np.unique(gpu.name).tolist() if _is_communication(gpu.strings[code])]
+    named = [code for code in np.unique(gpu.name).tolist() if communicates(gpu.strings[code])]
     mask: Array = np.isin(gpu.name, named)
     mask |= gpu.collective != 0
     return mask
 
 
 @lru_cache(4096)
-def _is_communication(name: str) -> bool:
+def communicates(name: str) -> bool:
+    """Return whether a kernel with this name communicates."""
     text = name[:_SEARCHED].lower()  # a regular expression that ignores case takes six times as long
     return bool(_AUTO.search(text)) and not _COMPUTE_NAMES.search(text)
 

@@ -27,6 +27,7 @@ class HasArgs(Protocol):
     pid: Any
     tid: Any
     args: Raw
+    bind_id: Any
 
 
 class _Ids(Struct, gc=False):
@@ -147,10 +148,14 @@ def _string_column(strings: Strings, args: Sequence[Struct], name: str) -> Array
     return np.fromiter(map(strings.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
 
 
-def _correlation(args: Sequence[_Ids]) -> Array:
-    """Return CUPTI's correlation ids, whose 0 means none."""
+def _correlation(args: Sequence[_Ids], events: Sequence[HasArgs]) -> Array:
+    """Return CUPTI's correlation ids, whose 0 means none, or the ids of flows where there are none."""
     found = _column(args, "correlation")
-    return np.where(found == 0, -1, found)
+    found = np.where(found == 0, -1, found)
+    for row in np.flatnonzero(found < 0).tolist():
+        if type(flow := events[row].bind_id) is int and 0 < flow < 2**63:
+            found[row] = flow
+    return found
 
 
 def _external(args: Sequence[_Ids]) -> Array:
@@ -196,7 +201,7 @@ def _category(strings: Strings, category: str, events: Sequence[HasArgs]) -> dic
 
 def _calls(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_Ids, [event.args for event in events])
-    columns = {"correlation": _correlation(args), "external": _external(args)}
+    columns = {"correlation": _correlation(args, events), "external": _external(args)}
     return columns | _category(strings, category, events)
 
 
@@ -219,7 +224,9 @@ def _gpu_regions(strings: Strings, category: str, events: Sequence[HasArgs]) -> 
 def _syncs(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
     return (
-        _place(category, args, events) | {"correlation": _correlation(args)} | _category(strings, category, events)
+        _place(category, args, events)
+        | {"correlation": _correlation(args, events)}
+        | _category(strings, category, events)
     )
 
 
@@ -230,7 +237,7 @@ def _gpu(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str
     kind[[event.name == "dma_request" for event in events]] = MEMCPY  # MTIA's
     columns = {
         "category": kind,
-        "correlation": _correlation(args),
+        "correlation": _correlation(args, events),
         "external": _external(args),
         "bytes": np.where(size >= 0, size, _column(args, "size")),
         "blocks": _volumes(args, "grid", 2**62),

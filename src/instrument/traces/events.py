@@ -68,6 +68,7 @@ class TraceEvent(Struct, gc=False):
     ts: float = math.nan
     dur: float = 0.0
     args: Raw = Raw(b"{}")
+    bind_id: Any = None  # of a flow, version 2 of the format: slim traces link work to its launch by it
 
     def in_time(self) -> bool:
         """Return whether the event has a time, if its phase needs one, and its times fit into 64 bits of ns."""

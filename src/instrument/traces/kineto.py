@@ -15,6 +15,7 @@ from .events import Collector
 from .intervals import merge_overlaps, total_ns
 from .links import assemble
 from .salvage import metadata
+from .slim_note import add_losses
 from .text import event_limit, read_blocks, text_limit
 from .trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .xla import HOST, sort_events
@@ -50,6 +51,7 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         lost.add(f"events of phase {phase!r} are not read", events=count)
     if more := unread[_PHASES:]:
         lost.add(f"events of {len(more):,} more phases are not read", events=sum(count for _, count in more))
+    add_losses(about, lost)
     distributed = _mapping(about.get("distributedInfo"))
     columns = collector.columns()
     threads = [(*place, collector.thread_names.get(place, "")) for place in collector.threads]

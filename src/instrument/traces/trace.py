@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..guard import guard
 from .table import KERNEL, MEMCPY, MEMSET, Table
 
 
@@ -245,6 +246,13 @@ class Trace:
         from .export import to_parquet
 
         return to_parquet(self, folder)
+
+    @guard.contained("page in a notebook")
+    def _repr_html_(self) -> str | None:
+        from ..page.document import frame
+        from .page_sections import page_of
+
+        return frame(page_of(self))
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_") and name != "look_up"]

@@ -17,7 +17,7 @@ from .tables import table_sections
 from .timeline import timeline_section
 
 
-def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str] | None = None) -> str:
+def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str | int] | None = None) -> str:
     """Return the text of the page.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...page.names import shown_name
-from ...traces.slim import SlimTrace
+from ...traces.rank_content import RankContent
 from ...units import counted
 from ..arrivals import RankArrivals
 from ..diagnosis_data import DiagnosisData
@@ -33,7 +33,7 @@ def ranks_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     }
 
 
-def _rank(rank: int, trace: SlimTrace, met: RankArrivals) -> dict[str, Any]:
+def _rank(rank: int, trace: RankContent, met: RankArrivals) -> dict[str, Any]:
     times = {
         "step": trace.window_ns,
         "compute": trace.compute_ns,

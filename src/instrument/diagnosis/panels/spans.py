@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from ...findings import Finding, Where
-from ...traces.table import Table
+from ...traces.table import MEMCPY, Table
 from ..idle_causes import CAUSES
 from ..trace_facts import TraceFacts
 
@@ -29,27 +29,32 @@ _CAUSES_OF_RULE: dict[str, tuple[str, ...]] = {
 def span_of(facts: TraceFacts, found: Finding) -> tuple[int, int] | None:
     """Return where a finding shows in the timeline: start and end in ns from the start of the window.
 
-    It is the call of the operator or region at the time that the rule gave; else the longest kernel, the longest
-    call of the region, or the step that it names; else the longest idle gap of the cause that the rule is about.
-    None if it has no place in time.
+    It is the longest idle gap of the cause, or the longest work of the class, that the rule is about; else the
+    longest kernel that it names, the call of the operator or region at the time that the rule gave, the longest
+    call of the region, or the step. None if it has no place in time.
     """
-    if found.start_ns is not None:
-        return _call_at(facts, found.where, found.start_ns)
-    where, trace = found.where, facts.trace
+    where, trace, gpu = found.where, facts.trace, facts.gpu
+    if found.rule in _CAUSES_OF_RULE:
+        return _longest_gap(facts, _CAUSES_OF_RULE[found.rule])
+    if found.rule == "exposed-communication":
+        return _longest(facts, gpu.where(facts.communication))
+    if found.rule == "exposed-copies":
+        return _longest(facts, gpu.where(gpu.category == MEMCPY))
     if where.kernel:
-        named = np.array([text == where.kernel for text in facts.gpu.strings])
-        rows = np.flatnonzero(named[facts.gpu.short_name] | named[facts.gpu.name])
-        return _longest(facts, facts.gpu.where(rows))
+        named = np.array([text == where.kernel for text in gpu.strings])
+        return _longest(facts, gpu.where(named[gpu.short_name] | named[gpu.name]))
+    if found.start_ns is not None:
+        return _call_at(facts, where, found.start_ns)
     if where.region:
         return _longest(facts, trace.regions.where(facts.rows(trace.regions, where.region[-1])))
     if where.step is not None:
         return _longest(facts, trace.steps.where(trace.steps.number == where.step))
-    return _longest_gap(facts, _CAUSES_OF_RULE.get(found.rule, ()))
+    return None
 
 
 def _longest_gap(facts: TraceFacts, causes: Collection[str]) -> tuple[int, int] | None:
     """Return the idle gap with the most time of these causes; None if there is none."""
-    if not causes or not facts.gpu:
+    if not facts.gpu:
         return None
     times = np.sum([facts.idle.by_cause[cause] for cause in causes], axis=0)
     if not times.any():

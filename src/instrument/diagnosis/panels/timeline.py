@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def timeline_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     lanes, notes = lanes_of(facts, window)
     if not lanes:
         return None
-    rows = _step_numbers(facts)
+    rows = _rows_of_steps(facts)
     steps = facts.trace.steps.where(rows)
     detailed = _detailed(steps)
     slices, name, work = _joined(lanes)
@@ -76,13 +77,13 @@ def _joined(lanes: list[Lane]) -> tuple[Slices, Array, Array]:
 
 def _groups(lanes: list[Lane]) -> list[dict[str, Any]]:
     """Return the groups with their lanes, each with its number of rows."""
-    groups: dict[str, list[tuple[str, int]]] = {}
-    for lane in lanes:
-        groups.setdefault(lane.group, []).append((lane.title, lane.rows))
-    return [{"title": title, "lanes": found} for title, found in groups.items()]
+    return [
+        {"title": title, "lanes": [[lane.title, lane.rows] for lane in group]}
+        for title, group in groupby(lanes, key=lambda lane: lane.group)
+    ]
 
 
-def _step_numbers(facts: TraceFacts) -> Array:
+def _rows_of_steps(facts: TraceFacts) -> Array:
     """Return the rows of the steps of the thread that ran most of them."""
     thread = facts.trace.steps.thread
     threads, counts = np.unique(thread, return_counts=True)

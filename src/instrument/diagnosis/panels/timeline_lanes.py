@@ -92,7 +92,7 @@ def _stream_lanes(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane
     """Return the streams with work in the window, by GPU, the most used first, and a sentence on the rest."""
     gpu, inside = facts.gpu, _inside(facts.gpu, window)
     device, stream = gpu_numbers(gpu)[inside], gpu.stream[inside]
-    first, of_place = distinct(device + 1, stream + 1)
+    first, of_place = distinct(device, stream)
     rows_of = {number: inside[rows] for number, rows in group_rows(of_place)}
     used = {number: int(gpu.duration_ns[rows].sum()) for number, rows in rows_of.items()}
     kind = np.where(facts.communication, _COMMUNICATION, np.where(gpu.category == MEMCPY, _COPIES, _COMPUTE))
@@ -169,7 +169,7 @@ def _lane(group: str, title: str, events: Table, rows: Array, name: Array, kind:
 def distinct(*columns: Array) -> tuple[Array, Array]:
     """Return a row with each combination of values, in ascending order, and the place of each row's combination.
 
-    `numpy.unique` of several columns compares them as text, which takes ten times as long.
+    `numpy.unique` with an axis compares whole rows, which takes ten times as long.
     """
     place = np.zeros(len(columns[0]), np.int64)
     for column in columns:
@@ -192,6 +192,7 @@ def _thread_titles(trace: Trace, used: Collection[int]) -> dict[int, str]:
         if number >= 0:
             thread = trace.threads[number]
             words = thread.name if str(thread.thread) in thread.name else f"thread {thread.thread} {thread.name}"
-            words = words.strip() + " (autograd)" * thread.autograd
-            titles[number] = shown_name(f"Process {thread.process}, {words}" if several else words.capitalize())
+            words = words.strip() + " (autograd)" * (thread.autograd and "autograd" not in words)
+            title = f"process {thread.process}, {words}" if several else words
+            titles[number] = shown_name(title[:1].upper() + title[1:])
     return titles

@@ -19,13 +19,15 @@ from ..idle_causes import named_ranges
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
 
-_REGION = re.compile(r"^Torch-Compiled Region: (\d+)/(\d+)")
-_LOOK_UP = re.compile("^TorchDynamo Cache Lookup")
+REGION = re.compile(r"^Torch-Compiled Region: (\d+)/(\d+)")
+"""The ranges that torch records around compiled code: its number and its version."""
+LOOK_UP = re.compile("^TorchDynamo Cache Lookup")
+"""The ranges that torch records around the look-up of compiled code."""
 
 
 def _compiled(facts: TraceFacts) -> Table:
     """Return the calls of compiled code; abstain if there are none."""
-    for found in named_ranges(facts.trace, _REGION):
+    for found in named_ranges(facts.trace, REGION):
         if found:
             return found
     raise MissingEvidenceError("nothing ran that torch.compile compiled")
@@ -41,7 +43,7 @@ def graph_breaks(facts: TraceFacts) -> Iterator[Finding]:
     breaks. The gain from a whole graph is unknown.
     """
     for calls in (facts.trace.operators, facts.trace.regions):
-        rows = np.flatnonzero(calls.matching("name", _REGION))
+        rows = np.flatnonzero(calls.matching("name", REGION))
         if len(rows):
             break
     else:
@@ -84,7 +86,7 @@ def recompilations(facts: TraceFacts) -> Iterator[Finding]:
     calls = _compiled(facts)
     versions: Counter[str] = Counter()
     for name in set(calls.text("name")):
-        if match := _REGION.match(name):
+        if match := REGION.match(name):
             versions[match[1]] = max(versions[match[1]], int(match[2]))
     frame, most = max(versions.items(), key=lambda item: item[1])
     if not most:
@@ -201,7 +203,7 @@ def cache_lookups(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
     GPU idles for later launches.
     """
     facts.require_gpu()
-    found = next((rows for rows in named_ranges(facts.trace, _LOOK_UP) if rows), None)
+    found = next((rows for rows in named_ranges(facts.trace, LOOK_UP) if rows), None)
     if found is None:
         raise MissingEvidenceError("nothing ran that torch.compile compiled")
     look_ups, ns = facts.of_one_process(found)

@@ -21,6 +21,9 @@ from ..wins import Win, both
 from .idle import idle_of, percent_of_step
 
 _FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
+QUERIES = re.compile("Occupancy|Func(?:Get|Set)Attribute|GetDeviceProperties|DeviceGetAttribute")
+"""Calls of the runtime that ask for occupancy, or for attributes of kernels and devices."""
+
 _OPTIMIZER = r"^Optimizer\.step#|^optimizer$"
 
 
@@ -190,8 +193,7 @@ def occupancy_queries(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fin
     """
     facts.require_gpu()
     runtime = facts.trace.runtime
-    pattern = r"Occupancy|Func(?:Get|Set)Attribute|GetDeviceProperties|DeviceGetAttribute"
-    queries, ns = facts.of_one_process(runtime.where(facts.rows_matching(runtime, pattern)))
+    queries, ns = facts.of_one_process(runtime.where(runtime.matching("name", QUERIES)))
     win = facts.cpu_win(queries)
     if facts.share(win) < share:
         return

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...findings import Evidence, Finding, Fix
 from ...traces.salvage import OTHER_TYPES
+from ...traces.slim_note import kept_steps
 from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.trace import ReadLosses
 from ...units import counted
@@ -38,6 +39,27 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
             Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
         ),
         fix=Fix("Record without stacks, shapes and memory events, or with Nsight Systems, which costs less."),
+    )
+
+
+@rule("selected-steps")
+def selected_steps(facts: TraceFacts) -> Iterator[Finding]:
+    """The file holds only some of the recorded steps, which `instrument slim --steps` chose.
+
+    All numbers are of those: what happens once, such as a slow first step, may be missing.
+    """
+    steps = kept_steps(facts.trace.metadata)
+    if steps is None:
+        return
+    kept, of = steps
+    yield facts.finding(
+        f"The file holds {kept:,} of {counted(of, 'recorded step')}: all numbers are of those",
+        win_ns=None,
+        severity="low",
+        evidence=(
+            Evidence("kept", kept, "events", "Steps in the file."),
+            Evidence("recorded", of, "events", "Steps of the file that it was made from."),
+        ),
     )
 
 

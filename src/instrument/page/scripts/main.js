@@ -16,6 +16,7 @@ function showKeys() {
 
 async function start() {
   page.data = await unpacked();
+  page.emit("data", page.data);
   const main = document.getElementById("content"), contents = document.getElementById("contents");
   keys.add("?", "List the keys", showKeys);
   keys.add("t", "Light or dark", theme.toggle);

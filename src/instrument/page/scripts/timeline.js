@@ -48,7 +48,7 @@ function timelineLegend({ classes, levels }) {
 
 function timelineGroup(view, group) {
   const rows = group.lanes.reduce((sum, { rows }) => sum + rows, 0);
-  const before = view.model.groups.slice(0, view.model.groups.indexOf(group)).flatMap(({ lanes }) => lanes).reduce((sum, lane) => sum + lane.rows, 0);
+  const before = group.lanes[0].first;
   const open = before === 0 || before + rows <= TIMELINE_OPEN_ROWS;
   group.canvas = h("canvas", { role: "img", "aria-label": `${group.title}: ${group.lanes.map(({ title }) => title).join(", ")}` });
   group.details = h("details", { open, class: "timeline-group", ontoggle: () => timelineDraw(view) }, h("summary", {}, group.title), group.canvas);
@@ -147,8 +147,8 @@ function timelineSelect(view, slice) {
   if (slice) {
     const lane = view.groups.flatMap((group) => group.lanes.map((lane) => ({ group, lane }))).find(({ lane }) => slice.row < lane.first + lane.rows);
     const cause = view.model.causes.get(slice.name);
-    const lines = timelineLines(view, slice).map(([label, value]) => `${label}: ${value}`);
-    view.status.replaceChildren(h("b", {}, timelineName(view, slice)), ` in ${lane.group.title}, ${lane.lane.title}. ${cause ? `${cause} ` : ""}${lines.join("; ")}.`);
+    const lines = timelineLines(view, slice).map(([label, value]) => `${label} ${value}`);
+    view.status.replaceChildren(h("b", {}, timelineName(view, slice)), ` in ${lane.group.title}, ${lane.lane.title}: ${lines.join(", ")}. ${cause ?? ""}`);
   }
   timelineDraw(view);
 }

@@ -42,7 +42,7 @@ function timelineLevel({ levels }, pixelNs) {
   return found < 0 ? levels.length - 1 : found;
 }
 
-/** The columns that a level shows: those of single slices, and those of merged ones with the parts they leave to others. */
+/** What a level shows: columns of slices, whether these are merged, and in which parts finer ones replace them. */
 function timelineSources({ levels, whole, detailed }, level) {
   const sources = levels.slice(0, level + 1).map(({ single }) => ({ columns: single, merged: false, except: [] }));
   if (level >= whole) sources.push({ columns: levels[whole - 1].merged, merged: true, except: detailed });
@@ -50,13 +50,16 @@ function timelineSources({ levels, whole, detailed }, level) {
   return sources;
 }
 
+function timelineHides({ columns, except }, at) {
+  return except.some(([start, end]) => columns.start[at] >= start && columns.start[at] < end);
+}
+
 /** Call a function with the columns and the place of each slice of a row between two times. */
 function timelineEach(sources, row, start, end, call) {
-  for (const { columns, merged, except } of sources) {
-    const last = columns.first[row + 1];
+  for (const source of sources) {
+    const { columns, merged } = source, last = columns.first[row + 1];
     for (let at = timelineAfter(columns, row, start); at < last && columns.start[at] < end; at++) {
-      const time = columns.start[at];
-      if (!except.some(([from, until]) => time >= from && time < until)) call(columns, at, merged);
+      if (!timelineHides(source, at)) call(columns, at, merged);
     }
   }
 }
@@ -84,10 +87,12 @@ function timelineAt(model, level, row, time, near) {
 /** The slice of a row before (-1) or after (1) one of it. */
 function timelineNeighbor(model, level, { row, start }, by) {
   let best = null;
-  for (const { columns, merged, except } of timelineSources(model, level)) {
-    let at = timelineAfter(columns, row, by > 0 ? start : start - 0.5) - (by > 0 ? 0 : 1);
-    while (at >= columns.first[row] && at < columns.first[row + 1] && (columns.start[at] === start || except.some(([from, until]) => columns.start[at] >= from && columns.start[at] < until))) at += by;
-    if (at < columns.first[row] || at >= columns.first[row + 1]) continue;
+  for (const source of timelineSources(model, level)) {
+    const { columns, merged } = source, [first, last] = [columns.first[row], columns.first[row + 1]];
+    let at = timelineAfter(columns, row, start);
+    if (by < 0) at -= 1;
+    while (at >= first && at < last && (by * (columns.start[at] - start) <= 0 || timelineHides(source, at))) at += by;
+    if (at < first || at >= last) continue;
     if (!best || by * (best.start - columns.start[at]) > 0) best = timelineSlice(model, row, columns, at, merged);
   }
   return best;

@@ -138,7 +138,9 @@ function timelineDrawRuler(view) {
   brackets();
 }
 
+/** A time with as many digits as tell it from the next tick: "145.07 ms". */
 function timelineTickLabel(time, tick) {
+  if (!time) return "0";
   const [size, unit] = [[1e9, "s"], [1e6, "ms"], [1e3, "us"]].find(([size]) => Math.abs(time) >= size) ?? [1, "ns"];
   const digits = Math.max(0, Math.ceil(Math.log10(size / tick)));
   return `${(time / size).toFixed(digits)} ${unit}`;

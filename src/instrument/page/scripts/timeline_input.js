@@ -97,7 +97,7 @@ function timelineKeys(view) {
 /** Select the slice before or after the selected one, or the first that is shown, and keep it in sight. */
 function timelineStepTo(view, by) {
   const level = timelineLevel(view.model, (view.end - view.start) / view.width);
-  const from = view.selected ?? { row: 0, start: view.start };
+  const from = view.selected ?? { row: 0, start: view.start - 1 };
   const next = timelineNeighbor(view.model, level, from, by);
   if (!next) return;
   timelineSelect(view, next);

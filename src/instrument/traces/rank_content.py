@@ -18,7 +18,7 @@ from .trace import Trace
 
 
 @dataclass
-class SlimTrace(Trace):
+class RankContent(Trace):
     """A trace with its steps and collectives only.
 
     Attributes:
@@ -30,18 +30,18 @@ class SlimTrace(Trace):
     compute_ns: int = 0
 
 
-def read_slim(path: Path, collectives: Collectives = "auto", steps_from: str | None = None) -> SlimTrace:
+def read_rank_content(path: Path, collectives: Collectives = "auto", steps_from: str | None = None) -> RankContent:
     """Read one file, and keep its steps (see `with_steps`) and collectives; errors as those of `read_trace`."""
-    return slim(with_steps(read_file(path), steps_from), collectives)
+    return content_of(with_steps(read_file(path), steps_from), collectives)
 
 
-def slim_reader(collectives: Collectives, steps_from: str | None) -> partial[SlimTrace]:
+def rank_content_reader(collectives: Collectives, steps_from: str | None) -> partial[RankContent]:
     """Return a function that reads a file, and that other processes can import."""
-    return partial(read_slim, collectives=collectives, steps_from=steps_from)
+    return partial(read_rank_content, collectives=collectives, steps_from=steps_from)
 
 
-def slim(trace: Trace, collectives: Collectives = "auto") -> SlimTrace:
-    """Return what `SlimTrace` keeps of a trace."""
+def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
+    """Return what `RankContent` keeps of a trace."""
     gpu, steps = trace.gpu, trace.steps
     start = int(steps.start_ns.min()) if steps else int(gpu.start_ns.min()) if gpu else 0
     own = gpu.where(gpu.step >= 0) if steps else gpu
@@ -53,7 +53,7 @@ def slim(trace: Trace, collectives: Collectives = "auto") -> SlimTrace:
     kept = {"steps": steps, "gpu": gpu.where(collective_kernels(trace))}
     tables = {name: _copied(kept[name], strings) if name in kept else None for name in COLUMNS}
     texts = list(strings)
-    return SlimTrace(
+    return RankContent(
         **{field.name: getattr(trace, field.name) for field in fields(Trace)}
         | {name: _empty(name, texts) if rows is None else Table(rows, texts) for name, rows in tables.items()}
         | {"strings": texts, "look_up": None, "metadata": _groups(trace)},

@@ -1,0 +1,92 @@
+"""``instrument slim``: writes the smallest trace that gives the same metrics and findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..console import print_wrapped
+from ..errors import TraceError
+from ..slimming.slim import SlimTrace, slim
+from ..units import counted
+from .errors import describe, exit_unusable, print_message
+from .parsing import subcommand_of
+
+
+def slim_command(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace of torch.profiler: .json or .json.gz.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file to write, gzipped if its name ends in .gz; by default the name of TRACE with "
+            ".slim.json.gz, beside it.",
+            metavar="FILE",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many steps stay, from the middle of the recording; all numbers are then of those.",
+            metavar="N",
+        ),
+    ] = None,
+    anonymise: Annotated[
+        bool,
+        typer.Option(
+            "--anonymise",
+            help="Replace names of people, machines, files, functions, regions and modules by stand-ins; names of "
+            "torch and of libraries stay, and so do all numbers.",
+        ),
+    ] = False,
+    key: Annotated[
+        str,
+        typer.Option(
+            help="With --anonymise, a secret: files with the same KEY have the same stand-ins, and nobody without "
+            "it can check a guessed name.",
+            metavar="KEY",
+        ),
+    ] = "",
+) -> None:
+    """Write the smallest trace that gives the same metrics and findings.
+
+    The new file is read back and diagnosed. What it could not keep is listed, and the exit code is then 1, as if
+    the trace cannot be read; it is 2 for options that are wrong or do not fit the trace.
+    """
+    try:
+        slimmed = slim(trace, out, steps=steps, anonymise=anonymise, key=key)
+    except ValueError as error:
+        if isinstance(error, TraceError):
+            print_message(describe(error))
+            raise typer.Exit(1) from None
+        raise exit_unusable(error) from None
+    except OSError as error:
+        print_message(describe(error))
+        raise typer.Exit(1) from None
+    _print(Console(), slimmed)
+    if slimmed.changed:
+        print_message(f"these differ in {slimmed.path}: {', '.join(slimmed.changed)}")
+        raise typer.Exit(1)
+
+
+def _print(console: Console, slimmed: SlimTrace) -> None:
+    kept = f"{slimmed.events:,} of {counted(slimmed.source_events, 'event')}"
+    size = f"{_size(slimmed.bytes)} instead of {_size(slimmed.source_bytes)}"
+    print_wrapped(console, f"{slimmed.path} has {kept}, in {size}.")
+    if slimmed.steps:
+        few, of = slimmed.steps
+        print_wrapped(console, f"It holds {few} of {counted(of, 'step')}: all numbers are of those.")
+    if not slimmed.changed:
+        print_wrapped(
+            console, f"Metrics and findings are the same{' as before, of these steps' * bool(slimmed.steps)}."
+        )
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e6:,.2f} MB" if number >= 1e5 else f"{number / 1e3:,.1f} kB"
+
+
+subcommand = subcommand_of(slim_command, name="slim")

@@ -1,0 +1,121 @@
+"""The page of a comparison: the verdict, the steps of both sides, the parts of the difference, the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ..findings import Finding
+from ..page.document import document
+from ..page.names import shown_name
+from ..page.samples import samples_section
+from ..units import counted, duration
+from .comparison_data import ComparisonData, Part
+from .step_parts import KINDS
+from .verdict_text import change_text, details, headline
+
+_MAX_PARTS = 2000
+_CLASSES = {"unassigned": "other", "cpu": "operator"}
+"""The class, and so the color, of a kind of part; of all others, the kind itself."""
+
+
+def page_of(change: ComparisonData) -> str:
+    """Return the text of the page."""
+    sections = (_summary(change), _steps(change), _parts(change), _findings(change))
+    before, after = (Path(each.path).name for each in (change.before, change.after))
+    return document(
+        shown_name(f"{before} → {after}"),
+        shown_name(headline(change)),
+        [section for section in sections if section is not None],
+    )
+
+
+def _summary(change: ComparisonData) -> dict[str, Any]:
+    what = "step" if _has_steps(change) else "trace"
+    figures = [
+        (f"{what} before", duration(change.before_ns)),
+        (f"{what} after", duration(change.after_ns)),
+        ("difference", f"{'-' if change.delta_ns < 0 else '+'}{duration(abs(change.delta_ns))}"),
+        ("relative", change_text(change)),
+    ]
+    if change.p_value is not None and change.detectable is not None:
+        figures += [("p-value", f"{change.p_value:.4f}"), ("detectable", f"{100 * change.detectable:.1f} %")]
+    nothing = () if change.gone or change.new else ("No finding is gone or new.",)
+    return {
+        "id": "summary",
+        "type": "overview",
+        "title": "Verdict",
+        "parts": [],
+        "figures": figures,
+        "notes": [shown_name(text) for text in (*details(change), *_recordings(change), *nothing)],
+    }
+
+
+def _recordings(change: ComparisonData) -> Iterator[str]:
+    for name, diagnosis in (("Before", change.before), ("After", change.after)):
+        rank = "" if diagnosis.rank is None else f", rank {diagnosis.rank}"
+        yield f"{name}: {diagnosis.path}{rank}. {diagnosis.verdict}"
+
+
+def _steps(change: ComparisonData) -> dict[str, Any] | None:
+    if not _has_steps(change):
+        return None
+    medians = (change.before_ns, change.after_ns)
+    sides = zip(("before", "after"), change.lengths_ns, medians, strict=True)
+    return samples_section("The steps", list(sides), detectable=change.detectable if change.before_ns else None)
+
+
+def _parts(change: ComparisonData) -> dict[str, Any]:
+    """Return all parts; of very many, those with the smallest differences are joined by kind."""
+    rest = sorted(change.parts[_MAX_PARTS:], key=lambda part: part.kind)
+    joined = [list(parts) for _, parts in groupby(rest, key=lambda part: part.kind)]
+    return {
+        "id": "parts",
+        "type": "waterfall",
+        "title": "What changed",
+        "kinds": {kind: {"class": _CLASSES.get(kind, kind), "definition": text} for kind, text in KINDS.items()},
+        "parts": [*map(_part, change.parts[:_MAX_PARTS]), *map(_joined, joined)],
+    }
+
+
+def _part(part: Part) -> list[Any]:
+    names = (shown_name(" > ".join(part.region)), shown_name(part.operator), shown_name(part.kernel))
+    return [part.kind, *names, part.before_ns, part.after_ns, part.before_calls, part.after_calls]
+
+
+def _joined(parts: Sequence[Part]) -> list[Any]:
+    columns = zip(*(_part(part)[4:] for part in parts), strict=True)
+    return [parts[0].kind, f"({counted(len(parts), 'smaller part')})", "", "", *map(sum, columns)]
+
+
+def _findings(change: ComparisonData) -> dict[str, Any] | None:
+    columns = {
+        "change": ("Change", "text"), "title": ("Finding", "text"), "win": ("To win", "ns"),
+        "rule": ("Rule", "text"), "place": ("Place", "text"), "fix": ("Fix", "text"),
+    }  # fmt: skip
+    rows = [
+        _finding(name, found)
+        for name, findings in (("new", change.new), ("gone", change.gone))
+        for found in findings
+    ]
+    if not rows:
+        return None
+    return {
+        "id": "findings",
+        "type": "table",
+        "title": "Findings gone and new",
+        "caption": "Findings of one side only, with the time per step that each would win there",
+        "columns": [{"key": key, "title": title, "kind": kind} for key, (title, kind) in columns.items()],
+        "rows": rows,
+    }
+
+
+def _finding(change: str, found: Finding) -> list[Any]:
+    texts = (found.rule, str(found.where), found.fix.text if found.fix else "")
+    return [change, shown_name(found.title), found.likely_win_ns, *map(shown_name, texts)]
+
+
+def _has_steps(change: ComparisonData) -> bool:
+    return change.before.has_steps and change.after.has_steps

@@ -1,0 +1,1 @@
+"""The smallest trace with the same metrics and findings."""

@@ -1,0 +1,202 @@
+"""Writes the JSON of the events that stay, with the args that stay, in an order that compresses well."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Raw, Struct
+
+from ..traces.chunks import EventIndex
+from ..traces.table import Array, Interner
+from .gpu import EVENT_IDS, FLOW_IN, FLOW_OUT
+from .lane_names import LaneNames, Place
+from .memory import ARGS
+from .names import Names
+from .operators import EXTERNAL
+from .parts import ALL_ARGS, Keys, Part
+
+_VARYING = frozenset((*EVENT_IDS, *EXTERNAL, "Sequence number", *ARGS[2:]))  # args that differ from event to event
+
+_FLOWS = frozenset((*FLOW_IN, *FLOW_OUT))
+_CORRELATION = re.compile(f'("(?:{"|".join(EVENT_IDS)})":)([1-9]\\d*)')
+
+
+class _Event(Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    pid: int | str | float | None = ""
+    tid: int | str | float | None = ""
+    s: str = ""
+    args: Raw = Raw(b"{}")
+    bind_id: Any = None
+    flow_in: Any = None
+    flow_out: Any = None
+
+
+class _Head(NamedTuple):
+    """What many events have in common."""
+
+    phase: str
+    category: str | None
+    name: str
+    place: Place
+    scope: str
+    flow: str
+    args: str
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+_decode_args = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+class EventTexts:
+    """The texts of the events that stay.
+
+    Events with the same name and the same constant args follow each other, in order of their duration, because
+    gzip then finds most of an event in the event before it. Events of a table that begin and end together stay in
+    the order of the file, on which their nesting depends.
+
+    Args:
+        index: the events of the file.
+        parts: the events that stay, by table.
+        lanes: collects the names of threads and processes.
+        names: which names are written.
+        renumber: whether correlation ids get small numbers, in the order in which the events are written.
+    """
+
+    def __init__(
+        self, index: EventIndex, parts: Mapping[str, Part], lanes: LaneNames, names: Names, *, renumber: bool
+    ) -> None:
+        self._lanes, self._names, self._renumber = lanes, names, renumber
+        self._tables = list(parts)
+        self._ids: Interner[str] = Interner()
+        self._event, self._start, self._duration, self._name = (
+            np.concatenate([each.rows[column] for each in parts.values()])
+            for column in ("event", "start_ns", "duration_ns", "name")
+        )
+        self._table = np.repeat(np.arange(len(parts)), [len(each.rows) for each in parts.values()])
+        self._heads: Interner[_Head] = Interner()
+        self._head = np.zeros(len(self._event), np.int64)
+        self._varying: dict[int, str] = {}
+        self._flow: dict[int, str] = {}
+        self._compacted: dict[bytes, str] = {}
+        self._read(index, [each.keys[kind] for each in parts.values() for kind in each.which.tolist()])
+
+    def __iter__(self) -> Iterator[str]:
+        heads = [(self._before(head), head.args, head.phase == "X") for head in self._heads]
+        order = self._order()
+        columns = (column[order].tolist() for column in (self._head, self._start, self._duration))
+        for row, number, start, duration in zip(order.tolist(), *columns, strict=True):
+            before, args, lasts = heads[number]
+            after = f',"dur":{microseconds(duration)}' if lasts else ""
+            if varying := self._varying.get(row, ""):
+                varying = _CORRELATION.sub(lambda found: found[1] + self._new_id(found[2]), varying)
+                after += f',"args":{{{args}{"," * bool(args)}{varying}}}'
+            elif args:
+                after += f',"args":{{{args}}}'
+            if flow := self._flow.get(row):
+                after += f',"bind_id":{self._new_id(flow)}'
+            yield f'{before},"ts":{microseconds(start)}{after}}}'
+
+    def _new_id(self, number: str) -> str:
+        return str(self._ids[number] + 1) if self._renumber else number
+
+    def _before(self, head: _Head) -> str:
+        """Return the beginning of an event, up to its times."""
+        fields: dict[str, Any] = {"ph": head.phase, "cat": head.category, "name": head.name, "s": head.scope}
+        known = {name: value for name, value in fields.items() if value}
+        process, thread = map(self._names.lane, head.place)
+        flow = {head.flow: True} if head.flow else {}
+        return json_text(known | {"pid": process, "tid": thread} | flow)[:-1]
+
+    def _order(self) -> Array:
+        by_time = np.lexsort((self._duration, self._start, self._table))
+        same = np.zeros(len(by_time), bool)
+        same[1:] = np.all(
+            [np.diff(column[by_time]) == 0 for column in (self._table, self._start, self._duration)], axis=0
+        )
+        tied = np.zeros(len(by_time), bool)
+        tied[by_time] = same | np.append(same[1:], False)
+        keys = (np.where(tied, 0, column) for column in (self._start, self._duration, self._head, self._name))
+        order: Array = np.lexsort((self._event, *keys, tied, self._table))
+        return order
+
+    def _read(self, index: EventIndex, keys: list[Keys]) -> None:
+        order = np.argsort(self._event, kind="stable")
+        events = self._event[order]
+        for first, texts in index.texts():
+            begin, end = np.searchsorted(events, (first, first + len(texts))).tolist()
+            for row, event in zip(order[begin:end].tolist(), events[begin:end].tolist(), strict=True):
+                self._take(row, _decode(texts[event - first]), keys[row])
+            self._lanes.take(texts)
+
+    def _take(self, row: int, event: _Event, keys: Keys) -> None:
+        args = _members(event.args) if keys else {}
+        constant, varying = self._chosen(args, keys)
+        place = self._lanes.place(event.pid, event.tid)
+        name = self._names.event(self._tables[self._table[row]], event.name)
+        category = self._names.category(event.cat)
+        flow = next((key for key in keys if key in _FLOWS), "")
+        if keys == ALL_ARGS and event.bind_id:
+            flow = FLOW_IN[0] if event.flow_in else FLOW_OUT[0]
+        self._head[row] = self._heads[_Head(event.ph, category, name, place, event.s, flow, constant)]
+        if varying:
+            self._varying[row] = varying
+        if flow:
+            self._flow[row] = str(event.bind_id) if event.bind_id else self._text(args["correlation"])
+
+    def _chosen(self, args: Mapping[str, bytes], keys: Keys) -> tuple[str, str]:
+        """Return the args that many events have in common, and those that differ, as members of a JSON object."""
+        parts: tuple[list[str], list[str]] = ([], [])
+        for key in args if keys == ALL_ARGS else keys:
+            if key in args:
+                name = self._names.value(json_text(key)) if keys == ALL_ARGS else json_text(key)
+                parts[key in _VARYING].append(f"{name}:{self._text(args[key])}")
+        return ",".join(parts[0]), ",".join(parts[1])
+
+    def _text(self, raw: bytes) -> str:
+        if raw not in self._compacted:
+            self._compacted[raw] = self._names.value(compact(raw))
+        return self._compacted[raw]
+
+
+def _members(raw: Raw) -> Mapping[str, bytes]:
+    try:
+        return {key: bytes(value) for key, value in _decode_args(raw).items()}
+    except (ValueError, RecursionError):
+        pass
+    try:
+        content = json.loads(bytes(raw).decode("utf-8", "replace"), parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    return {key: json.dumps(value).encode() for key, value in content.items()}
+
+
+def compact(raw: bytes) -> str:
+    """Return JSON text without spaces between its values."""
+    text = raw.decode("utf-8", "replace")
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def json_text(value: Any) -> str:
+    """Return a value as compact JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def microseconds(ns: int) -> str:
+    """Return microseconds as a JSON number, without zeros at its end."""
+    whole, rest = divmod(abs(ns), 1000)
+    return f"{'-' * (ns < 0)}{whole}" + (f".{rest:03}".rstrip("0") if rest else "")

@@ -1,0 +1,91 @@
+"""`LaneNames`: collects the names and the order of the processes and threads that stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import Raw, Struct
+
+from ..traces.trace import Thread
+from .names import Id, Names
+
+Place = tuple[Id, Id]
+
+_OF_PROCESS = ("process_name", "process_labels", "process_sort_index")
+_SORTED = ("process_sort_index", "thread_sort_index")
+_OF_THREAD = ("thread_name", "thread_sort_index")
+
+
+class _Name(Struct, gc=False):
+    ph: str = ""
+    name: str = ""
+    pid: Id = ""
+    tid: Id = ""
+    args: Raw = Raw(b"{}")
+
+
+_decode = msgspec.json.Decoder(_Name).decode
+
+
+class LaneNames:
+    """The metadata events that name the processes and threads of the events that stay.
+
+    Args:
+        threads: the threads of the trace, whose order stays: numbers of threads follow from it.
+        names: which names are written.
+    """
+
+    def __init__(self, threads: Sequence[Thread], names: Names) -> None:
+        self._names = names
+        self._order: dict[Place, int] = {(each.process, each.thread): row for row, each in enumerate(threads)}
+        self._thread_names: dict[Place, str] = {(each.process, each.thread): each.name for each in threads}
+        self._used = dict[Place, Place]()
+        self._found = dict[tuple[str, Id, Id], Mapping[str, object]]()
+
+    def place(self, process: Id, thread: Id) -> Place:
+        """Return a process and thread, and remember that an event of it stays."""
+        place = process, thread
+        return self._used.setdefault(place, place)
+
+    def take(self, texts: Iterable[bytes]) -> None:
+        """Remember the names among the texts of events; of several, the reader takes the first."""
+        for text in texts:
+            if b'"M"' not in text:
+                continue
+            event = _decode(text)
+            if event.ph == "M" and event.name in (*_OF_PROCESS, *_OF_THREAD):
+                key = event.name, event.pid, event.tid if event.name in _OF_THREAD else 0
+                if key not in self._found and (args := _args(event.args)):
+                    self._found[key] = args
+
+    def events(self) -> Iterator[dict[str, object]]:
+        """Yield the metadata events of what stays, in the order of the threads."""
+        processes = {process for process, _ in self._used}
+        last = len(self._order)
+        for (name, process, thread), args in sorted(
+            self._found.items(), key=lambda item: self._order.get(item[0][1:], last)
+        ):
+            if name in _OF_PROCESS and process not in processes:
+                continue
+            if name in _OF_THREAD and (process, thread) not in self._used:
+                continue
+            if name in _SORTED and args.get("sort_index") in (process, thread):
+                continue  # viewers sort by these numbers anyway
+            if name == "thread_name":
+                args = {"name": self._thread_names.get((process, thread), "")}
+            args = {
+                key: self._names.label(name, value) if isinstance(value, str) else value
+                for key, value in args.items()
+            }
+            place = {"pid": self._names.lane(process), "tid": self._names.lane(thread)}
+            yield {"ph": "M", "name": name, **place, "args": args}
+
+
+def _args(raw: Raw) -> Mapping[str, object]:
+    try:
+        args = json.loads(bytes(raw).decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return {}
+    return args if isinstance(args, dict) else {}

@@ -1,0 +1,50 @@
+"""Reads what a slim trace says of the file that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .trace import ReadLosses
+
+KEY = "instrument_slim"
+"""The key of the note in the metadata of a slim trace."""
+
+_MOST = 1 << 62  # events or bytes
+
+
+def note_of(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the note in the metadata of a trace; empty if the trace is not a slim one."""
+    note = metadata.get(KEY)
+    return note if isinstance(note, Mapping) else {}
+
+
+def note_losses(lost: ReadLosses) -> dict[str, Any]:
+    """Return what could not be read of a file, as a value of its note."""
+    return {"events": lost.events, "bytes": lost.bytes, "repaired": lost.repaired, "reasons": dict(lost.reasons)}
+
+
+def add_losses(metadata: Mapping[str, Any], lost: ReadLosses) -> None:
+    """Add what could not be read of the file from which a slim trace was made."""
+    before = note_of(metadata).get("lost")
+    if not isinstance(before, Mapping):
+        return
+    lost.events += _count(before.get("events"))
+    lost.bytes += _count(before.get("bytes"))
+    lost.repaired += _count(before.get("repaired"))
+    reasons = before.get("reasons")
+    for reason, count in reasons.items() if isinstance(reasons, Mapping) else ():
+        lost.reasons[str(reason)] = lost.reasons.get(str(reason), 0) + _count(count)
+
+
+def kept_steps(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the number of steps of a slim trace, and of the file that it was made from; None if it has all."""
+    steps = note_of(metadata).get("steps")
+    if not isinstance(steps, Mapping):
+        return None
+    kept, of = _count(steps.get("kept")), _count(steps.get("of"))
+    return (kept, of) if 0 < kept < of else None
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < _MOST else 0
