@@ -75,6 +75,23 @@ class MadeLoop:
         return trace_of([device], **rows)
 
 
+def nested_loop() -> MadeLoop:
+    """Return a loop with matmuls in the regions of a forward and a backward pass."""
+    loop = MadeLoop(busy=False)
+    for start in (0, 1000, 2000):
+        loop.region("forward", start, start + 400).region("block", start + 100, start + 300)
+        matmul = ([[512, 512], [512, 512]], ["c10::BFloat16", "c10::BFloat16"])
+        loop.operator("aten::linear", start + 110, start + 290).operator(
+            "aten::mm", start + 120, start + 280, *matmul
+        )
+        loop.work(GEMM, start + 130, start + 140, start + 340)
+        loop.region("backward", start + 500, start + 900)
+        loop.operator("aten::mm", start + 600, start + 650, *matmul).work(
+            GEMM, start + 610, start + 620, start + 820
+        )
+    return loop
+
+
 def _us(make: Any, name: str, start: float, end: float, **columns: Any) -> Row:
     row: Row = make(name, round(1000 * start), round(1000 * end), **columns)
     return row

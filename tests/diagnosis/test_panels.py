@@ -1,242 +1,75 @@
-"""The charts of a diagnosis: exact sums, and what a person does with them in a browser."""
+"""The roofline and the ranks: all numbers of the diagnosis, and what a person does with them in a browser."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import instrument
-from instrument.diagnosis.diagnose import Diagnosis
+from instrument.diagnosis.job import Job
 from instrument.diagnosis.panels.flame import flame_section
 from instrument.diagnosis.panels.ranks import ranks_section
 from instrument.diagnosis.panels.roofline import roofline_section
+from instrument.page.document import document, write_page
+from instrument.traces.trace import Device
 from tests.support.browser import OpenPage
 from tests.support.shared_traces import shared
 
-from .made_loops import GEMM, H100, MadeLoop
-from .small_traces import Row, kernel, on_cpu, trace_of
-
-REAL = ("tl_h100_owlv2.json.gz", "kineto_tb_resnet50_nw0_v100.json.gz", "tl_h100_bert_small.json.gz")
-
-
-def nested_loop() -> Diagnosis:
-    """Return the diagnosis of a loop with matmuls in the regions of a forward and a backward pass."""
-    loop = MadeLoop(busy=False)
-    for start in (0, 1000, 2000):
-        loop.region("forward", start, start + 400).region("block", start + 100, start + 300)
-        matmul = ([[512, 512], [512, 512]], ["c10::BFloat16", "c10::BFloat16"])
-        loop.operator("aten::linear", start + 110, start + 290).operator(
-            "aten::mm", start + 120, start + 280, *matmul
-        )
-        loop.work(GEMM, start + 130, start + 140, start + 340)
-        loop.region("backward", start + 500, start + 900)
-        loop.operator("aten::mm", start + 600, start + 650, *matmul).work(
-            GEMM, start + 610, start + 620, start + 820
-        )
-    return instrument.diagnose(loop.trace())
-
-
-def paths(view: dict[str, Any], names: list[str]) -> dict[str, tuple[int, int]]:
-    """Return by path of names the time of each node, outside backward passes and inside."""
-    found: list[str] = []
-    for above, name in zip(view["parent"], view["name"], strict=True):
-        own = names[name] if name >= 0 else "(smaller)"
-        found.append(f"{found[above]} > {own}" if above >= 0 else own)
-    sums = np.array(view["ns"]).T
-    for node in range(len(found) - 1, -1, -1):
-        if view["parent"][node] >= 0:
-            sums[view["parent"][node]] += sums[node]
-    assert len(set(found)) == len(found) - found.count("(smaller)") + ("(smaller)" in found)
-    return {path: (outside, inside) for path, (outside, inside) in zip(found, sums.tolist(), strict=True)}
-
-
-def step(number: int, start: int, end: int) -> Row:
-    return on_cpu(f"ProfilerStep#{number}", start, end)
-
-
-def flame_paths(diagnosis: Diagnosis) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
-    section = flame_section(diagnosis)
-    assert section is not None
-    return tuple(paths(section["views"][view], section["names"]) for view in ("cpu", "gpu"))
-
-
-def test_flame_sums() -> None:
-    """Each node has the time of its events; the roots have the time of the steps, and of all GPU work."""
-    cpu, gpu = flame_paths(nested_loop())
-    assert cpu["main thread"] == (3 * 600_000, 3 * 400_000)
-    assert cpu["main thread > forward > block > aten::linear > aten::mm"] == (3 * 160_000, 0)
-    assert gpu["GPU work"] == (3 * 200_000, 3 * 200_000)
-    assert gpu["GPU work > backward > aten::mm"] == (0, 3 * 200_000)
-    inside = "GPU work > forward > block > aten::linear > aten::mm > "
-    assert [times for path, times in gpu.items() if path.startswith(inside)] == [(3 * 200_000, 0)]
-
-
-def test_flame_between_steps() -> None:
-    """What runs before, between and after the steps does not count, nor do the parts of ranges outside them."""
-    rows = {
-        "regions": [step(1, 0, 100), step(2, 200, 300), on_cpu("epoch", -50, 350), on_cpu("pause", 90, 210)],
-        "operators": [on_cpu("aten::mm", 110, 190), on_cpu("aten::mm", 220, 230)],
-    }
-    section = flame_section(instrument.diagnose(trace_of([H100], **rows)))
-    assert section is not None
-    cpu = paths(section["views"]["cpu"], section["names"])
-    assert cpu["main thread"] == (200, 0)
-    assert cpu["main thread > epoch"] == (200, 0)
-    assert cpu["main thread > epoch > pause"] == (20, 0)
-    assert cpu["main thread > epoch > aten::mm"] == (10, 0)
-
-
-def test_flame_of_overlapping_ranges() -> None:
-    """Ranges that overlap without nesting share the time: each moment belongs to the one that started last."""
-    rows = {"regions": [step(1, 0, 100), on_cpu("one", 10, 50), on_cpu("two", 30, 70)]}
-    section = flame_section(instrument.diagnose(trace_of([H100], **rows)))
-    assert section is not None
-    cpu = paths(section["views"]["cpu"], section["names"])
-    assert cpu == {"main thread": (100, 0), "main thread > one": (20, 0), "main thread > two": (40, 0)}
-
-
-NODE = "autograd::engine::evaluate_function: MmBackward0"
-
-
-def backward_rows(*, sequence: int) -> dict[str, list[Row]]:
-    """Return a step whose backward pass runs on thread 1, launched in a region, with a sequence number."""
-    return {
-        "regions": [step(1, 0, 1000), on_cpu("block", 100, 200), on_cpu("loss.backward", 300, 800)],
-        "operators": [
-            on_cpu("aten::linear", 110, 190, sequence=7),
-            on_cpu("aten::mm", 120, 180, sequence=7),
-            on_cpu("aten::sum", 220, 230, sequence=8),
-            on_cpu(NODE, 400, 600, thread=1, sequence=sequence),
-            on_cpu("aten::mm", 420, 500, thread=1),
-        ],
-        "runtime": [on_cpu("cudaLaunchKernel", 430, 440, thread=1, correlation=1)],
-        "gpu": [kernel("gemm", 450, 700, correlation=1)],
-    }
-
-
-def test_flame_of_backward_pass() -> None:
-    """The GPU work of a node of autograd is below the region of the operator that created the node."""
-    cpu, gpu = flame_paths(instrument.diagnose(trace_of([H100], **backward_rows(sequence=7))))
-    assert gpu["GPU work > block"] == (0, 250)
-    assert gpu[f"GPU work > block > {NODE} > aten::mm > gemm"] == (0, 250)
-    assert cpu["main thread"] == (500, 500)
-    assert cpu["main thread > block"] == (100, 0)
-    assert cpu[f"autograd: thread 2 > {NODE}"] == (0, 200)
-
-
-def test_flame_of_unknown_backward_pass() -> None:
-    """Without a known sequence number it is below the region that the main thread waits in."""
-    _, gpu = flame_paths(instrument.diagnose(trace_of([H100], **backward_rows(sequence=9))))
-    assert gpu[f"GPU work > loss.backward > {NODE} > aten::mm > gemm"] == (0, 250)
-
-
-def test_flame_joins_small_nodes() -> None:
-    """Thousands of names become one node for each node above, and the sums stay exact."""
-    regions = [step(1, 0, 100_000), *(on_cpu(f"region {n}", 10 * n, 10 * n + 1 + n % 7) for n in range(6000))]
-    section = flame_section(instrument.diagnose(trace_of([H100], regions=regions)))
-    assert section is not None
-    view = section["views"]["cpu"]
-    assert len(view["parent"]) <= 5000
-    assert sum(view["joined"].values()) == 6001 - 2500
-    assert paths(view, section["names"])["main thread"] == (100_000, 0)
-
-
-NAMES = ["block", "backward", "aten::mm", NODE, "MmBackward0"]
-RANGES = st.lists(
-    st.tuples(
-        st.integers(0, 1), st.integers(0, 90), st.integers(1, 40), st.sampled_from(NAMES), st.integers(-1, 3)
-    ),
-    max_size=12,
-)
-
-
-@pytest.mark.fuzz
-@settings(deadline=None, max_examples=60)
-@given(RANGES, st.lists(st.tuples(st.integers(0, 1), st.integers(0, 99)), max_size=8))
-def test_flame_of_any_nesting(
-    ranges: list[tuple[int, int, int, str, int]], launches: list[tuple[int, int]]
-) -> None:
-    """Whatever overlaps, and whatever numbers nodes have, the sums are exact and no time is negative."""
-    rows: dict[str, list[Row]] = {"regions": [step(1, 10, 100)], "operators": [on_cpu("aten::fill_", 50, 51)]}
-    for thread, start, length, name, sequence in ranges:
-        each = on_cpu(name, start, start + length, thread=thread)
-        if name in ("block", "backward"):
-            rows["regions"].append(each)
-        else:
-            rows["operators"].append(each | {"sequence": sequence})
-    for number, (thread, at) in enumerate(launches):
-        call = on_cpu("cudaLaunchKernel", at, at + 1, thread=thread, correlation=number)
-        rows.setdefault("runtime", []).append(call)
-        rows.setdefault("gpu", []).append(kernel("gemm", 200 + 10 * number, 207 + 10 * number, correlation=number))
-    diagnosis = instrument.diagnose(trace_of([H100], **rows), what_if=False)
-    section, facts = flame_section(diagnosis), diagnosis.facts
-    assert section is not None and facts is not None
-    cpu = paths(section["views"]["cpu"], section["names"])
-    assert sum(cpu["main thread"]) == 90
-    assert min(map(min, section["views"]["cpu"]["ns"])) >= 0
-    if facts.gpu:
-        gpu = paths(section["views"]["gpu"], section["names"])
-        assert sum(gpu["GPU work"]) == 7 * len(facts.gpu)
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_flame_of_real_traces(name: str) -> None:
-    """GPU times add up to those of all work, CPU times of the main thread to the steps; none is negative."""
-    diagnosis = instrument.diagnose(shared(name), what_if=False)
-    facts = diagnosis.facts
-    cpu, gpu = flame_paths(diagnosis)
-    assert facts is not None
-    assert sum(gpu["GPU work"]) == int(facts.gpu.duration_ns.sum())
-    assert sum(cpu["main thread"]) == int(facts.trace.steps.duration_ns.sum())
-    assert min(min(times) for times in (*cpu.values(), *gpu.values())) >= 0
-
-
-def test_flame_in_the_browser(tmp_path: Path, open_page: OpenPage) -> None:
-    """A node is enlarged by a click or Enter and left by Escape; passes, times and search change what is shown."""
-    path = nested_loop().to_html(tmp_path / "page.html")
-    opened = open_page(path)
-    page, node = opened.page, opened.page.locator(".flame-node")
-    page.wait_for_selector("[data-ready]")
-    assert node.count() > 5
-    page.get_by_role("button", name="Backward", exact=True).click()
-    assert not any("forward" in each for each in node.all_text_contents())
-    page.get_by_role("button", name="Both passes").click()
-    page.get_by_role("group", name="Time").get_by_role("button", name="CPU time").click()
-    page.locator(".flame-node", has_text="block").first.click()
-    assert "block" in node.first.text_content()
-    assert "flame=cpu" in page.url and "node=" in page.url
-    page.reload()
-    page.wait_for_selector("[data-ready]")
-    assert "block" in node.first.text_content()
-    node.first.focus()
-    page.keyboard.press("ArrowDown")
-    assert "aten::linear" in page.evaluate("document.activeElement.getAttribute('aria-label')")
-    page.keyboard.press("Escape")
-    assert "forward" in node.first.text_content()
-    page.get_by_role("searchbox", name="Search the flame graph").fill("MM")
-    assert 'in "mm"' in page.locator(".flame").text_content()
-    assert page.locator(".flame-node.hit").count() > 0
-    assert (opened.errors, opened.requests) == ([], [path.as_uri()])  # the reload
+from .made_loops import GEMM, MadeLoop, nested_loop
 
 
 def test_roofline(tmp_path: Path, open_page: OpenPage) -> None:
-    """Each operator with known operations is a dot with all its numbers; a click shows them beside it."""
-    diagnosis = nested_loop()
+    """Each operator with known operations is a dot; a click or Enter shows all its numbers beside it."""
+    diagnosis = instrument.diagnose(nested_loop().trace())
     section = roofline_section(diagnosis)
     assert section is not None
-    (dot,) = section["dots"]
+    (dot,) = section["operators"]
     assert (dot["flops"], dot["bytes"], dot["calls"]) == (2 * 512**3, 3 * 512 * 512 * 2, 6)
     assert dot["flops_per_s"] == pytest.approx(2 * 512**3 / 200e-6)
+    assert dot["gpu_ns"] == 2 * 200_000
+    assert section["roofs"] == {"bf16": 989.4e12}
+    opened = open_page(diagnosis.to_html(tmp_path / "page.html"))
+    page, about = opened.page, opened.page.locator(".roofline .finding")
+    page.wait_for_selector("[data-ready]")
+    assert not about.is_visible()
+    page.locator("circle.dot").click()
+    for text in (
+        "aten::mm 1 x 512 x 512 x 512",
+        "268,400,000",
+        "1.6 MB",
+        "170.7",
+        "400 us per step",
+        "0.2 %, bound by memory",
+    ):
+        assert text in about.text_content()
+    assert page.url.endswith("#operator=1")
+    page.keyboard.press("Enter")
+    assert not about.is_visible()
+    assert (opened.errors, opened.requests) == ([], [])
+
+
+def test_roofline_without_peaks(tmp_path: Path, open_page: OpenPage) -> None:
+    """Of a GPU whose peaks are not known there are the dots alone, with the reason."""
+    diagnosis = instrument.diagnose(nested_loop().trace(Device(0, name="Unheard-of 9000")))
+    section = roofline_section(diagnosis)
+    assert section is not None
+    assert "There are no roofs: the peaks of Unheard-of 9000 are not known." in section["note"]
     opened = open_page(diagnosis.to_html(tmp_path / "page.html"))
     opened.page.wait_for_selector("[data-ready]")
-    opened.page.locator("circle.dot").click()
-    assert "268,400,000" in opened.page.locator(".roofline [role=status]").text_content()
-    assert (opened.errors, opened.requests) == ([], [])
+    assert (opened.page.locator("circle.dot").count(), opened.page.locator(".roof").count()) == (1, 0)
+    assert opened.errors == []
+
+
+def test_roofline_of_real_trace() -> None:
+    """Each operator of the diagnosis is there, and each type has its roof: element-wise work that of fp32."""
+    diagnosis = instrument.diagnose(shared("tl_mi300_resnet_actckpt.json.gz"), what_if=False)
+    section = roofline_section(diagnosis)
+    assert section is not None
+    times = [round(each["gpu_ns"] * diagnosis.steps) for each in section["operators"]]
+    assert times == [row.gpu_ns for row in diagnosis.roofline.rows]
+    assert set(section["roofs"]) == {"bf16", "fp32"}
 
 
 def test_charts_only_where_there_is_data() -> None:
@@ -251,12 +84,49 @@ def test_ranks(tmp_path: Path, open_page: OpenPage) -> None:
     diagnosis = instrument.diagnose(files)
     section = ranks_section(diagnosis)
     assert section is not None
-    assert sum(rank["waited_ns"] for rank in section["ranks"]) == sum(
-        rank["caused_ns"] for rank in section["ranks"]
-    )
+    waited, caused = (sum(rank[key] for rank in section["ranks"]) for key in ("waited", "caused"))
+    assert waited == pytest.approx(caused)
     opened = open_page(diagnosis.to_html(tmp_path / "page.html"))
     opened.page.wait_for_selector("[data-ready]")
-    opened.page.get_by_label("Order").select_option("caused_ns")
-    assert opened.page.locator(".rank").first.text_content() == "rank 7 (shown)"
-    assert "The others wait longest for rank 7." in opened.accessibility()
+    opened.page.get_by_label("Order").select_option("caused")
+    assert opened.page.locator(".rank:not(.head)").first.text_content().startswith("rank 7 (shown)")
+    assert (
+        "The others wait longest for rank 7, which arrives last at 5 of 8 shared collectives."
+        in opened.accessibility()
+    )
+    assert (opened.errors, opened.requests) == ([], [])
+
+
+def test_missing_ranks() -> None:
+    """Ranks without a trace are named, and why nobody knows who arrives last."""
+    diagnosis = instrument.diagnose([shared(f"param_dlrm_8rank_r{rank}.json.gz") for rank in (0, 2, 3)])
+    section = ranks_section(diagnosis)
+    assert section is not None and isinstance(diagnosis.job, Job)
+    notes = " ".join(section["notes"])
+    assert "3 of 8 ranks are recorded. Without a trace: ranks 1, 4, 5, 6, 7." in notes
+    assert f"Who arrives last is unknown: {diagnosis.job.arrivals.unknown}." in notes
+
+
+def test_many_ranks(tmp_path: Path, open_page: OpenPage) -> None:
+    """Of 1,024 ranks there is a strip for each time, bars for the first in the order, and a table of all."""
+
+    def rank(number: int) -> dict[str, Any]:
+        return {
+            "rank": number,
+            "step": 1e8,
+            "compute": 5e7,
+            "waited": number,
+            "caused": 1e6 * (number == 700),
+            "last": 0,
+        }
+
+    section = {"id": "ranks", "type": "ranks", "title": "Ranks", "notes": [], "each": "per step", "shown": 0}
+    section |= {"compared": 9, "ranks": [rank(number) for number in range(1024)]}
+    opened = open_page(write_page(tmp_path / "page.html", document("Ranks", "The ranks.", [section])))
+    page = opened.page
+    page.wait_for_selector("[data-ready]")
+    assert [page.locator(where).count() for where in (".rank-strip", ".rank:not(.head)")] == [4, 32]
+    assert page.locator(".rank:not(.head)").first.text_content().startswith("rank 700")
+    page.locator("summary").click()
+    assert page.get_by_role("button", name="Show all 1024 rows").is_visible()
     assert (opened.errors, opened.requests) == ([], [])

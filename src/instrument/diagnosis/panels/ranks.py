@@ -2,53 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...page.names import shown_name
+from ...traces.rank_content import RankContent
 from ...units import counted
+from ..arrivals import RankArrivals
 from ..diagnosis_data import DiagnosisData
 from ..job import Job
 
+_LISTED = 20  # ranks in a note
+
 
 def ranks_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
-    """Return the ranks of the job; None for a single one."""
+    """Return the ranks of the job; None for a single one. Times are means over the steps of the rank."""
     job = diagnosis.job
-    if job is None or len(job.ranks) < 2:
+    if job is None or job.world_size < 2:
         return None
-    met = job.arrivals.ranks
+    met = job.arrivals
     return {
         "id": "ranks",
         "type": "ranks",
         "title": "Ranks",
         "notes": [shown_name(text) for text in _notes(job)],
+        "each": diagnosis.each_step,
         "shown": diagnosis.rank,
-        "ranks": [
-            {
-                "rank": rank,
-                "window_ns": trace.window_ns,
-                "compute_ns": trace.compute_ns,
-                "last": met[rank].last,
-                "waited_ns": met[rank].waited_ns,
-                "caused_ns": met[rank].caused_ns,
-            }
-            for rank, trace in sorted(job.ranks.items())
-        ],
+        "compared": met.collectives,
+        "ranks": [_rank(rank, trace, met.ranks[rank]) for rank, trace in sorted(job.ranks.items())],
     }
+
+
+def _rank(rank: int, trace: RankContent, met: RankArrivals) -> dict[str, Any]:
+    times = {
+        "step": trace.window_ns,
+        "compute": trace.compute_ns,
+        "waited": met.waited_ns,
+        "caused": met.caused_ns,
+    }
+    steps = max(len(trace.steps), 1)
+    return {"rank": rank, "last": met.last, **{name: ns / steps for name, ns in times.items()}}
 
 
 def _notes(job: Job) -> list[str]:
     arrivals = job.arrivals
     notes = [f"{len(job.ranks)} of {counted(job.world_size, 'rank')} are recorded."]
-    if arrivals.unknown:
-        notes.append(f"Who arrives last is unknown: {arrivals.unknown}.")
-    else:
-        notes.append(f"Compared: {counted(arrivals.collectives, 'collective')} that the ranks share.")
-    if arrivals.latest is not None:
-        notes.append(f"The others wait longest for rank {arrivals.latest}.")
     if job.missing:
-        notes.append(
-            f"Without a trace: {', '.join(map(str, job.missing[:20]))}{' ...' * (len(job.missing) > 20)}."
-        )
-    for rank, lost in job.damaged.items():
-        notes.append(f"The trace of rank {rank} is damaged: {', '.join(lost.reasons)}.")
-    return notes
+        notes.append(f"Without a trace: {_listed(job.missing)}.")
+    if job.damaged:
+        reasons = "; ".join(sorted({reason for lost in job.damaged.values() for reason in lost.reasons}))
+        notes.append(f"Damaged traces: {_listed(list(job.damaged))} ({reasons}).")
+    if arrivals.unknown:
+        return [*notes, f"Who arrives last is unknown: {arrivals.unknown}."]
+    latest = arrivals.latest
+    if latest is None:
+        return [*notes, f"No rank waits at {counted(arrivals.collectives, 'collective')} that the ranks share."]
+    times = f"{arrivals.ranks[latest].last:,} of {counted(arrivals.collectives, 'shared collective')}"
+    return [*notes, f"The others wait longest for rank {latest}, which arrives last at {times}."]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _LISTED:,} more" if len(ranks) > _LISTED else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_LISTED]))}{more}"

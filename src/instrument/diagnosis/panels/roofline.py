@@ -6,48 +6,64 @@ from typing import Any
 
 from ...page.names import shown_name
 from ..diagnosis_data import DiagnosisData
-from ..roofline import RooflineRow
+from ..roofline import HEAVY, RooflineRow
 
-_MAX_DOTS = 300
+_MOST = 1000  # operators
+_ORDINARY = "fp32"  # the units that compute what is neither a matmul nor alike, whatever its type
 
 
 def roofline_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
-    """Return the operators, the longest on the GPU first, and the roofs of the types that they compute in."""
+    """Return the operators, the longest on the GPU first, and the roofs of the types that they compute in.
+
+    None for a trace without operators whose operations are known. Times are per step.
+    """
     line = diagnosis.roofline
-    rows = [row for row in line.rows if row.work.bytes and row.work.flops and row.gpu_ns]
+    rows = [row for row in line.rows if row.gpu_ns][:_MOST]
     if not rows:
         return None
-    dots = [_dot(row) for row in rows[:_MAX_DOTS]]
-    peak, used = line.peak, {dot["dtype"] for dot in dots}
-    covered = (
-        "" if line.coverage is None else f"They cover {100 * line.coverage:.0f} % of the time of all kernels."
-    )
-    left_out = f" The longest {_MAX_DOTS} of {len(rows):,} are shown." if len(rows) > _MAX_DOTS else ""
-    unknown = " The peaks of this GPU are not known, so there is no roof." if peak is None else ""
+    used = {row.kind if row.work.kind in HEAVY else _ORDINARY for row in rows if row.work.flops and row.work.bytes}
+    peak = line.peak
     return {
         "id": "roofline",
         "type": "roofline",
         "title": "Roofline",
-        "note": f"Operators with known operations. {covered}{left_out}{unknown}",
-        "gpu": "" if peak is None else f"{peak.name} ({peak.source})",
+        "note": shown_name(" ".join(_notes(diagnosis, len(rows), used))),
+        "each": diagnosis.each_step,
         "memory_bytes_per_s": None if peak is None else peak.memory_bytes_per_s,
         "roofs": {} if peak is None else {kind: rate for kind, rate in peak.flops_per_s.items() if kind in used},
-        "dots": dots,
+        "operators": [_operator(row, diagnosis) for row in rows],
     }
 
 
-def _dot(row: RooflineRow) -> dict[str, Any]:
-    seconds = row.gpu_ns / 1e9 / row.calls
+def _notes(diagnosis: DiagnosisData, shown: int, used: set[str]) -> list[str]:
+    line, peak = diagnosis.roofline, diagnosis.roofline.peak
+    notes = ["A dot is an operator with known operations, its area is its GPU time."]
+    if line.coverage is not None:
+        notes.append(f"They cover {100 * line.coverage:.0f} % of the time of all kernels.")
+    if shown < len(line.rows):
+        notes.append(f"The longest {shown:,} of {len(line.rows):,}.")
+    if peak is not None:
+        unknown = ", ".join(sorted(used - peak.flops_per_s.keys()))
+        notes.append(f"Roofs: {peak.name} ({peak.source}).")
+        return [*notes, f"No peak is known of {unknown}."] if unknown else notes
+    trace = diagnosis.facts.trace if diagnosis.facts else None
+    names = sorted({device.name or "an unnamed GPU" for device in trace.devices}) if trace else []
+    why = f"the peaks of {names[0]} are not known" if len(names) == 1 else "the trace names no single kind of GPU"
+    return [*notes, f"There are no roofs: {why}."]
+
+
+def _operator(row: RooflineRow, diagnosis: DiagnosisData) -> dict[str, Any]:
     return {
         "name": shown_name(row.name),
         "sizes": " x ".join(map(str, row.work.sizes)),
         "kind": row.work.kind,
-        "dtype": row.kind,
+        "dtype": shown_name(row.kind),
         "calls": row.calls,
-        "gpu_ns": row.gpu_ns,
+        "gpu_ns": row.gpu_ns / diagnosis.steps,
+        "each": diagnosis.each_step,
         "flops": row.work.flops,
         "bytes": row.work.bytes,
-        "flops_per_s": row.work.flops / seconds,
+        "flops_per_s": row.work.flops * row.calls * 1e9 / row.gpu_ns,
         "share": row.share,
         "bound": row.bound,
         "implausible": row.implausible,

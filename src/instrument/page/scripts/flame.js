@@ -135,7 +135,7 @@ function flamePicture(view) {
   const width = Math.max(view.picture.clientWidth, 300), boxes = flameBoxes(view, width);
   const height = FLAME_ROW * (1 + Math.max(...boxes.map(({ depth }) => depth)));
   const label = `Flame graph of ${view.flame.toUpperCase()} time, ${format.ns(view.whole / view.section.steps)} ${view.section.each}`;
-  return svg("svg", { width, height, role: "group", "aria-label": label }, boxes.map((box) => flameBox(view, box)));
+  return svg("svg", { width, height, role: "group", "aria-label": label }, boxes.map((box, index) => flameBox(view, box, index === 0)));
 }
 
 function flameLines(view, node) {
@@ -149,7 +149,7 @@ function flameLines(view, node) {
   ];
 }
 
-function flameBox(view, { node, x, span, depth }) {
+function flameBox(view, { node, x, span, depth }, first) {
   const name = flameName(view, node), fits = Math.floor((span - 6) / 7), lines = flameLines(view, node), y = depth * FLAME_ROW;
   const hit = view.words && name.toLowerCase().includes(view.words);
   const show = (event) => {
@@ -157,7 +157,7 @@ function flameBox(view, { node, x, span, depth }) {
     tooltip.show(event.clientX ?? Math.max(left, 0), event.clientY ?? bottom, lines);
   };
   return svg("g", {
-    class: `flame-node${hit ? " hit" : ""}${view.words && !hit ? " dim" : ""}`, tabindex: depth ? "-1" : "0", role: "button", "data-node": node,
+    class: `flame-node${hit ? " hit" : ""}${view.words && !hit ? " dim" : ""}`, tabindex: first ? "0" : "-1", role: "button", "data-node": node,
     "aria-label": lines.map((line) => (Array.isArray(line) ? line.join(" ") : line)).join(", "),
     onclick: () => flameZoom(view, view.node === node ? -1 : node), onmousemove: show, onmouseleave: tooltip.hide, onfocus: show, onblur: tooltip.hide,
   },
