@@ -71,7 +71,7 @@ PICTURES = (
     timeline("initialization", "hta_alexnet_cudasync.json.gz", "initialization", 2),
     Picture("flame", "tl_h100_bert_small.json.gz", "flame=gpu", show=(".flame-picture",)),
     Picture("roofline", "tl_h100_owlv2.json.gz", show=(".roofline svg",)),
-    Picture("ranks", "param_dlrm_8rank_r*.json.gz", show=(".rank:first-child", ".rank:last-child")),
+    Picture("ranks", "param_dlrm_8rank_r*.json.gz", show=(".rank.head", ".rank:last-child")),
 )
 
 
