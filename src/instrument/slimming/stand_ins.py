@@ -93,7 +93,10 @@ _CATEGORIES = re.compile(
     r"|cuda_driver|runtime|kernel|(?:gpu_)?mem(?:cpy|set)|mtia_ccp_events|cuda_sync|trace|overhead|cpu_instant_event)?",
     re.IGNORECASE,
 )
-_LABEL = re.compile(r"(?:CPU|GPU|NPU|TPU|XPU|HPU|MTIA|Ascend) ?\d*|stream \d+ ?|Spans|Traces|PyTorch Profiler|")
+_LABEL = re.compile(
+    r"(?:CPU|GPU|NPU|TPU|XPU|HPU|MTIA|Ascend) ?\d*|stream \d+ ?|thread \d+: overlaps|Spans|Traces"
+    r"|PyTorch Profiler|"
+)
 _QUOTED = re.compile(r"'[^']*'")
 
 
