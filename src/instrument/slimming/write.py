@@ -18,8 +18,8 @@ from .names import Names
 from .parts import Part
 
 _METADATA = (
-    *("displayTimeUnit", "schemaVersion", "baseTimeNanoseconds", "deviceProperties", "distributedInfo"),
-    *("record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops", "instrument_steps"),
+    *("baseTimeNanoseconds", "deviceProperties", "distributedInfo", "instrument_steps"),
+    *("record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"),
     *("cuda_runtime_version", "cuda_driver_version", "CudaDriverVersion", "hip_runtime_version", KEY),
 )
 _DEVICE = ("id", "name", "numSms", "maxThreadsPerMultiprocessor", "totalGlobalMem")
@@ -105,7 +105,9 @@ def _metadata(trace: Trace, lanes: LaneNames, steps: Mapping[str, int] | None) -
         known["deviceProperties"] = [
             {name: each[name] for name in _DEVICE if name in each} for each in devices if isinstance(each, dict)
         ]
-    note: dict[str, Any] = {"source_events": index_of(trace).events} | dict(note_of(trace.metadata))
+    if trace.steps and not trace.steps_from:  # the reader drops a last step in which nothing begins
+        known.setdefault("instrument_steps", f"{trace.steps.number.min()}-{trace.steps.number.max()}")
+    note: dict[str, Any] = {"events": index_of(trace).events} | dict(note_of(trace.metadata))
     before = note.get("lanes")
     more = {
         "lost": note_losses(trace.lost) if trace.lost else None,
