@@ -38,6 +38,7 @@ CONTENTS = {
         "diagnose",
         "what-if",
         "compare",
+        "slim",
         "doctor",
     ],
     "Look up": ["reference", "rules", "metrics", "glossary", "globals", "costs", "support", "public-scripts"],

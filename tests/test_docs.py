@@ -72,7 +72,6 @@ OWN_TESTS = {
     "compare.md": "tests/comparison/test_guide.py",
     "diagnose.md": "tests/diagnosis/test_guide.py",
     "page.md": "tests/diagnosis/test_guide.py",
-    "slim.md": "tests/diagnosis/test_guide.py",
     "syncs.md": "tests/syncs/test_guide.py",
     "traces.md": "tests/traces/test_guide.py",
     "what-if.md": "tests/diagnosis/test_guide.py",

@@ -20,7 +20,7 @@ GUIDE = (ROOT / "docs" / "diagnose.md").read_text()
 WHAT_IF = (ROOT / "docs" / "what-if.md").read_text()
 
 
-@pytest.mark.parametrize("page", ["diagnose.md", "page.md", "slim.md"])
+@pytest.mark.parametrize("page", ["diagnose.md", "page.md"])
 def test_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python blocks run one after the other."""
     monkeypatch.chdir(tmp_path)
@@ -31,7 +31,7 @@ def test_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             exec(block, names)
     finally:
         RULES.pop("many-fills", None)
-    assert names.keys() & {"diagnosis", "page", "slimmed"}
+    assert names.keys() & {"diagnosis", "page"}
 
 
 def test_output_is_real() -> None:

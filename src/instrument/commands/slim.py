@@ -57,6 +57,8 @@ def slim_command(
     the trace cannot be read; it is 2 for options that are wrong or do not fit the trace.
     """
     try:
+        if key and not anonymise:
+            raise ValueError("--key needs --anonymise")
         slimmed = slim(trace, out, steps=steps, anonymise=anonymise, key=key)
     except ValueError as error:
         if isinstance(error, TraceError):
@@ -66,13 +68,13 @@ def slim_command(
     except OSError as error:
         print_message(describe(error))
         raise typer.Exit(1) from None
-    _print(Console(), slimmed)
+    _print(Console(), slimmed, anonymised=anonymise)
     if slimmed.changed:
         print_message(f"these differ in {slimmed.path}: {', '.join(slimmed.changed)}")
         raise typer.Exit(1)
 
 
-def _print(console: Console, slimmed: SlimTrace) -> None:
+def _print(console: Console, slimmed: SlimTrace, *, anonymised: bool) -> None:
     kept = f"{slimmed.events:,} of {counted(slimmed.source_events, 'event')}"
     size = f"{_size(slimmed.bytes)} instead of {_size(slimmed.source_bytes)}"
     print_wrapped(console, f"{slimmed.path} has {kept}, in {size}.")
@@ -80,9 +82,8 @@ def _print(console: Console, slimmed: SlimTrace) -> None:
         few, of = slimmed.steps
         print_wrapped(console, f"It holds {few} of {counted(of, 'step')}: all numbers are of those.")
     if not slimmed.changed:
-        print_wrapped(
-            console, f"Metrics and findings are the same{' as before, of these steps' * bool(slimmed.steps)}."
-        )
+        what = "All numbers of its metrics" if anonymised else "Metrics"
+        print_wrapped(console, f"{what} and findings are the same.")
 
 
 def _size(number: int) -> str:

@@ -143,11 +143,15 @@ def element_size(kind: str) -> int | None:
     return _SIZES.get(kind)
 
 
+def matmul_rows(operators: Table) -> Array:
+    """Return the rows of all matmuls."""
+    names = np.array([word in _INPUTS for word in operators.strings], bool)
+    return np.flatnonzero(names[operators.name])
+
+
 def innermost_matmuls(operators: Table) -> Array:
     """Return the rows of the matmuls that call no other matmul, which are those that count."""
-    names = np.array([word in _INPUTS for word in operators.strings], bool)
-    matmul = names[operators.name]
-    rows = np.flatnonzero(matmul)
+    rows = matmul_rows(operators)
     calls_another = np.zeros(len(operators), bool)
     for _, above in ancestor_levels(operators.parent[rows], operators.parent):
         calls_another[above] = True

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 import numpy as np
 
+from ..diagnosis.diagnosis_data import DiagnosisData
 from ..diagnosis.idle_causes import COLLECTION, COMPILATION, INPUT
 from ..diagnosis.memory_use import OPTIMIZER
 from ..diagnosis.rules.compiled import LOOK_UP, REGION
-from ..diagnosis.trace_facts import TraceFacts
 from ..traces.table import Array, Table
 from ..traces.trace import Trace
 from .frames import kept_frames
@@ -23,14 +22,16 @@ _MARK = re.compile("^instrument_steps=")
 _NAMED = (INPUT, COMPILATION, COLLECTION, OPTIMIZER, REGION, LOOK_UP, _MARK)
 
 
-def chosen_parts(trace: Trace, facts: TraceFacts, rules: Collection[str]) -> dict[str, Part]:
+def chosen_parts(trace: Trace, diagnosis: DiagnosisData) -> dict[str, Part]:
     """Return what stays of each table.
 
     Args:
         trace: the trace as it was read.
-        facts: the facts of its diagnosis, which say where the diagnosis looked.
-        rules: the rules that found something.
+        diagnosis: its diagnosis, whose facts say where it looked.
     """
+    facts, rules = diagnosis.facts, {found.rule for found in diagnosis.findings}
+    if facts is None:
+        raise ValueError("only a diagnosis from instrument.diagnose says where it looked")
     named = named_by_external(trace)
     begin, end = _whole(trace)
     edges = {name: extremes(table, begin, end) for name, table in _tables(trace).items()}

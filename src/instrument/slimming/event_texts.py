@@ -18,10 +18,12 @@ from .lane_names import LaneNames, Place
 from .memory import ARGS
 from .names import Names
 from .operators import EXTERNAL
+from .overlaps import lanes_without_overlaps
 from .parts import ALL_ARGS, Keys, Part
 
 _VARYING = frozenset((*EVENT_IDS, *EXTERNAL, "Sequence number", *ARGS[2:]))  # args that differ from event to event
 
+_PLACED_BY_LANE = ("mtia_ccp_events", "gpu_user_annotation")  # the reader takes device and stream from the lane
 _FLOWS = frozenset((*FLOW_IN, *FLOW_OUT))
 _CORRELATION = re.compile(f'("(?:{"|".join(EVENT_IDS)})":)([1-9]\\d*)')
 
@@ -87,6 +89,7 @@ class EventTexts:
         self._flow: dict[int, str] = {}
         self._compacted: dict[bytes, str] = {}
         self._read(index, [each.keys[kind] for each in parts.values() for kind in each.which.tolist()])
+        self._move_overlaps()
 
     def __iter__(self) -> Iterator[str]:
         heads = [(self._before(head), head.args, head.phase == "X") for head in self._heads]
@@ -135,6 +138,19 @@ class EventTexts:
             for row, event in zip(order[begin:end].tolist(), events[begin:end].tolist(), strict=True):
                 self._take(row, _decode(texts[event - first]), keys[row])
             self._lanes.take(texts)
+
+    def _move_overlaps(self) -> None:
+        """Move events that overlap others on their thread to lanes of their own."""
+        heads, places = list(self._heads), Interner[Place]()
+        place = np.array([places[head.place] for head in heads], np.int64)[self._head]
+        lasting = np.array([head.phase == "X" and head.category not in _PLACED_BY_LANE for head in heads])
+        rows = np.flatnonzero(lasting[self._head])
+        frame = np.array([head.category == "python_function" for head in heads])[self._head[rows]]
+        ends = self._start[rows] + self._duration[rows]
+        lanes = lanes_without_overlaps(place[rows], self._start[rows], ends, frame)
+        for row, lane in zip(rows[lanes > 0].tolist(), lanes[lanes > 0].tolist(), strict=True):
+            head = heads[self._head[row]]
+            self._head[row] = self._heads[head._replace(place=self._lanes.lane(head.place, lane))]
 
     def _take(self, row: int, event: _Event, keys: Keys) -> None:
         args = _members(event.args) if keys else {}

@@ -6,6 +6,8 @@ import re
 
 import numpy as np
 
+from ..diagnosis.groups import inside_rows
+from ..diagnosis.matmul import matmul_rows
 from ..diagnosis.rules.host import QUERIES
 from ..diagnosis.trace_facts import TraceFacts
 from ..traces.table import KERNEL, MEMCPY, Array, Table
@@ -91,13 +93,14 @@ def kept_gpu(trace: Trace, named: Array) -> Part:
     """Return the GPU work: all of it stays."""
     gpu = trace.gpu
     kernel, copy = gpu.category == KERNEL, gpu.category == MEMCPY
-    gemm = np.array([word == "gemm" for word in gpu.strings])[gpu.family]
+    inside = inside_rows(matmul_rows(trace.operators), trace.operators.parent)
+    of_matmul = np.append(inside, False)[gpu.operator]
     alone = (gpu.launch < 0) | (not has_correlations(trace))
     collective = (gpu.collective > 0) | (gpu.group > 0) | (gpu.dtype > 0) | (gpu.elements_in >= 0)
     args = (
         (_PLACE, True),
         (("bytes", "size"), copy),
-        (("grid",), kernel & (np.isnan(gpu.blocks_per_sm) | gemm)),
+        (("grid",), kernel & (np.isnan(gpu.blocks_per_sm) | of_matmul)),
         (("block",), kernel & _threads_count(trace, gpu)),
         (("blocks per SM",), kernel & ~np.isnan(gpu.blocks_per_sm)),
         (("est. achieved occupancy %",), kernel & ~np.isnan(gpu.occupancy_percent)),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec import Raw, Struct
 
+from ..traces.insert_events import FIRST_LANE
 from ..traces.trace import Thread
 from .names import Id, Names
 
@@ -41,6 +42,7 @@ class LaneNames:
         self._names = names
         self._order: dict[Place, int] = {(each.process, each.thread): row for row, each in enumerate(threads)}
         self._thread_names: dict[Place, str] = {(each.process, each.thread): each.name for each in threads}
+        self._lanes = dict[tuple[Place, int], Place]()
         self._used = dict[Place, Place]()
         self._found = dict[tuple[str, Id, Id], Mapping[str, object]]()
 
@@ -48,6 +50,24 @@ class LaneNames:
         """Return a process and thread, and remember that an event of it stays."""
         place = process, thread
         return self._used.setdefault(place, place)
+
+    def lane(self, place: Place, number: int) -> Place:
+        """Return a lane of a thread for events that overlap others on it."""
+        key = place, number
+        if key not in self._lanes:
+            lane = FIRST_LANE + len(self._lanes)
+            while (place[0], lane) in self._order:
+                lane += 1
+            self._lanes[key] = place[0], lane
+        return self._lanes[key]
+
+    @property
+    def lanes(self) -> list[list[Id]]:
+        """The lanes: the process, the id of the lane, and the id of the thread."""
+        return [
+            [self._names.lane(process), lane, self._names.lane(place[1])]
+            for (place, _), (process, lane) in self._lanes.items()
+        ]
 
     def take(self, texts: Iterable[bytes]) -> None:
         """Remember the names among the texts of events; of several, the reader takes the first."""
@@ -81,6 +101,9 @@ class LaneNames:
             }
             place = {"pid": self._names.lane(process), "tid": self._names.lane(thread)}
             yield {"ph": "M", "name": name, **place, "args": args}
+        for process, lane, thread in self.lanes:
+            args = {"name": f"thread {thread}: overlaps"}
+            yield {"ph": "M", "name": "thread_name", "pid": process, "tid": lane, "args": args}
 
 
 def _args(raw: Raw) -> Mapping[str, object]:

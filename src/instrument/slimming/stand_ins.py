@@ -38,7 +38,9 @@ _OF_TORCH = re.compile(
     r"(?:::[\w.]+)+"
 )
 _NODE = re.compile(r"\w+Backward\d+|torch::autograd::\w+|CompiledFunctionBackward")  # of a program: no number
-_BEFORE = re.compile(r"Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#?|nn\.Module: ")
+_BEFORE = re.compile(
+    r"Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#?|nn\.Module: |Python GC ?|gc\.collect"
+)
 _AFTER = re.compile(r"\.step|\.zero_grad|\.__next__| \((?:backward|eval)\)")
 _MODULES = re.compile(
     r"(?:Linear|Bilinear|Identity|Embedding|EmbeddingBag|Dropout\dd?|Dropout|Sequential|ModuleList|ModuleDict"
@@ -93,7 +95,10 @@ _CATEGORIES = re.compile(
     r"|cuda_driver|runtime|kernel|(?:gpu_)?mem(?:cpy|set)|mtia_ccp_events|cuda_sync|trace|overhead|cpu_instant_event)?",
     re.IGNORECASE,
 )
-_LABEL = re.compile(r"(?:CPU|GPU|NPU|TPU|XPU|HPU|MTIA|Ascend) ?\d*|stream \d+ ?|Spans|Traces|PyTorch Profiler|")
+_LABEL = re.compile(
+    r"(?:CPU|GPU|NPU|TPU|XPU|HPU|MTIA|Ascend) ?\d*|stream \d+ ?|thread \d+: overlaps|Spans|Traces"
+    r"|PyTorch Profiler|"
+)
 _QUOTED = re.compile(r"'[^']*'")
 
 

@@ -15,7 +15,7 @@ from .events import Collector
 from .intervals import merge_overlaps, total_ns
 from .links import assemble
 from .salvage import metadata
-from .slim_note import add_losses
+from .slim_note import add_losses, own_threads
 from .text import event_limit, read_blocks, text_limit
 from .trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .xla import HOST, sort_events
@@ -54,6 +54,10 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
     add_losses(about, lost)
     distributed = _mapping(about.get("distributedInfo"))
     columns = collector.columns()
+    own = own_threads(about, collector.threads)
+    for part in columns.values():
+        if "thread" in part:
+            part["thread"] = own[part["thread"]]
     threads = [(*place, collector.thread_names.get(place, "")) for place in collector.threads]
     jax = HOST in collector.processes.values() and "others" in columns
     if jax:

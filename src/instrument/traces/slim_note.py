@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from .table import Array
 from .trace import ReadLosses
 
 KEY = "instrument_slim"
@@ -35,6 +38,23 @@ def add_losses(metadata: Mapping[str, Any], lost: ReadLosses) -> None:
     reasons = before.get("reasons")
     for reason, count in reasons.items() if isinstance(reasons, Mapping) else ():
         lost.reasons[str(reason)] = lost.reasons.get(str(reason), 0) + _count(count)
+
+
+def own_threads(metadata: Mapping[str, Any], threads: Mapping[Any, int]) -> Array:
+    """Return for each thread the thread that its events belong to: another one for lanes of overlapping events.
+
+    Args:
+        metadata: the metadata of a trace.
+        threads: the number of each pair of process and thread.
+    """
+    found = np.arange(len(threads))
+    lanes = note_of(metadata).get("lanes")
+    for lane in lanes if isinstance(lanes, list) else ():
+        if isinstance(lane, list) and len(lane) == 3 and not any(isinstance(each, (list, dict)) for each in lane):
+            process, number, thread = lane
+            if (process, number) in threads and (process, thread) in threads:
+                found[threads[process, number]] = threads[process, thread]
+    return found[found]  # a slim trace of a slim trace may have lanes of lanes
 
 
 def kept_steps(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
