@@ -75,7 +75,7 @@ function rooflineRoof(kind, rate, memory, x, y) {
 function rooflineLines(dot) {
   return [
     `${dot.name} ${dot.sizes}`, ["Kind", `${dot.kind}, ${dot.dtype}`], ["GPU time in the window", `${format.ns(dot.gpu_ns)} in ${format.count(dot.calls)} calls`],
-    ["Operations of a call", format.number(dot.flops)], ["Bytes of a call", format.bytes(dot.bytes)], ["Operations per byte", format.number(rooflineIntensity(dot))],
+    ["Operations per call", format.number(dot.flops)], ["Bytes per call", format.bytes(dot.bytes)], ["Operations per byte", format.number(rooflineIntensity(dot))],
     ["Rate", rooflineRate(dot.flops_per_s)],
     ["Share of the peak", dot.share == null ? "unknown" : `${format.percent(dot.share)}, bound by ${dot.bound}${dot.implausible ? "; implausible: more than the GPU can do" : ""}`],
   ];
@@ -100,7 +100,7 @@ function rooflineDot(view, dot, x, y, r, redraw) {
 function rooflineTable({ dots }) {
   const columns = [
     { title: "Operator", kind: "text" }, { title: "Sizes", kind: "text" }, { title: "Type", kind: "text" }, { title: "Calls", kind: "count" }, { title: "GPU time", kind: "ns" },
-    { title: "Operations of a call", kind: "number" }, { title: "Bytes of a call", kind: "bytes" }, { title: "Operations per byte", kind: "number" },
+    { title: "Operations per call", kind: "number" }, { title: "Bytes per call", kind: "bytes" }, { title: "Operations per byte", kind: "number" },
     { title: "Operations/s", kind: "number" }, { title: "Share of the peak", kind: "percent" }, { title: "Bound by", kind: "text" },
   ];
   const rows = dots.map((dot) => [dot.name, dot.sizes, dot.dtype, dot.calls, dot.gpu_ns, dot.flops, dot.bytes, rooflineIntensity(dot), dot.flops_per_s, dot.share, dot.bound]);
