@@ -40,7 +40,7 @@ def _notes(job: Job) -> list[str]:
     arrivals = job.arrivals
     notes = [f"{len(job.ranks)} of {counted(job.world_size, 'rank')} are recorded."]
     if arrivals.unknown:
-        notes.append(f"Who arrives last is unknown: {arrivals.unknown}.")
+        notes.append(f"Which rank arrives last is unknown: {arrivals.unknown}.")
     else:
         notes.append(f"Compared: {counted(arrivals.collectives, 'collective')} that the ranks share.")
     if arrivals.latest is not None:
