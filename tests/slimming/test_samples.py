@@ -63,7 +63,7 @@ def test_valid_for_viewers(tmp_path: Path) -> None:
 
 
 def test_fewer_steps(tmp_path: Path) -> None:
-    """The numbers of a trace with fewer steps are of those, which the file and the diagnosis say."""
+    """The numbers of a trace with fewer steps are those of these steps, as the file and the diagnosis say."""
     slimmed = instrument.slim(SAMPLE, tmp_path / "small.json.gz", steps=1)
     assert slimmed.steps == (1, 2)
     found = diagnose(slimmed.path)

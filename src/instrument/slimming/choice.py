@@ -24,7 +24,7 @@ _NAMED = (INPUT, COMPILATION, COLLECTION, OPTIMIZER, REGION, LOOK_UP, _MARK)
 
 
 def chosen_parts(trace: Trace, facts: TraceFacts, rules: Collection[str]) -> dict[str, Part]:
-    """Return what stays of each table.
+    """Return the part of each table that stays.
 
     Args:
         trace: the trace as it was read.
@@ -63,7 +63,7 @@ def _whole(trace: Trace) -> tuple[int, int]:
 
 
 def _named(trace: Trace) -> Array:
-    """Return a mask of the other events that a rule knows by name; all that last, if a device is unknown."""
+    """Return a mask of the other events that a rule knows by name, or of all that last if a device is not read."""
     others = trace.others
     if trace.unread_devices:
         return others.duration_ns > 0

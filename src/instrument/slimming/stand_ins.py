@@ -37,7 +37,7 @@ _OF_TORCH = re.compile(
     r"|(?:aten|prims?|c10d|_c10d_functional|autograd|torch|quantized|torchvision|fbgemm|vllm|torch\.distributed\.ddp\.reducer)"
     r"(?:::[\w.]+)+"
 )
-_NODE = re.compile(r"\w+Backward\d+|torch::autograd::\w+|CompiledFunctionBackward")  # of a program: no number
+_NODE = re.compile(r"\w+Backward\d+|torch::autograd::\w+|CompiledFunctionBackward")  # a program's own: no number
 _BEFORE = re.compile(r"Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#?|nn\.Module: ")
 _AFTER = re.compile(r"\.step|\.zero_grad|\.__next__| \((?:backward|eval)\)")
 _MODULES = re.compile(
@@ -100,8 +100,8 @@ _QUOTED = re.compile(r"'[^']*'")
 class StandIns(Names):
     """Replaces names; the same name gets the same stand-in in every file that is made with the same key.
 
-    A stand-in is a keyed hash. Without a key, who guesses a name can check the guess; with a secret one, only who
-    knows it can. Numbers in names stay, because they tell apart what a loop counts.
+    A stand-in is a keyed hash. Without a key, anyone who guesses a name can check the guess; with a secret key,
+    only those who know it can. Numbers in names stay, up to six digits, because they tell apart what a loop counts.
 
     Args:
         key: the key; empty for none.
@@ -119,7 +119,7 @@ class StandIns(Names):
         return self._known[table, name]
 
     def category(self, name: str | None) -> str | None:
-        """Return the category; all that torch does not have become one."""
+        """Return the category, or "other" for one that torch does not have."""
         return name if _CATEGORIES.fullmatch(name or "") else "other"
 
     def value(self, text: str) -> str:
@@ -144,7 +144,7 @@ class StandIns(Names):
         return f"{kind.partition('_')[0]} {self._hash(text)}"
 
     def metadata(self, about: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the metadata with what a number rests on."""
+        """Return the metadata with stand-ins in process groups, and losses without the texts that they quote."""
         found = dict(about)
         if isinstance(groups := found.pop("distributedInfo", None), dict):
             found["distributedInfo"] = self._groups(groups)
@@ -183,7 +183,7 @@ class StandIns(Names):
         return "".join(_LETTERS[byte >> 4] + _LETTERS[byte & 15] for byte in digest)
 
     def _with_numbers(self, text: str) -> str:
-        """Return a stand-in that has the same numbers, and says of a backward pass that it is one."""
+        """Return a stand-in that has the same numbers, and "backward" if the text has it."""
         numbers = _DIGITS.findall(text)
         word = self._hash(_DIGITS.sub("#", text)) + "_backward" * ("backward" in text.lower())
         return "_".join([word, *numbers])
