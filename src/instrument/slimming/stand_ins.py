@@ -101,7 +101,7 @@ class StandIns(Names):
     """Replaces names; the same name gets the same stand-in in every file that is made with the same key.
 
     A stand-in is a keyed hash. Without a key, anyone who guesses a name can check the guess; with a secret key,
-    only those who know it can. Numbers in names stay, up to six digits, because they tell apart what a loop counts.
+    only those who know it can. Numbers of up to six digits stay, because they tell apart what a loop counts.
 
     Args:
         key: the key; empty for none.
