@@ -73,7 +73,7 @@ def test_roofline_of_real_trace() -> None:
 
 
 def test_charts_only_where_there_is_data() -> None:
-    """A trace without operators has no flame graph, without shapes no roofline, and alone no ranks."""
+    """A trace without operators has no flame graph, one without shapes no roofline, and a single one no ranks."""
     diagnosis = instrument.diagnose(MadeLoop(steps=0).work(GEMM, 0, 1, 9).trace())
     assert (flame_section(diagnosis), roofline_section(diagnosis), ranks_section(diagnosis)) == (None, None, None)
 

@@ -164,7 +164,7 @@ def test_a_region_with_more_gpu_time_than_the_step() -> None:
         loop.region("forward", step, step + 900)
         for stream in (7, 20, 21):
             loop.work(GEMM, step + 1, step + 2, step + 900, stream=stream)
-    note = "GPU adds up the durations of the region's work: what runs at the same time all counts."
+    note = "GPU adds up the durations of the region's work: what runs at the same time counts in full."
     found = instrument.diagnose(loop.trace())
     assert note in said(found)
     assert note in said(found.to_markdown())

@@ -154,7 +154,7 @@ def test_unused_threads() -> None:
     made.rows["operators"].append(on_cpu("aten::late", 9_000_000, 9_100_000, thread=1))
     section = section_of(diagnose(made.trace()))
     assert [group["title"] for group in section["groups"]] == ["GPU 0 NVIDIA H100 80GB HBM3", "Thread 1"]
-    assert section["notes"] == ["1 thread without events in the window not shown."]
+    assert section["notes"] == ["Not shown: 1 thread without events in the window."]
 
 
 def test_titles_of_threads() -> None:

@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def after(clock: Clock, seconds: float, tabs: OpenTabs) -> bool:
-    """Return whether all tabs are closed so much later."""
+    """Return whether all tabs are closed after this time."""
     clock.now += seconds
     return tabs.all_closed
 

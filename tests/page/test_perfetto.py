@@ -1,4 +1,4 @@
-"""A served page in a real browser drives Perfetto; here that is a page which takes messages as Perfetto does."""
+"""A served page drives Perfetto in a real browser; a page that takes the same messages stands in for Perfetto."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_closed_while_it_starts(serve: Serve) -> None:
     """If the tab is closed before it has the trace, the page says so, and the next click opens a new one."""
     served = serve("?silent")
     served.open_perfetto().close()
-    served.notice("The tab of Perfetto was closed before it had the trace.")
+    served.notice("The tab of Perfetto was closed before it had the trace. Click again to open it.")
     served.open_perfetto()
     served.notice("Waiting for 127.0.0.1")
 

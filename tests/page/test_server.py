@@ -174,7 +174,7 @@ def test_a_file_that_is_gone(file: Path) -> None:
 
 
 def test_garbage(capfd: pytest.CaptureFixture[str]) -> None:
-    """What is no request is refused or ignored, and the server goes on."""
+    """Malformed requests are refused or ignored, and the server goes on."""
     with served() as server:
         for sent in (b"", b"\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n",
                      b"GET / HTTP/1.1\r\nHost: [\r\n\r\n",

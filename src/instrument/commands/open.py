@@ -55,8 +55,8 @@ def open_command(
     tab, and scroll to a finding there. The page is served on this machine alone, at an address with a random
     token. The command ends with Ctrl-C, or when the last tab with the page is closed.
 
-    The exit code is 0 when it has ended so, 1 if the trace cannot be read or the port is taken, and 2 for options
-    that are wrong or do not fit the trace.
+    The exit code is 0 when it has ended in one of these ways, 1 if the trace cannot be read or the port is taken,
+    and 2 for options that are wrong or do not fit the trace.
     """
     try:
         _check_address(perfetto)
@@ -93,7 +93,7 @@ def _check_address(url: str) -> None:
 
 
 def _server(port: int) -> PageServer:
-    """Return the server: a port that is taken shows before the trace is read."""
+    """Return the server; it is made before the trace is read, so that a taken port is reported at once."""
     try:
         return PageServer(port)
     except OSError as error:
@@ -102,7 +102,7 @@ def _server(port: int) -> PageServer:
 
 
 def _page(trace: str, server: PageServer, perfetto: str, options: Mapping[str, Any]) -> tuple[str, Path | None]:
-    """Return the page, and the file if Perfetto can read it; the tables of the trace are not kept."""
+    """Return the page, and the file if Perfetto can read it; the tables of the trace are freed."""
     try:
         found = diagnose(trace, **options)
     except (TraceError, OSError) as error:
@@ -140,7 +140,9 @@ def _announce(server: PageServer, perfetto: str | None) -> None:
         "closing the last tab with the page.",
     )
     if os.environ.get("SSH_CONNECTION"):
-        print_wrapped(console, "To see it on the machine that you sit at, run there, with your name for this one:")
+        print_wrapped(
+            console, "To see it on your own machine, run this there, with the name by which it reaches this one:"
+        )
         forward = f"{server.port}:127.0.0.1:{server.port}"
         print_line(console, shell_line(["ssh", "-N", "-L", forward, socket.gethostname()]))
 

@@ -30,7 +30,7 @@ def slim_command(
         int | None,
         typer.Option(
             min=1,
-            help="How many steps stay, from the middle of the recording; all numbers are then of those.",
+            help="How many steps stay, from the middle of the recording; all numbers are then those of the steps.",
             metavar="N",
         ),
     ] = None,
@@ -38,8 +38,8 @@ def slim_command(
         bool,
         typer.Option(
             "--anonymise",
-            help="Replace names of people, machines, files, functions, regions and modules by stand-ins; names of "
-            "torch and of libraries stay, and so do all numbers.",
+            help="Replace names of people, machines, files, functions, regions and modules with stand-ins; names "
+            "of torch and of libraries stay, and so do all numbers.",
         ),
     ] = False,
     key: Annotated[
@@ -53,8 +53,8 @@ def slim_command(
 ) -> None:
     """Write the smallest trace that gives the same metrics and findings.
 
-    The new file is read back and diagnosed. What it could not keep is listed, and the exit code is then 1, as if
-    the trace cannot be read; it is 2 for options that are wrong or do not fit the trace.
+    The new file is read back and diagnosed. What differs is listed, and the exit code is then 1, as when the
+    trace cannot be read; it is 2 for options that are wrong or do not fit the trace.
     """
     try:
         if key and not anonymise:
@@ -80,7 +80,7 @@ def _print(console: Console, slimmed: SlimTrace, *, anonymised: bool) -> None:
     print_wrapped(console, f"{slimmed.path} has {kept}, in {size}.")
     if slimmed.steps:
         few, of = slimmed.steps
-        print_wrapped(console, f"It holds {few} of {counted(of, 'step')}: all numbers are of those.")
+        print_wrapped(console, f"It holds {few} of {counted(of, 'step')}: all numbers are those of these steps.")
     if not slimmed.changed:
         what = "All numbers of its metrics" if anonymised else "Metrics"
         print_wrapped(console, f"{what} and findings are the same.")

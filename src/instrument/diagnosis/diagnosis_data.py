@@ -145,7 +145,7 @@ class DiagnosisData:
         """What explains a region with more GPU time than the step has; empty if there is none."""
         if all(region.gpu_ns <= self.step_ns for region in self.longest_regions):
             return ""
-        return "GPU adds up the durations of the region's work: what runs at the same time all counts."
+        return "GPU adds up the durations of the region's work: what runs at the same time counts in full."
 
     @property
     def longest_gaps(self) -> list[str]:

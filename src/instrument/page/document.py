@@ -1,4 +1,4 @@
-"""Makes one HTML file of a page: styles, scripts and compressed data inside, nothing requested from anywhere.
+"""Builds a page as one HTML file, which holds its style, its scripts and its compressed data and requests nothing.
 
 A page is a title, a lead paragraph that shows without scripts, and sections. Each section is a dict with ``id``,
 ``type`` (which script draws it), ``title`` and the data that this script reads. Texts in it are data: the scripts
@@ -23,7 +23,7 @@ import msgspec
 
 _HERE = Path(__file__).parent
 _FIRST, _LAST = ("dom", "state", "table"), "main"
-"""Scripts share one scope: these define what the others use, or start when all are defined."""
+"""Scripts share one scope: the first define what the others use, and the last starts the page."""
 
 _MAX_IN_NOTEBOOK = 4_000_000  # characters
 Section = Mapping[str, Any]
@@ -38,7 +38,7 @@ def document(
         title: the title of the page, such as the name of a file.
         lead: the first paragraph.
         sections: what the page shows, in order.
-        serve: the addresses of a page that a server on this machine serves; without them it may request nothing.
+        serve: what the scripts need of the server that serves the page; without it, the page may request nothing.
     """
     from jinja2 import Environment
 
@@ -87,9 +87,10 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
 
 
 def frame(text: str, height: int = 640) -> str | None:
-    """Return an element that shows a page in a notebook, apart from it and without access to it.
+    """Return an iframe that shows a page in a notebook, isolated from it.
 
-    None for a page of more than 4 MB: a notebook, whose file would hold the page, then shows text instead.
+    None for a page of more than four million characters, which the file of the notebook would hold: the notebook
+    then shows text instead.
 
     Args:
         text: the text of the page.

@@ -13,8 +13,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 _CELLS = 2000  # of the coarsest level: about one for each pixel of a screen
-_CELL = 4  # resolutions: so much time one merged slice stands for at most
-_FINER = 4  # times, from level to level
+_CELL = 4  # resolutions: the slices of a merged one begin within this time
+_FINER = 4  # factor of the resolution from level to level
 
 
 class Slices(NamedTuple):
@@ -123,7 +123,7 @@ def zoom_levels(slices: Slices, window: tuple[int, int], detailed: Sequence[tupl
         window: the time that the coarsest level shows.
         detailed: parts of the window, none or disjoint, that get finer levels than the rest: half of ``most`` is
             theirs, unless that is enough for all slices.
-        most: how many slices all levels may have together; a few for each row.
+        most: how many slices all levels may have together; at least a few for each row.
     """
     part = np.full(len(slices.row), -1, np.int8)
     for number, (start, end) in enumerate(detailed):
@@ -140,7 +140,7 @@ def zoom_levels(slices: Slices, window: tuple[int, int], detailed: Sequence[tupl
 def _add_levels(
     levels: list[Level], slices: Slices, part: Array, left: Array, window: tuple[int, int], most: int
 ) -> Array:
-    """Add levels of the slices that are left while all levels have no more slices than ``most``.
+    """Add levels of the slices ``left`` as long as all levels together have at most ``most`` slices.
 
     Returns:
         The slices that no level shows one by one.
@@ -196,7 +196,7 @@ def packed(slices: Slices, zoom: Zoom, low_ns: int, **columns: Array) -> list[di
 
     A level has the number of slices of each row (``rows``) and, one after the other, their gap since the end of
     the slice before them (of the first in a row, since ``low_ns``) and their length; of single slices also
-    ``columns``, of merged ones the rest of `Merged`. The columns are JSON, as lists take ten times the memory.
+    ``columns``, of merged ones the rest of `Merged`. The columns are JSON, since lists take ten times the memory.
 
     Args:
         slices: all slices.

@@ -1,4 +1,4 @@
-"""`OpenTabs`: knows from what a page tells its server whether any tab still shows the page."""
+"""`OpenTabs`: the tabs that show a page, by what the page tells its server."""
 
 from __future__ import annotations
 

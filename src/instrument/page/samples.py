@@ -1,4 +1,4 @@
-"""The section that shows lengths of steps, each as a dot."""
+"""The section that shows the length of each step as a dot."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Serves one page, and one file that the page reads, to the browsers of this machine.
 
-The address is a random token, so only who knows it can read them. The server listens on 127.0.0.1, and refuses
-requests to another host name, by which a website could reach it through a browser (DNS rebinding). Without CORS
-headers, no other site can read what it sends.
+The path holds a random token, so that only a reader who knows it gets an answer. The server listens on 127.0.0.1,
+and refuses requests to another host name, by which a website could reach it through a browser (DNS rebinding).
+Without CORS headers, no other site can read what it sends.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class PageServer(ThreadingTCPServer):
         tabs: knows when the last tab is closed.
 
     Attributes:
+        port: the port in use.
         url: the address of the page.
-        file_path: the path of the file, for the page.
+        page_path: the path of the page, which holds the token.
+        file_path: the path of the file.
         alive_path: the path at which the page says that a tab has opened or closed.
 
     Raises:
@@ -70,7 +72,7 @@ class PageServer(ThreadingTCPServer):
 
         Args:
             page: the text of the page.
-            file: what `file_path` sends, as it is and in pieces; the path is not found without it.
+            file: the file that `file_path` sends, unchanged and in pieces; without it, that path gets a 404.
         """
         self.page, self.file = page.encode(), file
         while not self.tabs.all_closed:
@@ -121,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _is_for(self, path: str) -> bool:
-        """Return whether the request is for this host and path; how long it takes does not depend on the token."""
+        """Return whether the request is for this host and path, in a time that does not depend on the token."""
         requested = self.path.partition("?")[0].encode()
         return self._host_is_known and secrets.compare_digest(requested, path.encode())
 

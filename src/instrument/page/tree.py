@@ -1,4 +1,4 @@
-"""Merges rows with the same path into nodes, and joins the smallest nodes, so that all sums stay exact."""
+"""Merges rows with the same path into nodes, and joins the smallest nodes; all sums stay exact."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tree_of(parents: Array, keys: Array, values: Array, counts: Array, most: int
         keys: what distinguishes rows below the same node, as integers from 0.
         values: a row of values for each row, as integers from 0, such as times. Nodes without any are left out.
         counts: a row of counts for each row.
-        most: how many nodes are kept, those with the largest totals; each may have one more, joined node.
+        most: how many nodes are kept, those with the largest totals; below each, one node stands for all others.
     """
     nodes, parent, key = _merged(parents, keys)
     own, number = (np.zeros((len(parent), each.shape[1]), np.int64) for each in (values, counts))
@@ -86,7 +86,7 @@ def _levels(parents: Array) -> Iterator[Array]:
 
 
 def _pruned(tree: Tree, total: Array, most: int) -> Tree:
-    """Return the tree with the largest nodes alone; the others below the same node are one."""
+    """Return the tree of the largest nodes; below each of them, the others are joined into one."""
     size = total.sum(axis=1)
     largest = np.argsort(-size, kind="stable")[:most]  # a node above is never smaller, and comes first
     kept = np.zeros(len(size) + 1, bool)

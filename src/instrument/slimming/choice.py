@@ -64,7 +64,7 @@ def _whole(trace: Trace) -> tuple[int, int]:
 
 
 def _named(trace: Trace) -> Array:
-    """Return a mask of the other events that a rule knows by name; all that last, if a device is unknown."""
+    """Return a mask of the other events that a rule knows by name, or of all that last if a device is not read."""
     others = trace.others
     if trace.unread_devices:
         return others.duration_ns > 0

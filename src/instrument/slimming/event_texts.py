@@ -68,7 +68,7 @@ class EventTexts:
         index: the events of the file.
         parts: the events that stay, by table.
         lanes: collects the names of threads and processes.
-        names: which names are written.
+        names: gives the names that are written.
         renumber: whether correlation ids get small numbers, in the order in which the events are written.
     """
 

@@ -1,4 +1,4 @@
-"""Chooses the Python functions that stay: modules, and the stacks at which the diagnosis looks."""
+"""Chooses the Python functions that stay: modules, and the stacks that the diagnosis looks up."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def _places(facts: TraceFacts) -> tuple[Array, Array]:
 
 
 def _other_lines(frames: Table, kept: Array) -> list[int]:
-    """Return one more frame of each function that stays with one line only, but occurs at several.
+    """Return one more frame of each function of which one line stays, but which has several lines in the trace.
 
-    The line is part of the name of such a function, as a class may have several of one name.
+    `StackSites` makes the line a part of the name of a function that has several.
     """
     lines: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     names, first = np.unique(frames.name, return_index=True)

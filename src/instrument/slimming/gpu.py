@@ -16,7 +16,7 @@ from .operators import EXTERNAL
 from .parts import Part, extremes, part
 
 FLOW_OUT, FLOW_IN = ("flow_out",), ("flow_in",)
-"""Stand for a flow from a launch to its work in place of their correlation ids; viewers show it as an arrow."""
+"""Stand for the correlation ids of a launch and its work: a flow between them, which viewers show as an arrow."""
 
 EVENT_IDS = ("correlation", "wait_on_cuda_event_record_corr_id")
 """The args that hold correlation ids."""
@@ -25,12 +25,15 @@ _PLACE = ("device", "stream")
 _COLLECTIVE = ("Collective name", "Process Group Name", "In msg nelems", "Out msg nelems", "dtype")
 _RECORD = re.compile("EventRecord")
 _WAITS = re.compile("Synchronize|Memcpy|Free")
-_SLOW_NS = 100_000_000  # from here on, a call is a cause of idle time
+_SLOW_NS = 100_000_000  # as in `idle_causes`: so long a call is a cause of idle time
 _WAIT = re.compile("Stream Wait Event|Event Sync")
 
 
 def named_by_external(trace: Trace) -> Array:
-    """Return the external ids by which GPU work without a launch finds its operator, or all work without one."""
+    """Return the external ids that link GPU work to operators.
+
+    They are those of the work without a launch or, in a trace without correlation ids, of all work.
+    """
     gpu = trace.gpu
     if not has_correlations(trace):
         return np.unique(gpu.external[gpu.external >= 0])
@@ -69,7 +72,7 @@ def kept_runtime(facts: TraceFacts, named: Array, *, queries: bool) -> Part:
 
 
 def _idle_queries(facts: TraceFacts) -> Array:
-    """Return a mask of the queries of attributes whose times nothing rests on.
+    """Return a mask of the queries of attributes on whose times no number depends.
 
     The start of an event counts if it is the first in a region, or stands between a copy and a synchronization;
     where several threads launch work, every event shows that its thread is not waiting for another.
@@ -113,7 +116,7 @@ def kept_gpu(trace: Trace, named: Array) -> Part:
 
 
 def _threads_count(trace: Trace, gpu: Table) -> bool:
-    """Return whether the occupancy rests on the threads of blocks: the trace has what a multiprocessor holds."""
+    """Return whether occupancy is computed from the threads per block, which needs the limits of the device."""
     return any(device.threads_per_sm for device in trace.devices) or bool(np.isnan(gpu.blocks_per_sm).any())
 
 
@@ -131,8 +134,8 @@ def kept_syncs(trace: Trace) -> Part:
 
 
 def may_renumber(trace: Trace) -> bool:
-    """Return whether correlation ids can get other numbers.
+    """Return whether correlation ids can get other numbers: not if external ids stay.
 
-    In traces of 2022, an external id that equals the correlation id means nothing.
+    An external id that equals the correlation id means nothing (traces of 2022), and others must not become equal.
     """
     return not len(named_by_external(trace))

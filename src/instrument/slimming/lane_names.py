@@ -34,8 +34,8 @@ class LaneNames:
     """The metadata events that name the processes and threads of the events that stay.
 
     Args:
-        threads: the threads of the trace, whose order stays: numbers of threads follow from it.
-        names: which names are written.
+        threads: the threads of the trace, whose order stays, because numbers of threads follow from it.
+        names: gives the names that are written.
     """
 
     def __init__(self, threads: Sequence[Thread], names: Names) -> None:

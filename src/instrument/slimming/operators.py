@@ -16,7 +16,7 @@ from ..traces.trace import Trace
 from .parts import Part, part
 
 EXTERNAL = ("External id", "external id")
-"""The args that name the operator of GPU work: in 2021 the second."""
+"""The args that name the operator of GPU work; traces of 2021 have the second."""
 
 _ANYWHERE = re.compile(f"softmax|^{BACKWARD}$")
 _SHAPES = ("Input Dims", "Input type")

@@ -72,12 +72,12 @@ def slim(
         anonymise: whether stand-ins replace the names that identify people, machines and their code; all numbers
             stay.
         key: with ``anonymise``, a secret from which the stand-ins are made. The same name has the same stand-in in
-            all files with the same key. Without one, who guesses a name can check the guess.
+            all files with the same key. Without one, anyone who guesses a name can check the guess.
 
     Raises:
         TypeError: an argument has another type.
         ValueError: the trace comes from another profiler, or has no steps; ``out`` is the trace itself or is not a
-            file; or ``steps`` is not positive.
+            file; ``steps`` is not positive; or ``key`` is given without ``anonymise``.
         TraceError, OSError: the trace cannot be read, or ``out`` cannot be written.
     """
     if steps is not None and (type(steps) is not int or steps < 1):
@@ -119,7 +119,7 @@ def _cut(trace: Trace, count: int, out: Path) -> Trace:
 
 @contextmanager
 def _part(target: Path) -> Iterator[Path]:
-    """Yield a path beside the target, where nothing is, and remove what is written there."""
+    """Yield a path for a temporary file beside the target, which is removed at the end."""
     path = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.part")
     try:
         yield path

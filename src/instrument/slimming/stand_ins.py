@@ -105,8 +105,8 @@ _QUOTED = re.compile(r"'[^']*'")
 class StandIns(Names):
     """Replaces names; the same name gets the same stand-in in every file that is made with the same key.
 
-    A stand-in is a keyed hash. Without a key, who guesses a name can check the guess; with a secret one, only who
-    knows it can. Numbers in names stay, because they tell apart what a loop counts.
+    A stand-in is a keyed hash. Without a key, anyone who guesses a name can check the guess; with a secret key,
+    only those who know it can. Numbers of up to six digits stay, because they tell apart what a loop counts.
 
     Args:
         key: the key; empty for none.
@@ -124,7 +124,7 @@ class StandIns(Names):
         return self._known[table, name]
 
     def category(self, name: str | None) -> str | None:
-        """Return the category; all that torch does not have become one."""
+        """Return the category, or "other" for one that torch does not have."""
         return name if _CATEGORIES.fullmatch(name or "") else "other"
 
     def value(self, text: str) -> str:
@@ -149,7 +149,7 @@ class StandIns(Names):
         return f"{kind.partition('_')[0]} {self._hash(text)}"
 
     def metadata(self, about: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the metadata with what a number rests on."""
+        """Return the metadata with stand-ins in process groups, and losses without the texts that they quote."""
         found = dict(about)
         if isinstance(groups := found.pop("distributedInfo", None), dict):
             found["distributedInfo"] = self._groups(groups)
@@ -188,7 +188,7 @@ class StandIns(Names):
         return "".join(_LETTERS[byte >> 4] + _LETTERS[byte & 15] for byte in digest)
 
     def _with_numbers(self, text: str) -> str:
-        """Return a stand-in that has the same numbers, and says of a backward pass that it is one."""
+        """Return a stand-in that has the same numbers, and "backward" if the text has it."""
         numbers = _DIGITS.findall(text)
         word = self._hash(_DIGITS.sub("#", text)) + "_backward" * ("backward" in text.lower())
         return "_".join([word, *numbers])

@@ -12,7 +12,7 @@ from ..traces.trace import Trace
 from .parts import ALL_ARGS, Part, part
 
 _ON_CPU = ("operators", "regions", "frames", "runtime", "memory", "counters", "others", "gpu_regions")
-_FEWEST_CALLS = 3  # of a region, that make it a step
+_FEWEST_CALLS = 3  # of a region, as in `region_steps`: fewer are not taken for steps
 
 
 class ChosenSteps(NamedTuple):
@@ -41,7 +41,7 @@ def middle_steps(trace: Trace, count: int) -> ChosenSteps:
     Of several processes, the one with most steps counts.
 
     Raises:
-        ValueError: the trace has no steps; or they are calls of a region, which are steps from three on.
+        ValueError: the trace has no steps; or they are calls of a region, and ``count`` is less than three.
     """
     steps, process_of = trace.steps, process_of_threads(trace)[trace.steps.thread]
     if not steps:
@@ -61,9 +61,8 @@ def middle_steps(trace: Trace, count: int) -> ChosenSteps:
 def parts_of_steps(trace: Trace, chosen: ChosenSteps) -> dict[str, Part]:
     """Return the events of some steps with all their args.
 
-    On the CPU, all events stay that overlap the time of the steps. Of the GPU work, what these launch stays; and
-    what runs in that time and was launched before, whose launches are not among them, as at the head of any
-    recording.
+    On the CPU, all events stay that overlap the time of the steps. Of the GPU work, what these launch stays, and
+    what runs in that time but was launched before it, without its launch, as at the head of any recording.
 
     Args:
         trace: the trace as it was read.

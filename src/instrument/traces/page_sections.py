@@ -17,7 +17,7 @@ from .table import COLUMNS, Table
 
 
 class ShownTrace(Protocol):
-    """The part of a `Trace` that its page shows; its module imports this one."""
+    """The part of a `Trace` that its page shows; a protocol, because the module of `Trace` imports this one."""
 
     path: Path
     format: str

@@ -1,1 +1,1 @@
-"""The sections of the page of a diagnosis; each module makes one, or None where the trace has nothing for it."""
+"""Builds the sections of the page of a diagnosis; a section is None if the trace has nothing for it."""

@@ -82,7 +82,7 @@ class BackwardRanges:
         lowest, highest = np.full(len(numbers), len(self.autograd)), np.full(len(numbers), -1)
         np.minimum.at(lowest, of, ranges.thread[makers])
         np.maximum.at(highest, of, ranges.thread[makers])
-        one = np.flatnonzero(np.isin(sequence[nodes], numbers[lowest == highest]))  # each thread has its numbers
+        one = np.flatnonzero(np.isin(sequence[nodes], numbers[lowest == highest]))  # numbers are per thread
         wanted = np.searchsorted(numbers, sequence[nodes[one]])
         last = latest(of, ranges.start_ns[makers], wanted, ranges.start_ns[nodes[one]])
         made = np.full(len(nodes), -1)

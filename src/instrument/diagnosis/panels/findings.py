@@ -13,7 +13,7 @@ from .spans import span_of
 
 
 def findings_section(diagnosis: DiagnosisData) -> dict[str, Any]:
-    """Return the findings in their order, with what a person reads of each, and the rules that abstained."""
+    """Return the findings in order, each with its texts and figures, and the rules that abstained."""
     worth = {id(found) for found in diagnosis.worth()}
     return {
         "id": "findings",

@@ -25,7 +25,7 @@ _NOTES = {
     ),
     "gpu": (
         "The durations of the GPU work of the steps, below the range that launched it; work that runs at the same"
-        " time all counts. A backward pass is below the region or module of its forward pass where sequence"
+        " time counts in full. A backward pass is below the region or module of its forward pass where sequence"
         " numbers tell it."
     ),
 }
@@ -79,7 +79,7 @@ class _Rows:
         root = np.argsort(order)
         outside = np.zeros(self._threads, np.int64)
         outside[0] = outside_ns
-        # A node whose operator ran on another thread stays below what is around it, as its time is of its thread.
+        # A node whose operator ran on another thread stays below the range around it: time is by thread.
         same = np.append(thread, -1)[self._parents] == thread
         parents = np.where(same, self._parents, self._ranges.nest.parents)
         parents = np.where(parents >= 0, parents + self._threads, root[thread])

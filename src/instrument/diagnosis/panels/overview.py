@@ -29,7 +29,7 @@ def idle_class(cause: str) -> str:
 
 
 def overview_section(diagnosis: DiagnosisData) -> dict[str, Any]:
-    """Return the parts of a step (time that the GPU works by class, idle time by cause) and the figures."""
+    """Return the parts of a step (busy time of the GPU by class, idle time by cause) and the figures."""
     return {
         "id": "overview",
         "type": "overview",

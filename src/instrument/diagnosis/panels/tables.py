@@ -22,8 +22,8 @@ _TABLES = {
         "Operators",
         {
             "name": ("Operator", "text"), "calls": ("Calls", "count"),
-            "gpu_self_ns": ("GPU time of its own", "ns"), "gpu_ns": ("GPU time", "ns"),
-            "gpu_busy_ns": ("GPU busy", "ns"), "cpu_self_ns": ("CPU time of its own", "ns"),
+            "gpu_self_ns": ("Self GPU time", "ns"), "gpu_ns": ("GPU time", "ns"),
+            "gpu_busy_ns": ("GPU busy", "ns"), "cpu_self_ns": ("Self CPU time", "ns"),
         },
     ),
     "region_table": (
@@ -47,7 +47,7 @@ _TABLES = {
         {
             "name": ("Collective", "text"), "group": ("Process group", "text"), "dtype": ("Type", "text"),
             "count": ("Calls", "count"), "sum_ns": ("Time", "ns"), "exposed_ns": ("Exposed", "ns"),
-            "bytes": ("Bytes", "bytes"), "bus_bytes_per_s": ("Bus, bytes/s", "bytes"),
+            "bytes": ("Bytes", "bytes"), "bus_bytes_per_s": ("Bus bandwidth (bytes/s)", "bytes"),
         },
     ),
 }  # fmt: skip

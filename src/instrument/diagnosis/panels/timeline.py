@@ -18,7 +18,7 @@ from .timeline_lanes import CLASSES, Lane, lanes_of
 from .timeline_texts import TimelineTexts, text_of
 
 _MOST_SLICES = 200_000
-_FEW_STEPS = 2  # so few are shown alike
+_FEW_STEPS = 2  # up to so many, all have the same detail
 _LONGEST = 5  # of each lane
 
 
@@ -91,7 +91,7 @@ def _rows_of_steps(facts: TraceFacts) -> Array:
 
 
 def _detailed(steps: Table) -> list[int]:
-    """Return the step whose length is closest to the median, and the longest; none of few steps."""
+    """Return the step whose length is closest to the median, and the longest; none if there are few."""
     if len(steps) <= _FEW_STEPS:
         return []
     length = steps.duration_ns

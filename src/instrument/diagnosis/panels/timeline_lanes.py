@@ -29,7 +29,7 @@ CLASSES = (
 _COMPUTE, _COMMUNICATION, _COPIES = range(3)
 _MODULE = re.compile(r"^nn\.Module: ")
 _TITLES = {"region": "regions", "module": "modules", "operator": "operators", "runtime": "runtime calls"}
-_MOST_LANES = 32  # streams; threads
+_MOST_LANES = 32  # of streams, and of threads
 _MOST_DEPTH = 32
 
 
@@ -72,7 +72,7 @@ class Lane(NamedTuple):
 
 
 def lanes_of(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane], list[str]]:
-    """Return the lanes of the timeline, and sentences on what they leave out.
+    """Return the lanes of the timeline, and notes on what they leave out.
 
     Args:
         facts: the facts of a trace.
@@ -84,12 +84,12 @@ def lanes_of(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane], li
     idle = _idle(facts, groups.pop() if len(groups) == 1 else "All GPUs")
     lanes = [idle] * bool(len(idle.start_ns)) + streams + threads
     deep = sum(int((lane.depth >= _MOST_DEPTH).sum()) for lane in lanes)
-    too_deep = [f"{counted(deep, 'slice')} nested deeper than {_MOST_DEPTH} levels not shown."] if deep else []
+    too_deep = [f"Not shown: {counted(deep, 'slice')} nested deeper than {_MOST_DEPTH} levels."] if deep else []
     return [lane.where(lane.depth < _MOST_DEPTH) for lane in lanes], no_streams + no_threads + too_deep
 
 
 def _stream_lanes(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane], list[str]]:
-    """Return the streams with work in the window, by GPU, the most used first, and a sentence on the rest."""
+    """Return the streams with work in the window, by GPU, the most used first, and a note on the rest."""
     gpu, inside = facts.gpu, _inside(facts.gpu, window)
     device, stream = gpu_numbers(gpu)[inside], gpu.stream[inside]
     first, of_place = distinct(device, stream)
@@ -120,7 +120,7 @@ def _idle(facts: TraceFacts, group: str) -> Lane:
 
 
 def _thread_lanes(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane], list[str]]:
-    """Return the lanes of the threads with events in the window, the most used first, and what is left out."""
+    """Return the lanes of the threads with events in the window, the most used first, and notes on the rest."""
     trace = facts.trace
     rows_of: dict[int, dict[str, Array]] = defaultdict(dict)
     tables = {
@@ -147,7 +147,7 @@ def _thread_lanes(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane
             none = np.full(len(rows), -1)
             lanes.append(_lane(titles[thread], _TITLES[kind], tables[kind], rows, name, kinds, none))
     idle = len(np.unique(np.concatenate([table.thread for table in tables.values()]))) - len(used)
-    notes = [f"{counted(idle, 'thread')} without events in the window not shown."] if idle else []
+    notes = [f"Not shown: {counted(idle, 'thread')} without events in the window."] if idle else []
     return lanes, _left_out(used, "thread") + notes
 
 
@@ -158,7 +158,7 @@ def _most(used: Mapping[int, int]) -> list[int]:
 
 def _left_out(used: Mapping[int, int], word: str) -> list[str]:
     rest = len(used) - _MOST_LANES
-    return [f"The {counted(rest, f'least used {word}')} not shown."] if rest > 0 else []
+    return [f"Not shown: the {counted(rest, f'least used {word}')}."] if rest > 0 else []
 
 
 def _lane(group: str, title: str, events: Table, rows: Array, name: Array, kind: Array, work: Array) -> Lane:
@@ -187,7 +187,7 @@ def _inside(events: Table, window: tuple[int, int]) -> Array:
 def _thread_titles(trace: Trace, used: Collection[int]) -> dict[int, str]:
     """Return the title of each thread, with its process if there are several."""
     several = len({trace.threads[number].process for number in used if number >= 0}) > 1
-    titles = {-1: "Thread not known"}
+    titles = {-1: "Unknown thread"}
     for number in used:
         if number >= 0:
             thread = trace.threads[number]

@@ -14,7 +14,7 @@ _MODULE = "nn.Module: "
 
 
 class TimelineTexts:
-    """The texts that some slices need.
+    """The texts of the slices that are shown one by one.
 
     Args:
         facts: the facts of the trace.
@@ -27,7 +27,7 @@ class TimelineTexts:
         name: the place of each slice's name in ``texts``; 0 if it is not needed.
         about: the place of each slice's launch in the columns of ``launches``; 0 for none.
         launches: what launched GPU work, and its own name (``work``), as places in ``texts``.
-        causes: pairs of the place of a cause of idle time in ``texts`` and what it means.
+        causes: for each cause of idle time in ``texts``, its place there and a sentence that explains it.
     """
 
     def __init__(self, facts: TraceFacts, name: Array, work: Array, used: Array) -> None:

@@ -14,7 +14,7 @@ registerView("findings", (section, element) => {
   if (rows.length) element.append(behind("The findings as a table", dataTable({ caption: "Findings", columns, rows })));
   if (section.abstained.length) {
     const reasons = dataTable({ caption: "Rules that lack evidence", columns: [{ title: "Rule", kind: "text" }, { title: "What is missing", kind: "text" }], rows: section.abstained });
-    element.append(behind(`${section.abstained.length} rules abstained for lack of evidence`, reasons));
+    element.append(behind(`${section.abstained.length} ${section.abstained.length === 1 ? "rule" : "rules"} abstained for lack of evidence`, reasons));
   }
   findingsKeys(cards);
   const chosen = Number(state.get("finding"));

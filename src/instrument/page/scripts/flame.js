@@ -53,7 +53,7 @@ function flameRead(view) {
   view.whole = view.node < 0 ? view.roots.reduce((sum, node) => sum + view.total[node], 0) : view.total[view.node];
 }
 
-/** The values of a pass: outside backward passes, inside, or both. */
+/** The values of a pass: outside backward passes, inside them, or both. */
 function flameOfPass([outside, inside], pass) {
   return outside.map((value, node) => (pass === "backward" ? 0 : value) + (pass === "forward" ? 0 : inside[node]));
 }
@@ -87,7 +87,7 @@ function flameAround({ tree }, node) {
   return node < 0 ? [] : [...flameAround({ tree }, tree.parent[node]), node];
 }
 
-/** The names from below the first root to a node, which the trees of CPU time and GPU time have in common. */
+/** The names on the way to a node without the first root, so that an address fits the trees of CPU and of GPU time. */
 function flameAddress(view, node) {
   const around = flameAround(view, node);
   return (around[0] === view.roots[0] && around.length > 1 ? around.slice(1) : around).map((each) => flameName(view, each)).join(" > ");
@@ -116,7 +116,7 @@ function flameZoom(view, node, focused = node) {
   view.picture.querySelector(`[data-node="${focused}"]`)?.focus();
 }
 
-/** What is drawn: nodes with their place in pixels. */
+/** The nodes that are drawn, with their place in pixels. */
 function flameBoxes(view, width) {
   const boxes = [], scale = width / view.whole;
   const place = (node, x, depth) => {
@@ -143,7 +143,7 @@ function flameLines(view, node) {
   return [
     flameName(view, node),
     ["Time", `${format.ns(view.total[node] / steps)} ${each} (${format.percent(view.total[node] / view.whole)})`],
-    ["Of its own", format.ns(view.own[node] / steps)],
+    ["Self time", format.ns(view.own[node] / steps)],
     ["Calls", `${format.count(view.calls[node] / steps)} ${each}`],
     ["Kind", flameKind(view, node)],
   ];
@@ -197,7 +197,7 @@ function flameLegend(view) {
   return [...kinds].map((kind) => h("li", {}, h("span", { class: "swatch", style: { background: flameColor(kind) } }), kind));
 }
 
-/** The time inside nodes whose names have the words, each moment once. */
+/** The time inside nodes whose names contain the words; nodes inside such a node do not count again. */
 function flameFound(view) {
   if (!view.words) return "";
   const sum = (node) => (flameName(view, node).toLowerCase().includes(view.words)
@@ -212,7 +212,7 @@ function flameTable(section, tree, words) {
   tree.parent.forEach((above, node) => paths.push([...(paths[above] ?? []), flameName({ section, tree }, node)]));
   const columns = [
     { title: "Node", kind: "text" }, { title: "Kind", kind: "text" }, { title: "Time", kind: "ns" }, { title: "In backward passes", kind: "ns" },
-    { title: "Of its own", kind: "ns" }, { title: "Calls", kind: "count" }, { title: "Around it", kind: "text" },
+    { title: "Self time", kind: "ns" }, { title: "Calls", kind: "count" }, { title: "Path", kind: "text" },
   ];
   const rows = paths.map((path, node) => [
     path.at(-1), flameKind({ section, tree }, node), ...[total, backward, own, calls].map((values) => values[node] / steps), path.slice(0, -1).join(" > "),

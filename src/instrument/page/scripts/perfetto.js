@@ -1,5 +1,5 @@
 // Opens the trace in Perfetto, in another tab, and scrolls there. Perfetto takes a trace from a page that this machine
-// serves, in a message, and answers PING with PONG once it listens. It says nothing of what follows.
+// serves, in a message, and answers PING with PONG once it listens. It sends nothing after that.
 
 const PERFETTO_PING_MS = 50;
 const PERFETTO_PATIENCE_MS = 15_000;
@@ -101,10 +101,10 @@ function perfettoAnswer(tab) {
     };
     const last = performance.now() + PERFETTO_PATIENCE_MS;
     const timer = setInterval(() => {
-      if (tab.closed) end(reject, "The tab of Perfetto was closed before it had the trace.");
+      if (tab.closed) end(reject, "The tab of Perfetto was closed before it had the trace. Click again to open it.");
       else if (performance.now() < last) tab.postMessage("PING", "*"); // the tab may not be there yet
       else end(reject, `${host} did not answer within ${PERFETTO_PATIENCE_MS / 1e3} s. Check that this browser reaches ${href}, then click again; `
-        + "the option --perfetto names another address. All else on this page works without it.");
+        + "the option --perfetto names another address. Everything else on this page works without it.");
     }, PERFETTO_PING_MS);
     window.addEventListener("message", listen);
   });

@@ -55,7 +55,7 @@ const keys = (() => {
     if (known.get(event.key)?.some(({ call }) => call(event) !== false)) event.preventDefault();
   });
   return {
-    /** Call a function for a key; it returns false where the key is not for it, and the next one is called. */
+    /** Call a function for a key. If it returns false, the key is not for it, and the next function is called. */
     add(key, words, call) {
       known.set(key, [...(known.get(key) ?? []), { words, call }]);
     },

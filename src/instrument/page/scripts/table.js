@@ -2,7 +2,7 @@
 
 const ROWS_SHOWN = 20;
 
-/** The rows in order of a column: numbers largest first, texts from A; a second time the other way round. */
+/** The rows in order of a column; empty cells come last. */
 function tableSorted(rows, index, kind, ascending) {
   const sign = ascending ? 1 : -1;
   return rows.toSorted((one, other) => {
@@ -12,7 +12,7 @@ function tableSorted(rows, index, kind, ascending) {
   });
 }
 
-/** A table; columns are {key, title, kind}, rows are lists of values in their order. */
+/** A table; columns are {title, kind}, rows are lists of values in the order of the columns. */
 function dataTable({ caption, columns, rows, limit = ROWS_SHOWN, onRow = null }) {
   let shown = limit, order = null, words = "";
   const body = h("tbody"), count = h("span", { class: "muted", role: "status" });

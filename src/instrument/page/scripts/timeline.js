@@ -4,7 +4,7 @@ registerView("timeline", (section, element) => {
   const model = timelineModel(section);
   const view = { model, element, start: section.start_ns, end: section.end_ns, width: 0, selected: null, mark: null, palette: timelinePalette(model) };
   view.ruler = h("canvas", { role: "img", tabindex: "0", "aria-label": timelineLabel(section) });
-  view.status = h("p", { role: "status", "aria-live": "polite", class: "timeline-status" }, "Select a slice to read what it is.");
+  view.status = h("p", { role: "status", "aria-live": "polite", class: "timeline-status" }, "Select a slice to read its details.");
   element.append(timelineButtons(view), timelineLegend(section), view.status, h("div", { class: "timeline-ruler" }, view.ruler));
   view.groups = model.groups.map((group) => timelineGroup(view, group));
   if (section.notes.length) element.append(h("p", { class: "muted" }, section.notes.join(" ")));
@@ -22,7 +22,7 @@ const TIMELINE_OPEN_ROWS = 48;
 const TIMELINE_LEAST_NS = 50;
 
 function timelineLabel({ steps, groups, end_ns: end, start_ns: start }) {
-  const what = steps.length ? `${steps.length} steps` : "the window";
+  const what = steps.length ? `${steps.length} ${steps.length === 1 ? "step" : "steps"}` : "the window";
   return `Timeline of ${what}, ${format.ns(end - start)}, with ${groups.length} groups of lanes: ${groups.map(({ title }) => title).join(", ")}. The tables below have its numbers.`;
 }
 
@@ -57,7 +57,7 @@ function timelineGroup(view, group) {
   return group;
 }
 
-/** Draw in the next frame, once however often it is asked for. */
+/** Draw in the next frame, once for all calls before it. */
 function timelineDraw(view) {
   if (view.frame) return;
   view.frame = requestAnimationFrame(() => {

@@ -71,7 +71,7 @@ function timelineSlice(model, row, columns, at, merged) {
   return { ...slice, kind: columns.name[at] % count, name: Math.floor(columns.name[at] / count), about: columns.about[at] };
 }
 
-/** The slice of a row closest to a time, at most so far away. */
+/** The slice of a row that is closest to a time, less than `near` away. */
 function timelineAt(model, level, row, time, near) {
   let best = null, least = near;
   timelineEach(timelineSources(model, level), row, time - near, time + near, (columns, at, merged) => {
@@ -84,7 +84,7 @@ function timelineAt(model, level, row, time, near) {
   return best;
 }
 
-/** The slice of a row before (-1) or after (1) one of it. */
+/** The slice before (-1) or after (1) another slice of its row. */
 function timelineNeighbor(model, level, { row, start }, by) {
   let best = null;
   for (const source of timelineSources(model, level)) {

@@ -89,7 +89,7 @@ function timelineDrawText(context, text, x, y, room, style) {
   context.fillText(text.length > most ? `${text.slice(0, most - 1)}…` : text, x, y, room);
 }
 
-/** Shade the place of a finding, or of what was shown last, below what is drawn next; the function returned adds its brackets. */
+/** Shade the place that was shown last; the function returned draws its brackets above what is drawn in between. */
 function timelineDrawMark({ mark, palette, width, start, end }, context, top, height) {
   if (!mark) return () => {};
   const scale = width / (end - start);

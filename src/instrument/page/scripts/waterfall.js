@@ -19,7 +19,7 @@ registerView("waterfall", (section, element) => {
   element.append(h("div", { class: "controls" }, orders), crumbs, chart, waterfallTable(section.parts));
 });
 
-/** What is shown: the columns in order, the names chosen in the first of them, and the parts with these names. */
+/** The columns in order, the names chosen in the first of them, and the parts with these names. */
 function waterfallView(parts, order, chosen) {
   const columns = order === "region" ? [1, 0, 2, 3] : [0, 1, 2, 3];
   const path = waterfallPath(chosen);
