@@ -107,7 +107,7 @@ def _findings(change: ComparisonData) -> dict[str, Any] | None:
         "type": "table",
         "title": "Findings gone and new",
         "caption": "Findings of one side only, with the time per step that each would win there",
-        "columns": [{"key": key, "title": title, "kind": kind} for key, (title, kind) in columns.items()],
+        "columns": [{"title": title, "kind": kind} for title, kind in columns.values()],
         "rows": rows,
     }
 

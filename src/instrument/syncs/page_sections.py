@@ -7,7 +7,7 @@ from typing import Any
 
 from ..findings import Site, SyncFinding
 from ..page.document import document
-from ..page.names import shown_name
+from ..page.names import shown_lines, shown_name
 from ..units import count, duration
 from .finding_text import (
     call_text,
@@ -104,7 +104,7 @@ def _finding(results: ReportData, found: SyncFinding) -> dict[str, Any]:
         "context": shown_name(context_text(found)),
         "allowed": None if found.allowed is None else shown_name(found.allowed),
         "code": _code(site) if site else [],
-        "fix": None if found.fix is None else vars(found.fix),
+        "fix": found.fix and {key: shown_lines(text) for key, text in vars(found.fix).items()},
         "count": found.count,
         "steps": len(results.pattern(found).counts),
         "blocked_ns": found.blocked_ns,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...findings import Finding
-from ...page.names import shown_name
+from ...page.names import shown_lines, shown_name
 from ..diagnosis_data import DiagnosisData
 from ..markdown import value_of
 from ..rule import RULES
@@ -41,5 +41,5 @@ def _finding(diagnosis: DiagnosisData, found: Finding) -> dict[str, Any]:
         "evidence": [
             [shown_name(diagnosis.definition(each)), shown_name(value_of(each))] for each in found.evidence
         ],
-        "fix": None if found.fix is None else vars(found.fix),
+        "fix": found.fix and {key: shown_lines(text) for key, text in vars(found.fix).items()},
     }

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...page.names import shown_name
 from ...page.tree import JOINED, Tree, tree_of
-from ...traces.table import KERNEL, Array
+from ...traces.table import MEMCPY, Array
 from ..diagnosis_data import DiagnosisData
 from ..groups import ancestor_levels
 from ..trace_facts import TraceFacts
@@ -98,7 +98,7 @@ class _Rows:
         gpu, count = self._facts.gpu, len(self._ranges.kind)
         above, in_backward = self._launched_in()
         kind = np.where(self._facts.communication, _COMMUNICATION, _COMPUTE)
-        kind = np.where(gpu.category == KERNEL, kind, _COPIES)
+        kind = np.where(gpu.category == MEMCPY, _COPIES, kind)
         name = np.where(gpu.short_name > 0, gpu.short_name, gpu.name)
         parents = np.concatenate((self._gpu_parents(above), above)) + 1
         mask = np.concatenate((self._backward, in_backward))

@@ -69,7 +69,7 @@ def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any]]:
             "title": title,
             "note": f"{about.definition} Window: {about.window}.{covered}{left_out}",
             "caption": f"{title} of the window",
-            "columns": [{"key": key, "title": head, "kind": kind} for key, (head, kind) in columns.items()],
+            "columns": [{"title": head, "kind": kind} for head, kind in columns.values()],
             "rows": [
                 [_value(row.get(key), kind) for key, (_, kind) in columns.items()] for row in rows[:_MAX_ROWS]
             ],

@@ -22,7 +22,7 @@ registerView("findings", (section, element) => {
 });
 
 function findingCard(found, index, most) {
-  const card = h("article", { class: `finding ${found.severity}`, tabindex: "-1" },
+  return h("article", { class: `finding ${found.severity}`, tabindex: "-1" },
     h("h3", {}, `${index + 1}. ${found.title}`),
     h("p", {}, h("span", { class: "muted" }, "To win: "), found.win_text),
     found.win_ns ? findingWin(found, most) : null,
@@ -32,7 +32,6 @@ function findingCard(found, index, most) {
     h("details", {}, h("summary", {}, "Evidence"), findingEvidence(found)),
     found.span ? findingActions(found, index) : null,
   );
-  return card;
 }
 
 function findingWin({ win_ns: win, replayed_ns: replayed }, most) {

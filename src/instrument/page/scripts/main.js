@@ -30,7 +30,7 @@ async function start() {
     const go = (event) => { event.preventDefault(); outer.scrollIntoView(); heading.focus({ preventScroll: true }); };
     contents.append(h("a", { href: `#${section.id}`, onclick: go }, section.title));
     main.append(outer);
-    views.get(section.type)(section, inner, page);
+    views.get(section.type)(section, inner);
     await new Promise((resolve) => { setTimeout(resolve); });
   }
   document.body.dataset.ready = "true";

@@ -13,8 +13,8 @@ function tableSorted(rows, index, kind, ascending) {
 }
 
 /** A table; columns are {title, kind}, rows are lists of values in the order of the columns. */
-function dataTable({ caption, columns, rows, limit = ROWS_SHOWN, onRow = null }) {
-  let shown = limit, order = null, words = "";
+function dataTable({ caption, columns, rows, onRow = null }) {
+  let shown = ROWS_SHOWN, order = null, words = "";
   const body = h("tbody"), count = h("span", { class: "muted", role: "status" });
   const more = h("button", { type: "button", onclick: () => { shown = Infinity; draw(); } });
   const heads = columns.map(({ title, kind }, index) => {
