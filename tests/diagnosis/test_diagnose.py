@@ -285,7 +285,7 @@ def test_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--json", "--markdown"], "--json and --markdown exclude each other"),
+        (["--json", "--markdown"], "--json, --markdown and --html exclude each other"),
         (["--ignore", "nothing"], "unknown rule 'nothing'"),
         (["--set", "input-wait.share"], "--set must be RULE.NAME=NUMBER: 'input-wait.share'"),
         (["--set", "input-wait.most=1"], "has no threshold 'most'"),

@@ -15,6 +15,7 @@ from instrument.diagnosis.panels.spans import span_of
 from instrument.units import duration
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenPage
+from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop
 
@@ -74,7 +75,16 @@ def test_span_of_findings() -> None:
     spans = [span_of(diagnosis.facts, found) for found in diagnosis.findings]
     assert all(spans)
     for span in filter(None, spans):
-        assert 0 <= span[0] < span[1] <= window[1] - window[0] + diagnosis.step_ns
+        assert span[0] < span[1] <= window[1] - window[0] + diagnosis.step_ns
+
+
+def test_span_before_the_window() -> None:
+    """A finding whose call is before the GPU's window leads there, on the same axis."""
+    diagnosis = instrument.diagnose(shared("tl_mi300_resnet_actckpt.json.gz"), what_if=False)
+    assert diagnosis.facts is not None
+    for found in diagnosis.findings:
+        span = span_of(diagnosis.facts, found)
+        assert span is not None and span[0] < span[1]
 
 
 def test_hostile_names(tmp_path: Path, open_page: OpenPage) -> None:

@@ -71,9 +71,9 @@ def _call_at(facts: TraceFacts, where: Where, start_ns: int) -> tuple[int, int]:
         at = events.where((events.start_ns - begin <= start_ns) & (events.end_ns - begin > start_ns))
         if at:
             row = int(np.argmin(at.duration_ns))
-            return max(int(at.start_ns[row]) - begin, 0), int(at.end_ns[row]) - begin
+            return int(at.start_ns[row]) - begin, int(at.end_ns[row]) - begin
     around = int(_AROUND * facts.step_ns)
-    return max(start_ns - around, 0), start_ns + around
+    return start_ns - around, start_ns + around
 
 
 def _longest(facts: TraceFacts, events: Table) -> tuple[int, int] | None:
