@@ -32,8 +32,9 @@ def add_losses(metadata: Mapping[str, Any], lost: ReadLosses) -> None:
     before = note_of(metadata).get("lost")
     if not isinstance(before, Mapping):
         return
-    for name in ("events", "bytes", "repaired"):
-        setattr(lost, name, getattr(lost, name) + _count(before.get(name)))
+    lost.events += _count(before.get("events"))
+    lost.bytes += _count(before.get("bytes"))
+    lost.repaired += _count(before.get("repaired"))
     reasons = before.get("reasons")
     for reason, count in reasons.items() if isinstance(reasons, Mapping) else ():
         lost.reasons[str(reason)] = lost.reasons.get(str(reason), 0) + _count(count)
