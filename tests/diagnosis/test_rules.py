@@ -18,8 +18,8 @@ IDLE = ("input", "synchronization", "overhead", "latency", "other")
 LOSSY = {"lost-kernels", "lost-graph-kernels"}
 """Rules whose loops lose so much that the parts of their steps are not known: test_lost_work.py."""
 
-LOGGED = {"compile-time", "generated-kernels", "damaged-trace"}
-"""Rules that need a log of torch.compile or a file: test_compile_log.py, test_diagnose.py."""
+LOGGED = {"compile-time", "generated-kernels", "damaged-trace", "selected-steps"}
+"""Rules that need a log of torch.compile or a file: test_compile_log.py, test_diagnose.py, test_slim.py."""
 
 
 def test_a_healthy_loop_has_no_findings() -> None:

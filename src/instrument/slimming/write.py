@@ -18,9 +18,10 @@ from .names import Names
 from .parts import Part
 
 _METADATA = (
-    *("baseTimeNanoseconds", "deviceProperties", "distributedInfo", "instrument_steps"),
+    *("baseTimeNanoseconds", "deviceProperties", "distributedInfo"),
     *("record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"),
-    *("cuda_runtime_version", "cuda_driver_version", "CudaDriverVersion", "hip_runtime_version", KEY),
+    *("cuda_runtime_version", "cuda_driver_version", "CudaDriverVersion", "hip_runtime_version"),
+    *("instrument_steps", KEY),
 )
 _DEVICE = ("id", "name", "numSms", "maxThreadsPerMultiprocessor", "totalGlobalMem")
 
