@@ -27,7 +27,7 @@ def test_what_is_printed(tmp_path: Path) -> None:
     assert "trace.slim.json.gz has" in text
     assert text.endswith("Metrics and findings are the same.")
     text, _ = run(path, "--steps", 2, "--out", tmp_path / "two.json.gz")
-    assert "It holds 2 of 4 steps: all numbers are of those." in text
+    assert "It holds 2 of 4 steps: all numbers are those of these steps." in text
     text, _ = run(path, "--anonymise", "--key", "k", "--out", tmp_path / "two.json.gz")
     assert text.endswith("All numbers of its metrics and findings are the same.")
 
