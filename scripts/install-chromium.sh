@@ -20,18 +20,12 @@ fail() {
   exit 1
 }
 
-as_root() {
-  if [ "$(id -u)" -eq 0 ]; then
-    "$@"
-  elif command -v sudo > /dev/null; then
-    sudo "$@"
-  else
-    fail "root (or sudo) is needed for: $*"
-  fi
-}
+here=${BASH_SOURCE[0]%install-*.sh}
+# shellcheck source=scripts/as_root.sh
+source "${here:-./}as_root.sh"
 
 # Prints the version of a browser on PATH; scripts/chromium.py searches in the same way.
-# Ubuntu's chromium-browser starts a snap, whose version says so, and fails where there is no snap.
+# On Ubuntu, chromium-browser starts a snap: its --version mentions the snap, or fails if the snap is not installed.
 version_on_path() {
   local name version
   for name in chromium chromium-browser google-chrome; do

@@ -31,15 +31,9 @@ fail() {
   exit 1
 }
 
-as_root() {
-  if [ "$(id -u)" -eq 0 ]; then
-    "$@"
-  elif command -v sudo > /dev/null; then
-    sudo "$@"
-  else
-    fail "root (or sudo) is needed for: $*"
-  fi
-}
+here=${BASH_SOURCE[0]%install-*.sh}
+# shellcheck source=scripts/as_root.sh
+source "${here:-./}as_root.sh"
 
 # Runs a command as root only where the folder (or its nearest existing parent) is not ours to write.
 writing() {

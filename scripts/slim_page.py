@@ -48,7 +48,7 @@ def samples(folder: Path) -> list[Path]:
 
 
 def made_slim(path: Path, folder: Path, out: Path) -> Sample | None:
-    """Return a sample with its slim trace in ``out``; None if it is no trace of torch.profiler."""
+    """Return a sample with its slim trace in ``out``; None for a file that torch.profiler did not write."""
     try:
         made = slim(path, out)
     except (TraceError, ValueError):

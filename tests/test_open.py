@@ -13,6 +13,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -198,7 +199,7 @@ def test_a_real_trace_in_perfetto(start: Start, open_page: OpenPage) -> None:
     times = [
         event["ts"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if event.get("dur")
     ]
-    handler = lambda *args: SimpleHTTPRequestHandler(*args, directory=str(DATA))  # noqa: E731
+    handler = partial(SimpleHTTPRequestHandler, directory=str(DATA))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as perfetto, ExitStack() as ends:
         Thread(target=perfetto.serve_forever, daemon=True).start()
         ends.callback(perfetto.shutdown)

@@ -7,42 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import instrument
-from instrument.cli import app
 from instrument.traces.trace import Device
 from tests.replay.machine import Machine
-from tests.support.loops import Loop
 
+from .recordings import command, written
 from .test_parts import loop
-
-
-def written(folder: Path, name: str, work_us: int, steps: int = 8) -> Path:
-    """Write the trace of a loop on a GPU."""
-    made = Loop()
-    for number in range(steps):
-        with made.step(number):
-            made.work(work_us + number % 3)
-            made.launch(50)
-            made.synchronize()
-    place = folder / name
-    place.mkdir()
-    made.trace(place)
-    return place / "trace.json"
-
-
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Write two recordings, of which the second is slower."""
-    folder = tmp_path_factory.mktemp("compare")
-    return written(folder, "before", 300), written(folder, "after", 400)
-
-
-def command(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments)], env={"COLUMNS": "100"})
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
 
 
 def test_text(traces: tuple[Path, Path]) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from instrument import cli
 from tests.support.shared_traces import shared
 
-from .test_command import written
+from .recordings import written
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
 

@@ -13,10 +13,10 @@ from instrument.comparison.comparison import Comparison
 from instrument.comparison.comparison_data import Part
 from instrument.comparison.page_sections import page_of
 from tests.page.hostile import HOSTILE
-from tests.support.browser import OpenedPage, OpenPage
+from tests.support.browser import OpenedPage, OpenPage, in_notebook
 from tests.support.shared_traces import shared
 
-from .test_command import command, traces  # noqa: F401
+from .recordings import command
 from .test_parts import loop
 
 
@@ -176,12 +176,8 @@ def test_without_steps(change: Comparison, tmp_path: Path, open_page: OpenPage) 
 
 def test_notebook(change: Comparison, tmp_path: Path, open_page: OpenPage) -> None:
     """In a notebook the page is a frame of less than 2 MB."""
-    framed = change._repr_html_()
-    assert framed is not None and len(framed) < 2_000_000
-    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>Notebook</title>{framed}")
-    shown = open_page(tmp_path / "notebook.html")
+    shown = in_notebook(open_page, tmp_path, change._repr_html_())
     inner = shown.page.frame_locator("iframe")
-    inner.locator("[data-ready]").wait_for()
     assert inner.locator("circle").count() == 16
     inner.get_by_role("button", name="By region").click()
     assert shown.errors == []
@@ -190,10 +186,10 @@ def test_notebook(change: Comparison, tmp_path: Path, open_page: OpenPage) -> No
 def test_never_raises(change: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook shows text instead of a page that cannot be made."""
     monkeypatch.setattr(instrument.config.settings, "strict", False)
-    assert replace(change, before=None)._repr_html_() is None  # type: ignore[arg-type]
+    assert replace(change, before=None)._repr_html_() is None
 
 
-def test_command(traces: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811
+def test_command(traces: tuple[Path, Path], tmp_path: Path) -> None:
     """The option --html writes the page; --fail-on still applies."""
     page = tmp_path / "page.html"
     assert "page.html has the page" in command(*traces, "--html", page)

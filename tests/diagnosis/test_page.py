@@ -14,7 +14,7 @@ from instrument.diagnosis.diagnose import Diagnosis
 from instrument.diagnosis.panels.spans import span_of
 from instrument.units import duration
 from tests.page.hostile import HOSTILE
-from tests.support.browser import OpenPage
+from tests.support.browser import OpenPage, in_notebook
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop
@@ -126,12 +126,8 @@ def test_command(tmp_path: Path) -> None:
 
 def test_notebook(tmp_path: Path, open_page: OpenPage) -> None:
     """In a notebook the page is a frame of less than 2 MB."""
-    framed = waiting_loop()._repr_html_()
-    assert framed is not None and len(framed) < 2_000_000
-    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>Notebook</title>{framed}")
-    opened = open_page(tmp_path / "notebook.html")
+    opened = in_notebook(open_page, tmp_path, waiting_loop()._repr_html_())
     inner = opened.page.frame_locator("iframe")
-    inner.locator("[data-ready]").wait_for()
     inner.get_by_role("button", name="Show in the timeline").first.click()
     assert opened.errors == []
 
@@ -139,4 +135,18 @@ def test_notebook(tmp_path: Path, open_page: OpenPage) -> None:
 def test_notebook_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook shows Markdown instead of a page that cannot be made."""
     monkeypatch.setattr(instrument.config.settings, "strict", False)
-    assert replace(waiting_loop(), parts=None)._repr_html_() is None  # type: ignore[arg-type]
+    assert replace(waiting_loop(), parts=None)._repr_html_() is None
+
+
+def test_zoom_after_a_finding(tmp_path: Path, open_page: OpenPage) -> None:
+    """The keys of the timeline work after the keys that led to it, while the finding has the focus."""
+    page = open_page(waiting_loop().to_html(tmp_path / "page.html")).page
+    page.wait_for_selector("[data-ready]")
+    for key in ("j", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_timeout(600)
+    shown = page.url
+    page.keyboard.press("w")
+    page.wait_for_timeout(600)
+    assert "t=" in shown
+    assert page.url != shown

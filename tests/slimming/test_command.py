@@ -43,7 +43,7 @@ def test_what_is_printed(tmp_path: Path) -> None:
         (
             ("rocprof.json",),
             2,
-            "must be a trace of torch.profiler (.json, .json.gz): rocprof.json is a rocprof file",
+            "must be a trace of torch.profiler (.json, .json.gz), not of rocprof: rocprof.json",
         ),
     ],
 )

@@ -184,9 +184,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({"key": "k"}, "without"),
     ):
         with pytest.raises(ValueError, match=reason):
-            slim(path, **arguments)  # type: ignore[arg-type]
+            slim(path, **arguments)
     with pytest.raises(TypeError, match="steps"):
-        slim(path, steps=1.5)  # type: ignore[arg-type]
+        slim(path, steps=1.5)
     with pytest.raises(ValueError, match="has no steps"):
         slim(write(tmp_path / "none.json", [complete("cpu_op", "a", 1, 2)]), steps=1)
     with pytest.raises(OSError, match="cannot write to"):

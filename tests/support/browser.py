@@ -96,6 +96,16 @@ class OpenedPage:
             self.page.evaluate("() => new Promise(done => setTimeout(done))")
 
 
+def in_notebook(open_page: OpenPage, folder: Path, framed: str | None) -> OpenedPage:
+    """Open a page that holds what a notebook shows: a frame of less than 2 MB; wait until it is drawn."""
+    assert framed is not None
+    assert len(framed) < 2_000_000
+    (folder / "notebook.html").write_text(f"<!doctype html><title>Notebook</title>{framed}")
+    opened = open_page(folder / "notebook.html")
+    opened.page.frame_locator("iframe").locator("[data-ready]").wait_for()
+    return opened
+
+
 def _line(node: dict[str, Any]) -> str:
     """Return a node as `role "name" value="..." description="..." state=...`."""
     properties = {each["name"]: each["value"].get("value") for each in node.get("properties", ())}

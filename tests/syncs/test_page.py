@@ -13,7 +13,7 @@ from instrument.findings import NOT_COVERED
 from instrument.syncs.page_sections import page_of
 from instrument.syncs.report import SyncReport
 from tests.page.hostile import HOSTILE
-from tests.support.browser import OpenedPage, OpenPage
+from tests.support.browser import OpenedPage, OpenPage, in_notebook
 
 from .reports import finding, report, script
 
@@ -138,12 +138,8 @@ def test_many_findings(tmp_path: Path, open_page: OpenPage) -> None:
 
 def test_notebook(tmp_path: Path, open_page: OpenPage) -> None:
     """In a notebook the page is a frame of less than 2 MB."""
-    framed = waits(script(tmp_path))._repr_html_()
-    assert framed is not None and len(framed) < 2_000_000
-    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>Notebook</title>{framed}")
-    shown = open_page(tmp_path / "notebook.html")
+    shown = in_notebook(open_page, tmp_path, waits(script(tmp_path))._repr_html_())
     inner = shown.page.frame_locator("iframe")
-    inner.locator("[data-ready]").wait_for()
     assert inner.locator(".current").count() == 4
     assert shown.errors == []
 
@@ -152,7 +148,7 @@ def test_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook shows text instead of a page that cannot be made."""
     monkeypatch.setattr(settings, "strict", False)
     broken = report(finding("item"))
-    broken.coverage = None  # type: ignore[assignment]
+    broken.coverage = None
     assert broken._repr_html_() is None
 
 

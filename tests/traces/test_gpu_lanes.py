@@ -268,9 +268,7 @@ def test_refused_arguments(tmp_path: Path) -> None:
     database.call("cudaLaunchKernel_v7000", 10, 20, main, 1)
     database.kernel("k", 30, 40, correlationId=1, globalPid=main & ~0xFFFFFF)
     report = database.write(tmp_path / "made.sqlite")
-    assert f".json.gz): {report} is a nsight systems file" in refused(
-        report, "--add-gpu-lanes", out, blamed="TRACE"
-    )
+    assert f".json.gz), not of nsight systems: {report}" in refused(report, "--add-gpu-lanes", out, blamed="TRACE")
     (tmp_path / "cpu.json").write_text(json.dumps([region("r", 0, 50)]))
     assert "no GPU work was launched in a region" in refused(
         tmp_path / "cpu.json", "--add-gpu-lanes", out, blamed="TRACE"

@@ -15,7 +15,7 @@ from instrument.traces.page_sections import page_of
 from instrument.traces.table import Table
 from instrument.traces.trace import Coverage, Device, ReadLosses, Trace, UnreadDevice
 from tests.page.hostile import HOSTILE
-from tests.support.browser import OpenedPage, OpenPage
+from tests.support.browser import OpenedPage, OpenPage, in_notebook
 
 SAMPLE = Path(__file__).parents[1] / "data" / "gpu_two_steps.json"
 
@@ -77,18 +77,14 @@ def test_hostile_names(trace: Trace, tmp_path: Path, open_page: OpenPage, width:
 
 def test_notebook(trace: Trace, tmp_path: Path, open_page: OpenPage) -> None:
     """In a notebook the page is a frame of less than 2 MB."""
-    framed = trace._repr_html_()
-    assert framed is not None and len(framed) < 2_000_000
-    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>Notebook</title>{framed}")
-    shown = open_page(tmp_path / "notebook.html")
-    shown.page.frame_locator("iframe").locator("[data-ready]").wait_for()
+    shown = in_notebook(open_page, tmp_path, trace._repr_html_())
     assert shown.errors == []
 
 
 def test_never_raises(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook shows text instead of a page that cannot be made."""
     monkeypatch.setattr(settings, "strict", False)
-    assert replace(trace, steps=None)._repr_html_() is None  # type: ignore[arg-type]
+    assert replace(trace, steps=None)._repr_html_() is None
 
 
 def test_many_steps(trace: Trace, tmp_path: Path, open_page: OpenPage) -> None:

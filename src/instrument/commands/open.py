@@ -85,7 +85,7 @@ def _check_address(url: str) -> None:
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and not parts.fragment
-        _ = parts.port  # raises if it is no number
+        _ = parts.port  # raises ValueError unless it is a number
     except ValueError:
         known = False
     if not known or not url.isascii() or not url.isprintable() or " " in url:

@@ -22,7 +22,7 @@ def rule_settings(ignore: list[str], change: list[str]) -> tuple[list[str], dict
         change: its thresholds, each ``RULE.NAME=NUMBER``.
 
     Raises:
-        ValueError: a rule or a threshold that does not exist, or is no number.
+        ValueError: a rule or a threshold that does not exist, or a threshold that is not a number.
     """
     for name, error in load_rules():
         print_message(f"the rules of the entry point {name} cannot be imported: {error!r}")

@@ -86,6 +86,11 @@ class ComparisonData:
     after: Diagnosis = field(repr=False)
 
     @property
+    def have_steps(self) -> bool:
+        """Whether both recordings have steps."""
+        return self.before.has_steps and self.after.has_steps
+
+    @property
     def delta_ns(self) -> int:
         """``after_ns`` - ``before_ns``."""
         return self.after_ns - self.before_ns

@@ -11,6 +11,7 @@ from ..findings import Finding
 from ..page.document import document
 from ..page.names import shown_name
 from ..page.samples import samples_section
+from ..page.summary import summary_section
 from ..units import counted, duration
 from .comparison_data import ComparisonData, Part
 from .step_parts import KINDS
@@ -33,7 +34,7 @@ def page_of(change: ComparisonData) -> str:
 
 
 def _summary(change: ComparisonData) -> dict[str, Any]:
-    what = "step" if _has_steps(change) else "trace"
+    what = "step" if change.have_steps else "trace"
     figures = [
         (f"{what} before", duration(change.before_ns)),
         (f"{what} after", duration(change.after_ns)),
@@ -43,14 +44,7 @@ def _summary(change: ComparisonData) -> dict[str, Any]:
     if change.p_value is not None and change.detectable is not None:
         figures += [("p-value", f"{change.p_value:.4f}"), ("detectable", f"{100 * change.detectable:.1f} %")]
     nothing = () if change.gone or change.new else ("No finding is gone or new.",)
-    return {
-        "id": "summary",
-        "type": "overview",
-        "title": "Verdict",
-        "parts": [],
-        "figures": figures,
-        "notes": [shown_name(text) for text in (*details(change), *_recordings(change), *nothing)],
-    }
+    return summary_section("Verdict", figures, (*details(change), *_recordings(change), *nothing))
 
 
 def _recordings(change: ComparisonData) -> Iterator[str]:
@@ -60,7 +54,7 @@ def _recordings(change: ComparisonData) -> Iterator[str]:
 
 
 def _steps(change: ComparisonData) -> dict[str, Any] | None:
-    if not _has_steps(change):
+    if not change.have_steps:
         return None
     medians = (change.before_ns, change.after_ns)
     sides = zip(("before", "after"), change.lengths_ns, medians, strict=True)
@@ -115,7 +109,3 @@ def _findings(change: ComparisonData) -> dict[str, Any] | None:
 def _finding(change: str, found: Finding) -> list[Any]:
     texts = (found.rule, str(found.where), found.fix.text if found.fix else "")
     return [change, shown_name(found.title), found.likely_win_ns, *map(shown_name, texts)]
-
-
-def _has_steps(change: ComparisonData) -> bool:
-    return change.before.has_steps and change.after.has_steps

@@ -10,13 +10,13 @@ from .comparison_data import ComparisonData
 
 def headline(change: ComparisonData) -> str:
     """Return the verdict in one sentence."""
-    what = "a step takes" if change.before.has_steps and change.after.has_steps else "the whole trace takes"
+    what = "a step takes" if change.have_steps else "the whole trace takes"
     medians = f"{what} {duration(change.after_ns)} instead of {duration(change.before_ns)} ({change_text(change)}"
-    if change.before.has_steps and change.after.has_steps:
+    if change.have_steps:
         medians += f", lower medians of {change.steps[0]} steps before and {change.steps[1]} after"
     medians += ")"
     if change.verdict == "not comparable":
-        return f"Not comparable: {'; '.join(change.reasons)}. For what it is worth, {medians}."
+        return f"Not comparable: {'; '.join(change.reasons)}; {medians}."
     if change.verdict == "no change seen":
         seen = "" if change.detectable is None else f" ({100 * change.detectable:.1f} % would have been)"
         why = f" because {'; '.join(change.reasons)}" if change.reasons else ""

@@ -50,7 +50,7 @@ CAUSES = {
 
 _LAYERS = ("input", "compilation", "garbage_collection", "initialization", "allocation", "module_loading")
 _LONG_NS = 1_000_000
-_SLOW_NS = 100_000_000  # far longer than any call takes in a loop while the GPU idles
+SLOW_NS = 100_000_000  # far longer than any call takes in a loop while the GPU idles
 _LONG_BY_NATURE = re.compile(r"Synchronize|Memcpy|Memset|^(?:cuda|hip)Host|^cuMemHost")
 
 
@@ -150,7 +150,7 @@ def _layers(trace: Trace) -> Iterator[Intervals]:
 
 def slow_calls(trace: Trace) -> Table:
     """Return the driver calls of 100 ms or more, as when the driver starts or first loads code."""
-    slow = trace.runtime.where(trace.runtime.duration_ns >= _SLOW_NS)
+    slow = trace.runtime.where(trace.runtime.duration_ns >= SLOW_NS)
     return slow.where(~slow.matching("name", _LONG_BY_NATURE) & ~slow.matching("name", LOADING))
 
 

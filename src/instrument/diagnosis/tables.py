@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 
 from ..traces.table import KERNEL, Array, Table
+from ..traces.trace import MODULE
 from .activity import ratio
 from .groups import GroupedEvents, ancestor_pairs, sum_by_group, unique_codes
 
 Rows = list[dict[str, Any]]
-
-_MODULE = re.compile(r"^nn\.Module: ")
 
 
 def kernel_table(gpu: Table) -> Rows:
@@ -82,7 +80,7 @@ def module_table(frames: Table, gpu: Table, work: GroupedEvents) -> Rows:
     """Return the modules, with the columns of `region_table`; they need a trace recorded with stacks."""
     if not frames:
         return []
-    is_module = frames.matching("name", _MODULE)
+    is_module = frames.matching("name", MODULE)
     return _nested(frames, work, gpu.module, _module_above(frames.parent, is_module), is_module)
 
 

@@ -14,12 +14,13 @@ import hashlib
 import html
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from ..part_file import part_file
 
 _HERE = Path(__file__).parent
 _FIRST, _LAST = ("dom", "state", "table"), "main"
@@ -74,15 +75,12 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
     out = Path(path)
     if out.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out))
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(out)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(out)) from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+    with part_file(out) as part:
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(out)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(out)) from None
     return out
 
 

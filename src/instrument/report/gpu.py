@@ -12,13 +12,12 @@ from ..console import print_line, print_table, print_wrapped
 from ..diagnosis.metrics import Metrics
 from ..diagnosis.trace_facts import TraceFacts
 from ..traces.step_work import GRAPH_LAUNCH
-from ..traces.trace import Trace
+from ..traces.trace import MODULE_PREFIX, Trace
 from ..units import count, counted, duration, percent
 
 _GRAPH = re.compile(r"^CUDA graph \d+$")
 _KERNELS = 10
 _GPUS = 16
-_MODULE = "nn.Module: "
 _LITTLE, _SHOWN = 0.01, 0.001  # of the window
 _PARTS = (
     ("compute_ns", "compute"),
@@ -130,7 +129,7 @@ def _print_modules(numbers: Metrics, console: Console) -> None:
     rows = [
         (
             0,
-            row["name"].removeprefix(_MODULE),
+            row["name"].removeprefix(MODULE_PREFIX),
             [count(row["calls"]), duration(row["cpu_ns"]), duration(row["gpu_ns"])],
         )
         for row in known[:_KERNELS]

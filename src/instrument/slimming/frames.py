@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 
 import numpy as np
@@ -12,8 +11,7 @@ from ..syncs.trace_stacks import FRAME, StackSites
 from ..traces.nest import NestedRanges
 from ..traces.synchronizations import find_synchronizations
 from ..traces.table import Array, Table
-
-_MODULE = re.compile(r"^nn\.Module: ")
+from ..traces.trace import MODULE
 
 
 def kept_frames(facts: TraceFacts) -> Array:
@@ -23,7 +21,7 @@ def kept_frames(facts: TraceFacts) -> Array:
         facts: the facts of a trace that was diagnosed.
     """
     frames = facts.trace.frames
-    kept: Array = frames.matching("name", _MODULE)
+    kept: Array = frames.matching("name", MODULE)
     if not frames:
         return kept
     threads, times = _places(facts)

@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from ..diagnosis.groups import inside_rows
+from ..diagnosis.idle_causes import SLOW_NS
 from ..diagnosis.matmul import matmul_rows
 from ..diagnosis.rules.host import QUERIES
 from ..diagnosis.trace_facts import TraceFacts
@@ -25,7 +26,6 @@ _PLACE = ("device", "stream")
 _COLLECTIVE = ("Collective name", "Process Group Name", "In msg nelems", "Out msg nelems", "dtype")
 _RECORD = re.compile("EventRecord")
 _WAITS = re.compile("Synchronize|Memcpy|Free")
-_SLOW_NS = 100_000_000  # as in `idle_causes`: so long a call is a cause of idle time
 _WAIT = re.compile("Stream Wait Event|Event Sync")
 
 
@@ -82,7 +82,7 @@ def _idle_queries(facts: TraceFacts) -> Array:
     waiting = [np.array([wait.thread for wait in facts.waits], np.int64)]
     if len(np.unique(np.concatenate((*threads, *waiting)))) > 1:
         return np.zeros(len(runtime), bool)
-    found = runtime.matching("name", QUERIES) & (runtime.duration_ns < _SLOW_NS)
+    found = runtime.matching("name", QUERIES) & (runtime.duration_ns < SLOW_NS)
     starts = np.sort(np.concatenate([each.start_ns for each in (trace.operators, trace.regions, runtime)]))
     first = np.searchsorted(starts, trace.regions.start_ns, "right")
     found &= ~np.isin(runtime.start_ns, starts[first[first < len(starts)]])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..diagnosis.diagnose import diagnose
+from ..part_file import part_file
 from ..traces.read import read_trace
 from ..traces.region_steps import with_steps
 from ..traces.slim_note import kept_steps
@@ -89,7 +88,7 @@ def slim(
     _check_out(source, target)
     recorded = read_trace(source)
     total = index_of(recorded).events
-    with _part(target) as cut, _part(target) as part:
+    with part_file(target) as cut, part_file(target) as part:
         if steps is not None:
             recorded = _cut(recorded, steps, cut)
         before = diagnose(recorded)
@@ -115,17 +114,6 @@ def _cut(trace: Trace, count: int, out: Path) -> Trace:
     parts = parts_of_steps(trace, chosen)
     write_trace(trace, parts, out, Names(), renumber=False, packed=False, steps=known)
     return replace(read_trace(out), path=trace.path)
-
-
-@contextmanager
-def _part(target: Path) -> Iterator[Path]:
-    """Yield a path for a temporary file beside the target, which is removed at the end."""
-    path = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.part")
-    try:
-        yield path
-    finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
 
 
 def default_out(source: Path) -> Path:

@@ -15,6 +15,7 @@ from ..traces.communication import communicates
 from ..traces.kernel_families import family
 from ..traces.kernel_names import parse
 from ..traces.slim_note import KEY
+from ..traces.trace import MODULE_PREFIX
 from .names import Id, Names
 
 _LETTERS = "bcdfghjklmnpqrtv"  # no vowels: no word that a pattern of this library knows
@@ -204,7 +205,7 @@ class StandIns(Names):
         before = found[0] if (found := _BEFORE.match(name)) else ""
         after = next((each[0] for each in _AFTER.finditer(name) if each.end() == len(name)), "")
         middle = name[len(before) : len(name) - len(after)]
-        known = before == "nn.Module: " and _MODULES.fullmatch(middle)
+        known = before == MODULE_PREFIX and _MODULES.fullmatch(middle)
         return before + (middle if known else self._with_numbers(middle)) + after
 
     def _kernel(self, name: str) -> str:
@@ -221,7 +222,7 @@ class StandIns(Names):
 
     def _frame(self, name: str) -> str:
         """Return the name of a module, or of a function with its file and line."""
-        if name.startswith("nn.Module: "):
+        if name.startswith(MODULE_PREFIX):
             return self._range(name)
         if built_in := _BUILT_IN.fullmatch(name):
             kind, function, owner = built_in.groups()

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..traces.region_steps import MIN_CALLS
 from ..traces.step_content import process_of_threads
 from ..traces.table import Array, Table
 from ..traces.trace import Trace
 from .parts import ALL_ARGS, Part, part
 
 _ON_CPU = ("operators", "regions", "frames", "runtime", "memory", "counters", "others", "gpu_regions")
-_FEWEST_CALLS = 3  # of a region, as in `region_steps`: fewer are not taken for steps
 
 
 class ChosenSteps(NamedTuple):
@@ -46,10 +46,8 @@ def middle_steps(trace: Trace, count: int) -> ChosenSteps:
     steps, process_of = trace.steps, process_of_threads(trace)[trace.steps.thread]
     if not steps:
         raise ValueError(f'"steps" must be left out: {trace.path} has no steps')
-    if trace.steps_from and count < _FEWEST_CALLS:
-        raise ValueError(
-            f'"steps" must be at least {_FEWEST_CALLS} where calls of a region are the steps: {count}'
-        )
+    if trace.steps_from and count < MIN_CALLS:
+        raise ValueError(f'"steps" must be at least {MIN_CALLS} where calls of a region are the steps: {count}')
     own = steps.where(process_of == np.bincount(process_of - process_of.min()).argmax() + process_of.min())
     begin = max(len(own) - count + 1, 0) // 2
     chosen = own.where(slice(begin, begin + count))

@@ -34,7 +34,7 @@ def index_of(trace: Trace) -> EventIndex:
     """
     if trace.format != "kineto" or not isinstance(trace.look_up, EventIndex):
         raise ValueError(
-            f'"trace" must be a trace of torch.profiler (.json, .json.gz): {trace.path} is a {trace.format} file'
+            f'"trace" must be a trace of torch.profiler (.json, .json.gz), not of {trace.format}: {trace.path}'
         )
     return trace.look_up
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..findings import Site, SyncFinding
 from ..page.document import document
 from ..page.names import shown_lines, shown_name
+from ..page.summary import summary_section
 from ..units import count, duration
 from .finding_text import (
     call_text,
@@ -73,14 +74,7 @@ def _summary(results: ReportData) -> dict[str, Any]:
     blocked = [found.blocked_ns for found in results.syncs if found.blocked_ns is not None]
     if blocked:
         figures.append(("time that the CPU waited", duration(sum(blocked))))
-    return {
-        "id": "summary",
-        "type": "overview",
-        "title": "Summary",
-        "parts": [],
-        "figures": figures,
-        "notes": [shown_name(text) for text in _notes(results)],
-    }
+    return summary_section("Summary", figures, _notes(results))
 
 
 def _notes(results: ReportData) -> Iterator[str]:

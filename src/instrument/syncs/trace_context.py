@@ -13,12 +13,11 @@ from ..traces.links import main_thread
 from ..traces.nest import NestedRanges
 from ..traces.step_content import process_of_threads
 from ..traces.table import Array, Table
-from ..traces.trace import Trace
+from ..traces.trace import MODULE_PREFIX, Trace
 from .operations import public_name
 from .trace_stacks import StackSites
 
 _OPERATOR = re.compile(r"^(?!autograd::|torch::autograd::)[A-Za-z_]\w*::(\w+)")
-_MODULE = "nn.Module: "
 
 
 class CallContext(NamedTuple):
@@ -85,7 +84,7 @@ class TraceContext:
         named = tuple(name for _, name in reversed(regions))
         stack = [name for _, name in _row_and_parents(self._trace.frames, self._frames[row])]
         site, via, profiler = self._functions.locate(stack)
-        module = next((name.removeprefix(_MODULE) for name in stack if name.startswith(_MODULE)), "")
+        module = next((name.removeprefix(MODULE_PREFIX) for name in stack if name.startswith(MODULE_PREFIX)), "")
         number = None if step < 0 else int(step)
         return CallContext(op, operator, since, backward, named, number, site, via, profiler, module)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
+from ..part_file import part_file
 from .chunks import EventIndex
 from .text import read_blocks
 from .trace import ReadLosses, Trace
@@ -27,7 +27,7 @@ def check_copy(trace: Trace, out: Path, category: str) -> None:
     check_out(check_source(trace.path), out)
     if trace.format != "kineto" or not isinstance(trace.look_up, EventIndex):
         raise ValueError(
-            f"TRACE must be a trace of torch.profiler (.json, .json.gz): {trace.path} is a {trace.format} file"
+            f"TRACE must be a trace of torch.profiler (.json, .json.gz), not of {trace.format}: {trace.path}"
         )
     if (trace.others.category == _word(trace, category)).any():
         raise ValueError(f"{trace.path} already has such lanes")
@@ -82,8 +82,7 @@ def insert_events(trace: Trace, out: Path, events: Iterable[str]) -> None:
         OSError: the file cannot be read, or ``out`` cannot be written.
     """
     source, begin = trace.path, cast(EventIndex, trace.look_up).begin
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
+    with part_file(out) as part:
         with source.open("rb") as read, _open(part, packed=out.suffix == ".gz") as write:
             place = 0
             for block in read_blocks(source, read, ReadLosses()):
@@ -95,8 +94,6 @@ def insert_events(trace: Trace, out: Path, events: Iterable[str]) -> None:
                     block = block[before:]
                 write.write(block)
         part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _open(path: Path, *, packed: bool) -> IO[bytes]:

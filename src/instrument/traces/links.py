@@ -17,11 +17,10 @@ from .nest import NestedRanges
 from .plausibility import plausible_devices, plausible_epoch_ns, plausible_rows
 from .table import COLUMNS, Array, Interner, Strings, Table, table
 from .torch_ranges import split_off_operators
-from .trace import Coverage, Device, ReadLosses, Thread, Trace
+from .trace import MODULE, Coverage, Device, ReadLosses, Thread, Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _RUN = re.compile(r"instrument_steps=(\d{1,18})-(\d{1,18})")
-_MODULE = re.compile(r"^nn\.Module: ")
 _EMPTY = {"start_ns": np.empty(0, np.int64)}
 _LINKS = ("launch", "operator", "region", "module", "step")
 
@@ -291,7 +290,7 @@ def _match_rows(wanted: Array, keys: Array) -> Array:
 
 def _modules(frames: Table, thread: Array, at: Array) -> Array:
     """Return the innermost frame that is a module, at each time on each thread."""
-    modules = np.flatnonzero(frames.matching("name", _MODULE))
+    modules = np.flatnonzero(frames.matching("name", MODULE))
     rows = frames.where(modules)
     found = NestedRanges(rows.start_ns, rows.end_ns, rows.thread).innermost_at(at, thread)
     return np.where(found >= 0, modules[found] if len(modules) else -1, -1)

@@ -12,6 +12,7 @@ import numpy as np
 from ..page.document import document
 from ..page.names import shown_name
 from ..page.samples import samples_section
+from ..page.summary import summary_section
 from ..units import count, counted, duration
 from .table import COLUMNS, Table
 
@@ -51,14 +52,7 @@ def _summary(trace: ShownTrace, tables: Mapping[str, Table]) -> dict[str, Any]:
     if trace.rank is not None:
         of = "" if trace.world_size is None else f" of {count(trace.world_size)}"
         figures.append(("rank", f"{trace.rank}{of}"))
-    return {
-        "id": "summary",
-        "type": "overview",
-        "title": "Summary",
-        "parts": [],
-        "figures": figures,
-        "notes": [shown_name(text) for text in _notes(trace)],
-    }
+    return summary_section("Summary", figures, _notes(trace))
 
 
 def _notes(trace: ShownTrace) -> Iterator[str]:

@@ -17,7 +17,7 @@ _LAST_NUMBER = re.compile(r"(\d{1,18})\D*$")
 _PART_OF_STEP = re.compile(
     r"^(?:Optimizer\.|enumerate\(DataLoader\)|nccl:)"
 )  # torch's own, of which a step has several
-_MIN_CALLS = 3  # calls that make a region a step
+MIN_CALLS = 3  # calls that make a region a step
 # Of the time from the first to the last event on the CPU, and of the GPU work with a known launch
 _MIN_SHARE = 0.5
 
@@ -72,7 +72,7 @@ def steps_found(trace: Trace) -> Trace:
         calls = rows[[each == name for each in names]]
         apart = np.all(regions.end_ns[calls][:-1] <= regions.start_ns[calls][1:])
         long = regions.duration_ns[calls].sum() > _MIN_SHARE * (end - start)
-        if len(calls) >= _MIN_CALLS and apart and long and not _PART_OF_STEP.search(name):
+        if len(calls) >= MIN_CALLS and apart and long and not _PART_OF_STEP.search(name):
             found.append(_with_steps(trace, calls))
     return found[0] if len(found) == 1 and _has_gpu_work(found[0]) else trace
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -11,6 +12,11 @@ from typing import Any
 
 from ..guard import guard
 from .table import KERNEL, MEMCPY, MEMSET, Table
+
+MODULE_PREFIX = "nn.Module: "
+"""How the names of frames that are modules begin."""
+
+MODULE = re.compile(f"^{re.escape(MODULE_PREFIX)}")
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,17 @@ import numpy as np
 
 from ...page.names import shown_name
 from ...page.tree import JOINED, Tree, tree_of
-from ...traces.table import MEMCPY, Array
+from ...traces.table import Array
+from ...traces.trace import MODULE_PREFIX
 from ..diagnosis_data import DiagnosisData
 from ..groups import ancestor_levels
 from ..trace_facts import TraceFacts
 from .backward_ranges import BackwardRanges
-from .ranges import MODULE, MODULE_PREFIX, OPERATOR, REGION, Ranges, own_ns, ranges_of, times_of_steps
+from .gpu_work import CLASSES, work_classes, work_names
+from .ranges import MODULE, OPERATOR, REGION, Ranges, own_ns, ranges_of, times_of_steps
 
-_KINDS = ("region", "module", "operator", "thread", "compute", "communication", "copies")
-_THREAD, _COMPUTE, _COMMUNICATION, _COPIES = range(3, 7)
+_KINDS = ("region", "module", "operator", "thread", *CLASSES)
+_THREAD, _WORK = 3, 4
 _MOST = 2500  # nodes of a view; with the joined ones twice as many
 _NOTES = {
     "cpu": (
@@ -97,9 +99,7 @@ class _Rows:
         """Return the tree of the durations of GPU work, which is its leaves; the only root is the GPU work."""
         gpu, count = self._facts.gpu, len(self._ranges.kind)
         above, in_backward = self._launched_in()
-        kind = np.where(self._facts.communication, _COMMUNICATION, _COMPUTE)
-        kind = np.where(gpu.category == MEMCPY, _COPIES, kind)
-        name = np.where(gpu.short_name > 0, gpu.short_name, gpu.name)
+        kind, name = _WORK + work_classes(self._facts), work_names(self._facts)
         parents = np.concatenate((self._gpu_parents(above), above)) + 1
         mask = np.concatenate((self._backward, in_backward))
         return tree_of(

@@ -10,12 +10,11 @@ from ...traces.intervals import Intervals, covered_ns, merge_overlaps
 from ...traces.nest import NestedRanges
 from ...traces.step_content import span
 from ...traces.table import Array
+from ...traces.trace import MODULE as MODULE_NAME
 from ..trace_facts import TraceFacts
 
 REGION, MODULE, OPERATOR = range(3)
 """The values of `Ranges.kind`."""
-
-MODULE_PREFIX = "nn.Module: "
 
 
 class Ranges(NamedTuple):
@@ -53,7 +52,7 @@ def ranges_of(facts: TraceFacts, times: Intervals) -> Ranges:
     begin, end = (times[0][0], times[1][-1]) if len(times[0]) else (0, 0)
     tables = (trace.regions, trace.frames, trace.operators)
     rows = [np.flatnonzero((table.end_ns >= begin) & (table.start_ns < end)) for table in tables]
-    rows[MODULE] = np.intersect1d(rows[MODULE], facts.rows_matching(trace.frames, f"^{MODULE_PREFIX}"))
+    rows[MODULE] = np.intersect1d(rows[MODULE], np.flatnonzero(trace.frames.matching("name", MODULE_NAME)))
     kind = np.repeat(np.arange(len(tables)), [len(each) for each in rows])
     start, end, name, thread = (
         np.concatenate([column[row] for column, row in zip(columns, rows, strict=True)])

@@ -12,14 +12,16 @@ _MAX_ROWS = 1000
 _TABLES = {
     "kernel_table": (
         "Kernels",
+        "Kernels by name; the share is that of the time of all kernels.",
         {
             "short_name": ("Kernel", "text"), "family": ("Family", "text"), "count": ("Calls", "count"),
-            "sum_ns": ("Time", "ns"), "share": ("Share", "percent"), "mean_ns": ("Mean", "ns"),
-            "min_ns": ("Shortest", "ns"), "max_ns": ("Longest", "ns"), "name": ("Full name", "text"),
+            "sum_ns": ("GPU time", "ns"), "share": ("Share", "percent"), "mean_ns": ("Mean", "ns"),
+            "min_ns": ("Shortest", "ns"), "max_ns": ("Longest", "ns"), "name": ("Full name", "long"),
         },
     ),
     "operator_table": (
         "Operators",
+        "GPU time is that of the work launched inside; busy is the time during which any of it runs.",
         {
             "name": ("Operator", "text"), "calls": ("Calls", "count"),
             "gpu_self_ns": ("Self GPU time", "ns"), "gpu_ns": ("GPU time", "ns"),
@@ -28,6 +30,7 @@ _TABLES = {
     ),
     "region_table": (
         "Regions",
+        "GPU time adds up the durations of the work launched inside; busy is when any of it runs.",
         {
             "name": ("Region", "text"), "calls": ("Calls", "count"), "cpu_ns": ("CPU time", "ns"),
             "gpu_ns": ("GPU time", "ns"), "gpu_busy_ns": ("GPU busy", "ns"),
@@ -36,6 +39,7 @@ _TABLES = {
     ),
     "module_table": (
         "Modules",
+        "GPU time adds up the durations of the work launched inside; busy is when any of it runs.",
         {
             "name": ("Module", "text"), "calls": ("Calls", "count"), "cpu_ns": ("CPU time", "ns"),
             "gpu_ns": ("GPU time", "ns"), "gpu_busy_ns": ("GPU busy", "ns"),
@@ -44,19 +48,20 @@ _TABLES = {
     ),
     "collective_table": (
         "Collectives",
+        "Exposed is the time during which nothing computes; bytes are those of the larger of input and output.",
         {
             "name": ("Collective", "text"), "group": ("Process group", "text"), "dtype": ("Type", "text"),
-            "count": ("Calls", "count"), "sum_ns": ("Time", "ns"), "exposed_ns": ("Exposed", "ns"),
+            "count": ("Calls", "count"), "sum_ns": ("GPU time", "ns"), "exposed_ns": ("Exposed", "ns"),
             "bytes": ("Bytes", "bytes"), "bus_bytes_per_s": ("Bus bandwidth (bytes/s)", "bytes"),
         },
     ),
 }  # fmt: skip
-"""By metric: the title, and the columns with their title and kind."""
+"""By metric: the title, what the numbers are, and the columns with their title and kind."""
 
 
 def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any]]:
     """Yield a section for each table of the metrics that has rows; the sums are those of the recorded window."""
-    for metric, (title, columns) in _TABLES.items():
+    for metric, (title, note, columns) in _TABLES.items():
         rows = diagnosis.metrics.get(metric) or []
         if not rows:
             continue
@@ -67,7 +72,7 @@ def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any]]:
             "id": title.lower(),
             "type": "table",
             "title": title,
-            "note": f"{about.definition} Window: {about.window}.{covered}{left_out}",
+            "note": f"{note} Window: {about.window}.{covered}{left_out}",
             "caption": f"{title} of the window",
             "columns": [{"title": head, "kind": kind} for head, kind in columns.values()],
             "rows": [
@@ -77,4 +82,4 @@ def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any]]:
 
 
 def _value(value: Any, kind: str) -> Any:
-    return shown_name(str(value or "")) if kind == "text" else value
+    return shown_name(str(value or "")) if kind in ("text", "long") else value

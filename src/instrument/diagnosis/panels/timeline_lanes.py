@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -13,11 +12,12 @@ from ...page.lanes import stacked
 from ...page.names import shown_name
 from ...traces.gpus import gpu_numbers
 from ...traces.lanes import group_rows
-from ...traces.table import MEMCPY, Array, Table
-from ...traces.trace import Trace
+from ...traces.table import Array, Table
+from ...traces.trace import MODULE, Trace
 from ...units import counted
 from ..idle_causes import CAUSES
 from ..trace_facts import TraceFacts
+from .gpu_work import work_classes, work_names
 from .overview import idle_class
 
 CLASSES = (
@@ -26,8 +26,6 @@ CLASSES = (
 )  # fmt: skip
 """The classes of slices, which give their colors."""
 
-_COMPUTE, _COMMUNICATION, _COPIES = range(3)
-_MODULE = re.compile(r"^nn\.Module: ")
 _TITLES = {"region": "regions", "module": "modules", "operator": "operators", "runtime": "runtime calls"}
 _MOST_LANES = 32  # of streams, and of threads
 _MOST_DEPTH = 32
@@ -95,8 +93,7 @@ def _stream_lanes(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane
     first, of_place = distinct(device, stream)
     rows_of = {number: inside[rows] for number, rows in group_rows(of_place)}
     used = {number: int(gpu.duration_ns[rows].sum()) for number, rows in rows_of.items()}
-    kind = np.where(facts.communication, _COMMUNICATION, np.where(gpu.category == MEMCPY, _COPIES, _COMPUTE))
-    name = np.where(gpu.short_name > 0, gpu.short_name, gpu.name)
+    kind, name = work_classes(facts), work_names(facts)
     products = {device.id: device.name for device in facts.trace.devices}
     lanes = []
     for number in sorted(_most(used), key=lambda number: device[first[number]]):
@@ -132,7 +129,7 @@ def _thread_lanes(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane
     for kind, table in tables.items():
         rows = _inside(table, window)
         if kind == "module":
-            rows = rows[table.matching("name", _MODULE)[rows]]
+            rows = rows[table.matching("name", MODULE)[rows]]
         for thread, of_thread in group_rows(table.thread[rows]):
             rows_of[thread][kind] = rows[of_thread]
     used = {

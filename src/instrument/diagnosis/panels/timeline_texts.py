@@ -6,11 +6,11 @@ import numpy as np
 
 from ...page.names import shown_name
 from ...traces.table import Array, Table
+from ...traces.trace import MODULE_PREFIX
 from ..idle_causes import CAUSES
 from ..trace_facts import TraceFacts
+from .gpu_work import work_names
 from .timeline_lanes import distinct
-
-_MODULE = "nn.Module: "
 
 
 class TimelineTexts:
@@ -55,7 +55,7 @@ def text_of(facts: TraceFacts, number: int) -> str:
     strings = facts.trace.strings
     if number >= len(strings):
         return list(CAUSES)[number - len(strings)].replace("_", " ")
-    return shown_name(strings[number].removeprefix(_MODULE))
+    return shown_name(strings[number].removeprefix(MODULE_PREFIX))
 
 
 def _launches(facts: TraceFacts) -> dict[str, Array]:
@@ -66,7 +66,7 @@ def _launches(facts: TraceFacts) -> dict[str, Array]:
         return np.append(np.append(events.name, 0)[rows], 0)
 
     return {
-        "work": np.append(np.where(gpu.short_name > 0, gpu.short_name, gpu.name), 0),
+        "work": np.append(work_names(facts), 0),
         "call": names(trace.runtime, gpu.launch),
         "operator": names(trace.operators, gpu.operator),
         "region": names(trace.regions, gpu.region),

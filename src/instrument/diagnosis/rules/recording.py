@@ -46,14 +46,14 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
 def selected_steps(facts: TraceFacts) -> Iterator[Finding]:
     """The file holds only some of the recorded steps, which `instrument slim --steps` chose.
 
-    All numbers are of those: what happens once, such as a slow first step, may be missing.
+    All numbers are those of these steps: what happens once, such as a slow first step, may be missing.
     """
     steps = kept_steps(facts.trace.metadata)
     if steps is None:
         return
     kept, of = steps
     yield facts.finding(
-        f"The file holds {kept:,} of {counted(of, 'recorded step')}: all numbers are of those",
+        f"The file holds {kept:,} of {counted(of, 'recorded step')}: all numbers are those of these steps",
         win_ns=None,
         severity="low",
         evidence=(

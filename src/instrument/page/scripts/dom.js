@@ -52,6 +52,9 @@ const format = {
   text(text) {
     return text ?? "";
   },
+  long(text) {
+    return text ?? "";
+  },
 };
 
 /** The color of a class of time, "compute" and so on, in the current theme. */

@@ -2,13 +2,16 @@
 
 const ROWS_SHOWN = 20;
 
+/** The class of the cells of a column: names are on the left, and those that may be long are wide. */
+const tableClass = (kind) => ({ text: "text", long: "text long" })[kind] ?? null;
+
 /** The rows in order of a column; empty cells come last. */
 function tableSorted(rows, index, kind, ascending) {
   const sign = ascending ? 1 : -1;
   return rows.toSorted((one, other) => {
     const [a, b] = [one[index], other[index]];
     if (a == null || b == null) return (a == null) - (b == null);
-    return sign * (kind === "text" ? String(a).localeCompare(String(b)) : a - b);
+    return sign * (tableClass(kind) ? String(a).localeCompare(String(b)) : a - b);
   });
 }
 
@@ -19,17 +22,17 @@ function dataTable({ caption, columns, rows, onRow = null }) {
   const more = h("button", { type: "button", onclick: () => { shown = Infinity; draw(); } });
   const heads = columns.map(({ title, kind }, index) => {
     const sort = () => {
-      const ascending = order?.index === index ? !order.ascending : kind === "text";
+      const ascending = order?.index === index ? !order.ascending : tableClass(kind) != null;
       order = { index, ascending };
       heads.forEach((head, at) => head.setAttribute("aria-sort", at === index ? (ascending ? "ascending" : "descending") : "none"));
       draw();
     };
-    return h("th", { scope: "col", class: kind === "text" ? "text" : null, "aria-sort": "none" }, h("button", { type: "button", onclick: sort }, title));
+    return h("th", { scope: "col", class: tableClass(kind), "aria-sort": "none" }, h("button", { type: "button", onclick: sort }, title));
   });
   const filter = h("input", {
     type: "search", placeholder: "Filter", "aria-label": `Filter: ${caption}`, oninput: () => { words = filter.value.toLowerCase(); draw(); },
   });
-  const cell = (value, { kind }) => h("td", { class: kind === "text" ? "text" : null }, format[kind](value));
+  const cell = (value, { kind }) => h("td", { class: tableClass(kind) }, format[kind](value));
   function draw() {
     let chosen = rows;
     if (words) chosen = chosen.filter((row) => row.some((value) => typeof value === "string" && value.toLowerCase().includes(words)));

@@ -68,10 +68,10 @@ function timelineStrip(view) {
 function timelineKeys(view) {
   const { element } = view;
   const focused = () => element.contains(document.activeElement);
-  // Letters work while the timeline is on the screen and no other part of the page has the focus; arrows scroll elsewhere.
+  // Letters work while the timeline is on the screen, except in another chart that has the focus; arrows scroll elsewhere.
   const near = () => {
     const { top, bottom } = element.getBoundingClientRect();
-    return focused() || (document.activeElement.contains(element) && bottom > 80 && top < innerHeight - 80);
+    return focused() || (!document.activeElement.closest("svg") && bottom > 80 && top < innerHeight - 80);
   };
   const add = (key, words, call, active = near) => keys.add(key, words, () => active() && (call(), true));
   const [zoomIn, zoomOut] = [() => timelineZoom(view, 0.7), () => timelineZoom(view, 1 / 0.7)];
