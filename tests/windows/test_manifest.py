@@ -53,6 +53,7 @@ def test_a_recorded_window(out: Path) -> None:
     expected = {
         "rank": 0,
         "window": 1,
+        "opened_by": ["schedule"],
         "status": "recorded",
         "reason": None,
         "planned_steps": [1, 2],
@@ -177,7 +178,7 @@ def test_ranks_that_share_a_folder_do_not_cut_each_others_lines(out: Path) -> No
     writers = [Manifest(out) for _ in range(4)]
     for window in range(50):
         for rank, writer in enumerate(writers):
-            writer.add(writer.entry(rank=rank, window=window, **line, hidden_regions=["x" * 1000]))
+            writer.add(writer.entry(rank=rank, window=window, opened_by=[], **line, hidden_regions=["x" * 1000]))
     lines = [(entry["window"], entry["rank"]) for entry in manifest(out)]
     assert [(window, rank) for window in range(50) for rank in range(4)] == lines
 
@@ -186,11 +187,13 @@ def test_a_folder_that_cannot_be_written_leaves_the_line_in_the_object(tmp_path:
     """`entries` has the line even though the file cannot be written."""
     (tmp_path / "file").write_text("")
     record = Manifest(tmp_path / "file" / "runs")
-    record.add(record.entry(rank=0, window=1, status="recorded", planned_steps=(1, None), exporter="e"))
+    record.add(
+        record.entry(rank=0, window=1, opened_by=[], status="recorded", planned_steps=(1, None), exporter="e")
+    )
     assert [1] == [entry["window"] for entry in record.entries]
 
 
-LINE: dict[str, Any] = {"rank": 0, "status": "recorded", "planned_steps": (1, 2), "exporter": "e"}
+LINE: dict[str, Any] = {"rank": 0, "opened_by": [], "status": "recorded", "planned_steps": (1, 2), "exporter": "e"}
 
 
 def windows(out: Path) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -13,10 +14,11 @@ from ..exporters.choose import exporter_of_tool
 from ..launch.vendor import VENDORS
 from ..windows.schedule import Schedule
 from ..windows.steps import CYCLE, SCHEDULE_OPTIONS, schedule_of
+from ..windows.triggers import Triggers
 
 TORCH_OPTIONS = {"shapes": "record_shapes", "memory": "profile_memory", "stacks": "with_stack"}
 # Options that choose windows, and their content.
-_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "out", "ranks", *TORCH_OPTIONS)
+_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "trigger", "out", "ranks", *TORCH_OPTIONS)
 _NEEDS = {
     "region": ("ncu",),
     "launches": ("ncu",),
@@ -35,10 +37,11 @@ def given(ctx: typer.Context) -> dict[str, Any]:
 
 def as_typed(options: Mapping[str, Any]) -> list[str]:
     """Return the options that choose windows, as they were typed."""
+    given = [(name, options[name]) for name in _WINDOWS if name in options]
     return [
-        f"--{name} {options[name]}" if options[name] is not True else f"--{name}"
-        for name in _WINDOWS
-        if name in options
+        f"--{name}" if value is True else f"--{name} {value}"
+        for name, values in given
+        for value in (values if isinstance(values, list) else [values])
     ]
 
 
@@ -119,6 +122,19 @@ def _as_options(message: str) -> str:
     return re.sub(rf'"({"|".join(SCHEDULE_OPTIONS)})"', r"--\1", message.replace('"at"', "--steps"))
 
 
+def triggers(texts: list[str], folder: Path) -> list[str]:
+    """Return the values of ``--trigger``, once they are checked.
+
+    Raises:
+        ValueError: one of them is not accepted.
+    """
+    try:
+        Triggers(texts, folder, 1)
+    except ValueError as error:
+        raise ValueError(str(error).replace('"triggers"', "--trigger")) from None
+    return texts
+
+
 def levels(modules: str) -> int | bool | None:
     """Return ``--modules`` as `instrument.annotate_modules` takes it: None for all, False for none.
 
@@ -147,7 +163,10 @@ def windows(loop: Mapping[str, Any]) -> int | None:
     """Return the number of windows; None if endless, 0 for the whole run."""
     if loop.get("active") == sys.maxsize:
         return 0
-    made = schedule_of(None, {name: loop[name] for name in SCHEDULE_OPTIONS if name in loop})
+    if loop.get("triggers"):
+        return None
+    named = {name: loop[name] for name in SCHEDULE_OPTIONS if name in loop}
+    made = schedule_of(None, named)
     return made.count if isinstance(made, Schedule) else None
 
 

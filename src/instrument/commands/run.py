@@ -105,6 +105,14 @@ def run(
         ),
     ] = None,
     every: Annotated[int | None, typer.Option(min=1, help="Record a window every N steps.", metavar="N")] = None,
+    trigger: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What opens further windows: command (instrument trigger), file (FOLDER/trigger is touched), "
+            "file=PATH, signal=SIGUSR2, every=30m or at=02:30.",
+            metavar="TRIGGER",
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The folder for the recorded windows.", metavar="FOLDER")
     ] = Path("runs/instrument"),
@@ -173,6 +181,8 @@ def run(
         loop |= {argument: True for name, argument in options.TORCH_OPTIONS.items() if name in given}
         if syncs or budget:
             loop |= {"syncs": True, "budget": options.parse_budgets(budget or [])}
+        if trigger:
+            loop["triggers"] = options.triggers(trigger, out.absolute())
         if ranks is not None:
             loop["ranks"] = options.numbers(ranks)
         if step_on is not None:

@@ -87,7 +87,7 @@ class Loop:
         self._has_schedule = any(value is not None for value in (*named.values(), recording.get("schedule")))
         self._recording = {
             "out": out,
-            "schedule": schedule_of(recording.pop("schedule", None), named),
+            "schedule": schedule_of(recording.pop("schedule", None), named, triggers=recording.get("triggers")),
             **recording,
         }
         self.record = record

@@ -14,8 +14,11 @@ from ..exporters.choose import ExporterName, choose
 from ..guard import guard
 from .outcomes import Outcomes
 from .profile import Profile
-from .schedule import NEVER, Schedule, schedule
+from .rank import chosen_ranks
+from .requests import RequestedWindows
+from .schedule import NEVER, NOTHING, Schedule, integer, schedule
 from .torch_schedule import TorchSchedule
+from .triggers import Triggers
 from .window_recorder import FEATURE
 
 if TYPE_CHECKING:
@@ -55,6 +58,8 @@ def profile(
     exporter: ExporterName | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
+    triggers: str | Iterable[str] = (),
+    trigger_steps: int = 3,
     **options: Unpack[TorchProfilerOptions],
 ) -> Profile:
     """Record chosen steps of a training loop; call ``.step()`` on what this returns after each step.
@@ -76,6 +81,10 @@ def profile(
         ranks: the ranks that record; None for all. The other ranks only count steps, and never wait.
         first_step: the number of the first step, for a resumed run. Named steps and periods of a schedule
             still count from 0, cycles (wait, warmup, active) from this step.
+        triggers: what opens further windows while the loop runs: "command" (``instrument trigger``), "file" (the
+            file ``OUT/trigger`` is touched), "file=PATH", "signal=SIGUSR2", "every=30m", "at=02:30"; several, or
+            one text with commas. Without a schedule, only these open windows. `Profile.trigger` needs none.
+        trigger_steps: the number of steps that such a window records, after one warm-up step.
         options: those of `torch.profiler.profile`: ``activities``, ``record_shapes``,
             ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ... Without
             ``activities``, the CPU is recorded and, if the program uses it when a window begins, the GPU.
@@ -99,6 +108,8 @@ def profile(
         exporter=exporter,
         ranks=ranks,
         first_step=first_step,
+        triggers=triggers,
+        trigger_steps=trigger_steps,
         **options,
     )
 
@@ -114,6 +125,8 @@ def new_profile(
     exporter: str | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
+    triggers: str | Iterable[str] = (),
+    trigger_steps: int = 3,
     **options: Any,
 ) -> Profile:
     """Check the arguments of `profile` and make one for ``driver``.
@@ -129,16 +142,16 @@ def new_profile(
             raise TypeError(f'"{name}" must be a function: {callback!r}')
     if not isinstance(diagnose, bool):
         raise TypeError(f'"diagnose" must be True or False: {diagnose!r}')
-    if ranks is not None and not isinstance(ranks, Iterable):
-        raise TypeError(f'"ranks" must be several integers, such as [0]: {ranks!r}')
-    chosen = None if ranks is None else frozenset(ranks)
-    if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
-        raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
     chosen_exporter = choose(exporter, options)
+    chosen_triggers = Triggers(triggers, folder, integer("trigger_steps", trigger_steps, least=1))
+    if schedule is None and chosen_triggers:
+        schedule = NOTHING
+    windows = RequestedWindows(_resolved(schedule, first_step))
     outcomes = Outcomes(
         folder,
+        windows,
         chosen_exporter.name,
-        chosen,
+        chosen_ranks(ranks),
         has_schedule=schedule is not None,
         steps_hint=driver.steps_hint,
         on_summary=on_summary,
@@ -147,9 +160,10 @@ def new_profile(
     )
     return Profile(
         folder,
-        _resolved(schedule, first_step),
+        windows,
         chosen_exporter,
         outcomes,
+        chosen_triggers,
         on_trace_ready=on_trace_ready,
         first_step=first_step,
         has_schedule=schedule is not None,

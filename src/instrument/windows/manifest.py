@@ -32,12 +32,13 @@ class Manifest:
         folder: the folder of ``manifest.jsonl``; created with the first line.
 
     Each line has ``run`` (one value for all lines of one `profile`), ``rank``, ``window`` (its number in the
-    schedule, from 1), ``status`` ("recorded", "partial", "skipped", "failed" or "not reached"), ``reason``
-    (in words, null without problems), ``planned_steps`` and ``steps`` (first and last, both included; null if
-    there are none), ``cut_step`` (a step that did not end, which is one of ``steps`` only if it is the only one;
-    usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
-    relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees them) and
-    ``timing`` (see `StepTimes.timing`; null if nothing was recorded).
+    schedule, from 1; "step-812" for one that was requested and records from step 812 on), ``opened_by``
+    ("schedule", and the reasons of requests), ``status`` ("recorded", "partial", "skipped", "failed" or
+    "not reached"), ``reason`` (in words, null without problems), ``planned_steps`` and ``steps`` (first and last,
+    both included; null if there are none), ``cut_step`` (a step that did not end, which is one of ``steps`` only
+    if it is the only one; usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files``
+    (``path`` relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees
+    them) and ``timing`` (see `StepTimes.timing`; null if nothing was recorded).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,7 +58,8 @@ class Manifest:
         self,
         *,
         rank: int,
-        window: int,
+        window: int | str,
+        opened_by: Sequence[str],
         status: str,
         reason: str | None = None,
         planned_steps: Sequence[int | None],
@@ -74,6 +76,7 @@ class Manifest:
             "run": self._run,
             "rank": rank,
             "window": window,
+            "opened_by": list(opened_by),
             "status": status,
             "reason": reason,
             "planned_steps": list(planned_steps),

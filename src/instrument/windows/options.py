@@ -40,3 +40,5 @@ class ProfileOptions(TorchProfilerOptions, total=False):
     exporter: ExporterName | Exporter
     ranks: Iterable[int] | None
     first_step: int
+    triggers: str | Iterable[str]
+    trigger_steps: int

@@ -11,6 +11,7 @@ from ..guard import guard
 from ..regions import dispatch
 from .manifest import Manifest
 from .recording import Recording
+from .requests import RequestedWindows
 from .schedule import NEVER, Window, span
 from .window_finalizer import WindowFinalizer
 
@@ -24,6 +25,7 @@ class Outcomes:
 
     Args:
         out: the folder of the run.
+        windows: the windows of the run.
         exporter: the name of the exporter.
         ranks: the ranks that record; None for all.
         has_schedule: whether the run has a schedule; without one, a window may have no marked steps.
@@ -40,6 +42,7 @@ class Outcomes:
     def __init__(
         self,
         out: Path,
+        windows: RequestedWindows,
         exporter: str,
         ranks: frozenset[int] | None,
         *,
@@ -51,6 +54,7 @@ class Outcomes:
     ) -> None:
         self.rank = 0
         self._out = out
+        self._windows = windows
         self._exporter = exporter
         self._ranks = ranks
         self._has_schedule = has_schedule
@@ -83,7 +87,8 @@ class Outcomes:
         """Return the fields of the line of ``window``, except its status and reason."""
         return {
             "rank": self.rank,
-            "window": window.index,
+            "window": self._windows.label(window),
+            "opened_by": self._windows.opened_by(window),
             "planned_steps": (window.active, window.stop - 1 if window.stop < NEVER else None),
             "steps": recording and recording.steps,
             "cut_step": recording and recording.cut_step,

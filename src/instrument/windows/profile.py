@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,13 +22,14 @@ from ..guard import exiting, guard
 from ..interrupts import is_interrupt
 from ..stepping.program_steps import program_steps
 from .outcomes import Outcomes
-from .rank import rank
-from .schedule import NEVER, Schedule, Window
+from .rank import chosen_ranks, rank
+from .requests import RequestedWindows, WindowRequest
+from .schedule import NEVER, Window, integer
 from .torch_api import TorchProfilerApi
-from .torch_schedule import TorchSchedule
+from .triggers import Triggers
 from .window_recorder import FEATURE, WindowRecorder
 
-_USER_NAMES = frozenset({"out", "start", "step", "step_num", "stop", "windows"})
+_USER_NAMES = frozenset({"out", "start", "step", "step_num", "stop", "trigger", "windows"})
 
 
 class Profile(WindowRecorder):
@@ -39,9 +40,10 @@ class Profile(WindowRecorder):
 
     Args:
         out: the folder that everything is written to.
-        schedule: the steps to record.
+        schedule: the windows to record.
         exporter: makes the captures.
         outcomes: gets the outcome of each window.
+        triggers: request further windows while the profile runs.
         on_trace_ready: called at the end of each window, with this object.
         first_step: the number of the first step.
         has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
@@ -62,9 +64,10 @@ class Profile(WindowRecorder):
     def __init__(
         self,
         out: Path,
-        schedule: Schedule | TorchSchedule,
+        schedule: RequestedWindows,
         exporter: Exporter,
         outcomes: Outcomes,
+        triggers: Triggers,
         *,
         on_trace_ready: Callable[[Profile], Any] | None,
         first_step: int,
@@ -83,6 +86,8 @@ class Profile(WindowRecorder):
             keeps_events=keeps_events,
         )
         self._preemptible = preemptible
+        self._triggers = triggers
+        schedule.open_ended = bool(triggers)
         self._no_more_windows = False  # every window has begun
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
@@ -104,6 +109,8 @@ class Profile(WindowRecorder):
     @property
     def finished(self) -> bool:
         """Whether no window is open or to come."""
+        if self._schedule.open_ended and self._started:
+            return False
         return self._next_due_step == NEVER or (self._no_more_windows and self._recording is None)
 
     @property
@@ -133,6 +140,42 @@ class Profile(WindowRecorder):
         Profile.step(self)
         with guard.contained("counting a step in Kineto"):
             profilers.kineto_step()
+
+    @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
+    def trigger(
+        self,
+        reason: str = "requested by the program",
+        *,
+        steps: int = 3,
+        warmup: int = 1,
+        ranks: Iterable[int] | None = None,
+    ) -> None:
+        """Request a window that opens at the next step; may be called on any thread and in a signal handler.
+
+        If a window is open then, the requested one follows it. If a window of the schedule is about to begin, that
+        one serves the request too. The manifest has the reason in ``opened_by``.
+
+        Args:
+            reason: who requests the window, for the manifest.
+            steps: the number of recorded steps.
+            warmup: the number of warm-up steps before them.
+            ranks: the ranks that record it; None for those of the profile.
+
+        Raises:
+            TypeError, ValueError: an argument is not accepted; the message gives its name and value.
+        """
+        if not isinstance(reason, str):
+            raise TypeError(f'"reason" must be a text: {reason!r}')
+        active, warmup = integer("steps", steps, least=1), integer("warmup", warmup)
+        self.request(WindowRequest(reason, active, warmup, ranks=chosen_ranks(ranks)))
+
+    def request(self, request: WindowRequest) -> None:
+        """Have a window opened as `trigger` does."""
+        if self._initialized:
+            self._requests.append(request)
+            # In this order: `_follow_schedule` looks for requests after it has set the step.
+            if self._started and not self._paused:
+                self._next_due_step = 0
 
     @guard.contained(FEATURE)
     def start(self, *, late: bool = False) -> None:
@@ -174,7 +217,8 @@ class Profile(WindowRecorder):
         self._outcomes.rank = rank()
         if not self._preemptible:
             program_steps.follow(self)
-        if self._outcomes.excluded:
+        self._schedule.records_planned = not self._outcomes.excluded
+        if self._never_records:
             self.report_steps()
             return
         with guard.contained(FEATURE):
@@ -183,10 +227,11 @@ class Profile(WindowRecorder):
         with guard.contained("preparing the exporter"):
             following = self._schedule.next_window(self.step_num)
             # May decrease: a window that the end of a loop cut short is continued.
-            self._last_finished_index = following.index - 1 if following is not None else self._schedule.count or 0
-            if following is not None:
+            self._last_finished_index = self._schedule.last_before(self.step_num)
+            if following is not None or self._schedule.open_ended or self._requests:
                 self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
                 self._exporter.prepare()
+        self._triggers.begin(self.request, self._state)
         self._times.start(self.step_num, late=late)
         for call in Profile.start_callbacks:
             call()
@@ -235,10 +280,10 @@ class Profile(WindowRecorder):
             self._close_window(recording, begun=begun, complete=complete, cut=not (begun or complete))
         self._complete_last_window(self.step_num + complete)
         with guard.contained("ending"):
+            self._add_requested(self.step_num + complete)
             if self._windows_to_account_for is None:
-                self._windows_to_account_for = (
-                    [] if self._outcomes.excluded else list(islice(self._windows_not_reached(), 1000))
-                )
+                left = () if self._never_records else self._schedule.after(self._last_finished_index)
+                self._windows_to_account_for = list(islice(left, 1000))
             while self._windows_to_account_for:
                 self._outcomes.note(self._windows_to_account_for[0], "not reached", self._end_reason)
                 del self._windows_to_account_for[0]
@@ -251,7 +296,7 @@ class Profile(WindowRecorder):
             if not self._calling_on_trace_ready:  # else on_trace_ready called `stop`
                 steps = self.step_num - self._first
                 self._outcomes.warn_if_nothing_was_recorded(
-                    self._first, steps, self._schedule.count, self._end_reason
+                    self._first, steps, self._schedule.planned_count, self._end_reason
                 )
         self._notify_idle()
         if not self._calling_on_trace_ready:
@@ -298,7 +343,7 @@ class Profile(WindowRecorder):
         self._complete_last_window(self.step_num)
         with guard.contained("ending"):
             self._outcomes.report()
-            if self._last_finished_index == self._schedule.count:
+            if self._schedule.is_last(self._last_finished_index):
                 self._finalizer.finish()
 
     @classmethod
@@ -337,10 +382,10 @@ class Profile(WindowRecorder):
         """Note windows that end before the first step as not reached, unless ``before`` accounted for them."""
         if not self._started or self._outcomes.excluded:
             return
-        accounted = max((window["window"] for window in before.windows), default=0)
-        for index in range(accounted + 1, min(self._last_finished_index, accounted + 1000) + 1):
-            window = self._schedule.window(index)
-            if window is not None:
+        planned = [window["window"] for window in before.windows if isinstance(window["window"], int)]
+        accounted = max(planned, default=0)
+        for window in islice(self._schedule.after(accounted), 1000):
+            if window.index <= self._last_finished_index:
                 self._outcomes.note(window, "not reached", reason)
 
     def _end_run(self, begun: bool = False, complete: bool = False) -> bool:
@@ -357,8 +402,13 @@ class Profile(WindowRecorder):
         if self._graphs is not None:
             with guard.contained(FEATURE):
                 self._graphs.remove()
+        self._triggers.end()
         Profile._running.discard(self)
         return True
+
+    def _state(self) -> dict[str, Any]:
+        """Return what `instrument trigger` prints about this process."""
+        return {"process": self._process, "rank": self._outcomes.rank, "step": self.step_num}
 
     @guard.contained(FEATURE)
     def _exit(self) -> None:
@@ -407,6 +457,8 @@ class Profile(WindowRecorder):
         finally:
             self._follow_schedule()
             self.report_steps()
+            if self._requests and self._started and not self._paused:  # made meanwhile
+                self._next_due_step = min(self._next_due_step, self.step_num + 1)
 
     def _request_change(self, change: Callable[..., None], *args: Any) -> None:
         """Call ``change(*args)`` when no other change is running and no CUDA graph is being captured."""
@@ -440,7 +492,7 @@ class Profile(WindowRecorder):
         self._times.cancel() if recording is not None and recording.ended_early else self._times.end()
         if self._paused:
             return
-        if self._outcomes.excluded or self._process != os.getpid():
+        if self._never_records or self._process != os.getpid():
             self._next_due_step = NEVER
             return
         if self._calling_on_trace_ready:  # on_trace_ready calls `step`, which only counts
@@ -452,8 +504,9 @@ class Profile(WindowRecorder):
         self._next_due_step = step + 1
         with guard.contained("following the schedule"):
             if recording is not None and not recording.on_own_thread():
-                recording.note_foreign_step()
+                recording.note_foreign_step(self._schedule.label(recording.window))
                 return
+            self._add_requested(step)
             phase, window = self._schedule.at(step)
             over = recording is not None and (window is None or window.index != recording.window.index)
             if self._must_postpone(phase, window, over):
@@ -468,7 +521,7 @@ class Profile(WindowRecorder):
                     return
             if window is None:
                 following = self._schedule.next_window(step)
-                self._no_more_windows = following is None
+                self._no_more_windows = following is None and not self._schedule.open_ended
                 due = NEVER if following is None else following.warmup
                 self._next_due_step = self._times.next_due(step, due)
                 if (due == step + 1 and self._schedule.plans_ahead) or not self._times.is_timed(step):
@@ -480,7 +533,7 @@ class Profile(WindowRecorder):
             elif (
                 window.index <= self._last_finished_index and window.index != self._continued_index
             ):  # the rest of a failed window
-                if self._schedule.finite or window.stop < NEVER:
+                if self._schedule.plans_ahead or window.stop < NEVER:
                     self._next_due_step = window.stop
             else:
                 self._record_step(phase, window)

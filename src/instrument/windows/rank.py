@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -14,6 +15,22 @@ def rank() -> int:
         return int(group.get_rank())
     given = os.environ.get("RANK", "")
     return int(given) if given.isdecimal() and len(given) < 10 else 0
+
+
+def chosen_ranks(ranks: Iterable[int] | None) -> frozenset[int] | None:
+    """Return the argument ``ranks`` of a user as a set.
+
+    Raises:
+        TypeError, ValueError: it does not hold integers >= 0.
+    """
+    if ranks is None:
+        return None
+    if not isinstance(ranks, Iterable):
+        raise TypeError(f'"ranks" must be several integers, such as [0]: {ranks!r}')
+    chosen = frozenset(ranks)
+    if not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
+        raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
+    return chosen
 
 
 def process_suffix() -> str:

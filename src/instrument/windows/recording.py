@@ -56,13 +56,13 @@ class Recording:
         """Return whether the current thread opened the window."""
         return self._thread == threading.get_ident()
 
-    def note_foreign_step(self) -> None:
+    def note_foreign_step(self, window: int | str) -> None:
         """Warn, the first time, that another thread ended a step."""
         if not self.other_thread_stepped:
             self.other_thread_stepped = True
             log.warning(
                 "a step ended on another thread than the one that opened the window; the window stays open",
-                window=self.window.index,
+                window=window,
             )
 
     @property

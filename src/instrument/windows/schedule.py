@@ -187,6 +187,10 @@ class _Explicit(Schedule):
         return bisect_right(self.listed, step, key=lambda window: window.stop) + 1
 
 
+NOTHING = _Explicit(0, ())
+"""The schedule without windows."""
+
+
 def schedule(
     at: str | int | Iterable[int] | None = None,
     *,
@@ -226,12 +230,12 @@ def schedule(
     """
     if at is not None and every is not None:
         raise ValueError(f'"every" must be left out with "at": {every!r}')
-    wait, warmup, repeat = _integer("wait", wait), _integer("warmup", warmup), _integer("repeat", repeat)
-    skip_first = _integer("skip_first", skip_first)
+    wait, warmup, repeat = integer("wait", wait), integer("warmup", warmup), integer("repeat", repeat)
+    skip_first = integer("skip_first", skip_first)
     if not isinstance(skip_first_wait, bool):
-        _integer("skip_first_wait", skip_first_wait)
+        integer("skip_first_wait", skip_first_wait)
     if active is not None:
-        active = _integer("active", active, least=1)
+        active = integer("active", active, least=1)
 
     if at is not None:
         _reject_others("at", wait=wait, repeat=repeat, skip_first=skip_first, skip_first_wait=skip_first_wait)
@@ -246,7 +250,7 @@ def schedule(
 
 
 def _every(every: int, warmup: int, active: int, repeat: int, skip_first: int) -> Schedule:
-    period = _integer("every", every, least=warmup + active, why=f" ({warmup=} + {active=})")
+    period = integer("every", every, least=warmup + active, why=f" ({warmup=} + {active=})")
     first = max(-(-skip_first // period), 1) * period
     return _Periodic(repeat or None, first, period, warmup, active, relative=False)
 
@@ -278,7 +282,7 @@ def _parse(at: str | int | Iterable[int], active: int | None) -> Iterator[tuple[
     if not isinstance(at, str):
         several = isinstance(at, Iterable)
         for number in at if isinstance(at, Iterable) else [at]:
-            start = _integer("at", number, several=several)
+            start = integer("at", number, several=several)
             yield start, start + (active or 1)
         return
     for part in at.split(","):
@@ -293,7 +297,7 @@ def _parse(at: str | int | Iterable[int], active: int | None) -> Iterator[tuple[
         yield int(low), (int(high) + 1 if dash else int(low) + (active or 1))
 
 
-def _integer(name: str, value: object, least: int = 0, why: str = "", *, several: bool = False) -> int:
+def integer(name: str, value: object, least: int = 0, why: str = "", *, several: bool = False) -> int:
     """Return ``value`` as an int.
 
     Args:

@@ -15,7 +15,7 @@ from .. import log
 from ..guard import guard
 from .api import Driver, folder_of, new_profile, uncounted_profile
 from .profile import Profile
-from .schedule import Schedule, span
+from .schedule import NOTHING, Schedule, span
 from .schedule import schedule as make_schedule
 from .window_recorder import FEATURE
 
@@ -258,7 +258,7 @@ def steps(
         "skip_first_wait": skip_first_wait, "at": at, "every": every,
     }  # fmt: skip
     folder = folder_of(out)
-    chosen = schedule_of(schedule, named)
+    chosen = schedule_of(schedule, named, triggers=arguments.get("triggers"))
     first = arguments.get("first_step", 0)
 
     def make() -> LoopStepCounter:
@@ -294,9 +294,9 @@ def _comparable_schedule(schedule: Any) -> Any:
 
 
 def schedule_of(
-    schedule: Schedule | str | Callable[[int], Any] | None, named: Mapping[str, Any]
+    schedule: Schedule | str | Callable[[int], Any] | None, named: Mapping[str, Any], *, triggers: Any = None
 ) -> Schedule | str | Callable[[int], Any]:
-    """Return ``schedule``, or the schedule of the arguments ``named``: by default one window.
+    """Return ``schedule``, or that of the arguments ``named``: by default one window; none with ``triggers``.
 
     Raises:
         TypeError, ValueError: as `instrument.schedule`; or both are given.
@@ -306,6 +306,8 @@ def schedule_of(
         if given:
             raise ValueError(f'"schedule" cannot be combined with: {", ".join(given)}')
         return schedule
+    if triggers and not given:
+        return NOTHING
     given = given or dict(CYCLE)
     if "at" not in given and "every" not in given:
         given.setdefault("repeat", 1)

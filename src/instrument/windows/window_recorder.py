@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -22,10 +23,10 @@ from .change_queue import ChangeQueue
 from .outcomes import Outcomes
 from .rank import process_suffix
 from .recording import Recording, SaveResult
-from .schedule import NEVER, Phase, Schedule, Window
+from .requests import RequestedWindows, WindowRequest
+from .schedule import NEVER, Phase, Window
 from .timing import StepTimes
 from .torch_api import TorchProfilerApi
-from .torch_schedule import TorchSchedule
 
 FEATURE = "recording windows"
 _OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
@@ -40,7 +41,7 @@ class WindowRecorder(TorchProfilerApi):
 
     Args:
         out: the folder that everything is written to.
-        schedule: the steps to record.
+        schedule: the windows to record.
         exporter: makes the captures.
         outcomes: gets the outcome of each window.
         on_trace_ready: called at the end of each window, with this object.
@@ -62,7 +63,7 @@ class WindowRecorder(TorchProfilerApi):
     def __init__(
         self,
         out: Path,
-        schedule: Schedule | TorchSchedule,
+        schedule: RequestedWindows,
         exporter: Exporter,
         outcomes: Outcomes,
         *,
@@ -77,6 +78,7 @@ class WindowRecorder(TorchProfilerApi):
         self._next_due_step = NEVER  # the next step at which something is due
         self._changes = ChangeQueue()
         self._schedule = schedule
+        self._requests: deque[WindowRequest] = deque()  # those that the next step adds to the schedule
         self._exporter = exporter
         self._outcomes = outcomes
         self._finalizer = outcomes.finalizer
@@ -129,6 +131,19 @@ class WindowRecorder(TorchProfilerApi):
         finally:
             dispatch.leave(token)
             self._times.leave_out(time.perf_counter_ns() - began_ns)
+
+    @property
+    def _never_records(self) -> bool:
+        """Whether this rank opens no window, whatever is requested."""
+        return self._outcomes.excluded and not self._schedule.open_ended
+
+    def _add_requested(self, step: int) -> None:
+        """Add the requested windows to the schedule, before ``step``."""
+        while self._requests:
+            request = self._requests.popleft()
+            chosen = request.ranks
+            recorded = self._outcomes.rank in chosen if chosen is not None else not self._outcomes.excluded
+            self._schedule.add(request, step, recorded=recorded)
 
     def _must_postpone(self, phase: Phase, window: Window | None, over: bool) -> bool:
         """Return whether a change that is due at this step has to wait for the next one.
@@ -258,7 +273,8 @@ class WindowRecorder(TorchProfilerApi):
             recording.leave_out(self.step_num)
         recording.stop()
         window = recording.window
-        folder = self.out / f"window-{window.index:04d}"
+        label = self._schedule.label(window)
+        folder = self.out / (f"window-{label:04d}" if isinstance(label, int) else f"window-{label}")
         files = recording.capture.save(folder, f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}")
         missing = self._outcomes.missing_reasons(
             recording, self.step_num + complete, self._end_reason, self._postponement_reason
@@ -273,7 +289,7 @@ class WindowRecorder(TorchProfilerApi):
         if number is None:
             return
         self._finalizer.add_timing(number, self._times.timing(step))
-        if self._schedule.count == self._last_finished_index:
+        if self._schedule.is_last(self._last_finished_index):
             self._outcomes.report()
             self._finalizer.close()
 
@@ -294,7 +310,7 @@ class WindowRecorder(TorchProfilerApi):
                 self._unclosed_recording, self._recording = self._recording, None
             self._last_finished_index, self._continued_index = window.index, 0
             self._outcomes.note(window, status, reason, recording)
-        log.warning("window not recorded", window=window.index, reason=reason)
+        log.warning("window not recorded", window=self._schedule.label(window), reason=reason)
         refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
         if status == "failed" and not interrupted and not refused:  # the system refused, as the log says
             guard.failed(f"exporter {self._exporter.name}", cast(Exception, error))
@@ -317,9 +333,3 @@ class WindowRecorder(TorchProfilerApi):
                 self._unclosed_recording.abandon()
             self._unclosed_recording = None
         return self._unclosed_recording is None
-
-    def _windows_not_reached(self) -> Iterable[Window]:
-        following = self._schedule.window(self._last_finished_index + 1)
-        if following is None or not self._schedule.finite:
-            return [following] if following is not None else []
-        return filter(None, map(self._schedule.window, range(following.index, (self._schedule.count or 0) + 1)))

@@ -1,0 +1,67 @@
+"""``instrument trigger``: opens a window in a program that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..printable import printable
+from ..windows.command_socket import ask, sockets_of
+from . import options
+from .errors import exit_unusable, print_message
+from .parsing import subcommand_of
+
+
+def trigger(
+    target: Annotated[
+        str, typer.Argument(metavar="PID|RUN", help="The number of a process, or the folder of a run.")
+    ],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="The steps to record (default: as the program says).", metavar="N")
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="The ranks that record, such as '0,7'.", metavar="RANKS")
+    ] = None,
+    reason: Annotated[
+        str, typer.Option(help="The reason, for the manifest.", metavar="TEXT")
+    ] = "instrument trigger",
+) -> None:
+    """Open a window in a program that runs, at its next step.
+
+    The program has the trigger "command": profile(..., triggers="command"), or instrument run --trigger command.
+    With the folder of a run, each of its processes on this machine is asked. The command goes through a socket in
+    that folder, which only the user of the program can use.
+
+    The exit code is 0 if a process will record, 1 if none answers, and 2 for wrong arguments.
+    """
+    try:
+        command: dict[str, Any] = {"steps": steps, "reason": reason}
+        if ranks is not None:
+            command["ranks"] = options.numbers(ranks)
+        found = sockets_of(target)
+    except ValueError as error:
+        raise exit_unusable(error) from None
+    if not sum(_asked(path, command) for path in found):
+        print_message("no process answers")
+        raise typer.Exit(1)
+
+
+def _asked(path: Path, command: dict[str, Any]) -> bool:
+    """Ask one process, and print its answer; return whether it gave one."""
+    try:
+        answer = ask(path, command)
+    except (OSError, ValueError) as error:
+        print_message(f"{printable(path.name)}: {error}")
+        return False
+    if answer is None:
+        return False
+    if "error" in answer:
+        raise exit_unusable(ValueError(str(answer["error"])))
+    about = ", ".join(f"{name} {answer[name]}" for name in ("process", "rank", "step") if name in answer)
+    typer.echo(printable(f"{about}: a window opens at the next step"))
+    return True
+
+
+subcommand = subcommand_of(trigger)

@@ -1,0 +1,258 @@
+"""What opens a window while a loop runs, besides its schedule: a command, a signal, a touched file, the time."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from .. import log
+from ..guard import guard
+from ..interrupts import Suppressed
+from .command_socket import CommandSocket
+from .requests import WindowRequest
+
+FEATURE = "opening a window on a trigger"
+ACCEPTED = '"command", "file", "file=PATH", "signal=NAME", "every=DURATION" (such as 30s, 10m or 2h), "at=HH:MM"'
+FILE = "trigger"
+"""The file in the folder of a run that is watched by default."""
+_CHECK_INTERVAL_S = 0.5  # between checks of the clock, and of the file, which may be on a slow file system
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGRTMIN", "SIGRTMAX")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+
+Ask = Callable[[WindowRequest], None]
+
+
+class Trigger(Protocol):
+    """One thing that requests windows from `begin` to `end`."""
+
+    def begin(self, ask: Callable[[str], None]) -> None:
+        """Begin; call ``ask`` with the reason, on any thread, for each window to open."""
+
+    def end(self) -> None:
+        """Stop, and put back what was changed."""
+
+
+class Triggers:
+    """All triggers of a profile; a failure of one is logged and leaves the others.
+
+    Args:
+        given: the triggers, in the form of `ACCEPTED`: several, or one text with commas between them.
+        folder: the folder of the run.
+        active: the number of recorded steps of a window that does not say it.
+
+    Raises:
+        TypeError, ValueError: a trigger is not accepted.
+    """
+
+    def __init__(self, given: str | Iterable[str], folder: Path, active: int) -> None:
+        self._request = WindowRequest("", active)
+        self._begun: list[Trigger | CommandSocket] = []
+        self._socket: CommandSocket | None = None
+        self._triggers: list[Trigger] = []
+        self._folder: Path | None = None  # created, so that a person finds it
+        watch: list[Callable[[], str | None]] = []
+        for text in _texts(given):
+            kind, _, value = text.partition("=")
+            if text == "command":
+                self._socket = CommandSocket(folder, self._request)
+            elif kind == "signal":
+                self._triggers.append(SignalTrigger(_signal(text, value)))
+            elif text == "file":
+                self._folder = folder
+                watch.append(TouchedFile(folder / FILE).check)
+            elif kind == "file" and value:
+                watch.append(TouchedFile(Path(value).absolute()).check)
+            elif kind == "every":
+                watch.append(Every(_seconds(text, value)).check)
+            elif kind == "at":
+                watch.append(DailyAt(*_hour(text, value)).check)
+            else:
+                raise _refused(text)
+        if watch:
+            self._triggers.append(Watch(watch))
+
+    def __bool__(self) -> bool:
+        return bool(self._triggers or self._socket)
+
+    def begin(self, ask: Ask, state: Callable[[], dict[str, Any]]) -> None:
+        """Begin to request windows.
+
+        Args:
+            ask: called on any thread with each request.
+            state: returns what `instrument trigger` prints about the process: its rank and its step.
+        """
+        if self._folder is not None:
+            with guard.contained(FEATURE):
+                self._folder.mkdir(parents=True, exist_ok=True)
+        if self._socket is not None:
+            with guard.contained(FEATURE):
+                self._begun.append(self._socket)
+                self._socket.begin(ask, state)
+        for trigger in self._triggers:
+            with guard.contained(FEATURE):
+                self._begun.append(trigger)
+                trigger.begin(lambda reason: ask(replace(self._request, reason=reason)))
+
+    def end(self) -> None:
+        """Stop; may be called again."""
+        while self._begun:
+            with guard.contained(FEATURE):
+                self._begun.pop().end()
+
+
+class SignalTrigger:
+    """Requests a window at each signal; the program's own handler is called too."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self._number = number
+        self._previous: Any = None
+        self._ask: Callable[[str], None] | None = None
+
+    def begin(self, ask: Callable[[str], None]) -> None:
+        """Handle the signal; only possible on the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            log.warning(f"{self._number.name} opens no window, as the profile did not start on the main thread")
+            return
+        self._ask = ask
+        self._previous = signal.signal(self._number, self._on_signal)
+
+    def end(self) -> None:
+        """Put back the program's handler, unless the program has installed another one since."""
+        mine = self._ask is not None and signal.getsignal(self._number) == self._on_signal
+        if mine and threading.current_thread() is threading.main_thread():
+            signal.signal(self._number, signal.SIG_DFL if self._previous is None else self._previous)
+        self._ask = None
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        with guard.contained(FEATURE):
+            if self._ask is not None:
+                self._ask(f"signal {self._number.name}")
+        if callable(self._previous):
+            self._previous(number, frame)
+
+
+class Watch:
+    """Checks the clock and files on a thread, twice a second.
+
+    Args:
+        checks: each returns the reason to open a window now, or None.
+    """
+
+    def __init__(self, checks: Sequence[Callable[[], str | None]]) -> None:
+        self._checks = checks
+        self._ended: threading.Event | None = None
+
+    def begin(self, ask: Callable[[str], None]) -> None:
+        """Start the thread."""
+        for check in self._checks:
+            check()  # sets the first state, on this thread: a later touch counts
+        ended = self._ended = threading.Event()
+        watch = guard.contained(FEATURE)(self._watch)
+        threading.Thread(target=watch, args=(ask, ended), name="instrument triggers", daemon=True).start()
+
+    def end(self) -> None:
+        """Let the thread end."""
+        if self._ended is not None:
+            self._ended.set()
+
+    def _watch(self, ask: Callable[[str], None], ended: threading.Event) -> None:
+        while not ended.wait(_CHECK_INTERVAL_S):
+            for check in self._checks:
+                reason = check()
+                if reason is not None:
+                    ask(reason)
+
+
+class TouchedFile:
+    """A file that requests a window when it appears, is written or touched."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._state: tuple[int | None] | None = None  # None before the first check
+
+    def check(self) -> str | None:
+        """Return the reason if the file was touched since the last check."""
+        modified_ns = None
+        with Suppressed(OSError):
+            modified_ns = self._path.stat().st_mtime_ns
+        before, self._state = self._state, (modified_ns,)
+        touched = before is not None and modified_ns is not None and before != self._state
+        return f"file {self._path} touched" if touched else None
+
+
+class Every:
+    """A period of wall time, which a change of the clock does not affect."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._due = 0.0
+
+    def check(self) -> str | None:
+        """Return the reason once a period."""
+        now = time.monotonic()
+        if not self._due:
+            self._due = now + self._seconds
+        if now < self._due:
+            return None
+        self._due += self._seconds * (1 + (now - self._due) // self._seconds)  # periods that a sleep left out
+        return f"every {self._seconds:g} s"
+
+
+class DailyAt:
+    """A time of day, in the zone of the machine."""
+
+    def __init__(self, hour: int, minute: int) -> None:
+        self._hour, self._minute = hour, minute
+        self._due: datetime | None = None
+
+    def check(self) -> str | None:
+        """Return the reason once a day."""
+        now = datetime.now()
+        if self._due is not None and now < self._due:
+            return None
+        first = self._due is None
+        self._due = now.replace(hour=self._hour, minute=self._minute, second=0, microsecond=0)
+        if self._due <= now:
+            self._due += timedelta(days=1)
+        return None if first else f"at {self._hour:02}:{self._minute:02}"
+
+
+def _texts(given: str | Iterable[str]) -> list[str]:
+    texts = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f'"triggers" must hold texts such as {ACCEPTED}: {text!r}')
+    return [text.strip() for text in texts if text.strip()]
+
+
+def _refused(text: str) -> ValueError:
+    return ValueError(f'"triggers" must hold {ACCEPTED}: {text!r}')
+
+
+def _signal(text: str, value: str) -> signal.Signals:
+    if value not in _SIGNALS:  # others end programs, or are the system's
+        raise ValueError(f'"triggers" must name one of the signals {", ".join(_SIGNALS)}: {text!r}')
+    return signal.Signals[value]
+
+
+def _seconds(text: str, value: str) -> float:
+    found = _DURATION.fullmatch(value)
+    if not found or not (seconds := float(found[1]) * _SECONDS[found[2]]):
+        raise _refused(text)
+    return seconds
+
+
+def _hour(text: str, value: str) -> tuple[int, int]:
+    found = _TIME.fullmatch(value)
+    if not found:
+        raise _refused(text)
+    return int(found[1]), int(found[2])

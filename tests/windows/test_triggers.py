@@ -1,0 +1,223 @@
+"""Triggers open windows while a loop runs, change nothing else, and are gone when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import instrument
+from instrument.windows.command_socket import ask, sockets_of
+from instrument.windows.triggers import DailyAt, Every, TouchedFile
+
+from .training import manifest, train
+
+LIMIT_S = 20
+
+
+def loop(out: Path, act: Callable[[], object], **arguments: Any) -> Any:
+    """Train until a window is recorded; call ``act`` after some steps; return the profile."""
+    deadline = time.monotonic() + LIMIT_S
+    with instrument.profile(out, **arguments) as prof:
+
+        def numbers() -> Any:
+            number = 0
+            while time.monotonic() < deadline and not prof.windows:
+                yield number
+                number += 1
+
+        train(numbers(), prof.step, lambda number: (act() if number == 5 else None, time.sleep(0.005)))
+    return prof
+
+
+def opened_by(out: Path) -> list[str]:
+    return [reason for line in manifest(out) if line["status"] == "recorded" for reason in line["opened_by"]]
+
+
+def test_a_signal(out: Path) -> None:
+    """The program's own handler is called too, and is back in place afterwards."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: seen.append(number))
+    mine = signal.getsignal(signal.SIGUSR2)
+    try:
+        loop(out, lambda: os.kill(os.getpid(), signal.SIGUSR2), triggers="signal=SIGUSR2", trigger_steps=2)
+        assert mine is signal.getsignal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert (["signal SIGUSR2"], [signal.SIGUSR2]) == (opened_by(out), seen)
+    first, last = manifest(out)[0]["steps"]
+    assert 2 == last - first + 1
+
+
+def test_a_touched_file(out: Path, tmp_path: Path) -> None:
+    """A file that was there before opens nothing until it is touched; no trace of the watch is left."""
+    file = tmp_path / "go"
+    file.touch()
+    os.utime(file, (1, 1))
+    prof = loop(out, file.touch, triggers=[f"file={file}"])
+    assert [f"file {file} touched"] == opened_by(out)
+    assert "recorded" == prof.windows[0]["status"]
+
+
+def test_a_file_in_the_folder_of_the_run(out: Path) -> None:
+    """`touch OUT/trigger` is enough."""
+    loop(out, (out / "trigger").touch, triggers="file")
+    assert [f"file {out / 'trigger'} touched"] == opened_by(out)
+
+
+def test_periods_and_times_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A period is due once each time it has passed, however late it is checked; a time of day once a day."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    every = Every(10)
+    found = []
+    for now[0] in (100, 109.9, 110, 115, 120.5, 165, 169, 170):
+        found.append(every.check() is not None)
+    assert [False, False, True, False, True, True, False, True] == found
+    daily = DailyAt(3, 30)
+    assert daily.check() is None
+    assert daily.check() is None
+
+
+def test_the_time_opens_a_window(out: Path) -> None:
+    """A period opens a window in a loop that runs longer."""
+    loop(out, lambda: None, triggers="every=0.6s")
+    assert ["every 0.6 s"] == opened_by(out)[:1]
+
+
+def test_a_command(out: Path) -> None:
+    """`instrument trigger FOLDER` and `instrument trigger PID` open a window with the steps and reason given."""
+    called: list[subprocess.CompletedProcess[str]] = []
+    command = [sys.executable, "-m", "instrument", "trigger"]
+
+    def start() -> None:
+        def run() -> None:
+            for target, steps in ((str(out), "2"), (str(os.getpid()), "1")):
+                line = [*command, target, "--steps", steps, "--reason", f"asked for {steps}"]
+                called.append(subprocess.run(line, capture_output=True, text=True, check=False))
+
+        thread.append(threading.Thread(target=run))
+        thread[0].start()
+
+    thread: list[threading.Thread] = []
+    with instrument.profile(out, triggers="command") as prof:
+        assert 0o600 == sockets_of(str(out))[0].stat().st_mode & 0o777
+        start()
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and len(prof.windows) < 2:
+            train(1, prof.step)
+        thread[0].join()
+    assert [0, 0] == [each.returncode for each in called]
+    assert f"process {os.getpid()}, rank 0, step " in called[0].stdout
+    assert ["asked for 2", "asked for 1"] == opened_by(out)
+    assert [2, 1] == [line["steps"][1] - line["steps"][0] + 1 for line in manifest(out)]
+    assert not [path for path in out.iterdir() if path.suffix == ".sock"]
+    with pytest.raises(ValueError, match="no process with the trigger"):
+        sockets_of(str(out))
+
+
+def test_a_folder_with_a_long_path(tmp_path: Path) -> None:
+    """An address of a socket has 107 bytes at most; the folder may be longer."""
+    out = tmp_path / ("long" * 40) / "run"
+    with instrument.profile(out, triggers="command") as prof:
+        (path,) = sockets_of(str(out))
+        assert 0 == (ask(path, {"reason": "asked"}) or {})["rank"]
+        train(8, prof.step)
+    assert ["asked"] == opened_by(out)
+
+
+@pytest.mark.parametrize(
+    "command", [b"", b"nonsense\n", b"[1]\n", b'{"steps": 0}\n', b'{"ranks": "x"}\n', b"[" * 70000, b"\xff\n"]
+)
+def test_hostile_commands(out: Path, command: bytes) -> None:
+    """A wrong command is answered with the reason, opens nothing and does not end the service."""
+    import socket
+
+    with instrument.profile(out, triggers="command") as prof:
+        (path,) = sockets_of(str(out))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(os.path.relpath(path))
+            connection.sendall(command)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1 << 16)
+        train(4, prof.step)
+        assert not prof.windows
+        assert "rank" in (ask(path, {}) or {})
+
+
+def test_a_dead_process(out: Path) -> None:
+    """The socket of a killed process is no process that answers."""
+    code = (
+        "import sys, os, signal, instrument\n"
+        "instrument.profile(sys.argv[1], triggers='command').start()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(out)], check=False)
+    assert sockets_of(str(out))
+    done = subprocess.run(
+        [sys.executable, "-m", "instrument", "trigger", str(out)], capture_output=True, text=True, check=False
+    )
+    assert (1, "no process answers") == (done.returncode, done.stderr.strip().removeprefix("instrument: "))
+
+
+@pytest.mark.parametrize(
+    "given", ["signal=SIGTERM", "signal", "every=3", "every=0s", "at=25:00", "nonsense", "file="]
+)
+def test_triggers_that_are_not_accepted(out: Path, given: str) -> None:
+    """The message names the argument, the value and what is accepted."""
+    with pytest.raises(ValueError, match='"triggers" must') as error:
+        instrument.profile(out, triggers=given)
+    assert repr(given) in str(error.value)
+
+
+def test_nothing_is_planned_with_triggers(out: Path) -> None:
+    """With triggers and no schedule a loop records nothing by itself, in `profile` and in `steps`."""
+    with instrument.profile(out, triggers="file") as prof:
+        train(5, prof.step)
+    for _ in instrument.steps(range(5), out, triggers="file"):
+        pass
+    assert not (out / "manifest.jsonl").exists()
+
+
+def test_loss_does_not_change(out: Path) -> None:
+    """Triggers change no bit of a training."""
+    plain = train(40)
+    with instrument.profile(out, triggers="command, file, signal=SIGUSR2, every=1h, at=04:00") as prof:
+        assert plain == train(
+            40, prof.step, lambda number: os.kill(os.getpid(), signal.SIGUSR2) if number == 9 else None
+        )
+    assert ["signal SIGUSR2"] == opened_by(out)
+
+
+def test_a_forked_child_leaves_the_socket(out: Path) -> None:
+    """A child of the process neither answers nor removes the socket."""
+    with instrument.profile(out, triggers="command") as prof:
+        child = os.fork()
+        if not child:
+            prof.stop()
+            os._exit(0)
+        os.waitpid(child, 0)
+        (path,) = sockets_of(str(out))
+        assert os.getpid() == (ask(path, {}) or {})["process"]
+
+
+def test_a_file_that_vanishes(tmp_path: Path) -> None:
+    """Removing the file opens nothing; making it anew does."""
+    file = tmp_path / "trigger"
+    watched = TouchedFile(file)
+    found = [watched.check()]
+    file.touch()
+    found.append(watched.check())
+    file.unlink()
+    found += [watched.check(), watched.check()]
+    file.touch()
+    found.append(watched.check())
+    assert [False, True, False, False, True] == [each is not None for each in found]
