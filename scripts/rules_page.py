@@ -9,9 +9,10 @@ import inspect
 import re
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from instrument.diagnosis.diagnose import BUILT_IN, diagnose
+from instrument.diagnosis.diagnose import BUILT_IN, Diagnosis, diagnose
 from instrument.diagnosis.rule import RULES, Rule
 from instrument.errors import TraceError
 
@@ -54,19 +55,24 @@ def jobs(folder: Path) -> list[str]:
     return sorted(pattern for pattern, ranks in patterns.items() if ranks > 1)
 
 
-def fired(folder: Path) -> tuple[dict[str, list[str]], int]:
-    """Return the names of the traces on which each rule fires, and the number of traces that could be read."""
-    names: dict[str, list[str]] = defaultdict(list)
-    count = 0
+def diagnosed(folder: Path) -> Iterator[tuple[str, Diagnosis]]:
+    """Yield the name and the diagnosis of each trace and each job in a folder that can be read."""
     paths: list[str | Path] = [*samples(folder), *jobs(folder)]
     for path in paths:
         try:
-            diagnosis = diagnose(path)
+            yield Path(path).name, diagnose(path)
         except TraceError:
             continue
+
+
+def fired(found: Iterable[tuple[str, Diagnosis]]) -> tuple[dict[str, list[str]], int]:
+    """Return the names of the traces on which each rule fires, and the number of traces."""
+    names: dict[str, list[str]] = defaultdict(list)
+    count = 0
+    for name, diagnosis in found:
         count += 1
-        for rule in dict.fromkeys(found.rule for found in diagnosis.findings):
-            names[rule].append(Path(path).name.partition(".")[0])
+        for rule in dict.fromkeys(each.rule for each in diagnosis.findings):
+            names[rule].append(name.partition(".")[0])
     return names, count
 
 
@@ -97,4 +103,4 @@ def page(names: dict[str, list[str]], count: int) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(*fired(Path(sys.argv[1] if len(sys.argv) > 1 else "build/traces"))))
+    PAGE.write_text(page(*fired(diagnosed(Path(sys.argv[1] if len(sys.argv) > 1 else "build/traces")))))

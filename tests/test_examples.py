@@ -24,17 +24,22 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return warm.run([sys.executable, *command], env=environment({"COLUMNS": "100"}), cwd=folder, check=True)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the loop without this library prints."""
+    return run(tmp_path_factory.mktemp("plain"), str(EXAMPLES / "transformer.py")).stdout
+
+
 def test_examples_are_short() -> None:
     """No example is longer than 60 lines."""
     assert [path.name for path in EXAMPLES.glob("*.py") if len(path.read_text().splitlines()) > 60] == []
 
 
-def test_transformer(tmp_path: Path) -> None:
+def test_transformer(plain: str, tmp_path: Path) -> None:
     """The annotated loop prints the same losses and a summary, and saves its two windows."""
-    plain = run(tmp_path, str(EXAMPLES / "transformer.py"))
     annotated = run(tmp_path, str(EXAMPLES / "transformer_annotated.py"))
-    assert annotated.stdout == plain.stdout
-    assert plain.stdout.count("loss") == 12
+    assert annotated.stdout == plain
+    assert plain.count("loss") == 12
     rows = re.findall(r"^( *)(\S.*?)  +[\d.]+  +[\d.]+ [mu]?s ", annotated.stderr, re.MULTILINE)
     depths = {name: len(indent) // 2 for indent, name in rows}
     expected = {"forward": 0, "self-attention": 1, "mlp": 1, "add & norm": 1, "backward": 0}
@@ -57,11 +62,10 @@ def test_transformer(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
-def test_layers(tmp_path: Path) -> None:
+def test_layers(plain: str, tmp_path: Path) -> None:
     """The unedited model prints the same losses, and its layers have forward and backward regions."""
-    plain = run(tmp_path, str(EXAMPLES / "transformer.py"))
     named = run(tmp_path, str(EXAMPLES / "transformer_layers.py"))
-    assert named.stdout == plain.stdout
+    assert named.stdout == plain
     rows = re.findall(r"^( *)(\S.*?)  +[\d.]+  +[\d.]+ [mu]?s ", named.stderr, re.MULTILINE)
     depths = {name: len(indent) // 2 for indent, name in rows}
     expected = {"Sequential": 0, "1": 1, "1.net": 2, "Sequential (backward)": 0, "1 (backward)": 1}

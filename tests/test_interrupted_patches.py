@@ -43,8 +43,8 @@ from instrument.syncs.monitor import SyncMonitor
 from instrument.syncs.sync_warning import SyncWarning
 
 pytestmark = pytest.mark.fuzz
-# Lines to run in each case: a case with less than 220 lines has every moment, others some; at least FEWEST.
-LINES = 1 << 40 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 50_000
+# Lines to run in each case: a case with less than 150 lines has every moment, others some; at least FEWEST.
+LINES = 1 << 40 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 25_000
 FEWEST = 20
 SEED = os.environ.get("INSTRUMENT_FUZZ_SEED") or str(random.randrange(1 << 32))  # of the moments that are drawn
 PACKAGE = str(Path(instrument.__file__).parent)

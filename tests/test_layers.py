@@ -41,7 +41,7 @@ ORDER = [
     ["console", "errors", "gpu", "identity", "imports", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
     ["findings", "run_folder"],
-    ["interrupts", "part_file", "printable", "source_paths", "units"],
+    ["interrupts", "live_objects", "part_file", "printable", "source_paths", "units"],
 ]
 # Modules that adapters may import besides the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {

@@ -30,6 +30,14 @@ from tests.support.shared_traces import shared
 
 DATA = Path(__file__).parent / "data"
 GPU_TRACE = DATA / "gpu_two_steps.json"
+# The command, but a page that is away for a second, not for five, has closed.
+COMMAND = """
+from functools import partial
+from instrument.cli import main
+from instrument.page import server
+server.OpenTabs = partial(server.OpenTabs, reload_s=1)
+main()
+"""
 SCREEN = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION")
 
 
@@ -71,7 +79,7 @@ def start() -> Iterator[Start]:
             source = processes.enter_context(stdin.open()) if stdin else subprocess.DEVNULL
             process = processes.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "instrument", "open", *map(str, args)],
+                    [sys.executable, "-c", COMMAND, "open", *map(str, args)],
                     env={name: value for name, value in environment().items() if name not in SCREEN} | env,
                     stdin=source,
                     stdout=subprocess.PIPE,
@@ -187,7 +195,7 @@ def test_closing_the_tab(start: Start, open_page: OpenPage) -> None:
     opened.page.wait_for_selector("[data-ready]")
     assert opened.errors == []
     with pytest.raises(subprocess.TimeoutExpired):
-        running.process.wait(6)
+        running.process.wait(2)
     opened.page.close()
     _, err, code = running.wait_for_end()
     assert (err, code) == ("instrument: the last tab is closed\n", 0)

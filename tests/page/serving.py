@@ -10,10 +10,13 @@ from threading import Thread
 from instrument.page.open_tabs import OpenTabs
 from instrument.page.server import PageServer
 
+POLL_S = 0.02  # how long a server waits for a request before it looks whether the last tab is closed
+
 
 @contextmanager
 def serving(server: PageServer, page: str, file: Path | None = None) -> Iterator[Thread]:
     """Serve a page in a thread, and end it as the last tab would, if it still runs."""
+    server.timeout = POLL_S
     thread = Thread(target=server.serve, args=(page, file))
     thread.start()
     try:

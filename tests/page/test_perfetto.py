@@ -258,7 +258,7 @@ def test_closing_the_last_tab_ends_the_server(serve: Serve) -> None:
     second.goto("about:blank")
     second.go_back()
     second.wait_for_selector("[data-ready]")
-    served.thread.join(2.5)
+    served.thread.join(1.5)
     assert served.thread.is_alive()
     second.close()
     served.wait_for_end()

@@ -16,7 +16,7 @@ import pytest
 from instrument.page.open_tabs import OpenTabs
 from instrument.page.server import PageServer
 
-from .serving import serving
+from .serving import POLL_S, serving
 
 PAGE = "<!doctype html><title>é</title>"
 
@@ -192,11 +192,12 @@ def test_garbage(capfd: pytest.CaptureFixture[str]) -> None:
 def test_ends_after_the_last_tab() -> None:
     """The server ends when each tab that has opened has closed, and its port is free then."""
     with PageServer(tabs=OpenTabs(reload_s=0)) as server:
+        server.timeout = POLL_S
         thread = Thread(target=server.serve, args=(PAGE,))
         thread.start()
         for beacon in ("opened=a", "opened=b", "closed=a"):
             assert ask(server, f"{server.alive_path}?{beacon}", "POST")[0].status == 204
-        thread.join(2)
+        thread.join(20 * POLL_S)
         assert thread.is_alive()
         ask(server, f"{server.alive_path}?closed=b", "POST")
         thread.join(30)

@@ -1,7 +1,7 @@
 """Reads and summarizes damaged files, with little memory and time for each.
 
 ``python -m tests.traces.fuzzing "FORMAT" SEED`` tries one file; with a number of seconds as third argument, also
-the files that follow.
+the files that follow. Several formats are separated by commas, and each has that time.
 """
 
 from __future__ import annotations
@@ -105,13 +105,15 @@ def fuzz(kind: str, seed: int, seconds: float) -> None:
                 with limited():
                     read += read_all(path) == "read"
             except Exception:
-                print(json.dumps({"seed": seed, "error": traceback.format_exc()}), flush=True)
+                print(json.dumps({"kind": kind, "seed": seed, "error": traceback.format_exc()}), flush=True)
             slowest = max(slowest, (time.monotonic() - began, seed))
             count += 1
             seed += 1
     peak = peak_kib() // 1024
-    print(json.dumps({"count": count, "read": read, "slowest": slowest, "peak_mib": peak}), flush=True)
+    whole = {"kind": kind, "count": count, "read": read, "slowest": slowest, "peak_mib": peak}
+    print(json.dumps(whole), flush=True)
 
 
 if __name__ == "__main__":
-    fuzz(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0)
+    for kind in sys.argv[1].split(","):
+        fuzz(kind, int(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0)

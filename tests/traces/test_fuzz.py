@@ -197,8 +197,10 @@ def test_memory_and_time(tmp_path: Path, parts: tuple[bytes, bytes, int]) -> Non
     path = tmp_path / "large.json"
     with path.open("wb") as file:
         file.write(parts[0])
-        for _ in range(parts[2]):
-            file.write(parts[1])
+        if parts[1].strip(b"\0"):
+            file.writelines([parts[1]] * parts[2])
+        else:
+            file.truncate(len(parts[0]) + len(parts[1]) * parts[2])  # zeros that take no space on the disk
     command = [sys.executable, "-c", MEMORY, str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True)
     assert int(done.stdout) < 400_000, "KiB"

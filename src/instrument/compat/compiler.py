@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any
+
+from ..live_objects import live_objects
 
 
 def frame_evaluation() -> Callable[[Any], Any] | None:
@@ -134,10 +135,9 @@ def called_compiled(module: Any) -> Any:
 
 
 def compiled_in_place() -> list[Any]:
-    """Return the modules compiled by ``module.compile()``; 50 ms for a million objects with Dynamo."""
+    """Return the modules compiled by ``module.compile()``; with Dynamo, see `live_objects` for the time."""
     from torch import nn
 
     if "torch._dynamo" not in sys.modules:
         return []
-    modules = [known for known in gc.get_objects() if issubclass(type(known), nn.Module)]
-    return [module for module in modules if vars(module).get(COMPILED_CALL) is not None]
+    return [module for module in live_objects(nn.Module) if vars(module).get(COMPILED_CALL) is not None]

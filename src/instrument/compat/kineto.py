@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..interrupts import Suppressed
+from ..live_objects import live_objects
 from ..patch import Patch
 from . import profilers
 from .operators import without_modes
@@ -121,13 +122,13 @@ def _before(first: Callable[[], object], original: Callable[..., Any]) -> Callab
 
 
 def prepared_profilers() -> list[Any]:
-    """Return the ``torch.autograd.profiler.profile`` objects that have prepared; 50 ms for a million objects."""
+    """Return the ``torch.autograd.profiler.profile`` objects that have prepared; see `live_objects`."""
     from torch.autograd import profiler
 
     kind = profiler.profile
     return [
         known
-        for known in gc.get_objects()
+        for known in live_objects(kind)
         if type(known) is kind and known.entered and known.kineto_results is None
     ]
 
