@@ -12,13 +12,12 @@ import instrument.page
 
 _PAGE = Path(instrument.page.__file__).parent
 SCRIPTS = sorted((_PAGE / "scripts").glob("*.js"))
+TEXTS = [*SCRIPTS, _PAGE / "style.css", _PAGE / "template.html"]
 PARSED = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\(|new Function"
 """What would parse text as HTML or as a script."""
 
 
-@pytest.mark.parametrize(
-    "path", [*SCRIPTS, _PAGE / "style.css", _PAGE / "template.html"], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_lines_are_short(path: Path) -> None:
     """A line has at most 115 characters."""
     assert [line for line in path.read_text(encoding="utf-8").splitlines() if len(line) > 115] == []
