@@ -1,5 +1,7 @@
 // The step as one bar by class, with its figures and the evidence of the verdict.
 
+const OVERVIEW_PALE = ["input", "overhead", "latency", "other"]; // classes whose color is pale in both themes
+
 registerView("overview", (section, element) => {
   const figures = section.figures.map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)));
   if (section.parts.length) element.append(...overviewBar(section));
@@ -21,9 +23,10 @@ function overviewBar({ id, parts, step_ns: whole, each }) {
 }
 
 function overviewPart({ name, ns, class: kind, definition }, whole) {
+  const color = OVERVIEW_PALE.includes(kind) ? "#000" : "var(--on-fill)";
   const lines = [[name, `${format.ns(ns)} (${format.percent(ns / whole)})`], definition];
   return h("div", {
-    style: { flex: `${ns} 0 0`, background: `var(--${kind})` },
+    style: { flex: `${ns} 0 0`, background: `var(--${kind})`, color },
     onmousemove: (event) => tooltip.show(event.clientX, event.clientY, lines),
     onmouseleave: tooltip.hide,
   }, ns > 0.06 * whole ? name : "");

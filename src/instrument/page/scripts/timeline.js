@@ -4,8 +4,9 @@ const TIMELINE_OPEN_ROWS = 48;
 const TIMELINE_LEAST_NS = 50;
 const TIMELINE_WORDS = {
   input: "idle: input", synchronization: "idle: synchronization", overhead: "idle: overhead",
-  latency: "idle: launch latency", other: "idle: other", runtime: "runtime call",
+  latency: "idle: launch latency", other: "idle: other", runtime: "runtime call", copies: "memcpy",
 };
+const timelineClass = (name) => TIMELINE_WORDS[name] ?? name;
 
 registerView("timeline", (section, element) => {
   const model = timelineModel(section);
@@ -58,7 +59,7 @@ function timelineLegend({ classes, levels }) {
     for (const kind of merged.kind) used.add(kind);
   }
   const shown = classes.filter((_, kind) => used.has(kind));
-  return legend(shown.map((name) => [`var(--${name})`, TIMELINE_WORDS[name] ?? name]));
+  return legend(shown.map((name) => [`var(--${name})`, timelineClass(name)]));
 }
 
 function timelineGroup(view, group, id) {
@@ -171,7 +172,7 @@ function timelineLines({ model }, slice) {
     ["length", format.ns(length)],
     ["start", timelineTickLabel(slice.start, Math.max(length / 10, 1))],
   ];
-  const kind = model.classes[slice.kind];
+  const kind = timelineClass(model.classes[slice.kind]);
   if (slice.merged) lines.push(["covered", format.percent(slice.covered / length)], ["mostly", kind]);
   else lines.push(["class", kind], ["share of the window", format.percent(length / whole)]);
   const idle = model.causes.has(slice.name);
