@@ -21,6 +21,14 @@ function svg(tag, attributes, ...children) {
   return build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
+const CLASS_WORDS = {
+  input: "idle: input", synchronization: "idle: synchronization", overhead: "idle: overhead",
+  latency: "idle: launch latency", other: "idle: other", runtime: "runtime call", copies: "memcpy",
+};
+
+/** What people call a class of slices or nodes. */
+const classWords = (name) => CLASS_WORDS[name] ?? name;
+
 /** A text of at most so many characters. */
 const cutTo = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 

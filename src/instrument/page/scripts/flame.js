@@ -186,7 +186,7 @@ function flameLines(view, node) {
     ["Time", `${format.ns(view.total[node] / steps)} ${each} (${format.percent(view.total[node] / view.whole)})`],
     ["Self time", format.ns(view.own[node] / steps)],
     ["Calls", `${format.count(view.calls[node] / steps)} ${each}`],
-    ["Kind", flameKind(view, node)],
+    ["Kind", classWords(flameKind(view, node))],
   ];
 }
 
@@ -245,7 +245,7 @@ function flamePath(view) {
 
 function flameLegend(view) {
   const kinds = new Set(view.tree.kind.map((_, node) => flameKind(view, node)));
-  return legend([...kinds].map((kind) => [flameColor(kind), kind]));
+  return legend([...kinds].map((kind) => [flameColor(kind), classWords(kind)]));
 }
 
 /** The time inside nodes whose names contain the words; nodes inside such a node do not count again. */

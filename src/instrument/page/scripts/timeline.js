@@ -2,11 +2,6 @@
 
 const TIMELINE_OPEN_ROWS = 48;
 const TIMELINE_LEAST_NS = 50;
-const TIMELINE_WORDS = {
-  input: "idle: input", synchronization: "idle: synchronization", overhead: "idle: overhead",
-  latency: "idle: launch latency", other: "idle: other", runtime: "runtime call", copies: "memcpy",
-};
-const timelineClass = (name) => TIMELINE_WORDS[name] ?? name;
 
 registerView("timeline", (section, element) => {
   const model = timelineModel(section);
@@ -59,7 +54,7 @@ function timelineLegend({ classes, levels }) {
     for (const kind of merged.kind) used.add(kind);
   }
   const shown = classes.filter((_, kind) => used.has(kind));
-  return legend(shown.map((name) => [`var(--${name})`, timelineClass(name)]));
+  return legend(shown.map((name) => [`var(--${name})`, classWords(name)]));
 }
 
 function timelineGroup(view, group, id) {
@@ -172,7 +167,7 @@ function timelineLines({ model }, slice) {
     ["length", format.ns(length)],
     ["start", timelineTickLabel(slice.start, Math.max(length / 10, 1))],
   ];
-  const kind = timelineClass(model.classes[slice.kind]);
+  const kind = classWords(model.classes[slice.kind]);
   if (slice.merged) lines.push(["covered", format.percent(slice.covered / length)], ["mostly", kind]);
   else lines.push(["class", kind], ["share of the window", format.percent(length / whole)]);
   const idle = model.causes.has(slice.name);
