@@ -45,6 +45,11 @@ def counted(number: float, word: str, plural: str = "") -> str:
     return f"{count(number)} {word if number == 1 else plural or word + 's'}"
 
 
+def percentage(share: float) -> str:
+    """Return a positive share in percent; one that would round to zero is ``less than 0.1 %``."""
+    return f"{100 * share:.1f} %" if share >= 0.0005 else "less than 0.1 %"
+
+
 def percent(part: int, whole: int | None) -> str:
     """Return ``part`` as a percentage of ``whole``, or a dash if that is zero or unknown."""
     return f"{100 * part / whole:.1f}" if whole else "-"

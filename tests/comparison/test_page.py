@@ -86,6 +86,7 @@ def test_waterfall_adds_up(change: Comparison, tmp_path: Path, open_page: OpenPa
     before, *differences, after = bars(shown)
     assert (before, after) == (sum(part.before_ns for part in forward), sum(part.after_ns for part in forward))
     assert before + sum(differences) == after
+    shown.page.wait_for_timeout(500)  # the address changes no more often
     shown.page.reload()
     shown.page.wait_for_selector("[data-ready]")
     assert bars(shown) == [before, *differences, after]

@@ -196,8 +196,8 @@ def test_blocked(serve: Serve) -> None:
     served.notice(f"Allow pop-ups for 127.0.0.1:{served.server.port}, then click again.")
     served.page.get_by_role("button", name="Close").click()
     assert served.page.locator(".notice").text_content() == ""
-    served.page.get_by_role("button", name="Show in the timeline").first.click()
-    assert served.page.url.endswith("#finding=1")
+    served.page.get_by_role("button", name="Light or dark").click()
+    assert served.page.url.endswith("#theme=dark")
     assert served.opened.errors == []
 
 
@@ -229,8 +229,8 @@ def test_nothing_listens(serve: Serve) -> None:
     served.open_perfetto()
     served.page.clock.fast_forward(16_000)
     served.notice("did not answer within 15 s")
-    served.page.get_by_role("button", name="Show in the timeline").first.click()
-    assert served.page.url.endswith("#finding=1")
+    served.page.get_by_role("button", name="Light or dark").click()
+    assert served.page.url.endswith("#theme=dark")
 
 
 def test_without_the_file_or_the_server(serve: Serve, trace: Path) -> None:

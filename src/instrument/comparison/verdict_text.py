@@ -13,7 +13,7 @@ def headline(change: ComparisonData) -> str:
     what = "a step takes" if change.have_steps else "the whole trace takes"
     medians = f"{what} {duration(change.after_ns)} instead of {duration(change.before_ns)} ({change_text(change)}"
     if change.have_steps:
-        medians += f", lower medians of {change.steps[0]} steps before and {change.steps[1]} after"
+        medians += f"; medians of {change.steps[0]} steps before and {change.steps[1]} after"
     medians += ")"
     if change.verdict == "not comparable":
         return f"Not comparable: {'; '.join(change.reasons)}; {medians}."

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..findings import Evidence, Finding
 from ..replay.replayer import Replayer
-from ..units import counted, duration
+from ..units import counted, duration, percentage
 from .idle_gaps import IdleGap
 from .job import Job
 from .memory_use import MemoryUse, megabytes
@@ -132,8 +132,8 @@ class DiagnosisData:
             return ""
         said = f": {known['unknown']}" if known["unknown"] else ""
         if known["recomputed_flops"]:
-            said = f", and {100 * known['hfu']:.1f} % with what the backward pass computes again{said}"
-        return f"Model FLOPs utilization: {100 * known['mfu']:.1f} % of the peak of {known['peak']}{said}."
+            said = f", and {percentage(known['hfu'])} with what the backward pass computes again{said}"
+        return f"Model FLOPs utilization: {percentage(known['mfu'])} of the peak of {known['peak']}{said}."
 
     @property
     def longest_regions(self) -> list[RegionTimes]:

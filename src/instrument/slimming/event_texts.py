@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Raw, Struct
 
 from ..traces.chunks import EventIndex
+from ..traces.insert_events import microseconds
 from ..traces.table import Array, Interner
 from .gpu import EVENT_IDS, FLOW_IN, FLOW_OUT
 from .lane_names import LaneNames, Place
@@ -210,9 +211,3 @@ def compact(raw: bytes) -> str:
 def json_text(value: Any) -> str:
     """Return a value as compact JSON."""
     return msgspec.json.encode(value).decode()
-
-
-def microseconds(ns: int) -> str:
-    """Return microseconds as a JSON number, without zeros at its end."""
-    whole, rest = divmod(abs(ns), 1000)
-    return f"{'-' * (ns < 0)}{whole}" + (f".{rest:03}".rstrip("0") if rest else "")

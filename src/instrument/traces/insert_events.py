@@ -71,8 +71,9 @@ def event_text(about: Mapping[str, Any], times: str, args: Mapping[str, Any]) ->
 
 
 def microseconds(ns: int) -> str:
-    """Return microseconds as text, because a float of the time since 1970 is not exact."""
-    return f"{'-' * (ns < 0)}{abs(ns) // 1000}.{abs(ns) % 1000:03}"
+    """Return microseconds as the text of a JSON number, because a float of the time since 1970 is not exact."""
+    whole, rest = divmod(abs(ns), 1000)
+    return f"{'-' * (ns < 0)}{whole}" + (f".{rest:03}".rstrip("0") if rest else "")
 
 
 def insert_events(trace: Trace, out: Path, events: Iterable[str]) -> None:

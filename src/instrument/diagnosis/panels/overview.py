@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...page.names import shown_name
-from ...units import count, duration
+from ...units import count, duration, percentage
 from ..diagnosis_data import DiagnosisData
 from ..idle_causes import CAUSES
 from ..verdict import PARTS
@@ -20,7 +20,7 @@ _CLASSES = {
 }
 """The class, and so the color, of a cause of idle time; of all others, "other"."""
 
-_BUSY = {"compute": "compute", "communication": "exposed communication", "copies": "exposed copies"}
+_BUSY = {"compute": "compute", "communication": "exposed communication", "copies": "exposed memcpys"}
 
 
 def idle_class(cause: str) -> str:
@@ -70,7 +70,7 @@ def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
     if diagnosis.rank is not None:
         figures.append(("rank", str(diagnosis.rank)))
     if diagnosis.goodput["mfu"] is not None:
-        figures.append(("model FLOPs utilization", f"{100 * diagnosis.goodput['mfu']:.1f} %"))
+        figures.append(("model FLOPs utilization", percentage(diagnosis.goodput["mfu"])))
     if diagnosis.memory is not None:
         figures.append(("memory allocated at the peak", f"{diagnosis.memory.peak_bytes / 1e6:,.0f} MB"))
     return figures

@@ -21,16 +21,50 @@ function svg(tag, attributes, ...children) {
   return build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
+const CLASS_WORDS = {
+  input: "idle: input", synchronization: "idle: synchronization", overhead: "idle: overhead",
+  latency: "idle: launch latency", other: "idle: other", runtime: "runtime call", copies: "memcpy",
+};
+
+/** What people call a class of slices or nodes. */
+const classWords = (name) => CLASS_WORDS[name] ?? name;
+
+/** A text of at most so many characters. */
+const cutTo = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+/** A paragraph that begins with what it is about. */
+function labelled(label, ...children) {
+  return h("p", {}, h("span", { class: "muted" }, `${label}: `), children);
+}
+
+/** A small area of a color, before a name. */
+function swatch(background) {
+  return h("span", { class: "swatch", style: { background } });
+}
+
+/** What the colors of a picture stand for; entries are pairs of a CSS color and words. */
+function legend(entries) {
+  const entry = ([background, words]) => h("li", {}, swatch(background), words);
+  return h("ul", { class: "legend" }, entries.map(entry));
+}
+
 // Made once: toLocaleString makes one for each number, which takes longer than the rest of a picture.
-const [FORMAT_DECIMALS, FORMAT_DIGITS] = [{ maximumFractionDigits: 1 }, { maximumSignificantDigits: 4 }].map((digits) => new Intl.NumberFormat("en-US", digits));
+const [FORMAT_DECIMALS, FORMAT_DIGITS] = [{ maximumFractionDigits: 1 }, { maximumSignificantDigits: 4 }].map(
+  (digits) => new Intl.NumberFormat("en-US", digits),
+);
 
 const format = {
   /** A duration with three digits: "1.20 ms". */
   ns(ns) {
     if (ns == null) return "";
     if (!ns) return "0";
-    const [size, unit] = [[1e3, 1, "ns"], [1e6, 1e3, "us"], [1e9, 1e6, "ms"]]
-      .find(([limit]) => Math.abs(ns) < limit * 0.9995)?.slice(1) ?? [1e9, "s"];
+    const [size, unit] = [
+      [1e3, 1, "ns"],
+      [1e6, 1e3, "us"],
+      [1e9, 1e6, "ms"],
+    ]
+      .find(([limit]) => Math.abs(ns) < limit * 0.9995)
+      ?.slice(1) ?? [1e9, "s"];
     const value = ns / size;
     const digits = unit === "ns" || Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2;
     return `${value.toFixed(digits)} ${unit}`;
@@ -43,7 +77,11 @@ const format = {
   },
   bytes(n) {
     if (n == null) return "";
-    const [size, unit] = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]].find(([limit]) => Math.abs(n) >= limit) ?? [1, "B"];
+    const [size, unit] = [
+      [1e9, "GB"],
+      [1e6, "MB"],
+      [1e3, "kB"],
+    ].find(([limit]) => Math.abs(n) >= limit) ?? [1, "B"];
     return `${FORMAT_DECIMALS.format(n / size)} ${unit}`;
   },
   number(n) {

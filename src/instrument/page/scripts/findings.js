@@ -1,37 +1,37 @@
 // The findings: what each would win, its evidence and fix, and the way to its place in the timeline.
 
-registerView("findings", (section, element) => {
-  const most = Math.max(...section.findings.map(({ win_ns: ns }) => ns ?? 0), 1);
-  const shown = section.findings.filter(({ worth }) => worth), rest = section.findings.filter(({ worth }) => !worth);
-  const cards = section.findings.map((found, index) => findingCard(found, index, most));
-  element.append(...cards.filter((_, index) => section.findings[index].worth));
-  if (!shown.length) element.append(h("p", {}, section.nothing));
-  if (rest.length) element.append(behind(`${rest.length} worth less than 1 %`, h("div", {}, cards.filter((_, index) => !section.findings[index].worth))));
-  const columns = [
-    { title: "Finding", kind: "text" }, { title: "Replayed win", kind: "ns" }, { title: "At most", kind: "ns" }, { title: "Rule", kind: "text" }, { title: "Place", kind: "text" },
-  ];
-  const rows = section.findings.map(({ title, replayed_ns: replayed, win_ns: win, rule, place }) => [title, replayed, win, rule, place]);
-  if (rows.length) element.append(behind("The findings as a table", dataTable({ caption: "Findings", columns, rows })));
-  if (section.abstained.length) {
-    const reasons = dataTable({ caption: "Rules that lack evidence", columns: [{ title: "Rule", kind: "text" }, { title: "What is missing", kind: "text" }], rows: section.abstained });
-    element.append(behind(`${section.abstained.length} ${section.abstained.length === 1 ? "rule" : "rules"} abstained for lack of evidence`, reasons));
+registerView("findings", ({ findings, nothing, abstained }, element) => {
+  const most = Math.max(...findings.map(({ win_ns: ns }) => ns ?? 0), 1);
+  const cards = findings.map((found, index) => findingCard(found, `finding-${index + 1}`, index + 1, most));
+  const [shown, rest] = [true, false].map((worth) => cards.filter((_, index) => findings[index].worth === worth));
+  element.append(...(shown.length ? shown : [h("p", {}, nothing)]));
+  const small = `${rest.length} worth less than 1 %`;
+  if (rest.length) element.append(behind("small-findings", small, h("div", {}, rest)));
+  if (findings.length) element.append(tableBehind("The findings as a table", findingsTable(findings)));
+  if (abstained.length) {
+    const rules = abstained.length === 1 ? "rule" : "rules";
+    const columns = tableColumns({ Rule: "text", "What is missing": "text" });
+    const table = { id: "abstained", caption: "Rules that lack evidence", columns, rows: abstained };
+    element.append(tableBehind(`${abstained.length} ${rules} abstained for lack of evidence`, table));
   }
   findingsKeys(cards);
-  const chosen = Number(state.get("finding"));
-  if (chosen && cards[chosen - 1]) requestAnimationFrame(() => cards[chosen - 1].querySelector("button")?.click());
 });
 
-function findingCard(found, index, most) {
+function findingsTable(findings) {
+  const columns = { Finding: "text", "Replayed win": "ns", "At most": "ns", Rule: "text", Place: "text" };
+  const rows = findings.map((found) => [found.title, found.replayed_ns, found.win_ns, found.rule, found.place]);
+  return { id: "all-findings", caption: "Findings", columns: tableColumns(columns), rows };
+}
+
+function findingCard(found, id, number, most) {
   return h("article", { class: `finding ${found.severity}`, tabindex: "-1" },
-    h("h3", {}, `${index + 1}. ${found.title}`),
-    h("p", {}, h("span", { class: "muted" }, "To win: "), found.win_text),
+    h("h3", {}, `${number}. ${found.title}`),
+    labelled("To win", found.win_text),
     found.win_ns ? findingWin(found, most) : null,
-    found.place ? h("p", {}, h("span", { class: "muted" }, "At: "), h("span", { class: "code" }, found.place)) : null,
-    found.fix ? h("p", {}, h("span", { class: "muted" }, "Fix: "), found.fix.text) : null,
-    found.fix?.before ? h("pre", {}, findingCode("-", found.fix.before), findingCode("+", found.fix.after)) : null,
-    h("details", {}, h("summary", {}, "Evidence"), findingEvidence(found)),
-    found.span ? findingActions(found, index) : null,
-  );
+    found.place ? labelled("At", h("span", { class: "code" }, found.place)) : null,
+    found.fix ? findingFix(found.fix) : null,
+    disclosure(id, "Evidence", findingEvidence(found)),
+    found.span ? findingActions(found, id) : null);
 }
 
 function findingWin({ win_ns: win, replayed_ns: replayed }, most) {
@@ -41,8 +41,11 @@ function findingWin({ win_ns: win, replayed_ns: replayed }, most) {
     replayed ? h("div", { class: "replayed", style: { width: width(replayed) } }) : null);
 }
 
-function findingCode(sign, code) {
-  return code.split("\n").filter(Boolean).map((line) => h("div", { class: sign === "-" ? "minus" : "plus" }, `${sign} ${line}`));
+function findingFix({ text, before, after }) {
+  const lines = (kind, sign, code) =>
+    code.split("\n").filter(Boolean).map((line) => h("div", { class: kind }, `${sign} ${line}`));
+  const code = before ? h("pre", {}, lines("minus", "-", before), lines("plus", "+", after)) : null;
+  return [labelled("Fix", text), code];
 }
 
 function findingEvidence({ meaning, evidence, severity, confidence, rule }) {
@@ -51,15 +54,11 @@ function findingEvidence({ meaning, evidence, severity, confidence, rule }) {
     h("ul", {}, evidence.map(([definition, value]) => h("li", {}, `${definition}: `, h("b", {}, value)))));
 }
 
-function findingActions(found, index) {
-  const [start, end] = found.span;
-  const show = () => {
-    state.set("finding", index + 1);
-    page.emit("show", { start_ns: start, end_ns: end, label: found.title });
-  };
+function findingActions({ title, span: [start, end] }, id) {
+  places.set(id, { start_ns: start, end_ns: end, label: title });
   const perfetto = () => page.emit("perfetto", { start_ns: start, end_ns: end });
   return h("div", { class: "actions" },
-    h("button", { type: "button", onclick: show }, "Show in the timeline"),
+    h("button", { type: "button", onclick: () => page.emit("show", id) }, "Show in the timeline"),
     page.data.serve.perfetto ? h("button", { type: "button", onclick: perfetto }, "Show in Perfetto") : null);
 }
 

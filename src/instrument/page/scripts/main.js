@@ -9,7 +9,9 @@ async function unpacked() {
 function showKeys() {
   const dialog = document.getElementById("keys");
   dialog.querySelector("dl")?.remove();
-  const list = keys.list().map(([key, words]) => [h("dt", {}, h("kbd", {}, key === " " ? "Space" : key)), h("dd", {}, words)]);
+  const list = keys
+    .list()
+    .map(([key, words]) => [h("dt", {}, h("kbd", {}, key === " " ? "Space" : key)), h("dd", {}, words)]);
   dialog.insertBefore(h("dl", {}, list), dialog.querySelector("form"));
   dialog.showModal();
 }
@@ -17,22 +19,33 @@ function showKeys() {
 async function start() {
   page.data = await unpacked();
   page.emit("data", page.data);
-  const main = document.getElementById("content"), contents = document.getElementById("contents");
+  const main = document.getElementById("content");
+  const contents = document.getElementById("contents");
   keys.add("?", "List the keys", showKeys);
   keys.add("t", "Light or dark", theme.toggle);
   document.getElementById("help").addEventListener("click", showKeys);
   // Links inside the page must not replace the state in the hash.
-  document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    main.focus();
+  });
   for (const section of page.data.sections) {
     const inner = h("div", { class: section.type });
     const heading = h("h2", { id: `${section.id}-title`, tabindex: "-1" }, section.title);
     const outer = h("section", { id: section.id, "aria-labelledby": `${section.id}-title` }, heading, inner);
-    const go = (event) => { event.preventDefault(); outer.scrollIntoView(); heading.focus({ preventScroll: true }); };
+    const go = (event) => {
+      event.preventDefault();
+      outer.scrollIntoView();
+      heading.focus({ preventScroll: true });
+    };
     contents.append(h("a", { href: `#${section.id}`, onclick: go }, section.title));
     main.append(outer);
     views.get(section.type)(section, inner);
-    await new Promise((resolve) => { setTimeout(resolve); });
+    await new Promise((resolve) => {
+      setTimeout(resolve);
+    });
   }
+  page.emit("ready");
   document.body.dataset.ready = "true";
 }
 

@@ -1,29 +1,33 @@
 // The step as one bar by class, with its figures and the evidence of the verdict.
 
+const OVERVIEW_PALE = ["input", "overhead", "latency", "other"]; // classes whose color is pale in both themes
+
 registerView("overview", (section, element) => {
+  const figures = section.figures.map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)));
   if (section.parts.length) element.append(...overviewBar(section));
-  element.append(
-    h("dl", { class: "figures" }, section.figures.map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)))),
-    ...section.notes.map((note) => h("p", { class: "muted" }, note)),
-  );
+  element.append(h("dl", { class: "figures" }, figures));
+  element.append(...section.notes.map((note) => h("p", { class: "muted" }, note)));
 });
 
-function overviewBar({ parts, step_ns: whole, each }) {
+function overviewBar({ id, parts, step_ns: whole, each }) {
   const label = ({ name, ns }) => `${name} ${format.ns(ns)} (${format.percent(ns / whole)})`;
-  const bar = h("div", { class: "bar", role: "img", "aria-label": `The time ${each}: ${parts.map(label).join(", ")}` }, parts.map(overviewPart(whole)));
-  const legend = h("ul", { class: "legend" }, parts.map((part) =>
-    h("li", {}, h("span", { class: "swatch", style: { background: `var(--${part.class})` } }), label(part))));
-  const columns = [
-    { title: "Part", kind: "text" }, { title: `Time ${each}`, kind: "ns" }, { title: "Share", kind: "percent" }, { title: "What it is", kind: "text" },
-  ];
+  const words = `The time ${each}: ${parts.map(label).join(", ")}`;
+  const columns = { Part: "text", [`Time ${each}`]: "ns", Share: "percent", "What it is": "text" };
   const rows = parts.map(({ name, ns, definition }) => [name, ns, ns / whole, definition]);
-  return [bar, legend, behind("The parts as a table", dataTable({ caption: `The time ${each}, by part`, columns, rows }))];
+  const table = { id, caption: `The time ${each}, by part`, columns: tableColumns(columns), rows };
+  return [
+    h("div", { class: "bar", role: "img", "aria-label": words }, parts.map((part) => overviewPart(part, whole))),
+    legend(parts.map((part) => [`var(--${part.class})`, label(part)])),
+    tableBehind("The parts as a table", table),
+  ];
 }
 
-function overviewPart(whole) {
-  return ({ name, ns, class: kind, definition }) => h("div", {
-    style: { flex: `${ns} 0 0`, background: `var(--${kind})` },
-    onmousemove: (event) => tooltip.show(event.clientX, event.clientY, [[name, `${format.ns(ns)} (${format.percent(ns / whole)})`], definition]),
+function overviewPart({ name, ns, class: kind, definition }, whole) {
+  const color = OVERVIEW_PALE.includes(kind) ? "#000" : "var(--on-fill)";
+  const lines = [[name, `${format.ns(ns)} (${format.percent(ns / whole)})`], definition];
+  return h("div", {
+    style: { flex: `${ns} 0 0`, background: `var(--${kind})`, color },
+    onmousemove: (event) => tooltip.show(event.clientX, event.clientY, lines),
     onmouseleave: tooltip.hide,
   }, ns > 0.06 * whole ? name : "");
 }

@@ -1,8 +1,9 @@
-// Opens the trace in Perfetto, in another tab, and scrolls there. Perfetto takes a trace from a page that this machine
-// serves, in a message, and answers PING with PONG once it listens. It sends nothing after that.
+// Opens the trace in Perfetto, in another tab, and scrolls there. Perfetto takes a trace from a page that this
+// machine serves, in a message, and answers PING with PONG once it listens. It sends nothing after that.
 
 const PERFETTO_PING_MS = 50;
 const PERFETTO_PATIENCE_MS = 15_000;
+const PERFETTO_CLOSED = "The tab of Perfetto was closed before it had the trace. Click again to open it.";
 const PERFETTO_SHARE = 0.6; // of the view's width, for the range that is shown
 
 const perfetto = { opened: null, notice: h("div", { class: "notice", role: "status" }) };
@@ -12,8 +13,9 @@ page.on("data", ({ serve }) => {
   if (serve.perfetto_reason) lead.after(h("p", { class: "muted" }, serve.perfetto_reason));
   if (!serve.perfetto) return;
   const { host } = new URL(serve.perfetto);
-  lead.after(h("p", { class: "actions" }, h("button", { type: "button", onclick: () => perfettoShow() }, "Open in Perfetto"),
-    h("span", { class: "muted" }, ` in a tab of ${host}, which gets the trace from this page and keeps it in the browser`)));
+  const about = ` in a tab of ${host}, which gets the trace from this page and keeps it in the browser`;
+  const button = h("button", { type: "button", onclick: () => perfettoShow() }, "Open in Perfetto");
+  lead.after(h("p", { class: "actions" }, button, h("span", { class: "muted" }, about)));
   document.body.append(perfetto.notice);
   keys.add("p", "Open the trace in Perfetto", () => perfettoShow());
   page.on("perfetto", perfettoShow);
@@ -33,19 +35,24 @@ function perfettoShow(range) {
 
 async function perfettoOpen(range) {
   perfetto.opened?.tab.close(); // one that failed
-  const { serve } = page.data, { origin, host } = new URL(serve.perfetto);
+  const { serve } = page.data;
+  const { origin, host } = new URL(serve.perfetto);
   const tab = window.open(perfettoAddress(range));
   if (tab == null) {
     perfetto.opened = null;
-    perfettoNotice(`The browser blocked the tab for Perfetto. Allow pop-ups for ${location.host}, then click again.`);
+    perfettoNotice(
+      `The browser blocked the tab for Perfetto. Allow pop-ups for ${location.host}, then click again.`,
+    );
     return;
   }
-  const opened = perfetto.opened = { tab, range, loaded: false, failed: false };
+  const opened = (perfetto.opened = { tab, range, loaded: false, failed: false });
   perfettoNotice(`Waiting for ${host}...`);
   try {
     const [buffer] = await Promise.all([perfettoTrace(), perfettoAnswer(tab)]);
     // Without keepApiOpen, Perfetto hears no later message.
-    tab.postMessage({ perfetto: { buffer, title: serve.name, fileName: serve.name, keepApiOpen: true } }, origin, [buffer]);
+    tab.postMessage({ perfetto: { buffer, title: serve.name, fileName: serve.name, keepApiOpen: true } }, origin, [
+      buffer,
+    ]);
     opened.loaded = true;
     perfettoScroll(opened);
     perfettoNotice("");
@@ -73,23 +80,36 @@ function perfettoAddress(range) {
 function perfettoScroll({ tab, range }) {
   if (!range) return;
   const [timeStart, timeEnd] = perfettoTimes(range).map((ns) => ns / 1e9);
-  tab.postMessage({ perfetto: { timeStart, timeEnd, viewPercentage: PERFETTO_SHARE } }, new URL(page.data.serve.perfetto).origin);
+  tab.postMessage(
+    { perfetto: { timeStart, timeEnd, viewPercentage: PERFETTO_SHARE } },
+    new URL(page.data.serve.perfetto).origin,
+  );
 }
 
 async function perfettoTrace() {
   const { serve } = page.data;
   const response = await fetch(serve.trace).catch(() => {
-    throw new Error("The trace cannot be read, because the command that served this page has ended. Start it again.");
+    throw new Error(
+      "The trace cannot be read, because the command that served this page has ended. Start it again.",
+    );
   });
   if (!response.ok) throw new Error(`${serve.name} can no longer be read.`);
   return response.arrayBuffer().catch(() => {
-    throw new Error(`The browser could not take ${serve.name}, which may be too large for it. Open the file in Perfetto by hand.`);
+    const why = `The browser could not take ${serve.name}, which may be too large for it.`;
+    throw new Error(`${why} Open the file in Perfetto by hand.`);
   });
+}
+
+function perfettoSilence() {
+  const { host, href } = new URL(page.data.serve.perfetto);
+  return `${host} did not answer within ${PERFETTO_PATIENCE_MS / 1e3} s. Check that this browser reaches ${href}, `
+    + "then click again; the option --perfetto names another address. Everything else on this page works without "
+    + "it.";
 }
 
 /** Wait until the tab answers. */
 function perfettoAnswer(tab) {
-  const { origin, host, href } = new URL(page.data.serve.perfetto);
+  const { origin } = new URL(page.data.serve.perfetto);
   return new Promise((resolve, reject) => {
     const end = (settle, reason) => {
       clearInterval(timer);
@@ -101,10 +121,9 @@ function perfettoAnswer(tab) {
     };
     const last = performance.now() + PERFETTO_PATIENCE_MS;
     const timer = setInterval(() => {
-      if (tab.closed) end(reject, "The tab of Perfetto was closed before it had the trace. Click again to open it.");
+      if (tab.closed) end(reject, PERFETTO_CLOSED);
       else if (performance.now() < last) tab.postMessage("PING", "*"); // the tab may not be there yet
-      else end(reject, `${host} did not answer within ${PERFETTO_PATIENCE_MS / 1e3} s. Check that this browser reaches ${href}, then click again; `
-        + "the option --perfetto names another address. Everything else on this page works without it.");
+      else end(reject, perfettoSilence());
     }, PERFETTO_PING_MS);
     window.addEventListener("message", listen);
   });

@@ -4,10 +4,11 @@ const SOURCES_SHOWN = 30;
 
 registerView("sources", (section, element) => {
   if (section.note) element.append(h("p", { class: "muted" }, section.note));
-  const cards = section.findings.map(sourcesCard), rest = cards.splice(SOURCES_SHOWN);
+  const cards = section.findings.map(sourcesCard);
+  const rest = cards.splice(SOURCES_SHOWN);
   element.append(...cards);
-  if (rest.length) element.append(behind(`${rest.length} more`, h("div", {}, rest)));
-  element.append(behind(`${section.title} as a table`, sourcesTable(section)));
+  if (rest.length) element.append(behind(`${section.id}-rest`, `${rest.length} more`, h("div", {}, rest)));
+  element.append(tableBehind(`${section.title} as a table`, sourcesTable(section)));
 });
 
 function sourcesCard({ severity, place, call, cost, context, allowed, code, fix }) {
@@ -16,26 +17,28 @@ function sourcesCard({ severity, place, call, cost, context, allowed, code, fix 
     h("p", {}, h("span", { class: `severity ${severity}` }, severity), ` ${call}`),
     h("p", {}, cost),
     context ? h("p", { class: "muted" }, context) : null,
-    allowed != null ? h("p", {}, h("span", { class: "muted" }, "Allowed: "), allowed) : null,
+    allowed != null ? labelled("Allowed", allowed) : null,
     code.length ? sourcesCode(code) : null,
-    fix ? h("p", {}, h("span", { class: "muted" }, "Fix: "), fix.text) : null,
-    fix?.before ? h("pre", {}, findingCode("-", fix.before), findingCode("+", fix.after)) : null);
+    fix ? findingFix(fix) : null);
 }
 
 /** The lines with their numbers; the one that waits is marked. */
 function sourcesCode(code) {
   const digits = String(code.at(-1)[0]).length;
-  return h("pre", { class: "source", tabindex: "0", "aria-label": "Source" }, code.map(([number, text, current]) =>
-    h("div", { class: current ? "current" : null }, `${current ? ">" : " "} ${String(number).padStart(digits)} | ${text}`)));
+  const line = ([number, text, current]) =>
+    h("div", { class: current ? "current" : null },
+      `${current ? ">" : " "} ${String(number).padStart(digits)} | ${text}`);
+  return h("pre", { class: "source", tabindex: "0", "aria-label": "Source" }, code.map(line));
 }
 
-function sourcesTable({ title, findings }) {
-  const columns = [
-    { title: "Place", kind: "text" }, { title: "Severity", kind: "text" }, { title: "Operation", kind: "text" }, { title: "Cause", kind: "text" },
-    { title: "Calls", kind: "count" }, { title: "Steps with it", kind: "count" }, { title: "CPU waited", kind: "ns" }, { title: "GPU idle", kind: "ns" }, { title: "Copied", kind: "bytes" },
-    { title: "Fix", kind: "text" },
-  ];
-  const rows = findings.map(({ place, severity, op, cause, count, steps, blocked_ns: blocked, idle_ns: idle, bytes, fix }) =>
-    [place, severity, op, cause, count, steps, blocked, idle, bytes, fix?.text ?? ""]);
-  return dataTable({ caption: title, columns, rows });
+function sourcesTable({ id, title, findings }) {
+  const columns = {
+    Place: "text", Severity: "text", Operation: "text", Cause: "text", Calls: "count", "Steps with it": "count",
+    "CPU waited": "ns", "GPU idle": "ns", Copied: "bytes", Fix: "text",
+  };
+  const rows = findings.map((found) => [
+    found.place, found.severity, found.op, found.cause, found.count, found.steps,
+    found.blocked_ns, found.idle_ns, found.bytes, found.fix?.text ?? "",
+  ]);
+  return { id, caption: title, columns: tableColumns(columns), rows };
 }

@@ -7,12 +7,21 @@ function registerView(type, render) {
   views.set(type, render);
 }
 
+const STATE_PAUSE_MS = 400; // browsers refuse frequent changes of the address: Safari more than 100 in 30 s
+
+/** What the URL's hash says of the view: a text for each key that is not as usual. A text may be anything. */
 const state = (() => {
   const listeners = new Map();
   const read = () => new Map(new URLSearchParams(location.hash.slice(1)));
   let values = read();
+  let [written, waiting] = [-STATE_PAUSE_MS, false];
   // A page inside a notebook has no address of its own.
   const shared = location.protocol !== "about:" && location.protocol !== "data:";
+  const write = () => {
+    [written, waiting] = [performance.now(), false];
+    const text = String(new URLSearchParams([...values]));
+    history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+  };
   window.addEventListener("hashchange", () => {
     const before = values;
     values = read();
@@ -21,12 +30,21 @@ const state = (() => {
     }
   });
   return {
+    /** The text of a key; undefined while the view is as usual. */
     get: (key) => values.get(key),
+    /** Keep a text in the address; null or "" for what is usual. */
     set(key, text) {
-      if (text == null || text === "") values.delete(key);
-      else values.set(key, String(text));
-      if (shared) history.replaceState(null, "", `#${new URLSearchParams([...values])}`);
+      const next = text == null || text === "" ? undefined : String(text);
+      if (next === values.get(key)) return;
+      if (next == null) values.delete(key);
+      else values.set(key, next);
+      if (!shared || waiting) return;
+      waiting = true;
+      const pause = written + STATE_PAUSE_MS - performance.now();
+      if (pause > 0) setTimeout(write, pause);
+      else queueMicrotask(write);
     },
+    /** Call a function when the address changes under the page, as after "back". */
     onChange(key, call) {
       listeners.set(key, [...(listeners.get(key) ?? []), call]);
     },
@@ -47,9 +65,13 @@ const page = (() => {
 })();
 window.addEventListener("resize", () => page.emit("resize"));
 
+/** Places in the timeline by their names in the address, "finding-2": {start_ns, end_ns, label}. */
+const places = new Map();
+
 const keys = (() => {
   const known = new Map();
-  const typing = (target) => target instanceof Element && target.closest("input, select, textarea, dialog") != null;
+  const typing = (target) =>
+    target instanceof Element && target.closest("input, select, textarea, dialog") != null;
   window.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
     if (known.get(event.key)?.some(({ call }) => call(event) !== false)) event.preventDefault();
@@ -69,7 +91,7 @@ const tooltip = (() => {
     /** Show lines, each a text or a pair of label and value, beside a point of the window. */
     show(x, y, lines) {
       element.replaceChildren(
-        ...lines.map((line) => (Array.isArray(line) ? h("div", {}, h("span", { class: "muted" }, `${line[0]}: `), String(line[1])) : h("div", {}, line))),
+        ...lines.map((line) => (Array.isArray(line) ? labelled(line[0], String(line[1])) : h("p", {}, line))),
       );
       element.hidden = false;
       const { width, height } = element.getBoundingClientRect();
@@ -84,7 +106,8 @@ const tooltip = (() => {
 
 const theme = (() => {
   const preferred = matchMedia("(prefers-color-scheme: dark)");
-  const current = () => state.get("theme") ?? (preferred.matches ? "dark" : "light");
+  const usual = () => (preferred.matches ? "dark" : "light");
+  const current = () => ["dark", "light"].find((name) => name === state.get("theme")) ?? usual();
   const apply = () => {
     document.documentElement.dataset.theme = current();
     page.emit("theme");
@@ -93,7 +116,8 @@ const theme = (() => {
   state.onChange("theme", apply);
   apply();
   const toggle = () => {
-    state.set("theme", current() === "dark" ? "light" : "dark");
+    const next = current() === "dark" ? "light" : "dark";
+    state.set("theme", next === usual() ? null : next);
     apply();
   };
   document.getElementById("theme").addEventListener("click", toggle);

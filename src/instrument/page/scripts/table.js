@@ -1,6 +1,11 @@
 // Tables that sort and filter, and the table behind each picture.
 
-const ROWS_SHOWN = 20;
+const TABLE_ROWS = 20; // shown until a click shows all
+const TABLE_ROWS_ON_PAPER = 50;
+const TABLE_FILTERED = 8; // a table with more rows has a filter
+
+/** The columns of a table from their titles and kinds. */
+const tableColumns = (kinds) => Object.entries(kinds).map(([title, kind]) => ({ title, kind }));
 
 /** The class of the cells of a column: names are on the left, and those that may be long are wide. */
 const tableClass = (kind) => ({ text: "text", long: "text long" })[kind] ?? null;
@@ -15,43 +20,70 @@ function tableSorted(rows, index, kind, ascending) {
   });
 }
 
-/** A table; columns are {title, kind}, rows are lists of values in the order of the columns. */
-function dataTable({ caption, columns, rows, onRow = null }) {
-  let shown = ROWS_SHOWN, order = null, words = "";
-  const body = h("tbody"), count = h("span", { class: "muted", role: "status" });
-  const more = h("button", { type: "button", onclick: () => { shown = Infinity; draw(); } });
-  const heads = columns.map(({ title, kind }, index) => {
-    const sort = () => {
-      const ascending = order?.index === index ? !order.ascending : tableClass(kind) != null;
-      order = { index, ascending };
-      heads.forEach((head, at) => head.setAttribute("aria-sort", at === index ? (ascending ? "ascending" : "descending") : "none"));
-      draw();
-    };
-    return h("th", { scope: "col", class: tableClass(kind), "aria-sort": "none" }, h("button", { type: "button", onclick: sort }, title));
+/**
+ * A table; columns are {title, kind}, rows are lists of values in the order of the columns.
+ * The address keeps "ID.sort" (a title, after "-" if descending), "ID.filter" and "ID.all".
+ */
+function dataTable({ id, caption, columns, rows, onRow = null }) {
+  const count = h("span", { class: "muted", role: "status" });
+  const view = { id, columns, rows, onRow, count, least: TABLE_ROWS, body: h("tbody") };
+  const set = (key, text) => {
+    state.set(`${id}.${key}`, text);
+    tableDraw(view);
+  };
+  view.heads = columns.map((column, index) => tableHead(view, column, index, set));
+  view.more = h("button", { type: "button", onclick: () => set("all", 1) });
+  view.filter = h("input", { type: "search", placeholder: "Filter", "aria-label": `Filter: ${caption}` });
+  view.filter.addEventListener("input", () => set("filter", view.filter.value));
+  tableDraw(view);
+  for (const key of ["sort", "filter", "all"]) state.onChange(`${id}.${key}`, () => tableDraw(view));
+  window.addEventListener("beforeprint", () => {
+    view.least = TABLE_ROWS_ON_PAPER;
+    tableDraw(view);
   });
-  const filter = h("input", {
-    type: "search", placeholder: "Filter", "aria-label": `Filter: ${caption}`, oninput: () => { words = filter.value.toLowerCase(); draw(); },
-  });
-  const cell = (value, { kind }) => h("td", { class: tableClass(kind) }, format[kind](value));
-  function draw() {
-    let chosen = rows;
-    if (words) chosen = chosen.filter((row) => row.some((value) => typeof value === "string" && value.toLowerCase().includes(words)));
-    if (order) chosen = tableSorted(chosen, order.index, columns[order.index].kind, order.ascending);
-    const part = chosen.slice(0, shown);
-    body.replaceChildren(...part.map((row) => tableRow(row, columns, cell, onRow)));
-    count.textContent = words ? `${chosen.length} of ${rows.length} rows` : "";
-    more.hidden = part.length === chosen.length;
-    more.textContent = `Show all ${chosen.length} rows`;
-  }
-  draw();
-  const controls = rows.length > 8 ? h("div", { class: "controls" }, filter, count) : null;
-  const table = h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, heads)), body);
-  window.addEventListener("beforeprint", () => { shown = Math.max(shown, 50); draw(); });
-  return h("div", { class: "data" }, controls, h("div", { class: "scroll" }, table), more);
+  const controls = rows.length > TABLE_FILTERED ? h("div", { class: "controls" }, view.filter, count) : null;
+  const table = h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, view.heads)), view.body);
+  return h("div", { class: "data" }, controls, h("div", { class: "scroll" }, table), view.more);
 }
 
-function tableRow(row, columns, cell, onRow) {
-  const cells = row.slice(0, columns.length).map((value, index) => cell(value, columns[index]));
+/** The head of a column: a click sorts by it, names upward and numbers downward, the next the other way round. */
+function tableHead(view, { title, kind }, index, set) {
+  const sort = () => {
+    const order = tableOrder(view);
+    const ascending = order.index === index ? !order.ascending : tableClass(kind) != null;
+    set("sort", `${ascending ? "" : "-"}${title}`);
+  };
+  const button = h("button", { type: "button", onclick: sort }, title);
+  return h("th", { scope: "col", class: tableClass(kind) }, button);
+}
+
+/** The column that the address orders by, -1 for none, and the direction. */
+function tableOrder({ id, columns }) {
+  const text = state.get(`${id}.sort`) ?? "";
+  const ascending = !text.startsWith("-");
+  return { index: columns.findIndex(({ title }) => title === (ascending ? text : text.slice(1))), ascending };
+}
+
+function tableDraw(view) {
+  const { id, columns, rows, heads } = view;
+  const filter = rows.length > TABLE_FILTERED ? (state.get(`${id}.filter`) ?? "") : "";
+  const words = filter.toLowerCase();
+  const { index, ascending } = tableOrder(view);
+  const fits = (value) => typeof value === "string" && value.toLowerCase().includes(words);
+  let chosen = words ? rows.filter((row) => row.some(fits)) : rows;
+  if (index >= 0) chosen = tableSorted(chosen, index, columns[index].kind, ascending);
+  const part = state.get(`${id}.all`) === "1" ? chosen : chosen.slice(0, view.least);
+  const direction = ascending ? "ascending" : "descending";
+  heads.forEach((head, at) => head.setAttribute("aria-sort", at === index ? direction : "none"));
+  view.body.replaceChildren(...part.map((row) => tableRow(view, row)));
+  if (view.filter.value !== filter) view.filter.value = filter;
+  view.count.textContent = words ? `${chosen.length} of ${rows.length} rows` : "";
+  view.more.hidden = part.length === chosen.length;
+  view.more.textContent = `Show all ${chosen.length} rows`;
+}
+
+function tableRow({ columns, onRow }, row) {
+  const cells = columns.map(({ kind }, at) => h("td", { class: tableClass(kind) }, format[kind](row[at])));
   if (onRow) {
     const open = h("button", { type: "button", onclick: () => onRow(row) }, ...cells[0].childNodes);
     cells[0].replaceChildren(open);
@@ -59,11 +91,31 @@ function tableRow(row, columns, cell, onRow) {
   return h("tr", {}, cells);
 }
 
-/** A closed <details> with the numbers of a picture; open on paper. */
-function behind(summary, element) {
-  const details = h("details", {}, h("summary", {}, summary), element);
-  window.addEventListener("beforeprint", () => { details.open = true; });
+/** A <details>; the address keeps in "ID.open" that it is not as usual: 1 for open, 0 for closed. */
+function disclosure(id, summary, element, { open = false, ...attributes } = {}) {
+  const key = `${id}.open`;
+  const keep = () => state.set(key, details.open === open ? Number(!open) : null); // the click has no effect yet
+  const details = h("details", attributes, h("summary", { onclick: keep }, summary), element);
+  const restore = () => {
+    details.open = open ? state.get(key) !== "0" : state.get(key) === "1";
+  };
+  restore();
+  state.onChange(key, restore);
   return details;
+}
+
+/** What a picture leaves out, closed on the screen and open on paper. */
+function behind(id, summary, element) {
+  const details = disclosure(id, summary, element);
+  window.addEventListener("beforeprint", () => {
+    details.open = true;
+  });
+  return details;
+}
+
+/** The numbers of a picture as a table behind it. */
+function tableBehind(summary, table) {
+  return behind(table.id, summary, dataTable(table));
 }
 
 registerView("table", (section, element) => {

@@ -1,35 +1,47 @@
 // The timeline: zoom, pan, selection, and the tables behind the picture.
 
+const TIMELINE_OPEN_ROWS = 48;
+const TIMELINE_LEAST_NS = 50;
+
 registerView("timeline", (section, element) => {
   const model = timelineModel(section);
-  const view = { model, element, start: section.start_ns, end: section.end_ns, width: 0, selected: null, mark: null, palette: timelinePalette(model) };
+  const view = { model, element, width: 0, selected: null, mark: null, palette: timelinePalette(model) };
   view.ruler = h("canvas", { role: "img", tabindex: "0", "aria-label": timelineLabel(section) });
-  view.status = h("p", { role: "status", "aria-live": "polite", class: "timeline-status" }, "Select a slice to read its details.");
-  element.append(timelineButtons(view), timelineLegend(section), view.status, h("div", { class: "timeline-ruler" }, view.ruler));
-  view.groups = model.groups.map((group) => timelineGroup(view, group));
+  view.status = h("p", { role: "status", "aria-live": "polite", class: "timeline-status" });
+  element.append(timelineButtons(view), timelineLegend(section), view.status);
+  element.append(h("div", { class: "timeline-ruler" }, view.ruler));
+  view.groups = model.groups.map((group, index) => timelineGroup(view, group, `lanes-${index + 1}`));
   if (section.notes.length) element.append(h("p", { class: "muted" }, section.notes.join(" ")));
   element.append(...timelineTables(view, section));
   timelineKeys(view);
   timelineStrip(view);
-  state.onChange("t", (text) => timelineRestore(view, text));
-  page.on("theme", () => { view.palette = timelinePalette(model); timelineDraw(view); });
-  page.on("show", ({ start_ns: start, end_ns: end, label }) => timelineShow(view, start, end, label));
-  new ResizeObserver(() => { view.width = element.clientWidth; timelineDraw(view); }).observe(element);
-  timelineRestore(view, state.get("t"));
+  for (const key of ["t", "mark", "slice"]) state.onChange(key, () => timelineRestore(view));
+  page.on("theme", () => {
+    view.palette = timelinePalette(model);
+    timelineDraw(view);
+  });
+  page.on("show", (name) => timelineShow(view, name));
+  new ResizeObserver(() => {
+    view.width = element.clientWidth;
+    timelineDraw(view);
+  }).observe(element);
+  timelineRestore(view);
+  page.on("ready", () => view.mark && timelineScroll(view));
 });
-
-const TIMELINE_OPEN_ROWS = 48;
-const TIMELINE_LEAST_NS = 50;
 
 function timelineLabel({ steps, groups, end_ns: end, start_ns: start }) {
   const what = steps.length ? `${steps.length} ${steps.length === 1 ? "step" : "steps"}` : "the window";
-  return `Timeline of ${what}, ${format.ns(end - start)}, with ${groups.length} groups of lanes: ${groups.map(({ title }) => title).join(", ")}. The tables below have its numbers.`;
+  const titles = groups.map(({ title }) => title).join(", ");
+  return `Timeline of ${what}, ${format.ns(end - start)}, with ${groups.length} groups of lanes: ${titles}. `
+    + "The tables below have its numbers.";
 }
 
 function timelineButtons(view) {
-  const button = (text, label, call) => h("button", { type: "button", "aria-label": label, title: label, onclick: call }, text);
+  const button = (text, label, call) =>
+    h("button", { type: "button", "aria-label": label, title: label, onclick: call }, text);
   return h("div", { class: "actions" },
-    button("+", "Zoom in", () => timelineZoom(view, 0.5)), button("−", "Zoom out", () => timelineZoom(view, 2)),
+    button("+", "Zoom in", () => timelineZoom(view, 0.5)),
+    button("−", "Zoom out", () => timelineZoom(view, 2)),
     button("Whole", "Show the whole window", () => timelineMove(view, -Infinity, Infinity)),
     button("Fit", "Fit the selection", () => timelineFit(view)),
     h("span", { class: "muted timeline-hint" }, "Ctrl + wheel zooms, drag pans; w a s d as in Perfetto."));
@@ -41,17 +53,18 @@ function timelineLegend({ classes, levels }) {
     for (const name of single.name) used.add(name % classes.length);
     for (const kind of merged.kind) used.add(kind);
   }
-  const words = { input: "idle: input", synchronization: "idle: synchronization", overhead: "idle: overhead", latency: "idle: launch latency", other: "idle: other", runtime: "runtime call" };
-  const entry = (name) => h("li", {}, h("span", { class: "swatch", style: { background: `var(--${name})` } }), words[name] ?? name);
-  return h("ul", { class: "legend" }, classes.filter((_, kind) => used.has(kind)).map(entry));
+  const shown = classes.filter((_, kind) => used.has(kind));
+  return legend(shown.map((name) => [`var(--${name})`, classWords(name)]));
 }
 
-function timelineGroup(view, group) {
+function timelineGroup(view, group, id) {
   const rows = group.lanes.reduce((sum, { rows }) => sum + rows, 0);
   const before = group.lanes[0].first;
   const open = before === 0 || before + rows <= TIMELINE_OPEN_ROWS;
-  group.canvas = h("canvas", { role: "img", "aria-label": `${group.title}: ${group.lanes.map(({ title }) => title).join(", ")}` });
-  group.details = h("details", { open, class: "timeline-group", ontoggle: () => timelineDraw(view) }, h("summary", {}, group.title), group.canvas);
+  const label = `${group.title}: ${group.lanes.map(({ title }) => title).join(", ")}`;
+  group.canvas = h("canvas", { role: "img", "aria-label": label });
+  const attributes = { open, class: "timeline-group", ontoggle: () => timelineDraw(view) };
+  group.details = disclosure(id, group.title, group.canvas, attributes);
   view.element.append(group.details);
   timelinePointer(view, group);
   return group;
@@ -76,14 +89,13 @@ function timelineMove(view, start, end) {
   view.end = view.start + length;
   tooltip.hide();
   timelineDraw(view);
-  // Browsers allow few changes of the address per second.
-  clearTimeout(view.saving);
   const whole = view.start === first && view.end === last;
-  view.saving = setTimeout(() => state.set("t", whole ? null : `${Math.round(view.start)},${Math.round(view.end)}`), 200);
+  state.set("t", whole ? null : `${Math.round(view.start)},${Math.round(view.end)}`);
 }
 
 function timelineZoom(view, factor, at = 0.5) {
-  const length = view.end - view.start, time = view.start + at * length;
+  const length = view.end - view.start;
+  const time = view.start + at * length;
   const next = Math.max(length * factor, TIMELINE_LEAST_NS);
   timelineMove(view, time - at * next, time + (1 - at) * next);
 }
@@ -93,10 +105,27 @@ function timelinePan(view, part) {
   timelineMove(view, view.start + by, view.end + by);
 }
 
-function timelineRestore(view, text) {
+/** Show what the address says: the marked place, the selected slice, and the time. */
+function timelineRestore(view) {
+  const [text, mark] = [state.get("t"), places.get(state.get("mark"))];
   const [start, end] = (text ?? "").split(",").map(Number);
+  const slice = timelineKept(view, state.get("slice"));
+  view.mark = null;
+  if (mark) timelineMark(view, mark);
+  if (slice || !mark) timelineSelect(view, slice);
   if (end > start) timelineMove(view, start, end);
+  else if (mark) timelineAround(view, mark.start_ns, mark.end_ns);
   else timelineMove(view, -Infinity, Infinity);
+}
+
+/** The slice that begins at a time in a row, "3,1200"; null if there is none. */
+function timelineKept({ model }, text) {
+  const [row, start] = (text ?? "").split(",").map(Number);
+  let kept = null;
+  timelineEach(timelineSources(model, model.levels.length - 1), row, start, start + 1, (columns, at, merged) => {
+    if (!merged && columns.start[at] === start) kept = timelineSlice(model, row, columns, at, merged);
+  });
+  return kept;
 }
 
 /** Show a time with a margin. */
@@ -110,19 +139,37 @@ function timelineFit(view) {
   if (place) timelineAround(view, place.start, place.end);
 }
 
-function timelineShow(view, start, end, label) {
+/** Mark a place, and show it with what is around it. */
+function timelineShow(view, name) {
+  const place = places.get(name);
+  state.set("mark", name);
+  timelineMark(view, place);
+  timelineAround(view, place.start_ns, place.end_ns);
+  timelineScroll(view);
+}
+
+function timelineScroll({ element }) {
+  element.closest("section").scrollIntoView({ block: "start" });
+}
+
+function timelineMark(view, { start_ns: start, end_ns: end, label }) {
+  const time = timelineTickLabel(start, Math.max((end - start) / 10, 1));
+  timelineSelect(view, null);
   view.mark = { start, end };
-  view.status.textContent = `Marked: ${label}, ${format.ns(end - start)} at ${timelineTickLabel(start, Math.max((end - start) / 10, 1))}.`;
-  timelineAround(view, start, end);
-  view.element.closest("section")?.scrollIntoView({ block: "start" });
+  view.status.textContent = `Marked: ${label}, ${format.ns(end - start)} at ${time}.`;
 }
 
 /** Pairs of label and value for a slice. */
 function timelineLines({ model }, slice) {
-  const length = slice.end - slice.start, whole = model.end_ns - model.start_ns;
-  const lines = [["length", format.ns(length)], ["start", timelineTickLabel(slice.start, Math.max(length / 10, 1))]];
-  if (slice.merged) lines.push(["covered", format.percent(slice.covered / length)], ["mostly", model.classes[slice.kind]]);
-  else lines.push(["class", model.classes[slice.kind]], ["share of the window", format.percent(length / whole)]);
+  const length = slice.end - slice.start;
+  const whole = model.end_ns - model.start_ns;
+  const lines = [
+    ["length", format.ns(length)],
+    ["start", timelineTickLabel(slice.start, Math.max(length / 10, 1))],
+  ];
+  const kind = classWords(model.classes[slice.kind]);
+  if (slice.merged) lines.push(["covered", format.percent(slice.covered / length)], ["mostly", kind]);
+  else lines.push(["class", kind], ["share of the window", format.percent(length / whole)]);
   const idle = model.causes.has(slice.name);
   for (const [key, label] of slice.about ? timelineLinks(idle) : []) {
     const text = model.texts[model.launches[key][slice.about]];
@@ -132,8 +179,8 @@ function timelineLines({ model }, slice) {
 }
 
 function timelineLinks(idle) {
-  const links = [["call", "launched by"], ["operator", "operator"], ["region", "region"], ["module", "module"]];
-  return idle ? [["work", "ended by"], ["call", "which was launched by"], ...links.slice(1)] : links;
+  const calls = idle ? [["work", "ended by"], ["call", "which was launched by"]] : [["call", "launched by"]];
+  return [...calls, ["operator", "operator"], ["region", "region"], ["module", "module"]];
 }
 
 function timelineName({ model }, slice) {
@@ -142,28 +189,36 @@ function timelineName({ model }, slice) {
   return model.causes.has(slice.name) ? `idle: ${name}` : name;
 }
 
+/** Select a slice, or none; the address keeps one that all zooms show. */
 function timelineSelect(view, slice) {
   view.selected = slice;
-  if (slice) {
-    const lane = view.groups.flatMap((group) => group.lanes.map((lane) => ({ group, lane }))).find(({ lane }) => slice.row < lane.first + lane.rows);
-    const cause = view.model.causes.get(slice.name);
-    const lines = timelineLines(view, slice).map(([label, value]) => `${label} ${value}`);
-    view.status.replaceChildren(h("b", {}, timelineName(view, slice)), ` in ${lane.group.title}, ${lane.lane.title}: ${lines.join(", ")}. ${cause ?? ""}`);
-  }
+  state.set("slice", slice && !slice.merged ? `${slice.row},${slice.start}` : null);
+  if (slice) view.status.replaceChildren(...timelineAbout(view, slice));
+  else view.status.textContent = "Select a slice to read its details.";
   timelineDraw(view);
+}
+
+function timelineAbout(view, slice) {
+  const below = ({ first, rows }) => slice.row < first + rows;
+  const group = view.groups.find(({ lanes }) => below(lanes.at(-1)));
+  const lines = timelineLines(view, slice).map(([label, value]) => `${label} ${value}`);
+  const cause = view.model.causes.get(slice.name) ?? "";
+  const place = `${group.title}, ${group.lanes.find(below).title}`;
+  return [h("b", {}, timelineName(view, slice)), ` in ${place}: ${lines.join(", ")}. ${cause}`];
 }
 
 function timelineHover(view, group, event) {
   const slice = timelinePick(view, group, event);
   if (!slice) return tooltip.hide();
   const cause = view.model.causes.get(slice.name);
-  return tooltip.show(event.clientX, event.clientY, [timelineName(view, slice), ...(cause ? [cause] : []), ...timelineLines(view, slice)]);
+  const lines = [timelineName(view, slice), ...(cause ? [cause] : []), ...timelineLines(view, slice)];
+  return tooltip.show(event.clientX, event.clientY, lines);
 }
 
-function timelinePick(view, group, event) {
+function timelinePick({ model, start, end, width }, group, event) {
   const { left, top } = group.canvas.getBoundingClientRect();
   const row = timelineRowAt(group, event.clientY - top);
   if (row == null) return null;
-  const pixel = (view.end - view.start) / view.width;
-  return timelineAt(view.model, timelineLevel(view.model, pixel), row, view.start + (event.clientX - left) * pixel, 3 * pixel);
+  const pixel = (end - start) / width;
+  return timelineAt(model, timelineLevel(model, pixel), row, start + (event.clientX - left) * pixel, 3 * pixel);
 }

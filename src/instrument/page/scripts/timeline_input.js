@@ -1,8 +1,9 @@
 // Pointers, wheel and keys of the timeline, and the tables behind it.
 
 function timelinePointer(view, group) {
-  const { canvas } = group, down = new Map();
-  let moved = 0, spread = 0;
+  const { canvas } = group;
+  const down = new Map();
+  let [moved, spread] = [0, 0];
   canvas.addEventListener("pointerdown", (event) => {
     if (event.button) return;
     if (!down.size) moved = 0;
@@ -40,14 +41,19 @@ function timelineSpread(down) {
 
 /** Ctrl zooms at the pointer, shift and sideways pan; else the wheel scrolls the page. */
 function timelineWheel(view, canvas) {
-  canvas.addEventListener("wheel", (event) => {
-    const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
-    if (!event.ctrlKey && !event.metaKey && !event.shiftKey && !sideways) return;
-    event.preventDefault();
-    const by = (sideways ? event.deltaX : event.deltaY) * (event.deltaMode ? 20 : 1);
-    if (event.ctrlKey || event.metaKey) timelineZoom(view, 1.003 ** by, (event.clientX - canvas.getBoundingClientRect().left) / view.width);
-    else timelinePan(view, by / view.width);
-  }, { passive: false });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
+      if (!event.ctrlKey && !event.metaKey && !event.shiftKey && !sideways) return;
+      event.preventDefault();
+      const by = (sideways ? event.deltaX : event.deltaY) * (event.deltaMode ? 20 : 1);
+      if (event.ctrlKey || event.metaKey)
+        timelineZoom(view, 1.003 ** by, (event.clientX - canvas.getBoundingClientRect().left) / view.width);
+      else timelinePan(view, by / view.width);
+    },
+    { passive: false },
+  );
 }
 
 /** The strip above the ruler: a press or drag on it moves the view there. */
@@ -56,7 +62,8 @@ function timelineStrip(view) {
   const go = (event) => {
     const { left, top } = ruler.getBoundingClientRect();
     if (!(event.buttons & 1) || (event.type === "pointerdown" && event.clientY - top > TIMELINE.strip)) return;
-    const time = model.start_ns + ((event.clientX - left) / view.width) * (model.end_ns - model.start_ns), half = (view.end - view.start) / 2;
+    const time = model.start_ns + ((event.clientX - left) / view.width) * (model.end_ns - model.start_ns);
+    const half = (view.end - view.start) / 2;
     if (event.type === "pointerdown") ruler.setPointerCapture(event.pointerId);
     if (ruler.hasPointerCapture(event.pointerId)) timelineMove(view, time - half, time + half);
   };
@@ -68,7 +75,7 @@ function timelineStrip(view) {
 function timelineKeys(view) {
   const { element } = view;
   const focused = () => element.contains(document.activeElement);
-  // Letters work while the timeline is on the screen, except in another chart that has the focus; arrows scroll elsewhere.
+  // Letters work while the timeline is on the screen and no other chart has the focus; arrows scroll elsewhere.
   const near = () => {
     const { top, bottom } = element.getBoundingClientRect();
     return focused() || (!document.activeElement.closest("svg") && bottom > 80 && top < innerHeight - 80);
@@ -101,21 +108,35 @@ function timelineStepTo(view, by) {
   const next = timelineNeighbor(view.model, level, from, by);
   if (!next) return;
   timelineSelect(view, next);
-  const half = (view.end - view.start) / 2, middle = (next.start + next.end) / 2;
+  const half = (view.end - view.start) / 2;
+  const middle = (next.start + next.end) / 2;
   if (next.end < view.start || next.start > view.end) timelineMove(view, middle - half, middle + half);
 }
 
+/** The tables behind the timeline; a click on a row marks its place. */
 function timelineTables(view, { steps, gaps, longest }) {
-  const go = (start, length, label) => timelineShow(view, start, start + length, label);
-  const ns = (key, title) => ({ key, title, kind: "ns" }), text = (key, title) => ({ key, title, kind: "text" });
-  const parts = [ns("compute", "Compute"), ns("communication", "Exposed communication"), ns("copies", "Exposed copies"), ns("idle", "Idle")];
-  const found = [];
-  const table = (summary, caption, columns, rows, onRow) => {
-    if (rows.length) found.push(behind(summary, dataTable({ caption, columns, rows, onRow })));
-  };
   const known = steps.some((row) => row[3] != null);
-  table("The steps as a table", "Steps", [{ key: "number", title: "Step", kind: "count" }, ns("start", "Start"), ns("length", "Length"), ...(known ? parts : [])], steps, ([number, start, length]) => go(start, length, `step ${number}`));
-  table("The longest idle gaps as a table", "Longest idle gaps", [text("cause", "Cause"), ns("length", "Length"), ns("start", "Start"), text("where", "What ends it")], gaps, ([cause, length, start]) => go(start, length, `idle: ${cause}`));
-  table("The longest slices of each lane as a table", "Longest slices of each lane", [text("name", "Slice"), text("lane", "Lane"), ns("length", "Length"), ns("start", "Start")], longest, ([name, , length, start]) => go(start, length, name));
-  return found;
+  const parts = { Compute: "ns", "Exposed communication": "ns", "Exposed memcpys": "ns", Idle: "ns" };
+  const ofSteps = { Step: "count", Start: "ns", Length: "ns", ...(known ? parts : {}) };
+  const ofGaps = { Cause: "text", Length: "ns", Start: "ns", "What ends it": "text" };
+  const ofSlices = { Slice: "text", Lane: "text", Length: "ns", Start: "ns" };
+  return [
+    timelineTable("The steps as a table", "timeline-steps", "Steps", ofSteps, steps,
+      ([number, start, length]) => [`step-${number}`, start, length, `step ${number}`]),
+    timelineTable("The longest idle gaps as a table", "timeline-gaps", "Longest idle gaps", ofGaps, gaps,
+      ([cause, length, start], at) => [`gap-${at + 1}`, start, length, `idle: ${cause}`]),
+    timelineTable("The longest slices of each lane as a table", "timeline-slices", "Longest slices of each lane",
+      ofSlices, longest, ([name, , length, start], at) => [`slice-${at + 1}`, start, length, name]),
+  ].filter(Boolean);
+}
+
+function timelineTable(summary, id, caption, columns, rows, placeOf) {
+  if (!rows.length) return null;
+  const names = new Map(rows.map((row, at) => {
+    const [name, start, length, label] = placeOf(row, at);
+    places.set(name, { start_ns: start, end_ns: start + length, label });
+    return [row, name];
+  }));
+  const onRow = (row) => page.emit("show", names.get(row));
+  return tableBehind(summary, { id, caption, columns: tableColumns(columns), rows, onRow });
 }

@@ -1,13 +1,20 @@
 // The difference of two steps as a waterfall: from the time before, part by part, to the time after.
 
-const WATERFALL_ROWS = 12, WATERFALL_BREAK = 0.25;
+const WATERFALL_ROWS = 12;
+const WATERFALL_BREAK = 0.25; // of the whole: if less changes, the bars do not begin at 0
 const WATERFALL_COLUMNS = ["kind", "region", "operator", "kernel"];
 const WATERFALL_EMPTY = ["", "outside regions", "no operator", "no kernel"];
 
 registerView("waterfall", (section, element) => {
+  const choose = (order) => () => {
+    state.set("order", order === "kind" ? null : order);
+    state.set("parts", null);
+    draw();
+  };
   const orders = ["kind", "region"].map((order) =>
-    h("button", { type: "button", onclick: () => { state.set("order", order); state.set("parts", null); draw(); } }, `By ${order}`));
-  const crumbs = h("nav", { class: "crumbs", "aria-label": "Parts shown" }), chart = h("div", { class: "rows" });
+    h("button", { type: "button", onclick: choose(order) }, `By ${order}`));
+  const crumbs = h("nav", { class: "crumbs", "aria-label": "Parts shown" });
+  const chart = h("div", { class: "rows" });
   const draw = () => {
     const view = waterfallView(section.parts, state.get("order"), state.get("parts"));
     orders.forEach((button, column) => button.setAttribute("aria-pressed", String(view.columns[0] === column)));
@@ -16,7 +23,7 @@ registerView("waterfall", (section, element) => {
   };
   for (const key of ["order", "parts"]) state.onChange(key, draw);
   draw();
-  element.append(h("div", { class: "controls" }, orders), crumbs, chart, waterfallTable(section.parts));
+  element.append(h("div", { class: "controls" }, orders), crumbs, chart, waterfallTable(section));
 });
 
 /** The columns in order, the names chosen in the first of them, and the parts with these names. */
@@ -48,26 +55,34 @@ function waterfallGo(path, draw) {
 function waterfallCrumbs({ columns, path }, draw) {
   if (!path.length) return [];
   const names = path.map((name, level) => name || WATERFALL_EMPTY[columns[level]]);
-  return ["All parts", ...names].flatMap((name, level) => [
-    level ? h("span", { class: "muted", "aria-hidden": "true" }, " › ") : null,
-    h("button", { type: "button", "aria-current": level === path.length ? "true" : null, onclick: waterfallGo(path.slice(0, level), draw) }, name),
-  ]).filter(Boolean);
+  const crumb = (name, level) => h("button", {
+    type: "button", "aria-current": level === path.length ? "true" : null,
+    onclick: waterfallGo(path.slice(0, level), draw),
+  }, name);
+  const next = () => h("span", { class: "muted", "aria-hidden": "true" }, " › ");
+  return [crumb("All parts", 0), ...names.flatMap((name, level) => [next(), crumb(name, level + 1)])];
 }
 
 /** The parts by the first column in which they differ, those with the largest difference first. */
 function waterfallGroups({ columns, path, parts }) {
   let level = path.length;
   const prefix = [...path];
-  while (level < columns.length - 1 && parts.every((part) => part[columns[level]] === parts[0][columns[level]])) prefix.push(parts[0][columns[level++]]);
-  const column = columns[level], groups = new Map();
+  const same = (column) => parts.every((part) => part[column] === parts[0][column]);
+  while (level < columns.length - 1 && same(columns[level])) prefix.push(parts[0][columns[level++]]);
+  const column = columns[level];
+  const groups = new Map();
   for (const part of parts) {
     if (groups.has(part[column])) groups.get(part[column]).push(part);
     else groups.set(part[column], [part]);
   }
-  return [...groups].map(([name, members]) => ({
-    name: name || WATERFALL_EMPTY[column], path: [...prefix, name], kind: members[0][0], column, ...waterfallSum(members),
-    splits: columns.slice(level + 1).some((rest) => members.some((part) => part[rest] !== members[0][rest])),
-  })).sort((one, other) => Math.abs(other.ns) - Math.abs(one.ns) || other.before - one.before);
+  const splits = (members) =>
+    columns.slice(level + 1).some((rest) => members.some((part) => part[rest] !== members[0][rest]));
+  const group = ([name, members]) => ({
+    name: name || WATERFALL_EMPTY[column], path: [...prefix, name], kind: members[0][0], column,
+    splits: splits(members), ...waterfallSum(members),
+  });
+  const sorted = (one, other) => Math.abs(other.ns) - Math.abs(one.ns) || other.before - one.before;
+  return [...groups].map(group).sort(sorted);
 }
 
 function waterfallSum(parts) {
@@ -78,10 +93,13 @@ function waterfallSum(parts) {
 
 /** The rows from the time before to the time after; each begins where the last one ends. */
 function waterfallRows(view, { kinds }, draw) {
-  const groups = waterfallGroups(view).filter(({ ns }) => ns), shown = groups.slice(0, WATERFALL_ROWS), rest = groups.slice(WATERFALL_ROWS);
+  const groups = waterfallGroups(view).filter(({ ns }) => ns);
+  const shown = groups.slice(0, WATERFALL_ROWS);
+  const rest = groups.slice(WATERFALL_ROWS);
   if (rest.length === 1) shown.push(rest.pop());
   const changes = [...shown];
-  if (rest.length) changes.push({ name: `(${rest.length} smaller)`, ns: rest.reduce((total, { ns }) => total + ns, 0) });
+  const others = rest.reduce((total, { ns }) => total + ns, 0);
+  if (rest.length) changes.push({ name: `(${rest.length} smaller)`, ns: others });
   const { before, after } = waterfallSum(view.parts);
   let at = before;
   const bars = changes.map((group) => ({ group, from: at, to: (at += group.ns) }));
@@ -96,49 +114,60 @@ function waterfallRows(view, { kinds }, draw) {
 
 /** The range of the bars: from 0, unless all that changes is a small part of it. */
 function waterfallAxis(levels) {
-  const low = Math.min(...levels), high = Math.max(...levels), range = high - low;
+  const low = Math.min(...levels);
+  const high = Math.max(...levels);
+  const range = high - low;
   const start = range && range < WATERFALL_BREAK * high ? Math.max(low - 0.5 * range, 0) : 0;
   return { start, share: (ns) => (100 * (ns - start)) / (high - start || 1) };
 }
 
 function waterfallTotal(name, ns, { start, share }) {
+  const bar = h("div", { class: start ? "piece cut" : "piece", style: { left: 0, width: `${share(ns)}%` } });
   return h("div", { class: "row total", "data-ns": ns },
     h("div", { class: "name" }, name),
-    h("div", { class: "track", "aria-hidden": "true" }, h("div", { class: start ? "piece cut" : "piece", style: { left: 0, width: `${share(ns)}%` } })),
+    h("div", { class: "track", "aria-hidden": "true" }, bar),
     h("div", { class: "value" }, format.ns(ns)));
 }
 
 function waterfallRow({ group, from, to }, { share }, kinds, draw) {
   const { name, ns, kind, column, path, splits } = group;
-  const left = share(Math.min(from, to)), width = share(Math.max(from, to)) - left;
-  const swatch = column === 0 ? h("span", { class: "swatch", style: { background: `var(--${kinds[kind].class})` } }) : null;
+  const left = share(Math.min(from, to));
+  const style = { left: `${left}%`, width: `${share(Math.max(from, to)) - left}%` };
   const lines = waterfallTooltip(group, kinds);
+  const words = splits ? h("button", { type: "button", onclick: waterfallGo(path, draw) }, name) : name;
   return h("div", {
-    class: "row", "data-ns": ns, onmousemove: (event) => tooltip.show(event.clientX, event.clientY, lines), onmouseleave: tooltip.hide,
+    class: "row", "data-ns": ns,
+    onmousemove: (event) => tooltip.show(event.clientX, event.clientY, lines), onmouseleave: tooltip.hide,
   },
-  h("div", { class: "name" }, swatch, splits ? h("button", { type: "button", onclick: waterfallGo(path, draw) }, name) : name),
+  h("div", { class: "name" }, column === 0 ? swatch(`var(--${kinds[kind].class})`) : null, words),
   h("div", { class: "track", "aria-hidden": "true" },
-    h("div", { class: `piece ${ns > 0 ? "slower" : "faster"}`, style: { left: `${left}%`, width: `${width}%` } })),
-  h("div", { class: "value" }, waterfallSigned(ns)));
+    h("div", { class: `piece ${ns > 0 ? "slower" : "faster"}`, style })),
+  h("div", { class: "value" }, `${ns > 0 ? "+" : ""}${format.ns(ns)}`));
 }
 
 function waterfallTooltip({ name, ns, kind, column, before, after, calls }, kinds) {
   const difference = ["difference", `${format.count(ns)} ns`];
   if (!calls) return [name, difference];
-  const lines = [name, difference, ["before", format.ns(before)], ["after", format.ns(after)], ["calls", calls.map(format.count).join(" to ")]];
+  const lines = [
+    name,
+    difference,
+    ["before", format.ns(before)],
+    ["after", format.ns(after)],
+    ["calls", calls.map(format.count).join(" to ")],
+  ];
   return column === 0 ? [...lines, kinds[kind].definition] : lines;
 }
 
-function waterfallSigned(ns) {
-  return `${ns > 0 ? "+" : ""}${format.ns(ns)}`;
-}
-
-function waterfallTable(parts) {
-  const columns = [
-    ...WATERFALL_COLUMNS.map((name) => ({ title: name[0].toUpperCase() + name.slice(1), kind: "text" })),
-    { title: "Before", kind: "ns" }, { title: "After", kind: "ns" }, { title: "Difference", kind: "ns" }, { title: "Difference, ns", kind: "count" },
-    { title: "Calls before", kind: "count" }, { title: "Calls after", kind: "count" },
-  ];
-  const rows = parts.map(([kind, region, operator, kernel, before, after, ...calls]) => [kind, region, operator, kernel, before, after, after - before, after - before, ...calls]);
-  return behind("All parts as a table", dataTable({ caption: "The parts of the two median steps; the differences add up", columns, rows }));
+function waterfallTable({ id, parts }) {
+  const names = WATERFALL_COLUMNS.map((name) => [name[0].toUpperCase() + name.slice(1), "text"]);
+  const columns = {
+    ...Object.fromEntries(names), Before: "ns", After: "ns", Difference: "ns", "Difference, ns": "count",
+    "Calls before": "count", "Calls after": "count",
+  };
+  const rows = parts.map((part) => {
+    const [before, after] = part.slice(4, 6);
+    return [...part.slice(0, 6), after - before, after - before, ...part.slice(6)];
+  });
+  const caption = "The parts of the two median steps; the differences add up";
+  return tableBehind("All parts as a table", { id, caption, columns: tableColumns(columns), rows });
 }
