@@ -55,6 +55,10 @@ class KnownWords:
             return "_Z" + "".join(self._mangled(name))
         return _PIECE.sub(lambda piece: "".join(map(self._word, words_of(piece[0]))), name)
 
+    def parts(self, text: str) -> str:
+        """Return a stand-in of a whole text, with the parts of its words that rules search."""
+        return " ".join([self._stand_in(text), *(part for part in _PARTS.findall(text) if part.isalpha())])
+
     def _word(self, word: str) -> str:
         if is_known(word):
             return word
@@ -95,7 +99,7 @@ def words_of(piece: str) -> list[str]:
 
 def is_known(word: str) -> bool:
     """Return whether the vocabulary has a word, and its numbers are short."""
-    return pattern_of(word) in _vocabulary() and not _LONG_NUMBER.search(word)
+    return pattern_of(word) in vocabulary() and not _LONG_NUMBER.search(word)
 
 
 def pattern_of(word: str) -> str:
@@ -109,5 +113,6 @@ def is_all_known(name: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _vocabulary() -> frozenset[str]:
+def vocabulary() -> frozenset[str]:
+    """Return the words; they are read once, when the first name is replaced."""
     return frozenset(VOCABULARY.read_text(encoding="ascii").split())

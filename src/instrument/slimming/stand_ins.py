@@ -169,7 +169,7 @@ class StandIns(Names):
 
     def _call(self, name: str) -> str:
         """Return the name of a call of the runtime or of a synchronization."""
-        return self._words.mask(name) if _CODE.fullmatch(name) else f"call {self._hash(name)}"
+        return self._words.mask(name) if _CODE.fullmatch(name) else f"call {self._words.parts(name)}"
 
     def _frame(self, name: str) -> str:
         """Return the name of a module, or of a function with its file and line."""

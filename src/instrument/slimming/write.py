@@ -120,7 +120,7 @@ def _metadata(trace: Trace, lanes: LaneNames, steps: Mapping[str, int] | None) -
     known = {name: trace.metadata[name] for name in _METADATA if name in trace.metadata}
     if isinstance(devices := known.get("deviceProperties"), list):
         known["deviceProperties"] = [
-            {name: each[name] for name in _DEVICE if name in each} for each in devices if isinstance(each, dict)
+            {name: each[name] for name in _DEVICE if isinstance(each, dict) and name in each} for each in devices
         ]
     if trace.steps and not trace.steps_from:  # the reader drops a last step in which nothing begins
         known.setdefault("instrument_steps", f"{trace.steps.number.min()}-{trace.steps.number.max()}")
