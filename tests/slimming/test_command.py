@@ -40,6 +40,8 @@ def test_what_is_printed(tmp_path: Path) -> None:
         (("trace.json", "--out", "missing/out.json.gz"), 1, "cannot write to missing: No such file"),
         (("trace.json", "--key", "k"), 2, "--key needs --anonymize"),
         (("empty.json",), 1, "it is empty"),
+        ((".",), 1, "this is a folder: give one file"),
+        (("trace.slim.json.gz",), 2, "TRACE is a slim trace by its name, which would be replaced: pass --out"),
         (
             ("rocprof.json",),
             2,

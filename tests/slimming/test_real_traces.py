@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from scripts.slim_page import PAGE, made_slim
 
+from instrument import slim
+
 from ..support.shared_traces import FOLDER, shared
 
 _ROW = re.compile(r"^\| `([^`]+)` \|(?:[ \d,]+\|){4} ([\d.]+) \|$", re.MULTILINE)
@@ -33,6 +35,13 @@ def test_real_traces(name: str, tmp_path: Path) -> None:
     again = made_slim(sample.slim.path, tmp_path, tmp_path / "again.json.gz")
     assert again is not None
     assert again.slim.bytes <= sample.slim.bytes
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", SAMPLES)
+def test_anonymized_real_traces(name: str, tmp_path: Path) -> None:
+    """All numbers and findings are the same with stand-ins for names."""
+    assert slim(shared(name), tmp_path / "out.json.gz", anonymize=True).changed == ()
 
 
 def test_owlv2_is_an_eighth() -> None:

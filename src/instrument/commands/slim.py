@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..console import print_wrapped
 from ..errors import TraceError
-from ..slimming.slim import SlimTrace, slim
+from ..slimming.slim import SUFFIX, SlimTrace, slim
 from ..units import counted
 from .errors import describe, exit_unusable, print_message
 from .parsing import subcommand_of
@@ -59,6 +59,8 @@ def slim_command(
     try:
         if key and not anonymize:
             raise ValueError("--key needs --anonymize")
+        if out is None and Path(trace).name.endswith(SUFFIX):
+            raise ValueError(f"TRACE is a slim trace by its name, which would be replaced: pass --out: {trace}")
         slimmed = slim(trace, out, steps=steps, anonymize=anonymize, key=key)
     except ValueError as error:
         if isinstance(error, TraceError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..diagnosis.diagnose import diagnose
+from ..errors import TraceError
 from ..part_file import part_file
 from ..traces.kineto import read_kineto
 from ..traces.read import read_trace
@@ -86,8 +87,7 @@ def slim(
     if key and not anonymize:
         raise ValueError('"key" must be left out without "anonymize"')
     source, names = Path(trace), StandIns(key) if anonymize else Names()
-    target = default_out(source) if out is None else Path(out)
-    _check_out(source, target)
+    target = _target(source, out)
     recorded = read_trace(source)
     total = index_of(recorded).events
     if steps is not None:
@@ -124,9 +124,20 @@ def default_out(source: Path) -> Path:
     return source.with_name(name.removesuffix(".slim") + SUFFIX)
 
 
-def _check_out(source: Path, out: Path) -> None:
-    """Raise ValueError if ``out`` is the source, or cannot be a file."""
-    if out.exists() and source.exists() and out.samefile(source):
-        raise ValueError(f'"out" must be another file than the trace: {out}')
-    if out.exists() and not out.is_file():
-        raise ValueError(f'"out" must be a file: {out}')
+def _target(source: Path, out: str | os.PathLike[str] | None) -> Path:
+    """Return the file to write.
+
+    Raises:
+        TraceError: the trace is a folder.
+        ValueError: the file to write is the trace, or cannot be a file.
+    """
+    if source.is_dir():
+        raise TraceError(source, "this is a folder: give one file")
+    target = default_out(source) if out is None else Path(out)
+    if target.exists() and source.exists() and target.samefile(source):
+        if out is None:
+            raise ValueError(f'"out" must be given for a trace that has the name of a slim trace: {source}')
+        raise ValueError(f'"out" must be another file than the trace: {target}')
+    if target.exists() and not target.is_file():
+        raise ValueError(f'"out" must be a file: {target}')
+    return target
