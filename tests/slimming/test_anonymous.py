@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import instrument
 from instrument import slim
 from instrument.slimming import known_words
 from instrument.slimming.known_words import VOCABULARY, is_all_known
@@ -384,3 +385,24 @@ def test_the_vocabulary_is_read_for_stand_ins_alone(tmp_path: Path) -> None:
     assert known_words.vocabulary.cache_info().currsize == 0
     slim(path, anonymize=True)
     assert known_words.vocabulary.cache_info().currsize == 1
+
+
+def test_a_source_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line of a call, which only the source of the user has, is no number of the trace."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n\n\ndef main():\n    torch.cuda.synchronize()\n")
+    events = [
+        complete("user_annotation", "ProfilerStep#1", 0, 90_000),
+        complete("user_annotation", "ProfilerStep#2", 90_000, 180_000),
+    ]
+    for begin in (0, 90_000):
+        events += [
+            complete("python_function", "train.py(4): main", begin + 1, begin + 80_000),
+            complete("python_function", "torch/cuda/__init__.py(975): synchronize", begin + 9, begin + 60_000),
+            complete("cuda_runtime", "cudaDeviceSynchronize", begin + 10, begin + 59_000),
+            complete("cuda_runtime", "cudaLaunchKernel", begin + 2, begin + 4, args={"correlation": begin + 1}),
+            complete("kernel", "gemm", begin + 5, begin + 58_000, 7, args={"correlation": begin + 1, "stream": 7}),
+        ]
+    path = write(tmp_path / "trace.json", {"traceEvents": events})
+    assert any(found.where.site and found.where.site.line == 5 for found in instrument.diagnose(path).findings)
+    assert slim(path, anonymize=True).changed == ()
