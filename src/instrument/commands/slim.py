@@ -38,8 +38,8 @@ def slim_command(
         bool,
         typer.Option(
             "--anonymize",
-            help="Replace names of people, machines, files, functions, regions and modules with stand-ins; names "
-            "of torch and of libraries stay, and so do all numbers.",
+            help="Replace all words of names by stand-ins, but those that torch and libraries are known to use; "
+            "all numbers stay.",
         ),
     ] = False,
     key: Annotated[

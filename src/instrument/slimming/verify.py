@@ -48,7 +48,7 @@ def _metric(metrics: Metrics, name: str) -> Any:
 
 
 def _without_names(value: Any) -> Any:
-    """Return a value without texts and lines, and with lists of rows in an order that does not follow from names."""
+    """Return a value without texts and lines, with lists of rows in an order that does not follow from names."""
     if isinstance(value, dict):
         kept = {key: each for key, each in value.items() if key in _WORDS}
         sites = {key: each is not None for key, each in value.items() if key == _SITE}
