@@ -28,7 +28,7 @@ def test_what_is_printed(tmp_path: Path) -> None:
     assert text.endswith("Metrics and findings are the same.")
     text, _ = run(path, "--steps", 2, "--out", tmp_path / "two.json.gz")
     assert "It holds 2 of 4 steps: all numbers are those of these steps." in text
-    text, _ = run(path, "--anonymise", "--key", "k", "--out", tmp_path / "two.json.gz")
+    text, _ = run(path, "--anonymize", "--key", "k", "--out", tmp_path / "two.json.gz")
     assert text.endswith("All numbers of its metrics and findings are the same.")
 
 
@@ -38,8 +38,10 @@ def test_what_is_printed(tmp_path: Path) -> None:
         (("gone.json",), 1, "cannot read gone.json: No such file or folder"),
         (("trace.json", "--out", "trace.json"), 2, "another file than the trace"),
         (("trace.json", "--out", "missing/out.json.gz"), 1, "cannot write to missing: No such file"),
-        (("trace.json", "--key", "k"), 2, "--key needs --anonymise"),
+        (("trace.json", "--key", "k"), 2, "--key needs --anonymize"),
         (("empty.json",), 1, "it is empty"),
+        ((".",), 1, "this is a folder: give one file"),
+        (("trace.slim.json.gz",), 2, "TRACE is a slim trace by its name, which would be replaced: pass --out"),
         (
             ("rocprof.json",),
             2,

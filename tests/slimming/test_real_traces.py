@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from scripts.slim_page import PAGE, made_slim
 
-from instrument.diagnosis.diagnose import Diagnosis
-from instrument.slimming import slim as slim_module
-from instrument.traces.trace import Trace
+from instrument import slim
 
 from ..support.shared_traces import FOLDER, shared
 
@@ -28,31 +25,23 @@ def test_the_page_has_all_samples() -> None:
 
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", SAMPLES)
-def test_real_traces(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_traces(name: str, tmp_path: Path) -> None:
     """Metrics and findings are the same, a second time nothing becomes larger, and the table tells the factor."""
     sample = made_slim(shared(name), FOLDER, tmp_path / "out.json.gz")
     assert sample is not None
     assert sample.slim.changed == ()
     assert sample.factor == pytest.approx(SAMPLES[name], rel=_ZLIB, abs=0.06)
     assert sample.factor >= 2 or sample.packed_bytes < _SMALL
-    # The second file is not diagnosed, which takes most of the time: random traces show that it says the same.
-    monkeypatch.setattr(slim_module, "differences", lambda before, after, numbers_only: ())
-    monkeypatch.setattr(slim_module, "diagnose", once(slim_module.diagnose))
     again = made_slim(sample.slim.path, tmp_path, tmp_path / "again.json.gz")
     assert again is not None
     assert again.slim.bytes <= sample.slim.bytes
 
 
-def once(diagnose: Callable[[Trace], Diagnosis]) -> Callable[[Trace], Diagnosis]:
-    """Return `diagnose` whose second call returns the first result."""
-    found: list[Diagnosis] = []
-
-    def call(trace: Trace) -> Diagnosis:
-        if not found:
-            found.append(diagnose(trace))
-        return found[0]
-
-    return call
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", SAMPLES)
+def test_anonymized_real_traces(name: str, tmp_path: Path) -> None:
+    """All numbers and findings are the same with stand-ins for names."""
+    assert slim(shared(name), tmp_path / "out.json.gz", anonymize=True).changed == ()
 
 
 def test_owlv2_is_an_eighth() -> None:

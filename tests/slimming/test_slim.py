@@ -185,6 +185,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=reason):
             slim(path, **arguments)
+    made = slim(path).path
+    with pytest.raises(ValueError, match='"out" must be given for a trace that has the name of a slim trace'):
+        slim(made)
+    made.unlink()
+    with pytest.raises(TraceError, match="give one file"):
+        slim(tmp_path)
     with pytest.raises(TypeError, match="steps"):
         slim(path, steps=1.5)
     with pytest.raises(ValueError, match="has no steps"):

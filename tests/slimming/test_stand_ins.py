@@ -1,4 +1,4 @@
-"""Anonymised traces: hostile names, stable stand-ins, and the names and numbers that stay."""
+"""Anonymized traces: hostile names, stable stand-ins, and the names and numbers that stay."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ import pytest
 
 import instrument
 from instrument import slim
+from instrument.diagnosis.tensor_cores import MATRIX_UNITS
 from instrument.slimming.stand_ins import StandIns
+from instrument.traces.communication import communicates
+from instrument.traces.kernel_families import family
+from instrument.traces.kernel_names import parse
 
 from .random_traces import RandomTrace
 from .test_slim import complete, write
 
+KERNELS = (
+    "corp_flash_attention_v9", "void corp::sgemm_hmma<8>()", "corp_hmma", "/corp/flash", "corpgemm_tf32",
+    "corpnccl", "void corp::AllReduceKernel<float>()", "corp_reduce_scatter", "block_all_reduce_corp",
+    "triton_red_fused_corp_0", "corp_" * 150 + "softmax", "softmax" + "_corp" * 150, "kernel für corp softmax",
+)  # fmt: skip
 SECRETS = ("alice", "secret", "corp", "bob", "hush")
 
 
@@ -68,7 +77,7 @@ def text_of(path: Path) -> str:
 @pytest.mark.parametrize("key", ["", "hush"])
 def test_nothing_identifies(key: str, tmp_path: Path) -> None:
     """No name of a person, a machine or their code is left, and all numbers stay."""
-    made = slim(write(tmp_path / "trace.json", hostile()), anonymise=True, key=key)
+    made = slim(write(tmp_path / "trace.json", hostile()), anonymize=True, key=key)
     text = text_of(made.path).lower()
     assert [secret for secret in SECRETS if secret in text] == []
     assert made.changed == ()
@@ -88,7 +97,7 @@ def test_stand_ins_are_the_same_in_all_files_with_one_key(tmp_path: Path) -> Non
     assert one.event("regions", "layer_3 of alice").endswith("_3")
     assert one.event("regions", "layer_4 of alice")[:10] == one.event("regions", name)[:10]
     path = write(tmp_path / "trace.json", hostile())
-    files = [slim(path, tmp_path / f"{number}.json.gz", anonymise=True).path for number in range(2)]
+    files = [slim(path, tmp_path / f"{number}.json.gz", anonymize=True).path for number in range(2)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -118,15 +127,18 @@ def test_names_of_torch_and_libraries_stay(table: str, name: str) -> None:
 def test_a_stand_in_of_a_kernel_has_its_family() -> None:
     """A kernel of the user keeps its family, on which findings rest."""
     names = StandIns()
-    assert names.event("gpu", "corp_flash_attention_v9").startswith("attention_")
-    assert names.event("gpu", "void corp::sgemm_hmma<8>()").startswith("gemm_")
-    assert names.event("gpu", "corp_hmma").endswith("_tensorop")
+    for name in KERNELS:
+        found = names.event("gpu", name)
+        assert found != name
+        assert family(parse(found)) == family(parse(name))
+        assert communicates(found) == communicates(name)
+        assert bool(MATRIX_UNITS.search(found)) == bool(MATRIX_UNITS.search(name))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_numbers_stay(seed: int, tmp_path: Path) -> None:
-    """The metrics and findings of an anonymised trace have the same numbers."""
-    made = slim(write(tmp_path / "trace.json", RandomTrace(seed).content), anonymise=True)
+    """The metrics and findings of an anonymized trace have the same numbers."""
+    made = slim(write(tmp_path / "trace.json", RandomTrace(seed).content), anonymize=True)
     assert made.changed == ()
     assert "train.py" not in text_of(made.path)
     assert json.loads(text_of(made.path))["traceEvents"]

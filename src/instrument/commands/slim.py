@@ -1,4 +1,4 @@
-"""``instrument slim``: writes the smallest trace that gives the same metrics and findings."""
+"""``instrument slim``: writes a smaller trace that gives the same metrics and findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..console import print_wrapped
 from ..errors import TraceError
-from ..slimming.slim import SlimTrace, slim
+from ..slimming.slim import SUFFIX, SlimTrace, slim
 from ..units import counted
 from .errors import describe, exit_unusable, print_message
 from .parsing import subcommand_of
@@ -34,32 +34,34 @@ def slim_command(
             metavar="N",
         ),
     ] = None,
-    anonymise: Annotated[
+    anonymize: Annotated[
         bool,
         typer.Option(
-            "--anonymise",
-            help="Replace names of people, machines, files, functions, regions and modules with stand-ins; names "
-            "of torch and of libraries stay, and so do all numbers.",
+            "--anonymize",
+            help="Replace all words of names by stand-ins, but those that torch and libraries are known to use; "
+            "all numbers stay.",
         ),
     ] = False,
     key: Annotated[
         str,
         typer.Option(
-            help="With --anonymise, a secret: files with the same KEY have the same stand-ins, and nobody without "
+            help="With --anonymize, a secret: files with the same KEY have the same stand-ins, and nobody without "
             "it can check a guessed name.",
             metavar="KEY",
         ),
     ] = "",
 ) -> None:
-    """Write the smallest trace that gives the same metrics and findings.
+    """Write a smaller trace that gives the same metrics and findings.
 
     The new file is read back and diagnosed. What differs is listed, and the exit code is then 1, as when the
     trace cannot be read; it is 2 for options that are wrong or do not fit the trace.
     """
     try:
-        if key and not anonymise:
-            raise ValueError("--key needs --anonymise")
-        slimmed = slim(trace, out, steps=steps, anonymise=anonymise, key=key)
+        if key and not anonymize:
+            raise ValueError("--key needs --anonymize")
+        if out is None and Path(trace).name.endswith(SUFFIX):
+            raise ValueError(f"TRACE is a slim trace by its name, which would be replaced: pass --out: {trace}")
+        slimmed = slim(trace, out, steps=steps, anonymize=anonymize, key=key)
     except ValueError as error:
         if isinstance(error, TraceError):
             print_message(describe(error))
@@ -68,13 +70,13 @@ def slim_command(
     except OSError as error:
         print_message(describe(error))
         raise typer.Exit(1) from None
-    _print(Console(), slimmed, anonymised=anonymise)
+    _print(Console(), slimmed, anonymized=anonymize)
     if slimmed.changed:
         print_message(f"these differ in {slimmed.path}: {', '.join(slimmed.changed)}")
         raise typer.Exit(1)
 
 
-def _print(console: Console, slimmed: SlimTrace, *, anonymised: bool) -> None:
+def _print(console: Console, slimmed: SlimTrace, *, anonymized: bool) -> None:
     kept = f"{slimmed.events:,} of {counted(slimmed.source_events, 'event')}"
     size = f"{_size(slimmed.bytes)} instead of {_size(slimmed.source_bytes)}"
     print_wrapped(console, f"{slimmed.path} has {kept}, in {size}.")
@@ -82,7 +84,7 @@ def _print(console: Console, slimmed: SlimTrace, *, anonymised: bool) -> None:
         few, of = slimmed.steps
         print_wrapped(console, f"It holds {few} of {counted(of, 'step')}: all numbers are those of these steps.")
     if not slimmed.changed:
-        what = "All numbers of its metrics" if anonymised else "Metrics"
+        what = "All numbers of its metrics" if anonymized else "Metrics"
         print_wrapped(console, f"{what} and findings are the same.")
 
 

@@ -1,1 +1,1 @@
-"""The smallest trace with the same metrics and findings."""
+"""A smaller trace with the same metrics and findings."""

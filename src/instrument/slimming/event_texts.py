@@ -26,6 +26,7 @@ _VARYING = frozenset((*EVENT_IDS, *EXTERNAL, "Sequence number", *ARGS[2:]))  # a
 
 _PLACED_BY_LANE = ("mtia_ccp_events", "gpu_user_annotation")  # the reader takes device and stream from the lane
 _FLOWS = frozenset((*FLOW_IN, *FLOW_OUT))
+_SCOPES = ("g", "p", "t")  # of an instant event: global, process, thread
 _CORRELATION = re.compile(f'("(?:{"|".join(EVENT_IDS)})":)([1-9]\\d*)')
 
 
@@ -160,13 +161,15 @@ class EventTexts:
         name = self._names.event(self._tables[self._table[row]], event.name)
         category = self._names.category(event.cat)
         flow = next((key for key in keys if key in _FLOWS), "")
-        if keys == ALL_ARGS and event.bind_id:
+        bind_id = event.bind_id if type(event.bind_id) is int else 0
+        if keys == ALL_ARGS and bind_id:
             flow = FLOW_IN[0] if event.flow_in else FLOW_OUT[0]
-        self._head[row] = self._heads[_Head(event.ph, category, name, place, event.s, flow, constant)]
+        scope = event.s if event.s in _SCOPES else ""
+        self._head[row] = self._heads[_Head(event.ph, category, name, place, scope, flow, constant)]
         if varying:
             self._varying[row] = varying
         if flow:
-            self._flow[row] = str(event.bind_id) if event.bind_id else self._text(args["correlation"])
+            self._flow[row] = str(bind_id) if bind_id else self._text(args["correlation"])
 
     def _chosen(self, args: Mapping[str, bytes], keys: Keys) -> tuple[str, str]:
         """Return the args that many events have in common, and those that differ, as members of a JSON object."""

@@ -17,6 +17,7 @@ Place = tuple[Id, Id]
 _OF_PROCESS = ("process_name", "process_labels", "process_sort_index")
 _SORTED = ("process_sort_index", "thread_sort_index")
 _OF_THREAD = ("thread_name", "thread_sort_index")
+_ARGS = ("name", "labels", "sort_index")
 
 
 class _Name(Struct, gc=False):
@@ -64,10 +65,7 @@ class LaneNames:
     @property
     def lanes(self) -> list[list[Id]]:
         """The lanes: the process, the id of the lane, and the id of the thread."""
-        return [
-            [self._names.lane(process), lane, self._names.lane(place[1])]
-            for (place, _), (process, lane) in self._lanes.items()
-        ]
+        return [[process, lane, place[1]] for (place, _), (process, lane) in self._lanes.items()]
 
     def take(self, texts: Iterable[bytes]) -> None:
         """Remember the names among the texts of events; of several, the reader takes the first."""
@@ -95,15 +93,18 @@ class LaneNames:
                 continue  # viewers sort by these numbers anyway
             if name == "thread_name":
                 args = {"name": self._thread_names.get((process, thread), "")}
-            args = {
-                key: self._names.label(name, value) if isinstance(value, str) else value
-                for key, value in args.items()
-            }
-            place = {"pid": self._names.lane(process), "tid": self._names.lane(thread)}
-            yield {"ph": "M", "name": name, **place, "args": args}
+            yield self._event(name, process, thread, {key: args[key] for key in _ARGS if key in args})
         for process, lane, thread in self.lanes:
-            args = {"name": f"thread {thread}: overlaps"}
-            yield {"ph": "M", "name": "thread_name", "pid": process, "tid": lane, "args": args}
+            yield self._event("thread_name", process, lane, {"name": f"thread {thread}: overlaps"})
+
+    def _event(self, name: str, process: Id, thread: Id, args: Mapping[str, object]) -> dict[str, object]:
+        shown = {
+            key: self._names.label(name, value) if isinstance(value, str) else value
+            for key, value in args.items()
+            if isinstance(value, (str, int, float))
+        }
+        place = {"pid": self._names.lane(process), "tid": self._names.lane(thread)}
+        return {"ph": "M", "name": name, **place, "args": shown}
 
 
 def _args(raw: Raw) -> Mapping[str, object]:

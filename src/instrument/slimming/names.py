@@ -1,4 +1,4 @@
-"""`Names`: the names in a trace, which `StandIns` replaces in a trace that is anonymised."""
+"""`Names`: the names in a trace, which `StandIns` replaces in a trace that is anonymized."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from ..diagnosis.metrics import Metrics
 from ..diagnosis.serialize import as_dict, plain
 
 _ELSEWHERE = {"metrics", "findings", "path", "source", "left_out", "definitions", "version"}
+_SITE = "site"  # its line is known where the source of the named file is
 _WORDS = {"rule", "severity", "confidence"}  # keys of a finding whose texts are no names of the trace
 
 
@@ -47,9 +48,11 @@ def _metric(metrics: Metrics, name: str) -> Any:
 
 
 def _without_names(value: Any) -> Any:
-    """Return a value without its texts, and with lists of rows in an order that does not follow from names."""
+    """Return a value without texts and lines, with lists of rows in an order that does not follow from names."""
     if isinstance(value, dict):
-        return {key: each if key in _WORDS else _without_names(each) for key, each in value.items()}
+        kept = {key: each for key, each in value.items() if key in _WORDS}
+        sites = {key: each is not None for key, each in value.items() if key == _SITE}
+        return {key: _without_names(each) for key, each in value.items()} | kept | sites
     if isinstance(value, (list, tuple)):
         parts = [_without_names(each) for each in value]
         return sorted(parts, key=_text) if all(isinstance(each, dict) for each in parts) else parts

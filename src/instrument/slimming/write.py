@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..traces.chunks import EventIndex
 from ..traces.slim_note import KEY, note_losses, note_of
@@ -40,14 +40,7 @@ def index_of(trace: Trace) -> EventIndex:
 
 
 def write_trace(
-    trace: Trace,
-    parts: Mapping[str, Part],
-    out: Path,
-    names: Names,
-    *,
-    renumber: bool,
-    packed: bool,
-    steps: Mapping[str, int] | None = None,
+    trace: Trace, parts: Mapping[str, Part], out: Path, names: Names, *, renumber: bool, packed: bool
 ) -> None:
     """Write a new file.
 
@@ -58,17 +51,42 @@ def write_trace(
         names: which names are written.
         renumber: whether correlation ids get small numbers.
         packed: whether the file is gzipped.
-        steps: what the note says of the steps, if only some stay.
 
     Raises:
         OSError: the file of the trace cannot be read, or ``out`` cannot be written.
     """
+    content = trace_bytes(trace, parts, names, renumber=renumber, packed=packed)
+    with writing(out.parent), out.open("xb") as file:
+        file.writelines(content)
+
+
+def trace_bytes(
+    trace: Trace,
+    parts: Mapping[str, Part],
+    names: Names,
+    *,
+    renumber: bool,
+    packed: bool,
+    steps: Mapping[str, int] | None = None,
+) -> Iterator[bytes]:
+    """Return the content of a new file in parts.
+
+    Args:
+        trace: the trace.
+        parts: the events that stay, by table.
+        names: which names are written.
+        renumber: whether correlation ids get small numbers.
+        packed: whether the content is gzip.
+        steps: what the note says of the steps, if only some stay.
+
+    Raises:
+        OSError: the file of the trace cannot be read.
+    """
     lanes = LaneNames(trace.threads, names)
     texts = EventTexts(index_of(trace), parts, lanes, names, renumber=renumber)
     about = json_text(names.metadata(_metadata(trace, lanes, steps)))
-    events = chain(map(json_text, lanes.events()), texts)
-    with writing(out.parent), out.open("xb") as file:
-        _write(file, _document(about[1:-1], events), packed=packed)
+    document = _document(about[1:-1], chain(map(json_text, lanes.events()), texts))
+    return _packed(document) if packed else map(str.encode, document)
 
 
 @contextmanager
@@ -89,14 +107,12 @@ def _document(about: str, events: Iterable[str]) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def _write(file: IO[bytes], texts: Iterable[str], *, packed: bool) -> None:
-    """Write text; Z_FILTERED, which prefers single digits to short matches, saves 8 %."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31, 8, zlib.Z_FILTERED) if packed else None
+def _packed(texts: Iterable[str]) -> Iterator[bytes]:
+    """Yield gzip; Z_FILTERED, which prefers single digits to short matches, saves 8 %."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31, 8, zlib.Z_FILTERED)
     for text in texts:
-        data = text.encode()
-        file.write(packer.compress(data) if packer else data)
-    if packer:
-        file.write(packer.flush())
+        yield packer.compress(text.encode())
+    yield packer.flush()
 
 
 def _metadata(trace: Trace, lanes: LaneNames, steps: Mapping[str, int] | None) -> dict[str, Any]:
@@ -104,7 +120,7 @@ def _metadata(trace: Trace, lanes: LaneNames, steps: Mapping[str, int] | None) -
     known = {name: trace.metadata[name] for name in _METADATA if name in trace.metadata}
     if isinstance(devices := known.get("deviceProperties"), list):
         known["deviceProperties"] = [
-            {name: each[name] for name in _DEVICE if name in each} for each in devices if isinstance(each, dict)
+            {name: each[name] for name in _DEVICE if isinstance(each, dict) and name in each} for each in devices
         ]
     if trace.steps and not trace.steps_from:  # the reader drops a last step in which nothing begins
         known.setdefault("instrument_steps", f"{trace.steps.number.min()}-{trace.steps.number.max()}")

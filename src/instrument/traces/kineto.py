@@ -21,7 +21,8 @@ from .trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .xla import HOST, sort_events
 
 _PHASES = 10  # phases that are listed by name
-_DEVICE = re.compile(r"GPU|NPU|TPU|XPU|HPU|MTIA|Ascend|/device:(?!CPU)")
+DEVICE = re.compile(r"GPU|NPU|TPU|XPU|HPU|MTIA|Ascend|/device:(?!CPU)")
+"""What is found in the name of a process that stands for a device."""
 
 
 def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None) -> Trace:
@@ -89,7 +90,7 @@ def _unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, Unr
     names = [processes.get(thread.process, "") for thread in trace.threads]
     found = {}
     for name in dict.fromkeys(names if others else ()):
-        if _DEVICE.search(name) or not anything:
+        if DEVICE.search(name) or not anything:
             threads = [number for number, each in enumerate(names) if each == name]
             rows = others.where(np.isin(others.thread, threads))
             if rows:
