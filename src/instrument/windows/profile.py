@@ -21,6 +21,7 @@ from ..exporters.capture import Exporter
 from ..guard import exiting, guard
 from ..interrupts import is_interrupt
 from ..stepping.program_steps import program_steps
+from .agreement import Agreement
 from .outcomes import Outcomes
 from .rank import chosen_ranks, rank
 from .requests import RequestedWindows, WindowRequest
@@ -58,6 +59,7 @@ class Profile(WindowRecorder):
     _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
     start_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when a profile starts
     idle_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when no profile has an open or future window
+    _agreement: Agreement | None = None  # with the other ranks, while a profile with triggers runs in a job
     _initialized = False  # a profile with wrong arguments only counts steps
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
@@ -170,12 +172,18 @@ class Profile(WindowRecorder):
         self.request(WindowRequest(reason, active, warmup, ranks=chosen_ranks(ranks)))
 
     def request(self, request: WindowRequest) -> None:
-        """Have a window opened as `trigger` does."""
-        if self._initialized:
-            self._requests.append(request)
-            # In this order: `_follow_schedule` looks for requests after it has set the step.
-            if self._started and not self._paused:
-                self._next_due_step = 0
+        """Have a window opened as `trigger` does; with `triggers` in a job, at the same step on all ranks."""
+        agreement = self._agreement
+        if agreement is not None and agreement.active:
+            agreement.propose(request)
+        elif self._initialized:
+            self._add_request(request)
+
+    def _add_request(self, request: WindowRequest) -> None:
+        self._requests.append(request)
+        # In this order: `_advance` looks for requests after it has set the step.
+        if self._started and not self._paused:
+            self._next_due_step = 0
 
     @guard.contained(FEATURE)
     def start(self, *, late: bool = False) -> None:
@@ -232,6 +240,9 @@ class Profile(WindowRecorder):
                 self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
                 self._exporter.prepare()
         self._triggers.begin(self.request, self._state)
+        if self._schedule.open_ended:
+            with guard.contained("agreeing on windows"):
+                self._agreement = Agreement.begin(self._add_request, lambda: self.step_num)
         self._times.start(self.step_num, late=late)
         for call in Profile.start_callbacks:
             call()
@@ -403,6 +414,8 @@ class Profile(WindowRecorder):
             with guard.contained(FEATURE):
                 self._graphs.remove()
         self._triggers.end()
+        if self._agreement is not None:
+            self._agreement.end()
         Profile._running.discard(self)
         return True
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -142,6 +143,9 @@ class WindowRecorder(TorchProfilerApi):
         while self._requests:
             request = self._requests.popleft()
             chosen = request.ranks
+            if request.first is not None and request.first < step:
+                late = f" (agreed for step {request.first}, learned of at step {step})"
+                request = replace(request, reason=request.reason + late)
             recorded = self._outcomes.rank in chosen if chosen is not None else not self._outcomes.excluded
             self._schedule.add(request, step, recorded=recorded)
 

@@ -1,0 +1,96 @@
+"""Ranks of a job open requested windows at the same step, and none waits for another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..support import programs, warm
+
+pytestmark = pytest.mark.process
+
+JOB = """
+import os, sys, time, torch, torch.distributed as dist, instrument
+dist.init_process_group("gloo")
+rank, mode, out = dist.get_rank(), sys.argv[2], sys.argv[1]
+x = torch.ones(4)
+ends = torch.zeros(1)
+with instrument.profile(out, triggers="file", trigger_steps=2) as prof:
+    end = time.monotonic() + 60
+    step = 0
+    while not ends:
+        if step == 20:
+            if mode == "one" and rank == 1:
+                prof.trigger("rank 1 asks", steps=3)
+            if mode == "all":
+                prof.trigger(f"rank {rank} asks", steps=3)
+            if mode == "some" and rank == 0:
+                prof.trigger("for rank 1", ranks=[1])
+            if mode == "file" and rank == 0:
+                open(os.path.join(out, "trigger"), "w").close()
+        if mode == "dead" and step == 20 and rank == 1:
+            prof.trigger("rank 1 asks and dies")
+            time.sleep(1.2)
+            os._exit(3)
+        time.sleep(0.02)
+        if mode == "dead":
+            ends = torch.ones(1) if prof.windows or time.monotonic() > end else ends
+        else:
+            dist.all_reduce(x)
+            x /= dist.get_world_size()
+            over = len(prof.windows) > 0 or time.monotonic() > end or (mode == "some" and step > 250)
+            ends = torch.ones(1) * float(over)
+            dist.all_reduce(ends)
+        prof.step()
+        step += 1
+    assert (x == 1).all()
+if mode == "dead":
+    os._exit(0)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run_job(folder: Path, mode: str, ranks: int = 2) -> list[dict[str, Any]]:
+    """Run a job; return the lines of its manifest by rank."""
+    script = folder / "job.py"
+    script.write_text(JOB)
+    out = folder / "out"
+    command = programs.python(script, [str(out), mode])
+    environment = programs.environment({"OMP_NUM_THREADS": "1", "INSTRUMENT_SUMMARY": "0"})
+    warm.run(command, environment, timeout=200, check=mode != "dead", ranks=ranks)
+    lines = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+    return sorted(lines, key=lambda entry: entry["rank"])
+
+
+@pytest.mark.parametrize(("mode", "reasons"), [("one", ["rank 1 asks"]), ("file", None)])
+def test_all_ranks_open_a_window_at_the_same_step(tmp_path: Path, mode: str, reasons: list[str] | None) -> None:
+    """A request of one rank, and a file that all ranks see, open one window, with the same steps on all ranks."""
+    lines = [line for line in run_job(tmp_path, mode, ranks=4) if line["status"] == "recorded"]
+    assert [0, 1, 2, 3] == [line["rank"] for line in lines]
+    assert 1 == len({(line["window"], tuple(line["steps"])) for line in lines})
+    assert all(line["opened_by"] == lines[0]["opened_by"] for line in lines)
+    assert reasons in (None, lines[0]["opened_by"])
+
+
+def test_requests_of_all_ranks_are_one_window(tmp_path: Path) -> None:
+    """Ranks that ask at the same step get one window, with all reasons."""
+    lines = [line for line in run_job(tmp_path, "all") if line["status"] == "recorded"]
+    assert [0, 1] == [line["rank"] for line in lines]
+    assert {"rank 0 asks", "rank 1 asks"} == set(lines[0]["opened_by"]) == set(lines[1]["opened_by"])
+
+
+def test_a_request_for_some_ranks(tmp_path: Path) -> None:
+    """The other ranks record nothing."""
+    assert [1] == [line["rank"] for line in run_job(tmp_path, "some") if line["status"] == "recorded"]
+
+
+def test_a_rank_that_dies(tmp_path: Path) -> None:
+    """A rank that dies after it asked leaves the others their window; they wait for nothing."""
+    lines = run_job(tmp_path, "dead")
+    assert [(0, "recorded", ["rank 1 asks and dies"])] == [
+        (line["rank"], line["status"], line["opened_by"]) for line in lines
+    ]
