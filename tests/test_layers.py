@@ -23,6 +23,7 @@ ORDER = [
     ["__init__"],
     ["windows"],
     ["exporters"],
+    ["black_box"],
     ["dryrun"],
     ["report"],
     ["slimming"],

@@ -5,6 +5,8 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
+    from .black_box.box import BlackBox, black_box
+    from .black_box.slow_step import SlowStep
     from .comparison.comparison import Comparison, compare
     from .config import configure
     from .diagnosis.diagnose import Diagnosis, diagnose, rule
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BlackBox",
     "CaptureError",
     "Comparison",
     "Diagnosis",
@@ -42,6 +45,7 @@ __all__ = [
     "Profile",
     "Schedule",
     "SlimTrace",
+    "SlowStep",
     "SyncError",
     "SyncReport",
     "Trace",
@@ -53,6 +57,7 @@ __all__ = [
     "annotate_modules",
     "annotate_step",
     "audit_syncs",
+    "black_box",
     "compare",
     "configure",
     "detect_syncs",
@@ -71,6 +76,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BlackBox": ".black_box.box",
     "CaptureError": ".errors",
     "Comparison": ".comparison.comparison",
     "Diagnosis": ".diagnosis.diagnose",
@@ -82,6 +88,7 @@ _HOMES = {
     "Profile": ".windows.profile",
     "Schedule": ".windows.schedule",
     "SlimTrace": ".slimming.slim",
+    "SlowStep": ".black_box.slow_step",
     "SyncError": ".errors",
     "SyncReport": ".syncs.report",
     "Trace": ".traces.trace",
@@ -93,6 +100,7 @@ _HOMES = {
     "annotate_modules": ".modules.annotate",
     "annotate_step": ".modules.step",
     "audit_syncs": ".syncs.audit",
+    "black_box": ".black_box.box",
     "configure": ".config",
     "detect_syncs": ".syncs.live",
     "compare": ".comparison.comparison",

@@ -270,6 +270,9 @@ def _copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Destination:
     return source, tensor.device
 
 
+PHASES = frozenset({"optimizer", "data", "backward"})
+"""The parts that are phases of a step."""
+
 PARTS: Mapping[str, Callable[[Switch], Iterator[Patch]]] = {
     "optimizer": _optimizer,
     "data": _data,

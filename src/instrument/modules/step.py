@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..patch import Patch, apply, undo
-from .parts import PARTS, Switch
+from ..regions import dispatch
+from .parts import PARTS, PHASES, Switch
 from .service import Handle, PatchService, contain_request
 
 
@@ -20,6 +21,8 @@ class StepAnnotation:
 class StepPatcher(PatchService[StepAnnotation]):
     """Patches each requested part once."""
 
+    during_phases = True
+
     def __init__(self) -> None:
         super().__init__()
         self._parts: set[str] = set()
@@ -29,6 +32,8 @@ class StepPatcher(PatchService[StepAnnotation]):
     def apply(self, on: bool) -> None:
         """Patch the parts that are requested now, and undo the others."""
         parts = {part for request in self.requests for part in request.parts} if on else set()
+        if not dispatch.detailed:
+            parts &= PHASES
         if parts == self._parts and (parts or not self._patches):
             return
         self._switch.on, self._parts = False, set()

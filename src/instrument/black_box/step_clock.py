@@ -1,0 +1,204 @@
+"""`StepClock`: times the last steps of a loop and the phases in them, into a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from ..regions.region import Region
+from .phases import PhaseNames
+from .slow_step import SlowStep
+
+BLOCK = 32
+"""The steps after which the usual step is computed again."""
+
+_NEVER_SLOW = 1 << 62
+
+
+class StepTimes(NamedTuple):
+    """The times of one step.
+
+    Attributes:
+        step: its number.
+        duration_ns: its length; 0 if it was not timed.
+        phases_ns: the time of each phase, in the order of the phases.
+    """
+
+    step: int
+    duration_ns: int
+    phases_ns: tuple[int, ...]
+
+
+class StepClock:
+    """An emitter that times the phases of steps; `end_step` ends one.
+
+    The outermost region of a phase counts, on the thread that ends the steps. Regions in generators and coroutines
+    do not count, as other code runs while they are open.
+
+    The ring is one list of integers, a row for each step: its duration and the time of each phase. So a step
+    allocates nothing that the garbage collector follows.
+
+    Args:
+        steps: how many steps the ring holds at least.
+        phases: the names of the phases.
+        first_step: the number of the first step.
+        review: decides on a step that is longer than the limit or ends a block, from its row and its duration;
+            `end_step` returns the result. The time for this is part of no step.
+
+    Attributes:
+        phases: as given.
+        first_step: as given.
+        limit_ns: a longer step may be slow.
+    """
+
+    name = "black box"
+
+    def __init__(
+        self,
+        steps: int,
+        phases: Sequence[str],
+        first_step: int,
+        review: Callable[[int, int], SlowStep | None],
+    ) -> None:
+        self.phases = tuple(phases)
+        self.first_step = first_step
+        self._review = review
+        self._width = 1 + len(self.phases)
+        self._blocks = -(-steps // BLOCK) + 1  # one of them is being filled
+        self.begin_ring()
+        self._names = PhaseNames(self.phases)
+        self._thread = get_ident()  # of the loop
+        self._phase = 0  # the column of the open phase
+        self._opened_ns: int | None = None  # when that phase was opened; None if none is open
+        self._paused_ns: int | None = None
+        self._began_ns = perf_counter_ns()
+
+    def begin_ring(self) -> None:
+        """Forget all steps; the current one is the first."""
+        self._rows = [0] * (self._blocks * BLOCK * self._width)
+        self._row = 0  # where the row of the current step begins
+        self._last_row = (BLOCK - 1) * self._width  # of the block
+        self._lap_step = self.first_step  # the number of the step in the first row
+        self.limit_ns = _NEVER_SLOW
+
+    # 0.4 us, of which the clock is 0.06
+    def end_step(self) -> SlowStep | None:
+        """End the current step and begin the next one; return the step if it is slow and an alarm is due.
+
+        An alarm is due if no alarm was given for ``cooldown`` steps, and fewer than ``cap`` before.
+        """
+        now = perf_counter_ns()
+        row = self._row
+        self._rows[row] = duration_ns = now - self._began_ns
+        if self._opened_ns is not None or self._paused_ns is not None:
+            self._split_phase(now)
+        self._began_ns = now
+        self._row = row + self._width
+        if duration_ns > self.limit_ns or row == self._last_row:
+            return self._call_review(row, duration_ns)
+        return None
+
+    def _call_review(self, row: int, duration_ns: int) -> SlowStep | None:
+        self._thread = get_ident()
+        try:
+            return self._review(row, duration_ns)
+        finally:
+            if row == self._last_row:
+                self._next_block()
+            self.leave_out()
+
+    def leave_out(self) -> None:
+        """Begin the current step now: what ran so far is part of no step."""
+        self._began_ns = perf_counter_ns()
+
+    def _split_phase(self, now: int) -> None:
+        """Divide an open phase between two steps; a step that ends during a pause has no time."""
+        if self._paused_ns is not None:
+            self._rows[self._row : self._row + self._width] = [0] * self._width
+            self._paused_ns = now
+        elif self._opened_ns is not None:
+            self._rows[self._row + self._phase] += now - max(self._opened_ns, self._began_ns)
+            if (
+                self._opened_ns < self._began_ns
+            ):  # open for a whole step: it is around the loop, or was never closed
+                self._opened_ns = None
+
+    def pause(self) -> None:
+        """Stop the clock, as before an evaluation that no step should contain; steps that end have no time."""
+        if self._paused_ns is None:
+            self._paused_ns = now = perf_counter_ns()
+            if self._opened_ns is not None:
+                self._rows[self._row + self._phase] += now - max(self._opened_ns, self._began_ns)
+                self._opened_ns = None
+
+    def resume(self) -> None:
+        """Let the clock run again."""
+        if self._paused_ns is not None:
+            self._began_ns += perf_counter_ns() - self._paused_ns
+            self._paused_ns = None
+
+    @property
+    def step_num(self) -> int:
+        """The number of the current step."""
+        return self._lap_step + self._row // self._width
+
+    def push(self, region: Region) -> int | None:
+        """Open a phase, unless one is open."""
+        if self._opened_ns is not None:
+            return None
+        column = self._names[region.name]
+        if not column or get_ident() != self._thread or self._paused_ns is not None:
+            return None
+        self._phase = column
+        self._opened_ns = now = perf_counter_ns()
+        return now
+
+    def pop(self, opened_ns: int | None) -> None:
+        """Close the phase, if `push` opened one and no pause closed it."""
+        if opened_ns is not None and opened_ns == self._opened_ns:
+            since = opened_ns if opened_ns > self._began_ns else self._began_ns
+            self._rows[self._row + self._phase] += perf_counter_ns() - since
+            self._opened_ns = None
+
+    def start(self, region: Region) -> None:
+        """Do nothing."""
+
+    def end(self, handle: object) -> None:
+        """Do nothing."""
+
+    def mark(self, region: Region) -> None:
+        """Do nothing."""
+
+    def block_ns(self) -> list[int]:
+        """Return the durations of the steps of the block up to the last step, without those that were not timed."""
+        end = self._row
+        durations = self._rows[end - BLOCK * self._width : end : self._width]
+        return [duration for duration in durations if duration]
+
+    def _next_block(self) -> None:
+        """Begin the next block, over the oldest one."""
+        if self._row == len(self._rows):
+            self._lap_step += len(self._rows) // self._width
+            self._row = 0
+        size = BLOCK * self._width
+        self._rows[self._row : self._row + size] = [0] * size
+        self._last_row = self._row + size - self._width
+
+    def ends_block(self, row: int) -> bool:
+        """Return whether the step in the row that begins at ``row`` is the last of its block."""
+        return row == self._last_row
+
+    def times_at(self, row: int) -> StepTimes:
+        """Return the times in the row that begins at ``row``."""
+        lap = self._lap_step if row < self._row else self._lap_step - len(self._rows) // self._width
+        duration_ns, *phases_ns = self._rows[row : row + self._width]
+        return StepTimes(lap + row // self._width, duration_ns, tuple(phases_ns))
+
+    def last_steps(self) -> list[StepTimes]:
+        """Return the steps in the ring that were timed, in order."""
+        newest = [self.times_at(row) for row in range(0, self._row, self._width)]
+        ahead = self._last_row + self._width
+        oldest = [self.times_at(row) for row in range(ahead, len(self._rows), self._width)]
+        return [times for times in oldest + newest if times.duration_ns]
