@@ -28,7 +28,6 @@ class BlackBox:
 
     Attributes:
         slow_steps: the last slow steps, up to 1,000, without those that recur.
-        periodic: the last slow step of each period, by the number of steps from one to the next.
         alarms: the number of alarms given.
         usual: what a usual step takes.
         clock: has the times of the last steps.
@@ -49,7 +48,6 @@ class BlackBox:
         self.clock = StepClock(steps, list(dict.fromkeys((*PHASES, *phases))), first_step, self._review)
         self.end_step = self.clock.end_step
         self.slow_steps: deque[SlowStep] = deque(maxlen=_MAX_SLOW_STEPS)
-        self.periodic: dict[int, SlowStep] = {}
         self.alarms = 0
         self.usual = UsualStep(slow)
         self._cooldown = cooldown
@@ -57,6 +55,7 @@ class BlackBox:
         self._on_slow = on_slow
         self._next_alarm = first_step  # the first step that may give one
         self._periods = Periods()
+        self._periodic: dict[int, SlowStep] = {}  # the last one of each period
         self._usual_times: StepTimes | None = None  # made when a slow step needs it, for one block
         self._follower: Any = None  # ends the steps until `step` is called
         self._running = False
@@ -128,6 +127,12 @@ class BlackBox:
         """The number of the current step."""
         return self.clock.step_num
 
+    @property
+    def periodic(self) -> dict[int, SlowStep]:
+        """The last slow step of each period, by the number of steps from one to the next."""
+        known = self._periods.known
+        return {every: slow for every, slow in self._periodic.items() if every in known}
+
     def __enter__(self) -> BlackBox:
         self.start()
         return self
@@ -167,7 +172,7 @@ class BlackBox:
         self.usual = UsualStep(self.usual.slow)
         self._periods = Periods()
         self.slow_steps.clear()
-        self.periodic.clear()
+        self._periodic.clear()
 
     def _review(self, row: int, duration_ns: int) -> SlowStep | None:
         """Decide on a step that is longer than the limit or ends a block."""
@@ -197,7 +202,7 @@ class BlackBox:
             self._periods.period_of(times.step, times.duration_ns),
         )
         if slow.period:
-            self.periodic[slow.period] = slow
+            self._periodic[slow.period] = slow
             return None
         self.slow_steps.append(slow)
         if slow.step < self._next_alarm or self.alarms >= self._cap:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 _REMEMBERED = 16  # slow steps in which a period is looked for
-_MISSES = 3  # turns without a slow step, after which a period is forgotten
+_MISSES = 2  # turns, after which a period without a slow step is forgotten
+_MIN_PERIOD = 4
+_ALIKE = 1.5  # the largest ratio of the lengths from which a period is learned
 _OUT_OF_PERIOD = 2  # a step of a period this many times its usual time is slow among its own kind
 
 
@@ -29,8 +31,8 @@ class Period:
 class Periods:
     """The periods of a loop; `period_of` learns from every slow step.
 
-    A period is learned from three slow steps at equal distances with no other between them, or from four. It is
-    forgotten when its steps are no longer slow.
+    A period is learned from three slow steps of like length at equal distances, with no other slow step between
+    them, or from four. It is forgotten when its steps are no longer slow.
     """
 
     def __init__(self) -> None:
@@ -46,22 +48,27 @@ class Periods:
                 known.last = step
                 known.durations_ns.append(duration_ns)
                 return known.every if duration_ns <= _OUT_OF_PERIOD * usual else 0
-        every = self._new_period(step)
-        lengths = dict(self._slow)
         self._slow.append((step, duration_ns))
-        if every:
-            alike = [lengths[other] for other in (step - 2 * every, step - every)]
-            self._known.append(Period(every, step, deque([*alike, duration_ns], _REMEMBERED)))
-        return every
-
-    def _new_period(self, step: int) -> int:
-        slow = [number for number, _ in self._slow]
-        known = set(slow)
-        if step - 1 in known:  # a stall over several steps
+        found = self._new_period(step)
+        if found is None:
             return 0
-        for back, earlier in enumerate(reversed(slow), 1):
-            every = step - earlier
-            consecutive = back == 1 and slow[-2:-1] == [step - 2 * every]
-            if consecutive or {step - 2 * every, step - 3 * every} <= known:
-                return every
-        return 0
+        self._known.append(found)
+        return found.every
+
+    @property
+    def known(self) -> set[int]:
+        """The periods: the numbers of steps from one slow step to the next."""
+        return {period.every for period in self._known}
+
+    def _new_period(self, step: int) -> Period | None:
+        lengths = dict(self._slow)
+        numbers = list(lengths)
+        for back in range(2, len(numbers) + 1):
+            every = step - numbers[-back]
+            needed = 3 if back == 2 else 4  # with other slow steps in between, chance makes three
+            members = [step - turn * every for turn in range(needed)]
+            if every >= _MIN_PERIOD and all(member in lengths for member in members):
+                durations = [lengths[member] for member in members]
+                if max(durations) <= _ALIKE * min(durations):
+                    return Period(every, step, deque(durations, _REMEMBERED))
+        return None

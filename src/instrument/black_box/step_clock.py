@@ -172,7 +172,7 @@ class StepClock:
         """Do nothing."""
 
     def block_ns(self) -> list[int]:
-        """Return the durations of the steps of the block up to the last step, without those that were not timed."""
+        """Return the durations of the last steps, a block of them, without those that were not timed."""
         end = self._row
         durations = self._rows[end - BLOCK * self._width : end : self._width]
         return [duration for duration in durations if duration]
