@@ -16,8 +16,8 @@ from measure import ROUNDS, medians, show, verdict
 from torch.profiler import ProfilerActivity
 
 import instrument
-from instrument.black_box import step_clock
-from instrument.black_box.box import BlackBox
+from instrument.slow_steps import step_clock
+from instrument.slow_steps.box import BlackBox
 from instrument.regions.region import make
 
 STEPS = 2_000

@@ -23,7 +23,7 @@ ORDER = [
     ["__init__"],
     ["windows"],
     ["exporters"],
-    ["black_box"],
+    ["slow_steps"],
     ["dryrun"],
     ["report"],
     ["slimming"],

@@ -5,8 +5,8 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
-    from .black_box.box import BlackBox, black_box
-    from .black_box.slow_step import SlowStep
+    from .slow_steps.box import BlackBox, black_box
+    from .slow_steps.slow_step import SlowStep
     from .comparison.comparison import Comparison, compare
     from .config import configure
     from .diagnosis.diagnose import Diagnosis, diagnose, rule
@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BlackBox": ".black_box.box",
+    "BlackBox": ".slow_steps.box",
     "CaptureError": ".errors",
     "Comparison": ".comparison.comparison",
     "Diagnosis": ".diagnosis.diagnose",
@@ -88,7 +88,7 @@ _HOMES = {
     "Profile": ".windows.profile",
     "Schedule": ".windows.schedule",
     "SlimTrace": ".slimming.slim",
-    "SlowStep": ".black_box.slow_step",
+    "SlowStep": ".slow_steps.slow_step",
     "SyncError": ".errors",
     "SyncReport": ".syncs.report",
     "Trace": ".traces.trace",
@@ -100,7 +100,7 @@ _HOMES = {
     "annotate_modules": ".modules.annotate",
     "annotate_step": ".modules.step",
     "audit_syncs": ".syncs.audit",
-    "black_box": ".black_box.box",
+    "black_box": ".slow_steps.box",
     "configure": ".config",
     "detect_syncs": ".syncs.live",
     "compare": ".comparison.comparison",

@@ -146,7 +146,7 @@ class BlackBox:
         return report.text(self)
 
     def to_json(self) -> str:
-        """Return the results as JSON text; see `instrument.black_box.report.as_dict` for its keys."""
+        """Return the results as JSON text; see `instrument.slow_steps.report.as_dict` for its keys."""
         return json.dumps(report.as_dict(self), indent=2, allow_nan=False)
 
     @guard.contained(FEATURE)
@@ -243,8 +243,8 @@ def black_box(
     adapters. Without regions only the length of each step is known. It runs until ``stop()``, or the end of its
     ``with`` block. Of several boxes each times for itself.
 
-    A step is slow if it takes more than a usual step by ``slow``, and by 3.5 times the noise of the loop. The first
-    64 steps show what is usual.
+    A step is slow if it takes ``slow`` times as long as a usual step, and is more than 3.5 times the noise of the
+    loop above it. The first 32 steps show what is usual.
 
     Args:
         steps: how many steps to keep.
