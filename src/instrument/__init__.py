@@ -5,8 +5,6 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
-    from .slow_steps.box import BlackBox, black_box
-    from .slow_steps.slow_step import SlowStep
     from .comparison.comparison import Comparison, compare
     from .config import configure
     from .diagnosis.diagnose import Diagnosis, diagnose, rule
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
     from .slimming.slim import SlimTrace, slim
+    from .slow_steps.box import BlackBox, black_box
+    from .slow_steps.slow_step import SlowStep
     from .syncs.audit import audit_syncs
     from .syncs.live import detect_syncs, no_syncs
     from .syncs.policy import allow_sync

@@ -190,7 +190,7 @@ class BlackBox:
         if not times.duration_ns:  # the clock was paused
             return None
         if self._usual_times is None:
-            recent = self.clock.last_steps()[-_RECENT_STEPS - 1 : -1]
+            recent = self.clock.last_steps(_RECENT_STEPS)
             self._usual_times = sorted(recent, key=lambda step: step.duration_ns)[(len(recent) - 1) // 2]
         usual = self._usual_times
         slow = SlowStep(
@@ -238,8 +238,8 @@ def black_box(
     """Time the steps of a loop and their phases all the time; find slow steps, without a trace.
 
     A step ends where ``.step()`` of the returned box is called; without such calls, where a profile,
-    `instrument.steps` or an adapter counts one, else after each step of the first optimizer. The phases are regions
-    called data, forward, backward, optimizer, evaluation or checkpoint, of `annotate`, `annotate_step` and the
+    `instrument.steps` or an adapter counts one, else after each step of the first optimizer. The phases are the
+    regions called data, forward, backward, optimizer, evaluation or checkpoint, of `annotate`, `annotate_step` and the
     adapters. Without regions only the length of each step is known. It runs until ``stop()``, or the end of its
     ``with`` block. Of several boxes each times for itself.
 

@@ -196,9 +196,9 @@ class StepClock:
         duration_ns, *phases_ns = self._rows[row : row + self._width]
         return StepTimes(lap + row // self._width, duration_ns, tuple(phases_ns))
 
-    def last_steps(self) -> list[StepTimes]:
-        """Return the steps in the ring that were timed, in order."""
-        newest = [self.times_at(row) for row in range(0, self._row, self._width)]
+    def last_steps(self, count: int | None = None) -> list[StepTimes]:
+        """Return the timed steps out of the last ``count``, or out of all in the ring, in order."""
         ahead = self._last_row + self._width
-        oldest = [self.times_at(row) for row in range(ahead, len(self._rows), self._width)]
-        return [times for times in oldest + newest if times.duration_ns]
+        rows = [*range(ahead, len(self._rows), self._width), *range(0, self._row, self._width)]
+        found = [self.times_at(row) for row in rows[-count if count else 0 :]]
+        return [times for times in found if times.duration_ns]
