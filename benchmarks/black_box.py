@@ -67,7 +67,7 @@ def ignore(_: object) -> None:
 
 
 def noisy(sigma: float, drift: float = 1.0, every: int = 0) -> Series:
-    """Return steps with lognormal noise, which become slower by ``drift``, and one in ``every`` takes four times."""
+    """Return steps with lognormal noise, slower by ``drift`` at the end; one in ``every`` takes four times."""
 
     def series(rng: random.Random) -> Iterator[float]:
         for step in range(STEPS):

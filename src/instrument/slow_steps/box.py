@@ -239,9 +239,9 @@ def black_box(
 
     A step ends where ``.step()`` of the returned box is called; without such calls, where a profile,
     `instrument.steps` or an adapter counts one, else after each step of the first optimizer. The phases are the
-    regions called data, forward, backward, optimizer, evaluation or checkpoint, of `annotate`, `annotate_step` and the
-    adapters. Without regions only the length of each step is known. It runs until ``stop()``, or the end of its
-    ``with`` block. Of several boxes each times for itself.
+    regions called data, forward, backward, optimizer, evaluation or checkpoint, of `annotate`, `annotate_step`
+    and the adapters. Without regions only the length of each step is known. The box runs until ``stop()``, or the
+    end of its ``with`` block. Of several boxes each times for itself.
 
     A step is slow if it takes ``slow`` times as long as a usual step, and is more than 3.5 times the noise of the
     loop above it. The first 32 steps show what is usual.

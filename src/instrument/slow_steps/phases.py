@@ -16,18 +16,23 @@ _SEPARATOR = re.compile(r"[./]")
 _MAX_NAMES = 4096  # names made in a loop, such as f"batch {i}", would otherwise be kept forever
 
 
-class PhaseNames(dict[str, int]):
-    """The column of the phase that the region of a name shows, from 1; 0 if it shows none."""
+class PhaseNames:
+    """Finds the phase that a region shows by its name.
+
+    Attributes:
+        columns: for each name so far, the column of its phase, from 1; 0 if it shows none.
+    """
 
     def __init__(self, phases: Sequence[str]) -> None:
-        super().__init__()
-        self._columns = {phase: column for column, phase in enumerate(phases, 1)}
+        self.columns: dict[str, int] = {}
+        self._phases = {phase: column for column, phase in enumerate(phases, 1)}
 
-    def __missing__(self, name: str) -> int:
+    def add(self, name: str) -> int:
+        """Return the column of a name that is not in `columns`, and add it."""
         phase = next((phase for prefix, phase in _TORCH if name.startswith(prefix)), None)
         if phase is None:
-            phase = name if name in self._columns else _SEPARATOR.split(name)[-1]
-        if len(self) >= _MAX_NAMES:
-            self.clear()
-        column = self[name] = self._columns.get(phase, 0)
+            phase = name if name in self._phases else _SEPARATOR.split(name)[-1]
+        if len(self.columns) >= _MAX_NAMES:
+            self.columns.clear()
+        column = self.columns[name] = self._phases.get(phase, 0)
         return column

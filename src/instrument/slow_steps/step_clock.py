@@ -15,6 +15,7 @@ BLOCK = 32
 """The steps after which the usual step is computed again."""
 
 _NEVER_SLOW = 1 << 62
+_CLOSED, _PAUSED = 0, -1
 
 
 class StepTimes(NamedTuple):
@@ -54,6 +55,10 @@ class StepClock:
     """
 
     name = "black box"
+    __slots__ = (
+        "_began_ns", "_blocks", "_columns", "_lap_step", "_last_row", "_names", "_opened_ns", "_paused_ns",
+        "_phase", "_review", "_row", "_rows", "_thread", "_width", "first_step", "limit_ns", "phases",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -69,10 +74,11 @@ class StepClock:
         self._blocks = -(-steps // BLOCK) + 1  # one of them is being filled
         self.begin_ring()
         self._names = PhaseNames(self.phases)
+        self._columns = self._names.columns
         self._thread = get_ident()  # of the loop
         self._phase = 0  # the column of the open phase
-        self._opened_ns: int | None = None  # when that phase was opened; None if none is open
-        self._paused_ns: int | None = None
+        self._opened_ns = _CLOSED  # when that phase was opened, unless none is open or the clock is paused
+        self._paused_ns = 0  # when the clock was paused
         self._began_ns = perf_counter_ns()
 
     def begin_ring(self) -> None:
@@ -92,7 +98,7 @@ class StepClock:
         now = perf_counter_ns()
         row = self._row
         self._rows[row] = duration_ns = now - self._began_ns
-        if self._opened_ns is not None or self._paused_ns is not None:
+        if self._opened_ns:
             self._split_phase(now)
         self._began_ns = now
         self._row = row + self._width
@@ -115,29 +121,31 @@ class StepClock:
 
     def _split_phase(self, now: int) -> None:
         """Divide an open phase between two steps; a step that ends during a pause has no time."""
-        if self._paused_ns is not None:
+        if self._opened_ns == _PAUSED:
             self._rows[self._row : self._row + self._width] = [0] * self._width
             self._paused_ns = now
-        elif self._opened_ns is not None:
-            self._rows[self._row + self._phase] += now - max(self._opened_ns, self._began_ns)
-            if (
-                self._opened_ns < self._began_ns
-            ):  # open for a whole step: it is around the loop, or was never closed
-                self._opened_ns = None
+            return
+        self._close_phase(self._opened_ns, now)
+        if self._opened_ns < self._began_ns:  # open for a whole step: it is around the loop, or was never closed
+            self._opened_ns = _CLOSED
+
+    def _close_phase(self, opened_ns: int, now: int) -> None:
+        since = opened_ns if opened_ns > self._began_ns else self._began_ns
+        self._rows[self._row + self._phase] += now - since
 
     def pause(self) -> None:
-        """Stop the clock, as before an evaluation that no step should contain; steps that end have no time."""
-        if self._paused_ns is None:
+        """Stop the clock; steps that end meanwhile have no time."""
+        if self._opened_ns != _PAUSED:
             self._paused_ns = now = perf_counter_ns()
-            if self._opened_ns is not None:
-                self._rows[self._row + self._phase] += now - max(self._opened_ns, self._began_ns)
-                self._opened_ns = None
+            if self._opened_ns:
+                self._close_phase(self._opened_ns, now)
+            self._opened_ns = _PAUSED
 
     def resume(self) -> None:
         """Let the clock run again."""
-        if self._paused_ns is not None:
+        if self._opened_ns == _PAUSED:
             self._began_ns += perf_counter_ns() - self._paused_ns
-            self._paused_ns = None
+            self._opened_ns = _CLOSED
 
     @property
     def step_num(self) -> int:
@@ -146,21 +154,24 @@ class StepClock:
 
     def push(self, region: Region) -> int | None:
         """Open a phase, unless one is open."""
-        if self._opened_ns is not None:
+        if self._opened_ns:
             return None
-        column = self._names[region.name]
-        if not column or get_ident() != self._thread or self._paused_ns is not None:
+        try:
+            column = self._columns[region.name]
+        except KeyError:
+            column = self._names.add(region.name)
+        if not column or get_ident() != self._thread:
             return None
         self._phase = column
         self._opened_ns = now = perf_counter_ns()
         return now
 
     def pop(self, opened_ns: int | None) -> None:
-        """Close the phase, if `push` opened one and no pause closed it."""
-        if opened_ns is not None and opened_ns == self._opened_ns:
+        """Close the phase, if `push` opened one and it is still open."""
+        if opened_ns == self._opened_ns:
             since = opened_ns if opened_ns > self._began_ns else self._began_ns
             self._rows[self._row + self._phase] += perf_counter_ns() - since
-            self._opened_ns = None
+            self._opened_ns = _CLOSED
 
     def start(self, region: Region) -> None:
         """Do nothing."""
