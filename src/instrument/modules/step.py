@@ -26,19 +26,21 @@ class StepPatcher(PatchService[StepAnnotation]):
     def __init__(self) -> None:
         super().__init__()
         self._parts: set[str] = set()
+        self._detailed = False  # whether they are patched for more than the phases of a step
         self._patches: list[Patch] = []
         self._switch = Switch()
 
     def apply(self, on: bool) -> None:
         """Patch the parts that are requested now, and undo the others."""
         parts = {part for request in self.requests for part in request.parts} if on else set()
-        if not dispatch.detailed:
+        detailed = dispatch.detailed
+        if not detailed:
             parts &= PHASES
-        if parts == self._parts and (parts or not self._patches):
+        if (parts, detailed) == (self._parts, self._detailed) and (parts or not self._patches):
             return
         self._switch.on, self._parts = False, set()
         undo(self._patches)
-        self._switch, self._parts = Switch(), parts
+        self._switch, self._parts, self._detailed = Switch(), parts, detailed
         for part in PARTS:
             if part in parts:
                 apply(PARTS[part](self._switch), self._patches)
