@@ -26,7 +26,7 @@ def test_recall_and_false_alarms(sigma: float, drift: float, clock: Clock, make:
         steps = [10 * now * rng.lognormvariate(0, sigma) for now in level]
         at = {step + rng.randrange(20) for step in range(100, STEPS - 20, 50)}
         quiet, stalled = make(), make()
-        for step, took in enumerate(steps):
+        for took in steps:
             clock.advance(took)
             quiet.step()
         stalled.clock.leave_out()

@@ -12,6 +12,8 @@ import torch
 import instrument
 from instrument.slow_steps.box import BlackBox
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks
+
 STALLED = 45
 
 

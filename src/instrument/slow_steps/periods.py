@@ -31,8 +31,8 @@ class Period:
 class Periods:
     """The periods of a loop; `period_of` learns from every slow step.
 
-    A period is learned from three slow steps of like length at equal distances, with no other slow step between
-    them, or from four. It is forgotten when its steps are no longer slow.
+    A period is learned from four slow steps of like length at equal distances; from three if their numbers are
+    multiples of the distance, or one less, as loops count. It is forgotten when its steps are no longer slow.
     """
 
     def __init__(self) -> None:
@@ -62,12 +62,13 @@ class Periods:
 
     def _new_period(self, step: int) -> Period | None:
         lengths = dict(self._slow)
-        numbers = list(lengths)
-        for back in range(2, len(numbers) + 1):
-            every = step - numbers[-back]
-            needed = 3 if back == 2 else 4  # with other slow steps in between, chance makes three
+        for earlier in reversed(lengths):
+            every = step - earlier
+            if every < _MIN_PERIOD:
+                continue
+            needed = 3 if step % every in (0, every - 1) else 4  # chance makes three out of many slow steps
             members = [step - turn * every for turn in range(needed)]
-            if every >= _MIN_PERIOD and all(member in lengths for member in members):
+            if all(member in lengths for member in members):
                 durations = [lengths[member] for member in members]
                 if max(durations) <= _ALIKE * min(durations):
                     return Period(every, step, deque(durations, _REMEMBERED))

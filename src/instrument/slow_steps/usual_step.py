@@ -12,6 +12,7 @@ _SPREAD_BLOCKS = 16  # whose spreads give the noise: many, as each knows it by a
 _UPPER = 0.9  # the quantile that says how far steps vary upward
 _NORMAL_UPPER = 1.2816  # the same quantile of a normal distribution
 _SCORE = 3.5  # a slow step is this many times the noise above the usual time, on a logarithmic scale
+_CAUTION = 0.5  # by how much more after the first block, as the noise is hardly known
 _MIN_NOISE, _MAX_NOISE = 0.01, 0.5  # a loop that varies more has a limit as well
 
 
@@ -56,7 +57,8 @@ class UsualStep:
     @property
     def ratio(self) -> float:
         """The ratio to the usual time from which a step is slow."""
-        return max(math.exp(_SCORE * self.noise), self.slow)
+        score = _SCORE * (1 + _CAUTION / max(len(self._spreads), 1))
+        return max(math.exp(score * self.noise), self.slow)
 
     @property
     def limit_ns(self) -> int:
