@@ -126,6 +126,23 @@ def test_the_outermost_phase_counts(clock: Clock, make: Make) -> None:
     assert phases_of_step(box) == {"backward": 7, "forward": 8}
 
 
+def test_phases_in_the_optimizer(clock: Clock, make: Make) -> None:
+    """A closure that computes the loss in the optimizer's step is forward and backward, not optimizer."""
+    box = make()
+    with instrument.annotate("Optimizer.step#LBFGS.step"):
+        clock.advance(1)
+        for name, ms in (("forward", 2), ("backward", 4)):
+            with instrument.annotate(name), instrument.annotate("data"):
+                clock.advance(ms)
+        box.step()
+        clock.advance(8)
+    box.step()
+    assert (phases_of_step(box, 0), phases_of_step(box)) == (
+        {"forward": 2, "backward": 4, "optimizer": 1},
+        {"optimizer": 8},
+    )
+
+
 def test_phases_on_other_threads_do_not_count(clock: Clock, make: Make) -> None:
     """A thread that loads data ahead takes no time of the loop; a loop that moves to a thread is followed."""
     box = make()

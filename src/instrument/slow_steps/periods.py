@@ -31,8 +31,9 @@ class Period:
 class Periods:
     """The periods of a loop; `period_of` learns from every slow step.
 
-    A period is learned from four slow steps of like length at equal distances; from three if their numbers are
-    multiples of the distance, or one less, as loops count. It is forgotten when its steps are no longer slow.
+    A period is learned from four slow steps at equal distances, with none of like length between them; from three if
+    their numbers are multiples of the distance, or one less, as loops count. It is forgotten when its steps are no
+    longer slow.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class Periods:
                 known.durations_ns.append(duration_ns)
                 return known.every if duration_ns <= _OUT_OF_PERIOD * usual else 0
         self._slow.append((step, duration_ns))
-        found = self._new_period(step)
+        found = self._new_period(step, duration_ns)
         if found is None:
             return 0
         self._known.append(found)
@@ -60,16 +61,15 @@ class Periods:
         """The periods: the numbers of steps from one slow step to the next."""
         return {period.every for period in self._known}
 
-    def _new_period(self, step: int) -> Period | None:
-        lengths = dict(self._slow)
-        for earlier in reversed(lengths):
-            every = step - earlier
-            if every < _MIN_PERIOD:
-                continue
-            needed = 3 if step % every in (0, every - 1) else 4  # chance makes three out of many slow steps
-            members = [step - turn * every for turn in range(needed)]
-            if all(member in lengths for member in members):
-                durations = [lengths[member] for member in members]
-                if max(durations) <= _ALIKE * min(durations):
-                    return Period(every, step, deque(durations, _REMEMBERED))
-        return None
+    def _new_period(self, step: int, duration_ns: int) -> Period | None:
+        alike = [
+            (number, ns) for number, ns in self._slow if max(ns, duration_ns) <= _ALIKE * min(ns, duration_ns)
+        ]
+        if len(alike) < 2:
+            return None
+        every = step - alike[-2][0]
+        members = alike[-3:] if step % every in (0, every - 1) else alike[-4:]
+        expected = [step - turn * every for turn in reversed(range(len(members)))]
+        if every < _MIN_PERIOD or len(members) < 3 or [number for number, _ in members] != expected:
+            return None
+        return Period(every, step, deque((ns for _, ns in members), _REMEMBERED))

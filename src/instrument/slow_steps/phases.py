@@ -11,6 +11,9 @@ OTHER = "other"
 PHASES = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 """The phases that the regions of this library and of its adapters show."""
 
+OPTIMIZER = 1 + PHASES.index("optimizer")
+"""The column of the phase that may contain others, as a closure computes the loss in it."""
+
 _TORCH = (("enumerate(DataLoader)#", "data"), ("Optimizer.", "optimizer"))
 _SEPARATOR = re.compile(r"[./]")
 _MAX_NAMES = 4096  # names made in a loop, such as f"batch {i}", would otherwise be kept forever

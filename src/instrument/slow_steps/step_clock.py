@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from ..regions.region import Region
-from .phases import PhaseNames
+from .phases import OPTIMIZER, PhaseNames
 from .slow_step import SlowStep
 
 BLOCK = 32
@@ -35,8 +35,9 @@ class StepTimes(NamedTuple):
 class StepClock:
     """An emitter that times the phases of steps; `end_step` ends one.
 
-    The outermost region of a phase counts, on the thread that ends the steps. Regions in generators and coroutines
-    do not count, as other code runs while they are open.
+    The outermost region of a phase counts, on the thread that ends the steps. A phase in that of the optimizer, whose
+    closure may compute the loss, counts instead of it. Regions in generators and coroutines do not count, as other
+    code runs while they are open.
 
     The ring is one list of integers, a row for each step: its duration and the time of each phase. So a step
     allocates nothing that the garbage collector follows.
@@ -56,7 +57,7 @@ class StepClock:
 
     name = "black box"
     __slots__ = (
-        "_began_ns", "_blocks", "_columns", "_lap_step", "_last_row", "_names", "_opened_ns", "_paused_ns",
+        "_began_ns", "_blocks", "_columns", "_inner", "_inner_ns", "_lap_step", "_last_row", "_names", "_opened_ns", "_paused_ns",
         "_phase", "_review", "_row", "_rows", "_thread", "_width", "first_step", "limit_ns", "phases",
     )  # fmt: skip
 
@@ -78,6 +79,8 @@ class StepClock:
         self._thread = get_ident()  # of the loop
         self._phase = 0  # the column of the open phase
         self._opened_ns = _CLOSED  # when that phase was opened, unless none is open or the clock is paused
+        self._inner = 0  # the column of a phase in that of the optimizer
+        self._inner_ns = _CLOSED  # when it was opened
         self._paused_ns = 0  # when the clock was paused
         self._began_ns = perf_counter_ns()
 
@@ -155,7 +158,7 @@ class StepClock:
     def push(self, region: Region) -> int | None:
         """Open a phase, unless one is open."""
         if self._opened_ns:
-            return None
+            return self._push_inner(region) if self._phase == OPTIMIZER else None
         try:
             column = self._columns[region.name]
         except KeyError:
@@ -172,6 +175,25 @@ class StepClock:
             since = opened_ns if opened_ns > self._began_ns else self._began_ns
             self._rows[self._row + self._phase] += perf_counter_ns() - since
             self._opened_ns = _CLOSED
+        elif opened_ns is not None:
+            self._pop_inner(-opened_ns)
+
+    def _push_inner(self, region: Region) -> int | None:
+        """Open a phase in that of the optimizer; return when, negated."""
+        column = self._columns.get(region.name) or self._names.add(region.name)
+        if column in (0, OPTIMIZER) or self._inner_ns or self._opened_ns == _PAUSED or get_ident() != self._thread:
+            return None
+        self._inner = column
+        self._inner_ns = perf_counter_ns()
+        return -self._inner_ns
+
+    def _pop_inner(self, opened_ns: int) -> None:
+        if opened_ns == self._inner_ns:
+            took_ns = perf_counter_ns() - max(opened_ns, self._began_ns)
+            self._rows[self._row + self._inner] += took_ns
+            if self._opened_ns > 0:  # else the optimizer's was closed by a pause
+                self._rows[self._row + OPTIMIZER] -= took_ns
+            self._inner_ns = _CLOSED
 
     def start(self, region: Region) -> None:
         """Do nothing."""
