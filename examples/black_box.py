@@ -15,21 +15,21 @@ class Numbers(Dataset):
     """Samples that take long to load now and then, as from a busy file system."""
 
     def __len__(self) -> int:
-        return 8 * STEPS
+        return 32 * STEPS
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 8 * 250:
+        if index == 32 * 250:
             time.sleep(0.3)
-        return torch.full((64,), index / len(self))
+        return torch.full((256,), index / len(self))
 
 
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    model = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 256))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with instrument.annotate_step(), instrument.black_box(on_slow=print) as box:
-        for step, batch in enumerate(DataLoader(Numbers(), batch_size=8)):
+        for step, batch in enumerate(DataLoader(Numbers(), batch_size=32)):
             with instrument.annotate("forward"):
                 loss = (model(batch) - batch).square().mean()
             loss.backward()

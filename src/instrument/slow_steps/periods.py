@@ -31,9 +31,9 @@ class Period:
 class Periods:
     """The periods of a loop; `period_of` learns from every slow step.
 
-    A period is learned from four slow steps at equal distances, with none of like length between them; from three if
-    their numbers are multiples of the distance, or one less, as loops count. It is forgotten when its steps are no
-    longer slow.
+    A period is learned from four slow steps at equal distances, with none of like length between them; from three
+    if their numbers are multiples of the distance, or one less, as loops count. It is forgotten when its steps are
+    no longer slow.
     """
 
     def __init__(self) -> None:
@@ -68,8 +68,10 @@ class Periods:
         if len(alike) < 2:
             return None
         every = step - alike[-2][0]
-        members = alike[-3:] if step % every in (0, every - 1) else alike[-4:]
-        expected = [step - turn * every for turn in reversed(range(len(members)))]
-        if every < _MIN_PERIOD or len(members) < 3 or [number for number, _ in members] != expected:
+        if every < _MIN_PERIOD:
+            return None
+        needed = 3 if step % every in (0, every - 1) else 4
+        members = alike[-needed:]
+        if [number for number, _ in members] != [step - turn * every for turn in reversed(range(needed))]:
             return None
         return Period(every, step, deque((ns for _, ns in members), _REMEMBERED))

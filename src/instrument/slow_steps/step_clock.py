@@ -35,9 +35,9 @@ class StepTimes(NamedTuple):
 class StepClock:
     """An emitter that times the phases of steps; `end_step` ends one.
 
-    The outermost region of a phase counts, on the thread that ends the steps. A phase in that of the optimizer, whose
-    closure may compute the loss, counts instead of it. Regions in generators and coroutines do not count, as other
-    code runs while they are open.
+    The outermost region of a phase counts, on the thread that ends the steps. A phase in that of the optimizer,
+    whose closure may compute the loss, counts instead of it. Regions in generators and coroutines do not count, as
+    other code runs while they are open.
 
     The ring is one list of integers, a row for each step: its duration and the time of each phase. So a step
     allocates nothing that the garbage collector follows.
@@ -57,8 +57,9 @@ class StepClock:
 
     name = "black box"
     __slots__ = (
-        "_began_ns", "_blocks", "_columns", "_inner", "_inner_ns", "_lap_step", "_last_row", "_names", "_opened_ns", "_paused_ns",
-        "_phase", "_review", "_row", "_rows", "_thread", "_width", "first_step", "limit_ns", "phases",
+        "_began_ns", "_blocks", "_columns", "_inner", "_inner_ns", "_lap_step", "_last_row", "_names",
+        "_opened_ns", "_paused_ns", "_phase", "_review", "_row", "_rows", "_thread", "_width",
+        "first_step", "limit_ns", "phases",
     )  # fmt: skip
 
     def __init__(
@@ -208,7 +209,7 @@ class StepClock:
         """Return the durations of the last steps, a block of them, without those that were not timed."""
         end = self._row
         durations = self._rows[end - BLOCK * self._width : end : self._width]
-        return [duration for duration in durations if duration]
+        return [duration for duration in durations if duration] if 0 in durations else durations
 
     def _next_block(self) -> None:
         """Begin the next block, over the oldest one."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
+T = TypeVar("T", int, float)
 _LEVEL_BLOCKS = 3  # whose medians give the usual time: few, so that it follows a drift
 _SPREAD_BLOCKS = 16  # whose spreads give the noise: many, as each knows it by a third only
 _UPPER = 0.9  # the quantile that says how far steps vary upward
@@ -30,6 +31,8 @@ class UsualStep:
         slow: as given.
         usual_ns: the usual time of a step; 0 before the first block.
         noise: the standard deviation of the logarithm of a step's time.
+        ratio: the ratio to the usual time from which a step is slow.
+        limit_ns: the time from which a step is slow.
         shifts: how often the usual time changed at once, to a level at which every step would have been slow.
     """
 
@@ -39,32 +42,31 @@ class UsualStep:
         self._spreads: deque[float] = deque(maxlen=_SPREAD_BLOCKS)
         self.usual_ns = 0
         self.noise = _MIN_NOISE
+        self.ratio = slow
+        self.limit_ns = 0
         self.shifts = 0
 
     def add_block(self, durations_ns: Sequence[int]) -> None:
         """Learn from a block of steps, all of them, slow ones as well."""
         ordered = sorted(durations_ns)
         middle = ordered[(len(ordered) - 1) // 2]
-        upper = ordered[int(_UPPER * len(ordered))]
-        if self.usual_ns and abs(math.log(middle / self.usual_ns)) > math.log(self.ratio):
+        spread = ordered[int(_UPPER * len(ordered))] / middle
+        if self.usual_ns and not 1 / self.ratio < middle / self.usual_ns < self.ratio:
             self._levels.clear()
             self.shifts += 1
         self._levels.append(middle)
-        self._spreads.append(math.log(upper / middle) / _NORMAL_UPPER)
-        self.usual_ns = int(median(self._levels))
-        self.noise = min(max(median(self._spreads), _MIN_NOISE), _MAX_NOISE)
-
-    @property
-    def ratio(self) -> float:
-        """The ratio to the usual time from which a step is slow."""
-        score = _SCORE * (1 + _CAUTION / max(len(self._spreads), 1))
-        return max(math.exp(score * self.noise), self.slow)
-
-    @property
-    def limit_ns(self) -> int:
-        """The time from which a step is slow."""
-        return int(self.usual_ns * self.ratio)
+        self._spreads.append(spread)
+        self.usual_ns = _lower_median(self._levels)
+        self.noise = min(max(math.log(_lower_median(self._spreads)) / _NORMAL_UPPER, _MIN_NOISE), _MAX_NOISE)
+        score = _SCORE * (1 + _CAUTION / len(self._spreads))
+        self.ratio = max(math.exp(score * self.noise), self.slow)
+        self.limit_ns = int(self.usual_ns * self.ratio)
 
     def score(self, duration_ns: int) -> float:
         """Return how many times the noise a step is above the usual time (a robust z-score)."""
         return math.log(duration_ns / self.usual_ns) / self.noise
+
+
+def _lower_median(values: Iterable[T]) -> T:
+    ordered = sorted(values)  # faster than `statistics.median`
+    return ordered[(len(ordered) - 1) // 2]
