@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
     from .slimming.slim import SlimTrace, slim
-    from .slow_steps.box import BlackBox, black_box
+    from .slow_steps.api import black_box
+    from .slow_steps.box import BlackBox
     from .slow_steps.slow_step import SlowStep
     from .syncs.audit import audit_syncs
     from .syncs.live import detect_syncs, no_syncs
@@ -100,7 +101,7 @@ _HOMES = {
     "annotate_modules": ".modules.annotate",
     "annotate_step": ".modules.step",
     "audit_syncs": ".syncs.audit",
-    "black_box": ".slow_steps.box",
+    "black_box": ".slow_steps.api",
     "configure": ".config",
     "detect_syncs": ".syncs.live",
     "compare": ".comparison.comparison",
