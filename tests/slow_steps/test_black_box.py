@@ -334,6 +334,30 @@ def test_parts_of_a_torch_loop() -> None:
     assert set(phases_of_step(box)) == {"data", "backward", "optimizer"}
 
 
+def test_compiled_code_stays_compiled() -> None:
+    """A box that starts and stops between calls of compiled code does not have it compiled again."""
+    torch._dynamo.reset()
+    model = torch.nn.Linear(4, 4)
+    compiled = torch.compile(instrument.annotate("forward")(lambda x: model(x)), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            compiled(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with instrument.annotate_modules(model), instrument.annotate_step():
+        train(3)
+        before = dict(torch._dynamo.utils.counters["frames"])
+        with instrument.black_box() as box:
+            train(5)
+        train(3)
+    assert dict(torch._dynamo.utils.counters["frames"]) == before
+    assert before["ok"]
+    assert box.step_num == 5
+
+
 def test_steps_that_a_profile_counts(tmp_path: Any) -> None:
     """The steps of `instrument.steps` are those of the box."""
     with instrument.black_box() as box:

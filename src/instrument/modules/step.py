@@ -53,8 +53,8 @@ patcher = StepPatcher()
 def annotate_step(*parts: str) -> Handle:
     """Annotate the parts of a training step outside the model, in every active profiler.
 
-    torch is patched only while a profiler records, a tool is attached or a black box runs. Results and compiled code do not
-    change; regions inside compiled code do not appear.
+    torch is patched only while a profiler records, a tool is attached or a black box runs. Results and compiled
+    code do not change; regions inside compiled code do not appear.
 
     Args:
         *parts: which parts; all of them if none is given:

@@ -61,8 +61,8 @@ class Results(NamedTuple):
         """Return the results as a dict of JSON values.
 
         ``step`` is the number of the current step. ``usual_ns``, ``limit_ns`` and ``noise`` say what a usual step
-        takes now, and from which time one is slow; ``shifts`` is how often that changed at once. ``slow_steps`` and
-        ``periodic`` are slow steps, with the keys of `SlowStep.as_dict`; ``alarms`` is the number of alarms.
+        takes now, and from which time one is slow; ``shifts`` is how often that changed at once. ``slow_steps``
+        and ``periodic`` are slow steps, with the keys of `SlowStep.as_dict`; ``alarms`` is the number of alarms.
         ``last_steps`` has the numbers, the durations and the phases of the steps in the ring, in columns.
         """
         last = self.clock.last_steps()
