@@ -30,6 +30,7 @@ CONTENTS = {
         "annotating",
         "modules",
         "windows",
+        "black-box",
         "run",
         "frameworks",
         "syncs",

@@ -91,6 +91,13 @@ def test_matmul_add(tmp_path: Path, options: list[str], name: str) -> None:
     assert regions.count("matmul_add") == 3
 
 
+def test_black_box(tmp_path: Path) -> None:
+    """The slow batch is found in its phase, and checkpoints are known as a period."""
+    lines = run(tmp_path, str(EXAMPLES / "black_box.py")).stdout.splitlines()
+    assert any(re.search(r"^  step 250 took .* of it in data$", line) for line in lines)
+    assert any(re.search(r"^  one step in 50 is like this, .* of it in checkpoint$", line) for line in lines)
+
+
 def test_find_syncs() -> None:
     """Exactly the three synchronizing lines are found, and printed as in docs/syncs.md."""
     path = EXAMPLES / "find_syncs.py"

@@ -23,6 +23,7 @@ ORDER = [
     ["__init__"],
     ["windows"],
     ["exporters"],
+    ["slow_steps"],
     ["dryrun"],
     ["report"],
     ["slimming"],

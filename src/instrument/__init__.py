@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
     from .slimming.slim import SlimTrace, slim
+    from .slow_steps.api import black_box
+    from .slow_steps.box import BlackBox
+    from .slow_steps.slow_step import SlowStep
     from .syncs.audit import audit_syncs
     from .syncs.live import detect_syncs, no_syncs
     from .syncs.policy import allow_sync
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BlackBox",
     "CaptureError",
     "Comparison",
     "Diagnosis",
@@ -42,6 +46,7 @@ __all__ = [
     "Profile",
     "Schedule",
     "SlimTrace",
+    "SlowStep",
     "SyncError",
     "SyncReport",
     "Trace",
@@ -53,6 +58,7 @@ __all__ = [
     "annotate_modules",
     "annotate_step",
     "audit_syncs",
+    "black_box",
     "compare",
     "configure",
     "detect_syncs",
@@ -71,6 +77,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BlackBox": ".slow_steps.box",
     "CaptureError": ".errors",
     "Comparison": ".comparison.comparison",
     "Diagnosis": ".diagnosis.diagnose",
@@ -82,6 +89,7 @@ _HOMES = {
     "Profile": ".windows.profile",
     "Schedule": ".windows.schedule",
     "SlimTrace": ".slimming.slim",
+    "SlowStep": ".slow_steps.slow_step",
     "SyncError": ".errors",
     "SyncReport": ".syncs.report",
     "Trace": ".traces.trace",
@@ -93,6 +101,7 @@ _HOMES = {
     "annotate_modules": ".modules.annotate",
     "annotate_step": ".modules.step",
     "audit_syncs": ".syncs.audit",
+    "black_box": ".slow_steps.api",
     "configure": ".config",
     "detect_syncs": ".syncs.live",
     "compare": ".comparison.comparison",

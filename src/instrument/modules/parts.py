@@ -107,14 +107,16 @@ def _data(switch: Switch) -> Iterator[Patch]:
     to an optimizer, which no patch of the class would cover. Unlike a pair of hooks, they are closed on
     exceptions.
     """
-    with guard.contained("telling data loaders apart"):
-        loaders.find_existing()
+    if dispatch.detailed:
+        with guard.contained("telling data loaders apart"):
+            loaders.find_existing()
 
     def begin(context: Any) -> dispatch.Token | None:
         if not context.name.startswith(DATA):
             return None
-        with guard.contained("naming a data loader"):
-            context.name += loaders.suffix(training.caller_in(sys._getframe(2), "torch.utils.data.dataloader"))
+        if dispatch.detailed:
+            with guard.contained("naming a data loader"):
+                context.name += loaders.suffix(training.caller_in(sys._getframe(2), "torch.utils.data.dataloader"))
         return dispatch.enter_beside_torch(region.make(context.name, None, None, None, None))
 
     return contexts(torch.autograd.profiler.record_function, begin, switch)
@@ -122,14 +124,16 @@ def _data(switch: Switch) -> Iterator[Patch]:
 
 def _optimizer(switch: Switch) -> Iterator[Patch]:
     """Show the ranges of optimizers under names that differ for each, also in torch's own ranges."""
-    with guard.contained("telling optimizers apart"):
-        optimizers.find_existing()
+    if dispatch.detailed:
+        with guard.contained("telling optimizers apart"):
+            optimizers.find_existing()
 
     def begin(context: Any) -> dispatch.Token | None:
         if not context.name.startswith(OPTIMIZER):
             return None
-        with guard.contained("naming an optimizer"):
-            context.name += optimizers.suffix(training.caller_in(sys._getframe(2), "torch.optim.optimizer"))
+        if dispatch.detailed:
+            with guard.contained("naming an optimizer"):
+                context.name += optimizers.suffix(training.caller_in(sys._getframe(2), "torch.optim.optimizer"))
         return dispatch.enter_beside_torch(region.make(context.name, None, None, None, None))
 
     return contexts(torch.autograd.profiler.record_function, begin, switch)
@@ -269,6 +273,9 @@ def _copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Destination:
     source = next(iter((*args, *kwargs.values())), tensor)
     return source, tensor.device
 
+
+PHASES = frozenset({"optimizer", "data", "backward"})
+"""The parts that are phases of a step."""
 
 PARTS: Mapping[str, Callable[[Switch], Iterator[Patch]]] = {
     "optimizer": _optimizer,

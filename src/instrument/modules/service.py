@@ -26,6 +26,7 @@ T = TypeVar("T")
 class PatchService(ABC, Generic[T]):
     """Changes modules or torch for requests of type ``T``; `refresh` brings the changes up to date."""
 
+    during_phases = False  # whether the changes are made while only the phases of a step are shown
     during_warm_up = False  # whether the changes are made as early as the warm-up of a recording
 
     def __init__(self) -> None:
@@ -76,9 +77,8 @@ class PatchService(ABC, Generic[T]):
 
     @property
     def _should_be_on(self) -> bool:
-        return (dispatch.recording or (self.during_warm_up and dispatch.active.warm_up_count > 0)) and bool(
-            self.requests
-        )
+        shown = dispatch.recording if self.during_phases else dispatch.detailed
+        return (shown or (self.during_warm_up and dispatch.active.warm_up_count > 0)) and bool(self.requests)
 
     @guard.contained(FEATURE)
     def observe(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..patch import Patch, apply, undo
-from .parts import PARTS, Switch
+from ..regions import dispatch
+from .parts import PARTS, PHASES, Switch
 from .service import Handle, PatchService, contain_request
 
 
@@ -20,20 +21,26 @@ class StepAnnotation:
 class StepPatcher(PatchService[StepAnnotation]):
     """Patches each requested part once."""
 
+    during_phases = True
+
     def __init__(self) -> None:
         super().__init__()
         self._parts: set[str] = set()
+        self._detailed = False  # whether they are patched for more than the phases of a step
         self._patches: list[Patch] = []
         self._switch = Switch()
 
     def apply(self, on: bool) -> None:
         """Patch the parts that are requested now, and undo the others."""
         parts = {part for request in self.requests for part in request.parts} if on else set()
-        if parts == self._parts and (parts or not self._patches):
+        detailed = dispatch.detailed
+        if not detailed:
+            parts &= PHASES
+        if (parts, detailed) == (self._parts, self._detailed) and (parts or not self._patches):
             return
         self._switch.on, self._parts = False, set()
         undo(self._patches)
-        self._switch, self._parts = Switch(), parts
+        self._switch, self._parts, self._detailed = Switch(), parts, detailed
         for part in PARTS:
             if part in parts:
                 apply(PARTS[part](self._switch), self._patches)
@@ -46,8 +53,8 @@ patcher = StepPatcher()
 def annotate_step(*parts: str) -> Handle:
     """Annotate the parts of a training step outside the model, in every active profiler.
 
-    torch is patched only while a profiler records or a tool is attached. Results and compiled code do not
-    change; regions inside compiled code do not appear.
+    torch is patched only while a profiler records, a tool is attached or a black box runs. Results and compiled
+    code do not change; regions inside compiled code do not appear.
 
     Args:
         *parts: which parts; all of them if none is given:

@@ -81,6 +81,7 @@ NO_TOKEN: Token = (NULL_EMITTER.pop, None)  # closes nothing
 BACKWARD = "backward"  # shown by this library, unless the program shows a region of this name around it
 _state = _ThreadState()
 recording = False
+detailed = False  # an active emitter shows more than the phases of a step
 current: Emitter = NULL_EMITTER  # receives the regions
 compiled_away: set[str] = set()  # names of regions inside compiled code
 _logged: set[str] = set()  # the names that were logged
@@ -217,6 +218,7 @@ class ActiveEmitters:
         self._attached: list[Emitter] = []  # their tool was attached when the process started
         self._recording: list[Emitter] = []  # while a torch profiler records: the emitters for torch and for JAX
         self._added: list[Emitter] = []  # by other parts of the library, from `add` to `remove`
+        self._coarse: list[Emitter] = []  # likewise; they need only the phases of a step
         self._failed: set[str] = set()  # the names of emitters that were dropped
         self._target = ""
         self._following_torch = False
@@ -226,9 +228,11 @@ class ActiveEmitters:
 
     def _refresh(self) -> None:
         """Rebuild the set of emitters, so that each region goes to every profiler once."""
-        global recording, current
+        global recording, detailed, current
         before = recording
         emitters = [*self._attached, *self._recording, *self._added]
+        detailed = bool(emitters)
+        emitters += self._coarse
         drop = redundant([emitter.name for emitter in emitters], self._target)
         emitters = [emitter for emitter in emitters if emitter.name not in drop]
         current = FanOutEmitter(emitters) if len(emitters) > 1 else emitters[0] if emitters else NULL_EMITTER
@@ -265,20 +269,29 @@ class ActiveEmitters:
         else:
             self._attached = [other for other in self._attached if other is not emitter]
             self._recording = [other for other in self._recording if other is not emitter]
-            self._added = [other for other in self._added if other is not emitter]
+            self._discard(emitter)
             self._failed.add(emitter.name)
             self._refresh()
             guard.failed(f"emitter {emitter.name}", error)
 
-    def add(self, emitter: Emitter) -> None:
-        """Send regions to ``emitter`` until `remove`."""
-        self._added.append(emitter)
+    def add(self, emitter: Emitter, *, detailed: bool = True) -> None:
+        """Send regions to ``emitter`` until `remove`.
+
+        Args:
+            emitter: the emitter.
+            detailed: it shows any region; else only the phases of a step, for which modules get no hooks.
+        """
+        (self._added if detailed else self._coarse).append(emitter)
         self._refresh()
 
     def remove(self, emitter: Emitter) -> None:
         """Stop sending regions to ``emitter``; a second call does nothing."""
-        self._added = [other for other in self._added if other is not emitter]
+        self._discard(emitter)
         self._refresh()
+
+    def _discard(self, emitter: Emitter) -> None:
+        self._added = [other for other in self._added if other is not emitter]
+        self._coarse = [other for other in self._coarse if other is not emitter]
 
     def detect(self) -> None:
         """Detect the tools that this process runs under; called again when a window opens."""

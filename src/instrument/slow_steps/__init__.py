@@ -1,0 +1,1 @@
+"""Which step of a running loop was slow, and in which phase, without a trace?"""

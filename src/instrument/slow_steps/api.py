@@ -1,0 +1,85 @@
+"""`black_box`: says which steps of a running loop are slow, and in which phase, without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..guard import guard
+from .box import FEATURE, BlackBox
+from .phases import OTHER
+from .slow_step import SlowStep
+from .step_clock import BLOCK
+
+
+def _inactive(*_: Any, **__: Any) -> BlackBox:
+    return BlackBox()  # never started
+
+
+@guard.prepared(FEATURE, otherwise=_inactive)
+def black_box(
+    steps: int = 1000,
+    *,
+    slow: float = 1.5,
+    cooldown: int = 200,
+    cap: int = 10,
+    phases: Iterable[str] = (),
+    first_step: int = 0,
+    on_slow: Callable[[SlowStep], Any] | None = None,
+) -> BlackBox:
+    """Time the steps of a loop and their phases all the time; find slow steps, without a trace.
+
+    A step ends where ``.step()`` of the returned box is called; without such calls, where a profile,
+    `instrument.steps` or an adapter counts one, else after each step of the first optimizer. The phases are the
+    regions called data, forward, backward, optimizer, evaluation or checkpoint, of `annotate`, `annotate_step`
+    and the adapters. Without regions only the length of each step is known. The box runs until ``stop()``, or the
+    end of its ``with`` block. Of several boxes each times for itself.
+
+    A step is slow if it takes ``slow`` times as long as a usual step, and is more than 3.5 times the noise of the
+    loop above it. The first 32 steps show what is usual.
+
+    Args:
+        steps: how many steps to keep.
+        slow: the ratio to the usual time from which a step can be slow.
+        cooldown: how many steps after an alarm no other is given.
+        cap: the most alarms that are given.
+        phases: further names of regions that are phases.
+        first_step: the number of the first step.
+        on_slow: called at each alarm, on the loop's thread, with the `SlowStep`.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted; the message gives its name and value.
+
+    Example:
+        >>> with black_box() as box:
+        ...     for batch in loader:
+        ...         train_step(batch)
+        ...         box.step()
+        >>> print(box.report())
+    """
+    for name, value, least in (("steps", steps, BLOCK), ("cooldown", cooldown, 0), ("cap", cap, 0)):
+        _check_integer(name, value, least)
+    _check_integer("first_step", first_step, 0)
+    if isinstance(slow, bool) or not isinstance(slow, (int, float)):
+        raise TypeError(f'"slow" must be a number > 1: {slow!r}')
+    if not 1 < slow < float("inf"):
+        raise ValueError(f'"slow" must be a number > 1: {slow!r}')
+    if isinstance(phases, str) or not isinstance(phases, Iterable):
+        raise TypeError(f'"phases" must be several names of regions: {phases!r}')
+    names = tuple(phases)
+    if not all(isinstance(phase, str) and phase != OTHER for phase in names):
+        raise ValueError(f'"phases" must be names of regions other than "{OTHER}": {phases!r}')
+    if on_slow is not None and not callable(on_slow):
+        raise TypeError(f'"on_slow" must be a function: {on_slow!r}')
+    box = BlackBox(
+        steps, slow=slow, cooldown=cooldown, cap=cap, phases=names, first_step=first_step, on_slow=on_slow
+    )
+    box.start(follow=True)
+    return box
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f'"{name}" must be an integer >= {least}: {value!r}')
+    if value < least:
+        raise ValueError(f'"{name}" must be an integer >= {least}: {value!r}')

@@ -1,0 +1,222 @@
+"""`BlackBox`: times a running loop, and decides which of its steps are slow and which give an alarm."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..config import settings
+from ..guard import guard
+from ..regions.dispatch import active
+from .periods import Periods
+from .phases import OTHER, PHASES
+from .results import Results
+from .slow_step import PhaseTime, SlowStep
+from .step_clock import BLOCK, StepClock, StepTimes
+from .usual_step import UsualStep
+
+FEATURE = "the black box"
+_MAX_SLOW_STEPS = 1000
+_RECENT_STEPS = 3 * BLOCK  # out of which the usual step is taken
+
+
+class BlackBox:
+    """Times the steps of a loop from `start` to `stop`; made by `black_box`.
+
+    Attributes:
+        slow_steps: the last slow steps, up to 1,000, without those that recur.
+        alarms: the number of alarms given.
+        usual: what a usual step takes.
+        clock: has the times of the last steps.
+        end_step: ends the current step, as `step` does, but returns an alarm instead of calling ``on_slow``.
+    """
+
+    def __init__(
+        self,
+        steps: int = 1000,
+        *,
+        slow: float = 1.5,
+        cooldown: int = 200,
+        cap: int = 10,
+        phases: Sequence[str] = (),
+        first_step: int = 0,
+        on_slow: Callable[[SlowStep], Any] | None = None,
+    ) -> None:
+        self.clock = StepClock(steps, list(dict.fromkeys((*PHASES, *phases))), first_step, self._review)
+        self.end_step = self.clock.end_step
+        self.slow_steps: deque[SlowStep] = deque(maxlen=_MAX_SLOW_STEPS)
+        self.alarms = 0
+        self.usual = UsualStep(slow)
+        self._cooldown = cooldown
+        self._cap = cap
+        self._on_slow = on_slow
+        self._next_alarm = first_step  # the first step that may give one
+        self._periods = Periods()
+        self._periodic: dict[int, SlowStep] = {}  # the last one of each period
+        self._usual_times: StepTimes | None = None  # made when a slow step needs it, for one block
+        self._follower: Any = None  # ends the steps until `step` is called
+        self._running = False
+        self.clock.pause()
+
+    def __repr__(self) -> str:
+        return f"<instrument.black_box at step {self.step_num}, {len(self.slow_steps)} slow>"
+
+    @guard.contained(FEATURE)
+    def start(self, *, follow: bool = False) -> None:
+        """Begin the first step, or go on after `stop`.
+
+        Args:
+            follow: end steps where the program shows that they end, until `step` is called: where a profile,
+                `instrument.steps` or an adapter counts one, else after each step of the first optimizer.
+        """
+        if self._running or not settings.enabled:
+            return
+        self._running = True
+        active.add(self.clock, detailed=False)
+        self.clock.resume()
+        if follow and "torch" in sys.modules:
+            from ..stepping.follower import StepFollower  # which imports torch
+
+            self._follower = StepFollower(self._end_followed_step, self._restart)
+            self._follower.follow()
+
+    @guard.contained(FEATURE)
+    def stop(self) -> None:
+        """Stop the clock and take no more regions; the results stay."""
+        if self._running:
+            self._running = False
+            active.remove(self.clock)
+            self.clock.pause()
+            self._stop_following()
+
+    def step(self) -> None:
+        """End the current step and begin the next one."""
+        try:
+            if self._follower is not None:
+                self._stop_following()
+                self._restart()
+            slow = self.end_step()
+            if slow is not None:
+                self._call_on_slow(slow)
+        except Exception as error:
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
+
+    @guard.contained(FEATURE)
+    def pause(self) -> None:
+        """Stop the clock, as before an evaluation that no step should contain.
+
+        Steps that end meanwhile are counted, but have no time.
+        """
+        self.clock.pause()
+
+    @guard.contained(FEATURE)
+    def resume(self) -> None:
+        """Let the clock run again."""
+        if self._running:
+            self.clock.resume()
+
+    @property
+    def step_num(self) -> int:
+        """The number of the current step."""
+        return self.clock.step_num
+
+    @property
+    def periodic(self) -> dict[int, SlowStep]:
+        """The last slow step of each period, by the number of steps from one to the next."""
+        known = self._periods.known
+        return {every: slow for every, slow in self._periodic.items() if every in known}
+
+    def __enter__(self) -> BlackBox:
+        self.start()
+        return self
+
+    @guard.contained(FEATURE)
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def report(self) -> str:
+        """Return in words what a usual step takes, and which steps were slow, in which phase."""
+        return str(self._results())
+
+    def to_json(self) -> str:
+        """Return the results as JSON text; see `instrument.slow_steps.results.Results.as_dict` for its keys."""
+        return self._results().to_json()
+
+    def _results(self) -> Results:
+        return Results(self.clock, self.usual, self.alarms, [*self.slow_steps], self.periodic)
+
+    @guard.contained(FEATURE)
+    def _end_followed_step(self) -> None:
+        slow = self.end_step()
+        if slow is not None:
+            self._call_on_slow(slow)
+
+    def _call_on_slow(self, slow: SlowStep) -> None:
+        if self._on_slow is not None:
+            with guard.contained("on_slow of the black box"):
+                self._on_slow(slow)
+            self.clock.leave_out()
+
+    def _stop_following(self) -> None:
+        if self._follower is not None:
+            self._follower.remove()
+            self._follower = None
+
+    def _restart(self) -> None:
+        """Count everything so far to the first step: it is now known what a step is."""
+        self.clock.begin_ring()
+        self.usual = UsualStep(self.usual.slow)
+        self._periods = Periods()
+        self.slow_steps.clear()
+        self._periodic.clear()
+
+    def _review(self, row: int, duration_ns: int) -> SlowStep | None:
+        """Decide on a step that is longer than the limit or ends a block."""
+        slow = self._judge(self.clock.times_at(row)) if duration_ns > self.clock.limit_ns else None
+        if self.clock.ends_block(row):
+            durations = self.clock.block_ns()
+            if len(durations) == BLOCK:
+                self.usual.add_block(durations)
+                self.clock.limit_ns = self.usual.limit_ns
+                self._usual_times = None
+        return slow
+
+    def _judge(self, times: StepTimes) -> SlowStep | None:
+        """Note a slow step; return it if an alarm is due."""
+        if not times.duration_ns:  # the clock was paused
+            return None
+        if self._usual_times is None:
+            recent = self.clock.last_steps(_RECENT_STEPS)
+            self._usual_times = sorted(recent, key=lambda step: step.duration_ns)[(len(recent) - 1) // 2]
+        usual = self._usual_times
+        slow = SlowStep(
+            times.step,
+            times.duration_ns,
+            usual.duration_ns,
+            self.usual.score(times.duration_ns),
+            self._phase_times(times, usual),
+            self._periods.period_of(times.step, times.duration_ns),
+        )
+        if slow.period:
+            self._periodic[slow.period] = slow
+            return None
+        self.slow_steps.append(slow)
+        if slow.step < self._next_alarm or self.alarms >= self._cap:
+            return None
+        self.alarms += 1
+        self._next_alarm = slow.step + self._cooldown
+        return slow
+
+    def _phase_times(self, times: StepTimes, usual: StepTimes) -> dict[str, PhaseTime]:
+        pairs = dict(zip(self.clock.phases, map(PhaseTime, times.phases_ns, usual.phases_ns), strict=True))
+        known = {phase: pair for phase, pair in pairs.items() if pair.ns or pair.usual_ns}
+        known[OTHER] = PhaseTime(
+            times.duration_ns - sum(times.phases_ns), usual.duration_ns - sum(usual.phases_ns)
+        )
+        return dict(sorted(known.items(), key=lambda item: -abs(item[1].delta_ns)))
