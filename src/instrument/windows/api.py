@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import LAUNCHED
 from ..exporters.capture import Exporter
 from ..exporters.choose import ExporterName, choose
+from ..exporters.torch_options import Detail
 from ..guard import guard
 from .outcomes import Outcomes
 from .profile import Profile
@@ -52,6 +53,7 @@ def profile(
     on_trace_ready: Callable[[Profile], Any] | None = None,
     on_summary: Callable[[str], None] | None = None,
     diagnose: bool = False,
+    detail: Detail = "operators",
     exporter: ExporterName | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
@@ -70,6 +72,9 @@ def profile(
         on_trace_ready: called at the end of each window, on the loop's thread, with the profile.
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
         diagnose: add to the summary what is slow in the last window, and why, as `instrument.diagnose` says.
+        detail: what torch.profiler records: "regions" (named ranges, steps and the GPU's work, without the CPU's
+            operators), "operators", or "full" (also shapes, memory, stacks and FLOPs). The single options
+            take precedence.
         exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", or an object
             with the methods of an exporter. "auto" means the vendor's tool that the process runs under, else
             torch.profiler.
@@ -96,6 +101,7 @@ def profile(
         on_trace_ready=on_trace_ready,
         on_summary=on_summary,
         diagnose=diagnose,
+        detail=detail,
         exporter=exporter,
         ranks=ranks,
         first_step=first_step,
@@ -111,6 +117,7 @@ def new_profile(
     on_trace_ready: Callable[[Profile], Any] | None = None,
     on_summary: Callable[[str], None] | None = None,
     diagnose: bool = False,
+    detail: Detail = "operators",
     exporter: str | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
@@ -134,7 +141,8 @@ def new_profile(
     chosen = None if ranks is None else frozenset(ranks)
     if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
         raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
-    chosen_exporter = choose(exporter, options)
+    reads_events = driver.keeps_events or on_trace_ready is not None
+    chosen_exporter = choose(exporter, options, detail, keeps_events=reads_events)
     outcomes = Outcomes(
         folder,
         chosen_exporter.name,
