@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..exporters.raw_trace import compress
 from .manifest import append, describe_files, uncompressed_entry
+from .trace_counts import trace_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,9 +87,9 @@ class FinalizerJobs:
             if job["read"]:
                 self._files.append(str(path))
         summary = None
-        if job["read"] and raw.exists():
+        if raw.exists():
             with self._collect_error("the summary"):
-                summary = _read(raw)
+                summary = _read(raw, entry, summarized=job["read"])
         self._windows_without_timing[job["job"]] = entry, job["folder"], summary
         if path != raw:
             with self._collect_error("saving a window"):
@@ -185,11 +186,23 @@ def _print_diagnosis(path: Path, console: Console) -> None:
     console.print(diagnose(path), soft_wrap=True)
 
 
-def _read(raw: Path) -> Summary:
+def _read(raw: Path, entry: dict[str, Any], *, summarized: bool) -> Summary | None:
+    """Put the counts of the trace into ``entry``, and its losses; return its summary if it is ``summarized``.
+
+    A trace without a summary is read only if it has fewer kernels than launches.
+    """
+    counts = entry["trace"] = trace_counts(raw)
+    if not summarized and counts["kernels_recorded"] >= counts["kernels_launched"]:
+        return None
     from ..traces.kineto import read_kineto
+    from ..traces.lost_kernels import lost_at_head
     from ..traces.summary import summarize
 
-    return summarize(read_kineto(raw))
+    trace = read_kineto(raw)
+    if lost := lost_at_head(trace):
+        said = f"the GPU's profiling interface lost the kernels of the first {lost} launches; record with warmup=1"
+        entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
+    return summarize(trace) if summarized else None
 
 
 def _supported_encoding(encoding: str) -> str:

@@ -36,8 +36,9 @@ class Manifest:
     (in words, null without problems), ``planned_steps`` and ``steps`` (first and last, both included; null if
     there are none), ``cut_step`` (a step that did not end, which is one of ``steps`` only if it is the only one;
     usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
-    relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees them) and
-    ``timing`` (see `StepTimes.timing`; null if nothing was recorded).
+    relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees them),
+    ``timing`` (see `StepTimes.timing`; null if nothing was recorded), ``cost`` (see `WindowCost.entry`; null if no
+    window was open) and ``trace`` (see `trace_counts`; null without a trace of torch.profiler).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,6 +69,7 @@ class Manifest:
         exporter: str,
         hidden_regions: Sequence[str] = (),
         timing: Mapping[str, Any] | None = None,
+        cost: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the line of one window, without files."""
         return {
@@ -85,6 +87,8 @@ class Manifest:
             "files": [],
             "hidden_regions": list(hidden_regions),
             "timing": timing and dict(timing),
+            "cost": cost and dict(cost),
+            "trace": None,
         }
 
     def add(self, entry: Mapping[str, Any], *, written: bool = False) -> None:

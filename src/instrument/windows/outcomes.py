@@ -91,6 +91,7 @@ class Outcomes:
             "end_ns": recording and recording.end_ns,
             "exporter": self._exporter,
             "hidden_regions": sorted(dispatch.compiled_away),
+            "cost": recording and recording.cost.entry(),
         }
 
     def add_recorded(
