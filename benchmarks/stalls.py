@@ -2,8 +2,8 @@
 
 python benchmarks/stalls.py [EVENTS] [ROUNDS]
 
-The candidates take turns; each figure is a median. The clock counts the CPU time of the loop's thread, as other work
-on the machine adds to the wall time, which is shown beside it.
+The candidates take turns; each figure is a median. The clock counts the CPU time of the loop's thread, as other
+work on the machine adds to the wall time, which is shown beside it.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ def finished(folder: Path, trace: dict[str, Any], *, read: bool) -> dict[str, An
     )
     jobs = FinalizerJobs()
     window = {"kind": "window", "job": 1, "entry": entry, "folder": str(folder), "raw": str(raw), "read": read}
+    window["diagnose"] = False
     assert not jobs.do(window)["errors"]
     answer = jobs.do({"kind": "timed", "job": 2, "window": 1, "timing": None})
     assert not answer["errors"]

@@ -71,7 +71,8 @@ def profile(
             such as `torch.profiler.schedule` returns; None records everything in one window.
         on_trace_ready: called at the end of each window, on the loop's thread, with the profile.
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
-        diagnose: add to the summary what is slow in the last window, and why, as `instrument.diagnose` says.
+        diagnose: write what is slow in each window, and why, as JSON and as a page beside its trace, and end the
+            summary with that of the last window, as `instrument.diagnose` says.
         detail: what torch.profiler records: "regions" (named ranges, steps and the GPU's work, without the CPU's
             operators), "operators", or "full" (also shapes, memory, stacks and FLOPs). The single options
             take precedence.

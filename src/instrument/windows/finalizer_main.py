@@ -45,7 +45,7 @@ class FinalizerJobs:
         self._summary: Summary | None = None
         self._files: list[str] = []
         self._windows_without_timing: dict[
-            int, tuple[dict[str, Any], str, Summary | None]
+            int, tuple[dict[str, Any], str, Summary | None, Path | None]
         ] = {}  # windows without timing so far
         self._errors: list[tuple[str, str]] = []  # of the current job: what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
@@ -90,18 +90,22 @@ class FinalizerJobs:
         if raw.exists():
             with self._collect_error("the summary"):
                 summary = _read(raw, entry, summarized=job["read"])
-        self._windows_without_timing[job["job"]] = entry, job["folder"], summary
+        diagnosed = path if job["diagnose"] and path.exists() else None
+        self._windows_without_timing[job["job"]] = entry, job["folder"], summary, diagnosed
         if path != raw:
             with self._collect_error("saving a window"):
                 raw.unlink(missing_ok=True)
         return {"held": True}
 
     def _add_timing(self, job: Job) -> dict[str, Any]:
-        """Write the line of a window, and add the window to the summary."""
+        """Diagnose a window, write its line, and add it to the summary."""
         if job["window"] not in self._windows_without_timing:  # it was lost with an earlier process
             return {}
-        entry, folder, summary = self._windows_without_timing.pop(job["window"])
+        entry, folder, summary, diagnosed = self._windows_without_timing.pop(job["window"])
         entry["timing"] = job["timing"]
+        if diagnosed is not None:
+            with self._collect_error("the diagnosis"):
+                entry["diagnosis"] = _write_diagnosis(diagnosed, entry, Path(folder))
         answer = self._write_line({"entry": entry, "folder": folder})
         with self._collect_error("the summary"):
             self._add_to_summary(summary, entry)
@@ -176,6 +180,13 @@ class FinalizerJobs:
             yield
         except Exception as error:
             self._add_error(what, error)
+
+
+def _write_diagnosis(trace: Path, entry: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    from ..diagnosis.window_files import write_diagnosis
+    from ..traces.timing import Timing
+
+    return describe_files(write_diagnosis(trace, Timing.from_manifest(entry)), folder)
 
 
 def _print_diagnosis(path: Path, console: Console) -> None:

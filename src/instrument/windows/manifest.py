@@ -38,7 +38,8 @@ class Manifest:
     usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
     relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees them),
     ``timing`` (see `StepTimes.timing`; null if nothing was recorded), ``cost`` (see `WindowCost.entry`; null if no
-    window was open) and ``trace`` (see `trace_counts`; null without a trace of torch.profiler).
+    window was open), ``trace`` (see `trace_counts`; null without a trace of torch.profiler) and ``diagnosis``
+    (like ``files``).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -89,6 +90,7 @@ class Manifest:
             "timing": timing and dict(timing),
             "cost": cost and dict(cost),
             "trace": None,
+            "diagnosis": [],
         }
 
     def add(self, entry: Mapping[str, Any], *, written: bool = False) -> None:
