@@ -37,6 +37,8 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/black_box.py
 	$(BIN)/python benchmarks/modules.py
 	$(BIN)/python benchmarks/traces.py
+	$(BIN)/python benchmarks/stalls.py
+	$(BIN)/python benchmarks/windows.py
 	$(BIN)/python benchmarks/syncs.py
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/page.py

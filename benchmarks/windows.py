@@ -1,6 +1,8 @@
 """What a window costs the steps after it, and the memory of many windows.
 
 python benchmarks/windows.py [EVENTS] [WINDOWS]
+
+`benchmarks/stalls.py` measures what the end of a window costs the loop.
 """
 
 from __future__ import annotations

@@ -50,6 +50,8 @@ def test_a_recorded_window(out: Path) -> None:
     assert 0 < timing["around_ns"] < timing["run_ns"]
     assert f"window-0001/rank0.{entry.pop('end_ns')}.pt.trace.json.gz" == file["path"]
     assert re.fullmatch(rf"\d{{8}}T\d{{6}}-{re.escape(socket.gethostname())}-{os.getpid()}-\d+", entry.pop("run"))
+    assert ["rss_after_bytes", "rss_before_bytes", "stall_s"] == sorted(entry.pop("cost"))
+    assert ["bytes", "events", "kernels_launched", "kernels_recorded"] == sorted(entry.pop("trace"))
     expected = {
         "rank": 0,
         "window": 1,
@@ -61,6 +63,7 @@ def test_a_recorded_window(out: Path) -> None:
         "cut_step": None,
         "exporter": "torch_profiler",
         "hidden_regions": [],
+        "diagnosis": [],
     }
     assert expected == entry
 

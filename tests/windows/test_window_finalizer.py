@@ -484,6 +484,23 @@ def test_the_summary_ends_with_a_diagnosis(out: Path, monkeypatch: pytest.Monkey
     assert diagnosis.startswith(str(instrument.diagnose(out)).partition("\n")[0])
 
 
+def test_the_diagnosis_of_each_window_is_written(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `diagnose=True` its JSON and its page are beside each trace, and the manifest names them."""
+    monkeypatch.setattr(settings, "summary", True)
+    with instrument.profile(out, schedule="2,5", diagnose=True, on_summary=lambda text: None) as prof:
+        train(8, prof.step)
+    for entry, trace in zip(manifest(out), [path for path in traces(out) if path.suffix == ".gz"], strict=True):
+        data, page = (out / file["path"] for file in entry["diagnosis"])
+        assert [file["bytes"] for file in entry["diagnosis"]] == [data.stat().st_size, page.stat().st_size]
+        stem = trace.name.removesuffix(".pt.trace.json.gz")
+        assert [trace.with_name(f"{stem}.diagnosis.{kind}") for kind in ("json", "html")] == [data, page]
+        assert (
+            "outside the window" in (verdict := json.loads(data.read_text())["verdict"]) or "Recording" in verdict
+        )
+        assert instrument.diagnose(trace).verdict == verdict
+        assert page.read_text().startswith("<!doctype html>")
+
+
 def test_diagnose_is_true_or_false(out: Path) -> None:
     """A value that is neither fails at once."""
     with pytest.raises(TypeError, match='"diagnose" must be True or False: 1'):

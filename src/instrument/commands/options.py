@@ -18,12 +18,13 @@ from ..windows.triggers import Triggers
 
 TORCH_OPTIONS = {"shapes": "record_shapes", "memory": "profile_memory", "stacks": "with_stack"}
 # Options that choose windows, and their content.
-_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "trigger", "out", "ranks", *TORCH_OPTIONS)
+_ONLY_TORCH = ("detail", *TORCH_OPTIONS)
+_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "trigger", "out", "ranks", *_ONLY_TORCH)
 _NEEDS = {
     "region": ("ncu",),
     "launches": ("ncu",),
     "option": tuple(VENDORS),
-    **dict.fromkeys(TORCH_OPTIONS, ("torch", "auto")),
+    **dict.fromkeys(_ONLY_TORCH, ("torch", "auto")),
 }
 
 
@@ -68,7 +69,7 @@ def reject_useless(options: Mapping[str, Any], profiler: str) -> None:
 
 def ignored_options(options: Mapping[str, Any]) -> str | None:
     """Return a message about options that only torch.profiler has, if another tool records this process."""
-    names = [f"--{name}" for name in TORCH_OPTIONS if name in options]
+    names = [f"--{name}" for name in _ONLY_TORCH if name in options]
     tool = exporter_of_tool() if names else None
     if tool is None:
         return None

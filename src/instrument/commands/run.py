@@ -39,6 +39,14 @@ class Profiler(str, Enum):
     none = "none"
 
 
+class RecordedDetail(str, Enum):
+    """What ``--detail`` accepts, as `instrument.exporters.torch_options.DETAILS`."""
+
+    regions = "regions"
+    operators = "operators"
+    full = "full"
+
+
 class Names(str, Enum):
     """The names of modules that ``--names`` accepts."""
 
@@ -139,6 +147,13 @@ def run(
     ranks: Annotated[
         str | None, typer.Option(help="The ranks that record, such as '0,8'.", metavar="RANKS")
     ] = None,
+    detail: Annotated[
+        RecordedDetail,
+        typer.Option(
+            help="What torch.profiler records: regions and the GPU's work, also operators, or also shapes, "
+            "memory, stacks and FLOPs."
+        ),
+    ] = RecordedDetail.operators,
     shapes: Annotated[
         bool, typer.Option("--shapes", help="Record the shapes of inputs (torch.profiler).")
     ] = False,
@@ -179,6 +194,8 @@ def run(
             steps, {name: given[name] for name in SCHEDULE_OPTIONS if name in given}
         )
         loop |= {argument: True for name, argument in options.TORCH_OPTIONS.items() if name in given}
+        if "detail" in given:
+            loop["detail"] = detail.value
         if syncs or budget:
             loop |= {"syncs": True, "budget": options.parse_budgets(budget or [])}
         if trigger:

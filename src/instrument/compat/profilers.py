@@ -137,6 +137,40 @@ def suppress_cycle_warning() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def named_ranges_only() -> Iterator[None]:
+    """Keep a torch profiler that starts in the body from recording operators; it records ranges that have a name.
+
+    Calls of the GPU's runtime and its work are recorded as before: CUPTI and roctracer report them.
+    """
+    from torch._C._profiler import RecordScope
+    from torch.autograd import profiler
+
+    def enabling(enable: Callable[..., None]) -> Callable[[Any, Any], None]:
+        return lambda config, activities: enable(config, activities, {RecordScope.USER_SCOPE})
+
+    with ExitStack() as stack:
+        Patch(profiler, "_enable_profiler", enabling).apply_in(stack)
+        yield
+
+
+def without_events(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a profile whose events are only exported, which spares torch a copy of them.
+
+    Options that need the events, or that set ``experimental_config``, are returned unchanged.
+    """
+    from torch._C._profiler import _ExperimentalConfig
+
+    unchanged = dict(options)
+    if any(options.get(name) for name in ("experimental_config", "acc_events", "with_stack", "profile_memory")):
+        return unchanged
+    try:
+        config = _ExperimentalConfig(trace_only=True)
+    except TypeError:  # this version of torch always copies them
+        return unchanged
+    return {**unchanged, "experimental_config": config}
+
+
 class _AllEventsShown(set[str]):
     def __contains__(self, _: object) -> bool:
         return True

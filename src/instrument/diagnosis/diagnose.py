@@ -18,6 +18,7 @@ from ..page.document import frame, write_page
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
 from ..traces.region_steps import with_steps
+from ..traces.timing import Timing
 from . import markdown, serialize, terminal
 from .apply_rules import apply_rules
 from .chosen_trace import Source, chosen_trace
@@ -121,6 +122,7 @@ def diagnose(
     executor: Executor | None = None,
     compile_log: str | os.PathLike[str] | None = None,
     what_if: bool = True,
+    timing: Timing | None = None,
 ) -> Diagnosis:
     """Return what is slow in a trace, why, and what a fix would win.
 
@@ -142,6 +144,7 @@ def diagnose(
             default the logs beside the trace.
         what_if: whether the steps are replayed without the cause of each finding that may be worth more than 1 %
             of a step; findings are then ordered by the time that the replay wins.
+        timing: how long steps take outside the window, by default as the manifest says.
 
     Raises:
         TypeError: an argument has another type.
@@ -157,7 +160,7 @@ def diagnose(
     chosen = chosen_trace(trace, rank, pattern, executor, steps_from)
     recorded, job = chosen.trace, chosen.job
     log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
-    facts = TraceFacts(with_steps(recorded, steps_from), pattern, timing_of(recorded.path), job, log)
+    facts = TraceFacts(with_steps(recorded, steps_from), pattern, timing or timing_of(recorded.path), job, log)
     found = diagnosis_of(facts, rules, thresholds, what_if=what_if)
     return replace(
         found,

@@ -25,6 +25,8 @@ def goodput_of(facts: TraceFacts) -> dict[str, Any]:
     known, reason = _known_share(facts), None
     if facts.unknown_gpu:
         reason = facts.unknown_gpu
+    elif facts.lacks_operators:
+        reason = f'{facts.lacks_operators}: record with detail="full"'
     elif not line.flops:
         reason = "no operator with known operations ran on the GPU: record with record_shapes=True"
     elif line.peak_ns is None:

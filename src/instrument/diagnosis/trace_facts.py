@@ -66,8 +66,18 @@ class TraceFacts(WindowFacts):
         if self.unknown_gpu:
             raise MissingEvidenceError(self.unknown_gpu)
 
+    @property
+    def lacks_operators(self) -> str | None:
+        """Why the trace has no operators, for messages; None if it has some."""
+        if self.trace.operators:
+            return None
+        detail = self.trace.metadata.get("instrument_detail")
+        return "the trace has no operators" + (f', as it was recorded with detail="{detail}"' if detail else "")
+
     def require_shapes(self) -> None:
-        """Raise `MissingEvidenceError` if the operators have no shapes."""
+        """Raise `MissingEvidenceError` if there are no operators, or none with shapes."""
+        if self.lacks_operators:
+            raise MissingEvidenceError(f'{self.lacks_operators}: record with detail="full"')
         if not self.trace.operators.shapes.any():
             raise MissingEvidenceError("the trace has no shapes: record with record_shapes=True")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from .. import log, tools
 from .capture import Exporter
+from .torch_options import DETAILS, Detail
 
 _IS_RUNNING_UNDER: Mapping[str, Callable[[], bool]] = {
     "nsight_systems": tools.nsight_systems,
@@ -23,36 +25,47 @@ def exporter_of_tool() -> str | None:
     return next((name for name, found in _IS_RUNNING_UNDER.items() if found()), None)
 
 
-def choose(exporter: str | Exporter, options: Mapping[str, Any]) -> Exporter:
+def choose(
+    exporter: str | Exporter,
+    options: Mapping[str, Any],
+    detail: Detail = "operators",
+    *,
+    keeps_events: bool = True,
+) -> Exporter:
     """Return the exporter for the argument ``exporter``.
 
     Args:
         exporter: "auto", a name in `EXPORTERS`, or an exporter. "auto" means the vendor's tool that this process
             runs under, else torch.profiler, which under such a tool would be measured with the program.
         options: arguments for `torch.profiler.profile`.
+        detail: what torch.profiler records.
+        keeps_events: whether the events of torch.profiler are read in this process.
 
     Raises:
-        ValueError: the name is unknown.
+        ValueError: the name or ``detail`` is unknown.
         TypeError: ``exporter`` is not an exporter, or torch.profiler does not accept ``options``.
         ImportError: a package that the exporter needs is missing.
     """
+    if detail not in DETAILS:
+        raise ValueError(f'"detail" must be one of {", ".join(DETAILS)}: {detail!r}')
+    make = partial(_make_exporter, options=options, detail=detail, keeps_events=keeps_events)
     if exporter == "auto":
         exporter = exporter_of_tool() or "torch_profiler"
         try:
-            return _make_exporter(exporter, options)
+            return make(exporter)
         except ImportError as error:  # chosen automatically, so its absence must not stop the program
             log.warning(f"windows are recorded by torch.profiler: {error}", exporter=exporter)
-            return _make_exporter("torch_profiler", options)
+            return make("torch_profiler")
     if not isinstance(exporter, str):
         if not hasattr(exporter, "capture"):
             raise TypeError(f'"exporter" must be a name or an object with a method "capture": {exporter!r}')
         return exporter
     if exporter not in EXPORTERS:
         raise ValueError(f'"exporter" must be "auto", one of {", ".join(EXPORTERS)}, or an exporter: {exporter!r}')
-    return _make_exporter(exporter, options)
+    return make(exporter)
 
 
-def _make_exporter(name: str, options: Mapping[str, Any]) -> Exporter:
+def _make_exporter(name: str, options: Mapping[str, Any], detail: Detail, keeps_events: bool) -> Exporter:
     """Make the exporter; import only the packages that it needs."""
     if name == "nsight_systems":
         from .nsight_systems import NsightSystemsExporter
@@ -72,4 +85,4 @@ def _make_exporter(name: str, options: Mapping[str, Any]) -> Exporter:
         return VtuneExporter()
     from .torch_profiler import TorchProfilerExporter
 
-    return TorchProfilerExporter(options)
+    return TorchProfilerExporter(options, detail, keeps_events=keeps_events)

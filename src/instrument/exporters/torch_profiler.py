@@ -5,15 +5,13 @@ Each window has its own profiler object: a scheduled one that is started again l
 
 from __future__ import annotations
 
-import difflib
 import errno
 import gzip
-import inspect
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import get_ident
 from typing import IO, Any, ClassVar, cast
@@ -28,11 +26,8 @@ from ..regions.emitters.torch_profiler import TorchProfilerEmitter
 from ..regions.region import Region, plain
 from .raw_trace import packed
 from .sessions import OpenRanges, sessions
+from .torch_options import Detail, check_values, options_for
 
-_OWN_ARGUMENTS = ("schedule", "on_trace_ready")
-# Names that users may have meant by an option that torch does not know.
-_SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
-_PROFILE_ARGUMENTS = ("out", "schedule", "on_trace_ready", "exporter", "ranks", "first_step")
 # Why a window holds less than planned, or nothing.
 _IN_WARMUP = "another torch profiler began during warm-up"
 _BEGAN_INSIDE = "another torch profiler began inside the window, which ended its recording"
@@ -59,6 +54,9 @@ class TorchProfilerExporter:
 
     Args:
         options: arguments for `torch.profiler.profile` except ``schedule`` and ``on_trace_ready``.
+        detail: what is recorded; its options are defaults for ``options``.
+        keeps_events: whether the events are read in this process, as by ``key_averages()``. Without them, the
+            end of a window takes torch a quarter less time.
 
     Raises:
         TypeError: an option that torch.profiler does not know.
@@ -69,18 +67,15 @@ class TorchProfilerExporter:
     hint = ""
     _warned: ClassVar[set[str]] = set()  # the tools that were warned about in this process
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        from torch.profiler import ProfilerActivity, profile
+    def __init__(
+        self, options: Mapping[str, Any], detail: Detail = "operators", *, keeps_events: bool = True
+    ) -> None:
+        from torch.profiler import ProfilerActivity
 
         # With acc_events, the next capture includes the events of this one.
         self._last_capture: TorchProfilerCapture | None = None
-        accepted = [name for name in inspect.signature(profile).parameters if name not in _OWN_ARGUMENTS]
-        for name, value in options.items():
-            if name not in accepted:
-                raise TypeError(f'unknown option "{name}" (value {value!r}); {_hint(name, accepted)}')
-        self._options = dict(options)
-        if hasattr(options.get("activities"), "__iter__"):
-            self._options["activities"] = list(options["activities"])  # an iterator would serve one window only
+        self._detail = detail
+        self._options = options_for(detail, options)
         tool = tools.gpu_tracer()
         if tool is not None:
             # The GPU's tracing interface has one user at a time; a second one breaks both recordings.
@@ -88,15 +83,9 @@ class TorchProfilerExporter:
             if tool not in self._warned:
                 self._warned.add(tool)
                 log.warning(f"{tool} traces the GPU: torch.profiler records the CPU only")
-        _check(options)
-        try:
-            if options:
-                profilers.check_options(self._options)
-        except Exception as error:  # torch's error does not name the argument
-            if is_interrupt(error) or isinstance(error, (MemoryError, RecursionError)):
-                raise
-            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-            raise ValueError(f"torch.profiler refuses {given}: {error}") from error
+        check_values(options, self._options)
+        if not keeps_events:
+            self._options = profilers.without_events(self._options)
 
     def prepare(self) -> None:
         """Import torch._inductor, which takes a second and which torch's profiler imports on first use."""
@@ -110,7 +99,7 @@ class TorchProfilerExporter:
         sessions.follow_profilers()
         before = sessions.capture
         try:
-            capture = TorchProfilerCapture(self._options, self._accumulate)
+            capture = TorchProfilerCapture(self._options, self._accumulate, self._detail)
         except BaseException:
             if sessions.capture is not before:  # interrupted after torch's profiler was prepared
                 sessions.stop_capture()
@@ -133,6 +122,7 @@ class TorchProfilerCapture:
     Args:
         options: the arguments of the profiler.
         prepared: called with this capture once it is prepared.
+        detail: what is recorded.
 
     Attributes:
         ended: whether the recording ended before `stop`; it is complete up to that point.
@@ -140,9 +130,13 @@ class TorchProfilerCapture:
     """
 
     def __init__(
-        self, options: Mapping[str, Any], prepared: Callable[[TorchProfilerCapture], None] = lambda _: None
+        self,
+        options: Mapping[str, Any],
+        prepared: Callable[[TorchProfilerCapture], None] = lambda _: None,
+        detail: Detail = "operators",
     ) -> None:
         self._refuse_second()
+        self._detail = detail
         self._emitter: TorchProfilerEmitter | None = None  # for the ranges of steps
         self._step: Any = None
         self._steps: tuple[int, int] | None = None  # the first and the last marked step
@@ -191,13 +185,15 @@ class TorchProfilerCapture:
         self._ranges.follow()
         self._emitter = torch_emitter(self.profiler.profiler)
         self._start_trace()
+        self.add_metadata("instrument_detail", self._detail)
         job = _job()
         if job is not None:
             self.profiler.add_metadata_json("distributedInfo", json.dumps(job))
 
     def _start_trace(self) -> None:
         try:
-            self.profiler.start_trace()
+            with profilers.named_ranges_only() if self._detail == "regions" else nullcontext():
+                self.profiler.start_trace()
         except BaseException:
             sessions.note_stop(self)
             raise
@@ -379,31 +375,6 @@ def _job() -> dict[str, Any] | None:
         return None
     size = os.environ.get("WORLD_SIZE", "")
     return {"backend": "none", "rank": int(rank)} | ({"world_size": int(size)} if size.isdecimal() else {})
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    """Raise now for ``options`` that torch would refuse in the middle of a run, or never."""
-    for name in ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules", "acc_events"):
-        value = options.get(name, False)
-        if value is None or not hasattr(value, "__bool__"):
-            raise TypeError(f'"{name}" must be True or False: {value!r}')
-    callback = options.get("custom_trace_id_callback")
-    if callback is not None and not callable(callback):
-        raise TypeError(f'"custom_trace_id_callback" must be a function without arguments: {callback!r}')
-    observer = options.get("execution_trace_observer")
-    missing = [name for name in ("start", "stop", "cleanup") if not callable(getattr(observer, name, None))]
-    if observer is not None and missing:
-        raise TypeError(f'"execution_trace_observer" must have the methods start, stop and cleanup: {observer!r}')
-    timeout = options.get("post_processing_timeout_s")
-    if timeout is not None and (isinstance(timeout, (bool, str)) or not hasattr(timeout, "__float__")):
-        raise TypeError(f'"post_processing_timeout_s" must be a number of seconds >= 0: {timeout!r}')
-
-
-def _hint(name: str, accepted: list[str]) -> str:
-    if name in _SCHEDULE_OPTIONS:
-        return f"give a schedule: schedule=instrument.schedule({name}=...)"
-    close = difflib.get_close_matches(name, [*accepted, *_SCHEDULE_OPTIONS, *_PROFILE_ARGUMENTS], 1)
-    return f'did you mean "{close[0]}"?' if close else f"torch.profiler takes {', '.join(accepted)}"
 
 
 def _is_complete_json(path: Path) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import LAUNCHED
 from ..exporters.capture import Exporter
 from ..exporters.choose import ExporterName, choose
+from ..exporters.torch_options import Detail
 from ..guard import guard
 from .outcomes import Outcomes
 from .profile import Profile
@@ -55,6 +56,7 @@ def profile(
     on_trace_ready: Callable[[Profile], Any] | None = None,
     on_summary: Callable[[str], None] | None = None,
     diagnose: bool = False,
+    detail: Detail = "operators",
     exporter: ExporterName | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
@@ -74,7 +76,11 @@ def profile(
             such as `torch.profiler.schedule` returns; None records everything in one window.
         on_trace_ready: called at the end of each window, on the loop's thread, with the profile.
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
-        diagnose: add to the summary what is slow in the last window, and why, as `instrument.diagnose` says.
+        diagnose: write what is slow in each window, and why, as JSON and as a page beside its trace, and end the
+            summary with that of the last window, as `instrument.diagnose` says.
+        detail: what torch.profiler records: "regions" (named ranges, steps and the GPU's work, without the CPU's
+            operators), "operators", or "full" (also shapes, memory, stacks and FLOPs). The single options
+            take precedence.
         exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", or an object
             with the methods of an exporter. "auto" means the vendor's tool that the process runs under, else
             torch.profiler.
@@ -105,6 +111,7 @@ def profile(
         on_trace_ready=on_trace_ready,
         on_summary=on_summary,
         diagnose=diagnose,
+        detail=detail,
         exporter=exporter,
         ranks=ranks,
         first_step=first_step,
@@ -122,6 +129,7 @@ def new_profile(
     on_trace_ready: Callable[[Profile], Any] | None = None,
     on_summary: Callable[[str], None] | None = None,
     diagnose: bool = False,
+    detail: Detail = "operators",
     exporter: str | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
@@ -142,7 +150,8 @@ def new_profile(
             raise TypeError(f'"{name}" must be a function: {callback!r}')
     if not isinstance(diagnose, bool):
         raise TypeError(f'"diagnose" must be True or False: {diagnose!r}')
-    chosen_exporter = choose(exporter, options)
+    reads_events = driver.keeps_events or on_trace_ready is not None
+    chosen_exporter = choose(exporter, options, detail, keeps_events=reads_events)
     chosen_triggers = Triggers(triggers, folder, integer("trigger_steps", trigger_steps, least=1))
     if schedule is None and chosen_triggers:
         schedule = NOTHING

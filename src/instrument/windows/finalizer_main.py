@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..exporters.raw_trace import compress
 from .manifest import append, describe_files, uncompressed_entry
+from .trace_counts import trace_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ class FinalizerJobs:
         self._summary: Summary | None = None
         self._files: list[str] = []
         self._windows_without_timing: dict[
-            int, tuple[dict[str, Any], str, Summary | None]
+            int, tuple[dict[str, Any], str, Summary | None, Path | None]
         ] = {}  # windows without timing so far
         self._errors: list[tuple[str, str]] = []  # of the current job: what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
@@ -86,21 +87,25 @@ class FinalizerJobs:
             if job["read"]:
                 self._files.append(str(path))
         summary = None
-        if job["read"] and raw.exists():
+        if raw.exists():
             with self._collect_error("the summary"):
-                summary = _read(raw)
-        self._windows_without_timing[job["job"]] = entry, job["folder"], summary
+                summary = _read(raw, entry, summarized=job["read"])
+        diagnosed = path if job["diagnose"] and path.exists() else None
+        self._windows_without_timing[job["job"]] = entry, job["folder"], summary, diagnosed
         if path != raw:
             with self._collect_error("saving a window"):
                 raw.unlink(missing_ok=True)
         return {"held": True}
 
     def _add_timing(self, job: Job) -> dict[str, Any]:
-        """Write the line of a window, and add the window to the summary."""
+        """Diagnose a window, write its line, and add it to the summary."""
         if job["window"] not in self._windows_without_timing:  # it was lost with an earlier process
             return {}
-        entry, folder, summary = self._windows_without_timing.pop(job["window"])
+        entry, folder, summary, diagnosed = self._windows_without_timing.pop(job["window"])
         entry["timing"] = job["timing"]
+        if diagnosed is not None:
+            with self._collect_error("the diagnosis"):
+                entry["diagnosis"] = _write_diagnosis(diagnosed, entry, Path(folder))
         answer = self._write_line({"entry": entry, "folder": folder})
         with self._collect_error("the summary"):
             self._add_to_summary(summary, entry)
@@ -177,6 +182,13 @@ class FinalizerJobs:
             self._add_error(what, error)
 
 
+def _write_diagnosis(trace: Path, entry: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    from ..diagnosis.window_files import write_diagnosis
+    from ..traces.timing import Timing
+
+    return describe_files(write_diagnosis(trace, Timing.from_manifest(entry)), folder)
+
+
 def _print_diagnosis(path: Path, console: Console) -> None:
     from ..console import print_line
     from ..diagnosis.diagnose import diagnose
@@ -185,11 +197,23 @@ def _print_diagnosis(path: Path, console: Console) -> None:
     console.print(diagnose(path), soft_wrap=True)
 
 
-def _read(raw: Path) -> Summary:
+def _read(raw: Path, entry: dict[str, Any], *, summarized: bool) -> Summary | None:
+    """Put the counts of the trace into ``entry``, and its losses; return its summary if it is ``summarized``.
+
+    A trace without a summary is read only if it has fewer kernels than launches.
+    """
+    counts = entry["trace"] = trace_counts(raw)
+    if not summarized and counts["kernels_recorded"] >= counts["kernels_launched"]:
+        return None
     from ..traces.kineto import read_kineto
+    from ..traces.lost_kernels import lost_at_head
     from ..traces.summary import summarize
 
-    return summarize(read_kineto(raw))
+    trace = read_kineto(raw)
+    if lost := lost_at_head(trace):
+        said = f"the GPU's profiling interface lost the kernels of the first {lost} launches; record with warmup=1"
+        entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
+    return summarize(trace) if summarized else None
 
 
 def _supported_encoding(encoding: str) -> str:

@@ -33,12 +33,14 @@ class Manifest:
 
     Each line has ``run`` (one value for all lines of one `profile`), ``rank``, ``window`` (its number in the
     schedule, from 1; "step-812" for one that was requested and records from step 812 on), ``opened_by``
-    ("schedule", and the reasons of requests), ``status`` ("recorded", "partial", "skipped", "failed" or
-    "not reached"), ``reason`` (in words, null without problems), ``planned_steps`` and ``steps`` (first and last,
-    both included; null if there are none), ``cut_step`` (a step that did not end, which is one of ``steps`` only
-    if it is the only one; usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files``
+    ("schedule", and the reasons of requests), ``status`` ("recorded", "partial", "skipped", "failed" or "not
+    reached"), ``reason`` (in words, null without problems), ``planned_steps`` and ``steps`` (first and last, both
+    included; null if there are none), ``cut_step`` (a step that did not end, which is one of ``steps`` only if it
+    is the only one; usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files``
     (``path`` relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees
-    them) and ``timing`` (see `StepTimes.timing`; null if nothing was recorded).
+    them), ``timing`` (see `StepTimes.timing`; null if nothing was recorded), ``cost`` (see `WindowCost.entry`;
+    null if no window was open), ``trace`` (see `trace_counts`; null without a trace of torch.profiler) and
+    ``diagnosis`` (like ``files``).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,6 +72,7 @@ class Manifest:
         exporter: str,
         hidden_regions: Sequence[str] = (),
         timing: Mapping[str, Any] | None = None,
+        cost: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the line of one window, without files."""
         return {
@@ -88,6 +91,9 @@ class Manifest:
             "files": [],
             "hidden_regions": list(hidden_regions),
             "timing": timing and dict(timing),
+            "cost": cost and dict(cost),
+            "trace": None,
+            "diagnosis": [],
         }
 
     def add(self, entry: Mapping[str, Any], *, written: bool = False) -> None:

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity
 
 from ..exporters.capture import Exporter
 from ..exporters.choose import ExporterName
+from ..exporters.torch_options import Detail
 from .profile import Profile
 
 
@@ -37,6 +38,7 @@ class ProfileOptions(TorchProfilerOptions, total=False):
     on_trace_ready: Callable[[Profile], Any] | None
     on_summary: Callable[[str], None] | None
     diagnose: bool
+    detail: Detail
     exporter: ExporterName | Exporter
     ranks: Iterable[int] | None
     first_step: int

@@ -31,7 +31,7 @@ class Outcomes:
         has_schedule: whether the run has a schedule; without one, a window may have no marked steps.
         steps_hint: how the user writes the steps to record, with "{}" for the steps; for messages.
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
-        diagnose: whether the summary ends with a diagnosis of the last window.
+        diagnose: whether each window is diagnosed, and the summary ends with the diagnosis of the last one.
         file_hint: the message for users if the exporter writes no files.
 
     Attributes:
@@ -96,6 +96,7 @@ class Outcomes:
             "end_ns": recording and recording.end_ns,
             "exporter": self._exporter,
             "hidden_regions": sorted(dispatch.compiled_away),
+            "cost": recording and recording.cost.entry(),
         }
 
     def add_recorded(
@@ -120,8 +121,9 @@ class Outcomes:
         """
         reason = "; ".join([*missing, *failures]) or None
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
+        read = self._prints_summary and self.holds_steps(recording)
         return self.finalizer.add_recorded(
-            recording.capture, files, read=self._prints_summary and self.holds_steps(recording), **line
+            recording.capture, files, read=read, diagnose=read and self._diagnose, **line
         )
 
     def holds_steps(self, recording: Recording) -> bool:

@@ -14,6 +14,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Capture
 from ..regions import dispatch
 from .schedule import Window
+from .window_cost import WindowCost
 
 SaveResult = tuple[
     list[Path], dict[str, Any], list[str]
@@ -27,6 +28,7 @@ class Recording:
         window: the window.
         capture: its capture.
         opened_at_step: the number of the step that begins now.
+        cost: measures what the window costs.
 
     Attributes:
         steps: the first and the last step that the trace marks so far; None if it marks none.
@@ -38,10 +40,11 @@ class Recording:
         on_trace_ready_called: whether on_trace_ready was called.
     """
 
-    def __init__(self, window: Window, capture: Capture, opened_at_step: int) -> None:
+    def __init__(self, window: Window, capture: Capture, opened_at_step: int, cost: WindowCost) -> None:
         self.window = window
         self.capture = capture
         self.opened_at_step = opened_at_step
+        self.cost = cost
         self.steps: tuple[int, int] | None = None
         self.start_ns: int | None = None
         self.end_ns: int | None = None
@@ -85,7 +88,8 @@ class Recording:
         Without ``mark``, neither the trace nor `steps` shows the step.
         """
         if self.start_ns is None:
-            self.capture.start()
+            with self.cost.stall():
+                self.capture.start()
             self.start_ns = time.time_ns()
             dispatch.active.end_warm_up(self)
             for key, value in metadata.items():
@@ -125,7 +129,8 @@ class Recording:
         first, last = self.steps or (1, 0)  # an empty range
         self.capture.add_metadata("instrument_steps", f"{first}-{last}")
         self.capture.add_metadata("instrument_warmup", str(first - self.opened_at_step if self.steps else 0))
-        self.capture.stop()
+        with self.cost.stall():
+            self.capture.stop()
         self.end_ns, self._stopped = time.time_ns(), True
 
     def abandon(self) -> None:

@@ -53,13 +53,16 @@ class WindowFinalizer:
         self._on_summary: Callable[[str], None] | None = None
         self._failure: Exception | None = None  # raised by `finish`, with strict settings
 
-    def add_recorded(self, capture: Capture, files: Sequence[Path], *, read: bool, **entry: Any) -> int:
+    def add_recorded(
+        self, capture: Capture, files: Sequence[Path], *, read: bool, diagnose: bool = False, **entry: Any
+    ) -> int:
         """Begin to finish a window whose ``files`` were saved; `add_timing` completes it.
 
         Args:
             capture: the window's capture.
             files: the files that it saved.
             read: whether the summary includes its trace.
+            diagnose: whether its diagnosis is written beside its trace.
             entry: the arguments of `Manifest.entry`.
 
         Returns:
@@ -77,7 +80,8 @@ class WindowFinalizer:
             else:
                 read = read and settings.summary
                 self._windows_to_read += read
-                number = self._register(kind="window", entry=line, folder=str(folder), raw=str(raw), read=read)
+                places = {"folder": str(folder), "raw": str(raw)}
+                number = self._register(kind="window", entry=line, **places, read=read, diagnose=diagnose)
                 self._submit(number)
         except BaseException as error:
             with guard.contained(FEATURE):

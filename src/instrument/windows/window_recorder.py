@@ -28,6 +28,7 @@ from .requests import RequestedWindows, WindowRequest
 from .schedule import NEVER, Phase, Window
 from .timing import StepTimes
 from .torch_api import TorchProfilerApi
+from .window_cost import WindowCost
 
 FEATURE = "recording windows"
 _OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
@@ -195,8 +196,10 @@ class WindowRecorder(TorchProfilerApi):
             if self._recording is None:
                 self._complete_last_window(self.step_num)
                 dispatch.active.detect()
-                capture = self._exporter.capture()
-                self._recording = Recording(window, capture, self.step_num)
+                cost = WindowCost()
+                with cost.stall():
+                    capture = self._exporter.capture()
+                self._recording = Recording(window, capture, self.step_num, cost)
                 self._times.open()
             self._recording.window = window
             if phase is Phase.ACTIVE:
@@ -279,7 +282,10 @@ class WindowRecorder(TorchProfilerApi):
         window = recording.window
         label = self._schedule.label(window)
         folder = self.out / (f"window-{label:04d}" if isinstance(label, int) else f"window-{label}")
-        files = recording.capture.save(folder, f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}")
+        with recording.cost.stall():
+            files = recording.capture.save(
+                folder, f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}"
+            )
         missing = self._outcomes.missing_reasons(
             recording, self.step_num + complete, self._end_reason, self._postponement_reason
         )

@@ -143,7 +143,7 @@ def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Fin
     """
     regions, operators = facts.trace.regions, facts.trace.operators
     if not regions or not operators:
-        raise MissingEvidenceError("the trace has no regions, or no operators")
+        raise MissingEvidenceError(facts.lacks_operators or "the trace has no regions")
     facts.require_gpu()
     rows = np.flatnonzero(~regions.matching("name", INPUT) & (regions.thread == facts.main_thread))
     rows = rows[(regions.start_ns[rows] >= facts.recorded[0]) & (regions.end_ns[rows] <= facts.recorded[1])]
