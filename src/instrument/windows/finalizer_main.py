@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..exporters.raw_trace import compress
+from ..part_file import remove_stale_parts, sync
+from ..process_id import start_time
+from ..run_folder import NAME
 from .manifest import append, describe_files, uncompressed_entry
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ class FinalizerJobs:
             "timed": self._add_timing,
             "line": self._write_line,
             "report": self._render_summary,
-            "resume": self._restore_state,
+            "start": self._start,
             "wake": lambda job: {},
             "end": self._return_state,
         }
@@ -80,6 +83,8 @@ class FinalizerJobs:
         except Exception as error:
             path = raw
             self._add_error("saving a window", error)
+            with suppress(OSError):
+                sync(raw)
             entry = uncompressed_entry(entry, raw.exists(), f"{type(error).__name__}: {error}")
         if path.exists():
             entry["files"] = describe_files([path], folder)
@@ -115,6 +120,7 @@ class FinalizerJobs:
         ):  # the training process tries again, and warns
             append(Path(job["folder"]), [json.dumps(job["entry"]).encode() + b"\n"])
             written = True
+            sync(Path(job["folder"]) / NAME)
         return {"entry": job["entry"], "written": written}
 
     def _add_to_summary(self, summary: Summary | None, entry: Mapping[str, Any]) -> None:
@@ -156,13 +162,17 @@ class FinalizerJobs:
         file.seek(0)
         return {"text": file.read()}
 
-    def _restore_state(self, job: Job) -> dict[str, Any]:
-        """Continue from the state of an earlier process."""
-        self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
+    def _start(self, job: Job) -> dict[str, Any]:
+        """Continue from the state of an earlier process; remove what killed processes left unfinished."""
+        if job["state"] is not None:
+            self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
+        folder = Path(job["folder"])
+        for written in (folder, *folder.glob("window-*")):
+            remove_stale_parts(written)
         return {}
 
     def _return_state(self, _: Job) -> dict[str, Any]:
-        """Return the state that `_restore_state` takes."""
+        """Return the state that `_start` takes."""
         state = pickle.dumps((self._summary, self._files))
         return {"state": base64.b64encode(state).decode()}
 
@@ -236,12 +246,12 @@ def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:
 def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
     """Read jobs at once, so that the training process never waits for room in the connection."""
     rest = b""
-    started = _start_time(parent)
+    started = start_time(parent)
     try:
         while True:
             # A fork of the training process may hold the connection open after training has exited.
             if not select.select([0], [], [], _CHECK_INTERVAL_S)[0]:
-                if started is None or _start_time(parent) != started:
+                if started is None or start_time(parent) != started:
                     break
                 continue
             try:
@@ -256,13 +266,3 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
     finally:  # also after a malformed line, which raises
         signal.alarm(_ORPHAN_LIMIT_S)
         jobs.put(None)
-
-
-def _start_time(process: int) -> str | None:
-    """Return a value that differs if the number is reused; None if the process has exited, even as a zombie."""
-    if not Path("/proc/self/stat").exists():  # not Linux
-        return "parent" if os.getppid() == process else None
-    with suppress(OSError):
-        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else fields[19]
-    return None

@@ -12,9 +12,10 @@ from typing import Any
 from ..config import settings
 from ..errors import CaptureError
 from ..exporters.capture import Capture
-from ..exporters.raw_trace import packed, part
+from ..exporters.raw_trace import packed
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
+from ..part_file import remove_stale_parts
 from .finalizer_process import FEATURE, FinalizerProcess
 from .manifest import Manifest, describe_files, size_of, uncompressed_entry
 
@@ -211,8 +212,7 @@ class WindowFinalizer:
                     raise
                 self._abandon_jobs(f"could not be started: {error}")
                 return
-            if self._state is not None:
-                process.send({"kind": "resume", "job": 0, "state": self._state})
+            process.send({"kind": "start", "job": 0, "folder": str(self._manifest.folder), "state": self._state})
         if job is not None and number in self._jobs:
             process.send(job)
         else:  # a signal handler has called `finish`
@@ -271,8 +271,7 @@ class WindowFinalizer:
     def _entry_with_raw_trace(self, job: Mapping[str, Any], reason: str) -> dict[str, Any]:
         raw, entry = Path(job["raw"]), job["entry"]
         path = packed(raw)
-        with Suppressed(OSError):
-            part(raw).unlink(missing_ok=True)
+        remove_stale_parts(raw.parent)
         if path.exists():  # compressed, but not read for the summary
             with Suppressed(OSError):
                 raw.unlink(missing_ok=True)
