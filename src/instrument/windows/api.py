@@ -15,6 +15,7 @@ from ..guard import guard
 from .outcomes import Outcomes
 from .profile import Profile
 from .schedule import NEVER, Schedule, schedule
+from .storage import Keep, Storage
 from .torch_schedule import TorchSchedule
 from .window_recorder import FEATURE
 
@@ -55,6 +56,7 @@ def profile(
     exporter: ExporterName | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
+    keep: Keep | None = None,
     **options: Unpack[TorchProfilerOptions],
 ) -> Profile:
     """Record chosen steps of a training loop; call ``.step()`` on what this returns after each step.
@@ -76,6 +78,7 @@ def profile(
         ranks: the ranks that record; None for all. The other ranks only count steps, and never wait.
         first_step: the number of the first step, for a resumed run. Named steps and periods of a schedule
             still count from 0, cycles (wait, warmup, active) from this step.
+        keep: how long the files of windows stay, as `instrument.keep` returns it; None for always.
         options: those of `torch.profiler.profile`: ``activities``, ``record_shapes``,
             ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ... Without
             ``activities``, the CPU is recorded and, if the program uses it when a window begins, the GPU.
@@ -99,6 +102,7 @@ def profile(
         exporter=exporter,
         ranks=ranks,
         first_step=first_step,
+        keep=keep,
         **options,
     )
 
@@ -114,6 +118,7 @@ def new_profile(
     exporter: str | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
+    keep: Keep | None = None,
     **options: Any,
 ) -> Profile:
     """Check the arguments of `profile` and make one for ``driver``.
@@ -134,6 +139,7 @@ def new_profile(
     chosen = None if ranks is None else frozenset(ranks)
     if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
         raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
+    storage = Storage(keep)
     chosen_exporter = choose(exporter, options)
     outcomes = Outcomes(
         folder,
@@ -144,6 +150,7 @@ def new_profile(
         on_summary=on_summary,
         diagnose=diagnose,
         file_hint="" if os.environ.get(LAUNCHED) else chosen_exporter.hint,
+        storage=storage,
     )
     return Profile(
         folder,

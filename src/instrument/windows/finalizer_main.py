@@ -26,7 +26,9 @@ from ..exporters.raw_trace import compress
 from ..part_file import remove_stale_parts, sync
 from ..process_id import start_time
 from ..run_folder import NAME
+from .file_keeping import FileKeeping
 from .manifest import append, describe_files, uncompressed_entry
+from .storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +51,7 @@ class FinalizerJobs:
         self._windows_without_timing: dict[
             int, tuple[dict[str, Any], str, Summary | None]
         ] = {}  # windows without timing so far
+        self._keeping: FileKeeping | None = None
         self._errors: list[tuple[str, str]] = []  # of the current job: what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
             "window": self._save_window,
@@ -109,6 +112,9 @@ class FinalizerJobs:
         answer = self._write_line({"entry": entry, "folder": folder})
         with self._collect_error("the summary"):
             self._add_to_summary(summary, entry)
+        if answer["written"] and self._keeping is not None:
+            with self._collect_error("keeping files"):
+                self._keeping.add(entry)
         return {**answer, "window": job["window"]}
 
     def _write_line(self, job: Job) -> dict[str, Any]:
@@ -150,14 +156,15 @@ class FinalizerJobs:
         encoding = _supported_encoding(terminal["encoding"])
         file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
         console = Console(file=file, force_terminal=terminal["colors"], width=terminal["columns"])
-        files = [_relative_path(path, job["cwd"]) for path in self._files]
+        there = [path for path in self._files if Path(path).exists()]  # others were removed, as `keep` says
+        files = [_relative_path(path, job["cwd"]) for path in there]
         print_summary(
             self._summary, files=files, folder=_relative_path(job["folder"], job["cwd"]), hidden=job["hidden"],
             console=console,
         )  # fmt: skip
-        if job["diagnose"] and self._files:
+        if job["diagnose"] and there:
             with self._collect_error("the diagnosis"):
-                _print_diagnosis(Path(self._files[-1]), console)
+                _print_diagnosis(Path(there[-1]), console)
         file.flush()
         file.seek(0)
         return {"text": file.read()}
@@ -167,6 +174,7 @@ class FinalizerJobs:
         if job["state"] is not None:
             self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
         folder = Path(job["folder"])
+        self._keeping = FileKeeping(folder, Storage.from_json(job["storage"]))
         for written in (folder, *folder.glob("window-*")):
             remove_stale_parts(written)
         return {}

@@ -132,9 +132,7 @@ def unwritable(folder: Path) -> str | None:
 
     The test leaves no file behind.
     """
-    place = folder
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
+    place = existing(folder)
     try:
         tempfile.TemporaryFile(dir=place).close()  # os.access says yes to root, also in /proc
     except OSError as error:
@@ -143,6 +141,13 @@ def unwritable(folder: Path) -> str | None:
         where = "" if place == folder else f"nothing can be created in {place}: "
         return f"cannot write to {folder}: {where}{error.strerror}"
     return None
+
+
+def existing(folder: Path) -> Path:
+    """Return ``folder``, or the closest folder above it that is there."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def append(folder: Path, lines: list[bytes]) -> None:

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity
 from ..exporters.capture import Exporter
 from ..exporters.choose import ExporterName
 from .profile import Profile
+from .storage import Keep
 
 
 class TorchProfilerOptions(TypedDict, total=False):
@@ -40,3 +41,4 @@ class ProfileOptions(TorchProfilerOptions, total=False):
     exporter: ExporterName | Exporter
     ranks: Iterable[int] | None
     first_step: int
+    keep: Keep | None

@@ -18,6 +18,7 @@ from ..interrupts import Suppressed, is_interrupt
 from ..part_file import remove_stale_parts
 from .finalizer_process import FEATURE, FinalizerProcess
 from .manifest import Manifest, describe_files, size_of, uncompressed_entry
+from .storage import Storage
 
 _WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
 _WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
@@ -34,14 +35,16 @@ class WindowFinalizer:
     Args:
         manifest: gets the line of each window.
         hint: the message for users if the exporter writes no files.
+        storage: what happens to the files later.
 
     Attributes:
         received: the number of calls of `add_recorded`.
         stderr: the stream for the summary; None means ``sys.stderr`` at that time.
     """
 
-    def __init__(self, manifest: Manifest, hint: str) -> None:
+    def __init__(self, manifest: Manifest, hint: str, storage: Storage) -> None:
         self._manifest = manifest
+        self._storage = storage
         self._hint = hint
         self.received = 0
         self.stderr: Any = None
@@ -212,7 +215,12 @@ class WindowFinalizer:
                     raise
                 self._abandon_jobs(f"could not be started: {error}")
                 return
-            process.send({"kind": "start", "job": 0, "folder": str(self._manifest.folder), "state": self._state})
+            begun = {
+                "folder": str(self._manifest.folder),
+                "storage": self._storage.as_json(),
+                "state": self._state,
+            }
+            process.send({"kind": "start", "job": 0, **begun})
         if job is not None and number in self._jobs:
             process.send(job)
         else:  # a signal handler has called `finish`
