@@ -10,6 +10,7 @@ from typing import Any
 from .interrupts import Suppressed
 
 NAME = "manifest.jsonl"
+_OF_ONE_RUN = "manifest.*.jsonl"  # in a folder that windows were uploaded to
 
 
 def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
@@ -21,9 +22,10 @@ def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
         folder: the folder of the manifest.
         start: the number of bytes to skip, as returned by `size_of`.
     """
-    with Suppressed(OSError), (folder / NAME).open("rb") as lines:
-        lines.seek(start)
-        yield from (entry for entry in parse_lines(lines) if "event" not in entry)
+    for path in (folder / NAME, *sorted(folder.glob(_OF_ONE_RUN))):
+        with Suppressed(OSError), path.open("rb") as lines:
+            lines.seek(start if path.name == NAME else 0)
+            yield from (entry for entry in parse_lines(lines) if "event" not in entry)
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

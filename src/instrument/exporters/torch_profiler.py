@@ -33,7 +33,7 @@ from .sessions import OpenRanges, sessions
 _OWN_ARGUMENTS = ("schedule", "on_trace_ready")
 # Names that users may have meant by an option that torch does not know.
 _SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
-_PROFILE_ARGUMENTS = ("out", "schedule", "on_trace_ready", "exporter", "ranks", "first_step", "keep")
+_PROFILE_ARGUMENTS = ("out", "schedule", "on_trace_ready", "exporter", "ranks", "first_step", "keep", "upload")
 # Why a window holds less than planned, or nothing.
 _IN_WARMUP = "another torch profiler began during warm-up"
 _BEGAN_INSIDE = "another torch profiler began inside the window, which ended its recording"

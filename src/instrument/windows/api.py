@@ -14,6 +14,7 @@ from ..exporters.choose import ExporterName, choose
 from ..guard import guard
 from .outcomes import Outcomes
 from .profile import Profile
+from .remote import masked
 from .schedule import NEVER, Schedule, schedule
 from .storage import Keep, Storage
 from .torch_schedule import TorchSchedule
@@ -57,6 +58,8 @@ def profile(
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
     keep: Keep | None = None,
+    upload: str | None = None,
+    upload_timeout: float = 60.0,
     **options: Unpack[TorchProfilerOptions],
 ) -> Profile:
     """Record chosen steps of a training loop; call ``.step()`` on what this returns after each step.
@@ -79,6 +82,9 @@ def profile(
         first_step: the number of the first step, for a resumed run. Named steps and periods of a schedule
             still count from 0, cycles (wait, warmup, active) from this step.
         keep: how long the files of windows stay, as `instrument.keep` returns it; None for always.
+        upload: the URL of a remote folder, as fsspec takes it ("s3://bucket/runs/x"), that windows are copied to
+            by another process; None for none.
+        upload_timeout: how long the end of the run waits for uploads, in s.
         options: those of `torch.profiler.profile`: ``activities``, ``record_shapes``,
             ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ... Without
             ``activities``, the CPU is recorded and, if the program uses it when a window begins, the GPU.
@@ -103,6 +109,8 @@ def profile(
         ranks=ranks,
         first_step=first_step,
         keep=keep,
+        upload=upload,
+        upload_timeout=upload_timeout,
         **options,
     )
 
@@ -119,6 +127,8 @@ def new_profile(
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
     keep: Keep | None = None,
+    upload: str | None = None,
+    upload_timeout: float = 60.0,
     **options: Any,
 ) -> Profile:
     """Check the arguments of `profile` and make one for ``driver``.
@@ -139,7 +149,7 @@ def new_profile(
     chosen = None if ranks is None else frozenset(ranks)
     if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
         raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
-    storage = Storage(keep)
+    storage = Storage(keep, upload, upload_timeout)
     chosen_exporter = choose(exporter, options)
     outcomes = Outcomes(
         folder,
@@ -169,10 +179,13 @@ def folder_of(out: Any) -> Path:
     """Return the folder ``out`` as an absolute path, as the program may change the current folder.
 
     Raises:
-        TypeError: ``out`` is not a path.
+        TypeError, ValueError: ``out`` is not a path, or a URL.
     """
     if not isinstance(out, (str, os.PathLike)):
         raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
+    if "://" in str(out):
+        shown = masked(str(out))
+        raise ValueError(f'"out" must be a local folder: {shown!r}; "upload" copies it: upload={shown!r}')
     return Path(out).absolute()
 
 

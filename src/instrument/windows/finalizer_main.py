@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..traces.summary import Summary
 
 Job = Mapping[str, Any]
+_UPLOADING = "uploading windows"  # the name of the feature in the log
 _ORPHAN_LIMIT_S = 600  # time limit for the work after the training process has exited, ...
 _CHECK_INTERVAL_S = 5  # ... which is checked this often
 
@@ -45,7 +46,8 @@ _CHECK_INTERVAL_S = 5  # ... which is checked this often
 class FinalizerJobs:
     """Does the jobs; one summary covers all windows whose traces were read."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_uploaded: Callable[[], None]) -> None:
+        self._on_uploaded = on_uploaded
         self._summary: Summary | None = None
         self._files: list[str] = []
         self._windows_without_timing: dict[
@@ -59,6 +61,7 @@ class FinalizerJobs:
             "line": self._write_line,
             "report": self._render_summary,
             "start": self._start,
+            "uploads": self._note_uploads,
             "wake": lambda job: {},
             "end": self._return_state,
         }
@@ -174,10 +177,25 @@ class FinalizerJobs:
         if job["state"] is not None:
             self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
         folder = Path(job["folder"])
-        self._keeping = FileKeeping(folder, Storage.from_json(job["storage"]))
+        self._keeping = FileKeeping(folder, job["run"], Storage.from_json(job["storage"]), self._on_uploaded)
         for written in (folder, *folder.glob("window-*")):
             remove_stale_parts(written)
         return {}
+
+    def _note_uploads(self, _: Job) -> dict[str, Any]:
+        """Write the lines of uploads that are done."""
+        if self._keeping is not None and (failure := self._keeping.note_uploads()):
+            self._errors.append((_UPLOADING, failure))
+        return {}
+
+    def end(self) -> tuple[dict[str, Any], bool]:
+        """Wait for uploads; return the failure as an answer without a job, and whether a connection hangs."""
+        self._errors, hangs = [], False
+        with self._collect_error("keeping files"):
+            if self._keeping is not None:
+                failure, hangs = self._keeping.end()
+                self._errors += [(_UPLOADING, failure)] if failure else []
+        return {"errors": self._errors}, hangs
 
     def _return_state(self, _: Job) -> dict[str, Any]:
         """Return the state that `_start` takes."""
@@ -235,18 +253,23 @@ def main(parent: int) -> None:
     os.dup2(2, 1)  # printed text must not mix with answers
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(jobs, parent), daemon=True).start()
-    finalize = FinalizerJobs()
-    while (job := jobs.get()) is not None:
+    finalize = FinalizerJobs(lambda: jobs.put({"kind": "uploads"}))
+    while (job := jobs.get()) is not None and job["kind"] != "end":
         _reply(answers, job, finalize.do(job))
-        if job["kind"] == "end":
-            return
-    for job in finalize.jobs_without_timing():
+    for late in finalize.jobs_without_timing() if job is None else ():
+        _reply(answers, late, finalize.do(late))
+    ended, hangs = finalize.end()
+    _reply(answers, {}, ended)
+    if job is not None:
         _reply(answers, job, finalize.do(job))
+    if hangs:
+        os._exit(0)  # threads of a connection may wait for minutes
 
 
 def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:
     with suppress(OSError):  # the training process has exited
-        data = json.dumps({"job": job["job"], **answer}).encode() + b"\n"
+        number = {"job": job["job"]} if "job" in job else {}
+        data = json.dumps({**number, **answer}).encode() + b"\n"
         while data:
             data = data[os.write(answers, data) :]
 

@@ -46,7 +46,7 @@ class Manifest:
         self._unwritten: list[bytes] = []
         self._lock = threading.RLock()  # held while writing; never waited for
         self._warned = False
-        self._run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
+        self.run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
 
     @property
     def entries(self) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ class Manifest:
     ) -> dict[str, Any]:
         """Return the line of one window, without files."""
         return {
-            "run": self._run,
+            "run": self.run,
             "rank": rank,
             "window": window,
             "status": status,

@@ -42,3 +42,5 @@ class ProfileOptions(TorchProfilerOptions, total=False):
     ranks: Iterable[int] | None
     first_step: int
     keep: Keep | None
+    upload: str | None
+    upload_timeout: float

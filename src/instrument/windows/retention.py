@@ -10,7 +10,9 @@ from .storage import Keep
 from .stored_windows import StoredWindow, StoredWindows, files_on_disk, is_pinned
 
 
-def remove_old_windows(stored: StoredWindows, keep: Keep, rank: int, now_ns: int) -> list[dict[str, Any]]:
+def remove_old_windows(
+    stored: StoredWindows, keep: Keep, rank: int, now_ns: int, *, uploaded_only: bool = False
+) -> list[dict[str, Any]]:
     """Remove the files of the windows of ``rank`` that are beyond the limits of ``keep``.
 
     The newest window stays, and so do those that a person pinned, which do not count. Other ranks' files stay; a
@@ -21,12 +23,15 @@ def remove_old_windows(stored: StoredWindows, keep: Keep, rank: int, now_ns: int
         keep: the limits.
         rank: the rank of this process.
         now_ns: the time since the epoch.
+        uploaded_only: whether a window that was not uploaded stays.
 
     Returns:
         A line for the manifest for each window whose files were removed.
     """
     lines = []
     for window, files, reason in _beyond_limits(stored, keep, rank, now_ns):
+        if uploaded_only and not window.uploaded:
+            continue
         removed = {path: size for path, size in files.items() if _remove(path)}
         for folder in {path.parent for path in removed}:
             with suppress(OSError):  # not empty

@@ -7,6 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from ..units import parse_duration, parse_size
+from .remote import check_url
+
+MAX_TIMEOUT_S = 600  # the finishing process ends then, if the program has exited
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,26 @@ class Storage:
     """What happens to the files of windows after they are written.
 
     Args:
-        keep: how long they stay; None for always.
+        keep: how long they stay; None for always. A file that is to be uploaded stays until that is done.
+        upload: the URL of the folder that they are copied to; None for none.
+        upload_timeout: how long the end of a run waits for uploads, in s.
     """
 
     keep: Keep | None = None
+    upload: str | None = None
+    upload_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         if self.keep is not None and not isinstance(self.keep, Keep):
             raise TypeError(f'"keep" must be the result of instrument.keep(windows=..., ...): {self.keep!r}')
+        if self.upload is not None:
+            check_url(self.upload)
+        if isinstance(self.upload_timeout, bool) or not isinstance(self.upload_timeout, (int, float)):
+            raise TypeError(f'"upload_timeout" must be a number of seconds from 0 to 600: {self.upload_timeout!r}')
+        if not 0 < self.upload_timeout <= MAX_TIMEOUT_S:
+            raise ValueError(
+                f'"upload_timeout" must be a number of seconds from 0 to 600: {self.upload_timeout!r}'
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Return what `from_json` takes."""

@@ -26,6 +26,7 @@ class StoredWindow:
         window: the number of the window.
         paths: the paths of the files relative to the folder of the run.
         end_ns: when the recording ended, in ns since the epoch; 0 if unknown.
+        uploaded_paths: those of the files that were uploaded.
     """
 
     run: str
@@ -33,6 +34,12 @@ class StoredWindow:
     window: int
     paths: list[str] = field(default_factory=list)
     end_ns: int = 0
+    uploaded_paths: set[str] = field(default_factory=set)
+
+    @property
+    def uploaded(self) -> bool:
+        """Whether all files were uploaded."""
+        return self.uploaded_paths.issuperset(self.paths)
 
 
 class StoredWindows:
@@ -51,6 +58,11 @@ class StoredWindows:
         """Return the windows of a rank whose files were not removed, of all runs into the folder, oldest first."""
         self._read()
         return [window for window in self._windows.values() if window.rank == rank]
+
+    def of_run(self, run: str) -> list[StoredWindow]:
+        """Return the windows of a run whose files were not removed, oldest first."""
+        self._read()
+        return [window for window in self._windows.values() if window.run == run]
 
     def _read(self) -> None:
         with Suppressed(OSError), (self.folder / NAME).open("rb") as file:
@@ -71,6 +83,9 @@ class StoredWindows:
                 self._windows[key].paths = left
             else:
                 self._windows.pop(key, None)
+        elif line.get("event") == "upload":
+            if key in self._windows and line.get("status") == "done":
+                self._windows[key].uploaded_paths.update(paths)
         elif "event" not in line and paths:
             window = self._windows.pop(key, None) or StoredWindow(*key)  # to the end: it is the newest
             window.paths += paths

@@ -173,7 +173,7 @@ class WindowFinalizer:
         process = self._process
         if process is None:
             return
-        wait_s = _WAIT_S
+        wait_s = _WAIT_S + (self._storage.upload_timeout if self._storage.upload else 0)
         failure: Exception | None = None
         with guard.contained(FEATURE):
             sizes = [size_of(Path(job["raw"])) or 0 for job in list(self._jobs.values()) if "raw" in job]
@@ -217,6 +217,7 @@ class WindowFinalizer:
                 return
             begun = {
                 "folder": str(self._manifest.folder),
+                "run": self._manifest.run,
                 "storage": self._storage.as_json(),
                 "state": self._state,
             }
@@ -231,7 +232,7 @@ class WindowFinalizer:
     def _handle_answer(self, answer: Mapping[str, Any]) -> None:
         try:
             self._state = answer.get("state", self._state)
-            job = {} if answer.get("held") else self._jobs.pop(answer["job"], {})
+            job = {} if answer.get("held") else self._jobs.pop(answer.get("job", 0), {})
             if "entry" in answer:
                 self._jobs.pop(answer.get("window", 0), None)
                 self._manifest.add(answer["entry"], written=answer["written"])
