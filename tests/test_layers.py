@@ -41,8 +41,8 @@ ORDER = [
     ["config", "compat"],
     ["console", "errors", "gpu", "identity", "imports", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
-    ["findings", "run_folder"],
-    ["interrupts", "live_objects", "part_file", "printable", "source_paths", "units"],
+    ["findings", "part_file", "run_folder"],
+    ["interrupts", "live_objects", "printable", "process_id", "source_paths", "units"],
 ]
 # Modules that adapters may import besides the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .windows.profile import Profile
     from .windows.schedule import Schedule, Window, schedule
     from .windows.steps import steps
+    from .windows.storage import Keep, keep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Finding",
     "Handle",
     "InstrumentError",
+    "Keep",
     "LaunchError",
     "Metrics",
     "Profile",
@@ -64,6 +66,7 @@ __all__ = [
     "detect_syncs",
     "diagnose",
     "dry_run",
+    "keep",
     "mark",
     "metrics",
     "no_syncs",
@@ -84,6 +87,7 @@ _HOMES = {
     "Finding": ".findings",
     "Handle": ".modules.service",
     "InstrumentError": ".errors",
+    "Keep": ".windows.storage",
     "LaunchError": ".errors",
     "Metrics": ".diagnosis.metrics",
     "Profile": ".windows.profile",
@@ -107,6 +111,7 @@ _HOMES = {
     "compare": ".comparison.comparison",
     "diagnose": ".diagnosis.diagnose",
     "dry_run": ".dryrun.run",
+    "keep": ".windows.storage",
     "mark": ".regions.annotation",
     "metrics": ".diagnosis.metrics",
     "no_syncs": ".syncs.live",

@@ -1,22 +1,71 @@
-"""`part_file`: a temporary file beside the file to write, so that an interrupt leaves the old one whole."""
+"""`part_file`: a temporary file beside the file to write, so that a file appears whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+
+from . import process_id
+from .interrupts import Suppressed
+
+# .tmp: torch's own suffix while it writes
+_PART = re.compile(r"\..+\.(?P<place>[0-9a-f]{8})-(?P<process>\d+)-(?P<start>\d*)-[0-9a-f]{8}\.part(\.tmp)?")
 
 
 @contextmanager
 def part_file(path: Path) -> Iterator[Path]:
     """Yield a path for a temporary file in the same folder, which is removed at the end if it is still there.
 
-    The file takes the place of ``path`` when it is whole: ``part.replace(path)``.
+    `publish` gives the file its name when it is whole. The hidden name tells which process writes it, for
+    `remove_stale_parts`.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.part")
+    process = os.getpid()
+    writer = f"{process_id.place()}-{process}-{process_id.start_time(process)}-{os.urandom(4).hex()}"
+    part = path.with_name(f".{path.name}.{writer}.part")
     try:
         yield part
     finally:
-        with suppress(OSError):
+        with Suppressed(OSError):
             part.unlink(missing_ok=True)
+
+
+def publish(part: Path, path: Path) -> None:
+    """Give a whole file its name, so that it is there, and whole, even after the machine loses power.
+
+    Raises:
+        OSError: the file cannot be written to the disk, or not renamed.
+    """
+    sync(part)
+    part.replace(path)
+    with Suppressed(OSError):  # a system that cannot sync folders
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk: milliseconds.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_stale_parts(folder: Path) -> None:
+    """Remove the temporary files in ``folder`` of processes of this host that have exited."""
+    with Suppressed(OSError), os.scandir(folder) as files:
+        for file in files:
+            found = _PART.fullmatch(file.name)
+            if (
+                found is not None
+                and found["place"] == process_id.place()
+                and process_id.start_time(int(found["process"])) != found["start"]
+            ):
+                with Suppressed(OSError):  # another rank removed it
+                    Path(file.path).unlink()

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .interrupts import Suppressed
 
 NAME = "manifest.jsonl"
+_OF_ONE_RUN = "manifest.*.jsonl"  # in a folder that windows were uploaded to
 
 
 def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the readable lines of the manifest in ``folder``; none without a manifest.
+    """Yield the readable lines of windows in the manifest in ``folder``; none without a manifest.
+
+    Lines with the key ``event`` say what happened to the files later, and are left out.
 
     Args:
         folder: the folder of the manifest.
         start: the number of bytes to skip, as returned by `size_of`.
     """
-    with Suppressed(OSError), (folder / NAME).open("rb") as lines:
-        lines.seek(start)
-        for line in lines:
-            with Suppressed(ValueError, RecursionError):
-                entry = json.loads(line)
-                if isinstance(entry, dict):
-                    yield entry
+    for path in (folder / NAME, *sorted(folder.glob(_OF_ONE_RUN))):
+        with Suppressed(OSError), path.open("rb") as lines:
+            lines.seek(start if path.name == NAME else 0)
+            yield from (entry for entry in parse_lines(lines) if "event" not in entry)
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the objects in lines of JSON; a line of anything else, such as a part of one, is left out."""
+    for line in lines:
+        with Suppressed(ValueError, RecursionError):
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                yield entry
 
 
 def entry_of(trace: Path) -> dict[str, Any] | None:

@@ -1,10 +1,14 @@
-"""Formats numbers and their units for people."""
+"""Formats numbers and their units for people, and reads those that people write."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 _WIDE = 100  # ratio of two durations from which they do not share a unit
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_BYTES = {f"{prefix}{unit}B": base**power for base, unit in ((1000, ""), (1024, "i"))
+          for power, prefix in enumerate("KMGT", 1)} | {"B": 1}  # fmt: skip
 
 
 def duration(ns: float) -> str:
@@ -53,3 +57,32 @@ def percentage(share: float) -> str:
 def percent(part: int, whole: int | None) -> str:
     """Return ``part`` as a percentage of ``whole``, or a dash if that is zero or unknown."""
     return f"{100 * part / whole:.1f}" if whole else "-"
+
+
+def parse_duration(text: object, name: str) -> float:
+    """Return the seconds of a duration such as "7d" or "1.5h".
+
+    Raises:
+        TypeError, ValueError: ``text``, the value of the argument ``name``, is no such duration.
+    """
+    return _parsed(text, name, _SECONDS, '"7d"')
+
+
+def parse_size(text: object, name: str) -> int:
+    """Return the bytes of a size such as "20GB" (20e9) or "1.5GiB".
+
+    Raises:
+        TypeError, ValueError: ``text``, the value of the argument ``name``, is no such size.
+    """
+    return int(_parsed(text, name, _BYTES, '"20GB"'))
+
+
+def _parsed(text: object, name: str, units: Mapping[str, int], example: str) -> float:
+    accepted = f'"{name}" must be a number > 0 with a unit ({", ".join(units)}), such as {example}: {text!r}'
+    if not isinstance(text, str):
+        raise TypeError(accepted)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    sizes = {unit.lower(): size for unit, size in units.items()}
+    if found is None or found[2].lower() not in sizes or not float(found[1]):
+        raise ValueError(accepted)
+    return float(found[1]) * sizes[found[2].lower()]

@@ -64,7 +64,7 @@ def test_a_disk_that_fills_up_during_compression(tmp_path: Path, monkeypatch: py
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(gzip, "open", lambda path, mode, compresslevel: FullDiskFile(path, mode, compresslevel))
+    monkeypatch.setattr(gzip, "GzipFile", FullDiskFile)
     with pytest.raises(OSError, match="No space left"):
         compress(raw)
     assert ["rank0.1.pt.trace.json"] == list_names(tmp_path)

@@ -41,10 +41,11 @@ def finalizer(training: int | None = None) -> int:
     return running[0]
 
 
-def eventually(check: Callable[[], bool]) -> None:
-    """Wait until ``check()`` is true."""
-    for _ in range(600):
+def eventually(check: Callable[[], bool], every_s: float = 0.05) -> None:
+    """Wait until ``check()`` is true, which is called again after ``every_s``."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
         if check():
             return
-        time.sleep(0.05)
+        time.sleep(every_s)
     raise AssertionError("not within 30 s")

@@ -124,7 +124,7 @@ def test_a_trace_that_cannot_be_compressed(out: Path) -> None:
     for entry in manifest(out):
         assert "recorded" == entry["status"]
         assert entry["reason"].startswith("not compressed: IsADirectoryError: [Errno 21] Is a directory: ")
-    for path in out.rglob("*.part"):
+    for path in out.rglob("*.gz"):
         path.rmdir()
     for entry, path in zip(manifest(out), traces(out), strict=True):
         assert path.name.endswith(".pt.trace.json")

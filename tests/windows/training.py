@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 import instrument
-from instrument.exporters.raw_trace import part
+from instrument.exporters.raw_trace import packed
 from instrument.windows.schedule import Window
 
 from ..conftest import annotations
@@ -180,5 +180,5 @@ def reasons(entries: Iterable[dict[str, Any]]) -> list[tuple[str, str | None]]:
 
 
 def obstruct(prof: Any) -> None:
-    """Make the compression of the last window's trace fail: put a folder where its output goes."""
-    part(prof._last_capture.raw).mkdir()
+    """Make the compression of the last window's trace fail: put a folder in the place of its output."""
+    packed(prof._last_capture.raw).mkdir()

@@ -16,7 +16,17 @@ _FULL = ("record_shapes", "profile_memory", "with_stack", "with_flops")
 _OWN_ARGUMENTS = ("schedule", "on_trace_ready")
 # Names that users may have meant by an option that torch does not know.
 _SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
-_PROFILE_ARGUMENTS = ("out", "schedule", "on_trace_ready", "exporter", "ranks", "first_step", "detail")
+_PROFILE_ARGUMENTS = (
+    "out",
+    "schedule",
+    "on_trace_ready",
+    "exporter",
+    "ranks",
+    "first_step",
+    "detail",
+    "keep",
+    "upload",
+)
 
 
 def options_for(detail: Detail, options: Mapping[str, Any]) -> dict[str, Any]:

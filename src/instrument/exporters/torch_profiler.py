@@ -21,6 +21,7 @@ from ..compat import autograd, kineto, profilers
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
+from ..part_file import part_file
 from ..regions.emitters.torch_nested import torch_emitter
 from ..regions.emitters.torch_profiler import TorchProfilerEmitter
 from ..regions.region import Region, plain
@@ -320,12 +321,13 @@ class TorchProfilerCapture:
         """Write the trace: 4-7 ms for each MB."""
         folder.mkdir(parents=True, exist_ok=True)
         raw = folder / f"{stem}{SUFFIX}"
-        self.profiler.export_chrome_trace(str(raw))
-        if not _is_complete_json(raw):  # torch does not raise
-            error = _write_error(raw)
-            for path in (raw, raw.with_name(f"{raw.name}.tmp")):
-                path.unlink(missing_ok=True)
-            raise OSError(error.errno, f"torch could not write the trace to {folder}: {error.strerror}")
+        with part_file(raw) as part:
+            self.profiler.export_chrome_trace(str(part))
+            if not _is_complete_json(part):  # torch does not raise
+                error = _write_error(part)
+                part.with_name(f"{part.name}.tmp").unlink(missing_ok=True)
+                raise OSError(error.errno, f"torch could not write the trace to {folder}: {error.strerror}")
+            part.replace(raw)  # not synced: the finishing process does what takes time
         self.raw = raw
         if self.profiler.use_device == "cuda" and not sessions.records_gpu(raw):
             self._without_gpu(_WITHOUT_GPU)

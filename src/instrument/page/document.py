@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ..part_file import part_file
+from ..part_file import part_file, publish
 
 _HERE = Path(__file__).parent
 _FIRST, _LAST = ("dom", "state", "table"), "main"
@@ -78,7 +78,7 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
     with part_file(out) as part:
         try:
             part.write_text(text, encoding="utf-8")
-            part.replace(out)
+            publish(part, out)
         except OSError as error:
             raise type(error)(error.errno, error.strerror, str(out)) from None
     return out

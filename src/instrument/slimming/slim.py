@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..diagnosis.diagnose import diagnose
 from ..errors import TraceError
-from ..part_file import part_file
+from ..part_file import part_file, publish
 from ..traces.kineto import read_kineto
 from ..traces.read import read_trace
 from ..traces.region_steps import with_steps
@@ -99,7 +99,7 @@ def slim(
         write_trace(recorded, parts, part, names, renumber=renumber, packed=packed)
         changed = differences(before, diagnose(replace(read_trace(part), path=source)), numbers_only=anonymize)
         with writing(target.parent):
-            part.replace(target)
+            publish(part, target)
     events = sum(len(each.rows) for each in parts.values())
     sizes = target.stat().st_size, source.stat().st_size
     return SlimTrace(target, source, *sizes, events, total, kept_steps(recorded.metadata), changed)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ..part_file import part_file
+from ..part_file import part_file, publish
 from .chunks import EventIndex
 from .text import read_blocks
 from .trace import ReadLosses, Trace
@@ -94,7 +94,7 @@ def insert_events(trace: Trace, out: Path, events: Iterable[str]) -> None:
                     write.writelines(f"{event},\n".encode() for event in events)
                     block = block[before:]
                 write.write(block)
-        part.replace(out)
+        publish(part, out)
 
 
 def _open(path: Path, *, packed: bool) -> IO[bytes]:

@@ -40,8 +40,8 @@ _numbers = {
 class Agreement:
     """Passes the requests of this rank to rank 0, and what rank 0 decides to this rank.
 
-    Rank 0 gives each request its first step, so far ahead that all ranks learn of it before they reach it. Requests
-    that come meanwhile get the same step, such as those of ranks that see the same file touched.
+    Rank 0 gives each request its first step, so far ahead that all ranks learn of it before they reach it.
+    Requests that come meanwhile get the same step, such as those of ranks that see the same file touched.
 
     Args:
         decided: called with each request, and its first step, on the thread.

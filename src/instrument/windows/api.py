@@ -16,8 +16,10 @@ from ..guard import guard
 from .outcomes import Outcomes
 from .profile import Profile
 from .rank import chosen_ranks
+from .remote import masked
 from .requests import RequestedWindows
 from .schedule import NEVER, NOTHING, Schedule, integer, schedule
+from .storage import Keep, Storage
 from .torch_schedule import TorchSchedule
 from .triggers import Triggers
 from .window_recorder import FEATURE
@@ -62,6 +64,9 @@ def profile(
     first_step: int = 0,
     triggers: str | Iterable[str] = (),
     trigger_steps: int = 3,
+    keep: Keep | None = None,
+    upload: str | None = None,
+    upload_timeout: float = 60.0,
     **options: Unpack[TorchProfilerOptions],
 ) -> Profile:
     """Record chosen steps of a training loop; call ``.step()`` on what this returns after each step.
@@ -91,6 +96,10 @@ def profile(
             file ``OUT/trigger`` is touched), "file=PATH", "signal=SIGUSR2", "every=30m", "at=02:30"; several, or
             one text with commas. Without a schedule, only these open windows. `Profile.trigger` needs none.
         trigger_steps: the number of steps that such a window records, after one warm-up step.
+        keep: how long the files of windows stay, as `instrument.keep` returns it; None for always.
+        upload: the URL of a remote folder, as fsspec takes it ("s3://bucket/runs/x"), that windows are copied to
+            by another process; None for none.
+        upload_timeout: how long the end of the run waits for uploads, in s.
         options: those of `torch.profiler.profile`: ``activities``, ``record_shapes``,
             ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ... Without
             ``activities``, the CPU is recorded and, if the program uses it when a window begins, the GPU.
@@ -117,6 +126,9 @@ def profile(
         first_step=first_step,
         triggers=triggers,
         trigger_steps=trigger_steps,
+        keep=keep,
+        upload=upload,
+        upload_timeout=upload_timeout,
         **options,
     )
 
@@ -135,6 +147,9 @@ def new_profile(
     first_step: int = 0,
     triggers: str | Iterable[str] = (),
     trigger_steps: int = 3,
+    keep: Keep | None = None,
+    upload: str | None = None,
+    upload_timeout: float = 60.0,
     **options: Any,
 ) -> Profile:
     """Check the arguments of `profile` and make one for ``driver``.
@@ -155,6 +170,7 @@ def new_profile(
     chosen_triggers = Triggers(triggers, folder, integer("trigger_steps", trigger_steps, least=1))
     if schedule is None and chosen_triggers:
         schedule = NOTHING
+    storage = Storage(keep, upload, upload_timeout)
     windows = RequestedWindows(_resolved(schedule, first_step))
     outcomes = Outcomes(
         folder,
@@ -166,6 +182,7 @@ def new_profile(
         on_summary=on_summary,
         diagnose=diagnose,
         file_hint="" if os.environ.get(LAUNCHED) else chosen_exporter.hint,
+        storage=storage,
     )
     return Profile(
         folder,
@@ -185,10 +202,13 @@ def folder_of(out: Any) -> Path:
     """Return the folder ``out`` as an absolute path, as the program may change the current folder.
 
     Raises:
-        TypeError: ``out`` is not a path.
+        TypeError, ValueError: ``out`` is not a path, or a URL.
     """
     if not isinstance(out, (str, os.PathLike)):
         raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
+    if "://" in str(out):
+        shown = masked(str(out))
+        raise ValueError(f'"out" must be a local folder: {shown!r}; "upload" copies it: upload={shown!r}')
     return Path(out).absolute()
 
 

@@ -23,7 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..exporters.raw_trace import compress
+from ..part_file import remove_stale_parts, sync
+from ..process_id import start_time
+from ..run_folder import NAME
+from .file_keeping import FileKeeping
 from .manifest import append, describe_files, uncompressed_entry
+from .storage import Storage
 from .trace_counts import trace_counts
 
 if TYPE_CHECKING:
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from ..traces.summary import Summary
 
 Job = Mapping[str, Any]
+_UPLOADING = "uploading windows"  # the name of the feature in the log
 _ORPHAN_LIMIT_S = 600  # time limit for the work after the training process has exited, ...
 _CHECK_INTERVAL_S = 5  # ... which is checked this often
 
@@ -41,19 +47,22 @@ _CHECK_INTERVAL_S = 5  # ... which is checked this often
 class FinalizerJobs:
     """Does the jobs; one summary covers all windows whose traces were read."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_uploaded: Callable[[], None]) -> None:
+        self._on_uploaded = on_uploaded
         self._summary: Summary | None = None
         self._files: list[str] = []
         self._windows_without_timing: dict[
             int, tuple[dict[str, Any], str, Summary | None, Path | None]
         ] = {}  # windows without timing so far
+        self._keeping: FileKeeping | None = None
         self._errors: list[tuple[str, str]] = []  # of the current job: what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
             "window": self._save_window,
             "timed": self._add_timing,
             "line": self._write_line,
             "report": self._render_summary,
-            "resume": self._restore_state,
+            "start": self._start,
+            "uploads": self._note_uploads,
             "wake": lambda job: {},
             "end": self._return_state,
         }
@@ -81,6 +90,8 @@ class FinalizerJobs:
         except Exception as error:
             path = raw
             self._add_error("saving a window", error)
+            with suppress(OSError):
+                sync(raw)
             entry = uncompressed_entry(entry, raw.exists(), f"{type(error).__name__}: {error}")
         if path.exists():
             entry["files"] = describe_files([path], folder)
@@ -109,6 +120,9 @@ class FinalizerJobs:
         answer = self._write_line({"entry": entry, "folder": folder})
         with self._collect_error("the summary"):
             self._add_to_summary(summary, entry)
+        if answer["written"] and self._keeping is not None:
+            with self._collect_error("keeping files"):
+                self._keeping.add(entry)
         return {**answer, "window": job["window"]}
 
     def _write_line(self, job: Job) -> dict[str, Any]:
@@ -120,6 +134,7 @@ class FinalizerJobs:
         ):  # the training process tries again, and warns
             append(Path(job["folder"]), [json.dumps(job["entry"]).encode() + b"\n"])
             written = True
+            sync(Path(job["folder"]) / NAME)
         return {"entry": job["entry"], "written": written}
 
     def _add_to_summary(self, summary: Summary | None, entry: Mapping[str, Any]) -> None:
@@ -149,25 +164,46 @@ class FinalizerJobs:
         encoding = _supported_encoding(terminal["encoding"])
         file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
         console = Console(file=file, force_terminal=terminal["colors"], width=terminal["columns"])
-        files = [_relative_path(path, job["cwd"]) for path in self._files]
+        there = [path for path in self._files if Path(path).exists()]  # others were removed, as `keep` says
+        files = [_relative_path(path, job["cwd"]) for path in there]
         print_summary(
             self._summary, files=files, folder=_relative_path(job["folder"], job["cwd"]), hidden=job["hidden"],
             console=console,
         )  # fmt: skip
-        if job["diagnose"] and self._files:
+        if job["diagnose"] and there:
             with self._collect_error("the diagnosis"):
-                _print_diagnosis(Path(self._files[-1]), console)
+                _print_diagnosis(Path(there[-1]), console)
         file.flush()
         file.seek(0)
         return {"text": file.read()}
 
-    def _restore_state(self, job: Job) -> dict[str, Any]:
-        """Continue from the state of an earlier process."""
-        self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
+    def _start(self, job: Job) -> dict[str, Any]:
+        """Continue from the state of an earlier process; remove what killed processes left unfinished."""
+        if job["state"] is not None:
+            self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
+        folder = Path(job["folder"])
+        self._keeping = FileKeeping(folder, job["run"], Storage.from_json(job["storage"]), self._on_uploaded)
+        for written in (folder, *folder.glob("window-*")):
+            remove_stale_parts(written)
         return {}
 
+    def _note_uploads(self, _: Job) -> dict[str, Any]:
+        """Write the lines of uploads that are done."""
+        if self._keeping is not None and (failure := self._keeping.note_uploads()):
+            self._errors.append((_UPLOADING, failure))
+        return {}
+
+    def end(self) -> tuple[dict[str, Any], bool]:
+        """Wait for uploads; return the failure as an answer without a job, and whether a connection hangs."""
+        self._errors, hangs = [], False
+        with self._collect_error("keeping files"):
+            if self._keeping is not None:
+                failure, hangs = self._keeping.end()
+                self._errors += [(_UPLOADING, failure)] if failure else []
+        return {"errors": self._errors}, hangs
+
     def _return_state(self, _: Job) -> dict[str, Any]:
-        """Return the state that `_restore_state` takes."""
+        """Return the state that `_start` takes."""
         state = pickle.dumps((self._summary, self._files))
         return {"state": base64.b64encode(state).decode()}
 
@@ -241,18 +277,23 @@ def main(parent: int) -> None:
     os.dup2(2, 1)  # printed text must not mix with answers
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(jobs, parent), daemon=True).start()
-    finalize = FinalizerJobs()
-    while (job := jobs.get()) is not None:
+    finalize = FinalizerJobs(lambda: jobs.put({"kind": "uploads"}))
+    while (job := jobs.get()) is not None and job["kind"] != "end":
         _reply(answers, job, finalize.do(job))
-        if job["kind"] == "end":
-            return
-    for job in finalize.jobs_without_timing():
+    for late in finalize.jobs_without_timing() if job is None else ():
+        _reply(answers, late, finalize.do(late))
+    ended, hangs = finalize.end()
+    _reply(answers, {}, ended)
+    if job is not None:
         _reply(answers, job, finalize.do(job))
+    if hangs:
+        os._exit(0)  # threads of a connection may wait for minutes
 
 
 def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:
     with suppress(OSError):  # the training process has exited
-        data = json.dumps({"job": job["job"], **answer}).encode() + b"\n"
+        number = {"job": job["job"]} if "job" in job else {}
+        data = json.dumps({**number, **answer}).encode() + b"\n"
         while data:
             data = data[os.write(answers, data) :]
 
@@ -260,12 +301,12 @@ def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:
 def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
     """Read jobs at once, so that the training process never waits for room in the connection."""
     rest = b""
-    started = _start_time(parent)
+    started = start_time(parent)
     try:
         while True:
             # A fork of the training process may hold the connection open after training has exited.
             if not select.select([0], [], [], _CHECK_INTERVAL_S)[0]:
-                if started is None or _start_time(parent) != started:
+                if started is None or start_time(parent) != started:
                     break
                 continue
             try:
@@ -280,13 +321,3 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
     finally:  # also after a malformed line, which raises
         signal.alarm(_ORPHAN_LIMIT_S)
         jobs.put(None)
-
-
-def _start_time(process: int) -> str | None:
-    """Return a value that differs if the number is reused; None if the process has exited, even as a zombie."""
-    if not Path("/proc/self/stat").exists():  # not Linux
-        return "parent" if os.getppid() == process else None
-    with suppress(OSError):
-        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else fields[19]
-    return None

@@ -218,7 +218,7 @@ class FinalizerProcess:
                 line, _, rest = self._incomplete_answer.partition(b"\n")
                 answer = _parse_answer(line)
                 asked = "job" in answer
-                if asked:
+                if asked or "errors" in answer:  # also of work that no job asked for, such as an upload
                     self._on_answer(answer)
                 else:
                     self._process.exit_code = answer.get("exit_code", self._process.exit_code)

@@ -49,7 +49,7 @@ class Manifest:
         self._unwritten: list[bytes] = []
         self._lock = threading.RLock()  # held while writing; never waited for
         self._warned = False
-        self._run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
+        self.run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
 
     @property
     def entries(self) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ class Manifest:
     ) -> dict[str, Any]:
         """Return the line of one window, without files."""
         return {
-            "run": self._run,
+            "run": self.run,
             "rank": rank,
             "window": window,
             "opened_by": list(opened_by),
@@ -141,9 +141,7 @@ def unwritable(folder: Path) -> str | None:
 
     The test leaves no file behind.
     """
-    place = folder
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
+    place = existing(folder)
     try:
         tempfile.TemporaryFile(dir=place).close()  # os.access says yes to root, also in /proc
     except OSError as error:
@@ -152,6 +150,13 @@ def unwritable(folder: Path) -> str | None:
         where = "" if place == folder else f"nothing can be created in {place}: "
         return f"cannot write to {folder}: {where}{error.strerror}"
     return None
+
+
+def existing(folder: Path) -> Path:
+    """Return ``folder``, or the closest folder above it that is there."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def append(folder: Path, lines: list[bytes]) -> None:

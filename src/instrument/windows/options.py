@@ -14,6 +14,7 @@ from ..exporters.capture import Exporter
 from ..exporters.choose import ExporterName
 from ..exporters.torch_options import Detail
 from .profile import Profile
+from .storage import Keep
 
 
 class TorchProfilerOptions(TypedDict, total=False):
@@ -44,3 +45,6 @@ class ProfileOptions(TorchProfilerOptions, total=False):
     first_step: int
     triggers: str | Iterable[str]
     trigger_steps: int
+    keep: Keep | None
+    upload: str | None
+    upload_timeout: float

@@ -13,6 +13,7 @@ from .manifest import Manifest
 from .recording import Recording
 from .requests import RequestedWindows
 from .schedule import NEVER, Window, span
+from .storage import Storage
 from .window_finalizer import WindowFinalizer
 
 _OTHER_THREAD = "steps ended on another thread than the one that opened the window"
@@ -33,6 +34,7 @@ class Outcomes:
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
         diagnose: whether each window is diagnosed, and the summary ends with the diagnosis of the last one.
         file_hint: the message for users if the exporter writes no files.
+        storage: what happens to the files of windows later.
 
     Attributes:
         rank: the rank of this process; set when the run starts.
@@ -51,6 +53,7 @@ class Outcomes:
         on_summary: Callable[[str], None] | None,
         diagnose: bool,
         file_hint: str,
+        storage: Storage,
     ) -> None:
         self.rank = 0
         self._out = out
@@ -62,7 +65,7 @@ class Outcomes:
         self._on_summary = on_summary
         self._diagnose = diagnose
         self._manifest = Manifest(out)
-        self.finalizer = WindowFinalizer(self._manifest, file_hint)
+        self.finalizer = WindowFinalizer(self._manifest, file_hint, storage)
 
     @property
     def entries(self) -> list[dict[str, Any]]:

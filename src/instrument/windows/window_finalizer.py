@@ -12,11 +12,13 @@ from typing import Any
 from ..config import settings
 from ..errors import CaptureError
 from ..exporters.capture import Capture
-from ..exporters.raw_trace import packed, part
+from ..exporters.raw_trace import packed
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
+from ..part_file import remove_stale_parts
 from .finalizer_process import FEATURE, FinalizerProcess
 from .manifest import Manifest, describe_files, size_of, uncompressed_entry
+from .storage import Storage
 
 _WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
 _WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
@@ -33,14 +35,16 @@ class WindowFinalizer:
     Args:
         manifest: gets the line of each window.
         hint: the message for users if the exporter writes no files.
+        storage: what happens to the files later.
 
     Attributes:
         received: the number of calls of `add_recorded`.
         stderr: the stream for the summary; None means ``sys.stderr`` at that time.
     """
 
-    def __init__(self, manifest: Manifest, hint: str) -> None:
+    def __init__(self, manifest: Manifest, hint: str, storage: Storage) -> None:
         self._manifest = manifest
+        self._storage = storage
         self._hint = hint
         self.received = 0
         self.stderr: Any = None
@@ -173,7 +177,7 @@ class WindowFinalizer:
         process = self._process
         if process is None:
             return
-        wait_s = _WAIT_S
+        wait_s = _WAIT_S + (self._storage.upload_timeout if self._storage.upload else 0)
         failure: Exception | None = None
         with guard.contained(FEATURE):
             sizes = [size_of(Path(job["raw"])) or 0 for job in list(self._jobs.values()) if "raw" in job]
@@ -215,8 +219,13 @@ class WindowFinalizer:
                     raise
                 self._abandon_jobs(f"could not be started: {error}")
                 return
-            if self._state is not None:
-                process.send({"kind": "resume", "job": 0, "state": self._state})
+            begun = {
+                "folder": str(self._manifest.folder),
+                "run": self._manifest.run,
+                "storage": self._storage.as_json(),
+                "state": self._state,
+            }
+            process.send({"kind": "start", "job": 0, **begun})
         if job is not None and number in self._jobs:
             process.send(job)
         else:  # a signal handler has called `finish`
@@ -227,7 +236,7 @@ class WindowFinalizer:
     def _handle_answer(self, answer: Mapping[str, Any]) -> None:
         try:
             self._state = answer.get("state", self._state)
-            job = {} if answer.get("held") else self._jobs.pop(answer["job"], {})
+            job = {} if answer.get("held") else self._jobs.pop(answer.get("job", 0), {})
             if "entry" in answer:
                 self._jobs.pop(answer.get("window", 0), None)
                 self._manifest.add(answer["entry"], written=answer["written"])
@@ -275,8 +284,7 @@ class WindowFinalizer:
     def _entry_with_raw_trace(self, job: Mapping[str, Any], reason: str) -> dict[str, Any]:
         raw, entry = Path(job["raw"]), job["entry"]
         path = packed(raw)
-        with Suppressed(OSError):
-            part(raw).unlink(missing_ok=True)
+        remove_stale_parts(raw.parent)
         if path.exists():  # compressed, but not read for the summary
             with Suppressed(OSError):
                 raw.unlink(missing_ok=True)

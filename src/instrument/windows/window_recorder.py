@@ -21,6 +21,8 @@ from ..guard import guard
 from ..interrupts import is_interrupt
 from ..regions import dispatch, region
 from .change_queue import ChangeQueue
+from .disk_space import refuse_full_disk
+from .manifest import size_of
 from .outcomes import Outcomes
 from .rank import process_suffix
 from .recording import Recording, SaveResult
@@ -91,6 +93,7 @@ class WindowRecorder(TorchProfilerApi):
         self._first = first_step
         self._started = False
         self._unclosed_recording: Recording | None = None  # its end was interrupted; the next step ends it
+        self._last_trace_bytes = 0  # the size of the last window's files before compression
         self._last_finished_index = 0  # the number of the last window that is over
         # The number of the window that a loop's end cut short and the next loop continues
         self._continued_index = 0
@@ -196,6 +199,8 @@ class WindowRecorder(TorchProfilerApi):
             if self._recording is None:
                 self._complete_last_window(self.step_num)
                 dispatch.active.detect()
+                if not self._exporter.hint:  # else a vendor's tool writes its own files
+                    refuse_full_disk(self.out, self._last_trace_bytes)
                 cost = WindowCost()
                 with cost.stall():
                     capture = self._exporter.capture()
@@ -286,6 +291,7 @@ class WindowRecorder(TorchProfilerApi):
             files = recording.capture.save(
                 folder, f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}"
             )
+        self._last_trace_bytes = sum(size_of(path) or 0 for path in files)
         missing = self._outcomes.missing_reasons(
             recording, self.step_num + complete, self._end_reason, self._postponement_reason
         )

@@ -1,0 +1,88 @@
+"""Removes the files of old windows, in the process that finishes windows."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .storage import Keep
+from .stored_windows import StoredWindow, StoredWindows, files_on_disk, is_pinned
+
+
+def remove_old_windows(
+    stored: StoredWindows, keep: Keep, rank: int, now_ns: int, *, uploaded_only: bool = False
+) -> list[dict[str, Any]]:
+    """Remove the files of the windows of ``rank`` that are beyond the limits of ``keep``.
+
+    The newest window stays, and so do those that a person pinned, which do not count. Other ranks' files stay; a
+    folder goes when it is empty.
+
+    Args:
+        stored: the windows of the folder.
+        keep: the limits.
+        rank: the rank of this process.
+        now_ns: the time since the epoch.
+        uploaded_only: whether a window that was not uploaded stays.
+
+    Returns:
+        A line for the manifest for each window whose files were removed.
+    """
+    lines = []
+    for window, files, reason in _beyond_limits(stored, keep, rank, now_ns):
+        if uploaded_only and not window.uploaded:
+            continue
+        removed = {path: size for path, size in files.items() if _remove(path)}
+        for folder in {path.parent for path in removed}:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+        if removed:
+            lines.append(
+                {
+                    "event": "removed",
+                    "run": window.run,
+                    "rank": window.rank,
+                    "window": window.window,
+                    "files": [
+                        {"path": path.relative_to(stored.folder).as_posix(), "bytes": size}
+                        for path, size in removed.items()
+                    ],
+                    "reason": reason,
+                    "time_ns": now_ns,
+                }
+            )
+    return lines
+
+
+def _beyond_limits(
+    stored: StoredWindows, keep: Keep, rank: int, now_ns: int
+) -> list[tuple[StoredWindow, dict[Path, int], str]]:
+    """Return the windows to remove, oldest first, with their files and the reason."""
+    beyond, number, total = [], 0, 0
+    for window in reversed(stored.of_rank(rank)):
+        files = files_on_disk(stored.folder, window)
+        if not files or is_pinned(stored.folder, window):
+            continue
+        number, total = number + 1, total + sum(files.values())
+        reason = _reason(keep, number, total, (now_ns - window.end_ns) / 1e9)
+        if number > 1 and reason:
+            beyond.append((window, files, reason))
+    return beyond[::-1]
+
+
+def _reason(keep: Keep, number: int, total: int, age_s: float) -> str:
+    """Return which limit a window exceeds that is the ``number``-th from the newest; empty for none."""
+    if keep.windows is not None and number > keep.windows:
+        return f"more than {keep.windows} windows"
+    if keep.age_s is not None and age_s > keep.age_s:
+        return f"older than {keep.age}"
+    if keep.total_bytes is not None and total > keep.total_bytes:
+        return f"more than {keep.total}"
+    return ""
+
+
+def _remove(path: Path) -> bool:
+    with suppress(OSError):  # the folder is read-only, or another process removed it
+        path.unlink()
+        return True
+    return False

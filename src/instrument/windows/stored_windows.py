@@ -1,0 +1,123 @@
+"""`StoredWindows`: which windows of a rank have files in the folder of the run, as the manifest says."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..interrupts import Suppressed
+from ..run_folder import NAME, files_of, parse_lines
+
+PIN = "keep"
+"""The name of a file that a person puts into the folder of a window that is to stay."""
+_TRACE = ".pt.trace.json"
+
+
+@dataclass
+class StoredWindow:
+    """The files of one window of one run; a window that was recorded in parts has several.
+
+    Attributes:
+        run: the run.
+        rank: the rank.
+        window: the number of the window.
+        paths: the paths of the files relative to the folder of the run.
+        end_ns: when the recording ended, in ns since the epoch; 0 if unknown.
+        uploaded_paths: those of the files that were uploaded.
+    """
+
+    run: str
+    rank: int
+    window: int
+    paths: list[str] = field(default_factory=list)
+    end_ns: int = 0
+    uploaded_paths: set[str] = field(default_factory=set)
+
+    @property
+    def uploaded(self) -> bool:
+        """Whether all files were uploaded."""
+        return self.uploaded_paths.issuperset(self.paths)
+
+
+class StoredWindows:
+    """Follows the manifest of a folder, without reading a line twice.
+
+    Args:
+        folder: the folder of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read_bytes = 0
+        self._windows: dict[tuple[Any, ...], StoredWindow] = {}
+
+    def of_rank(self, rank: int) -> list[StoredWindow]:
+        """Return the windows of a rank whose files were not removed, of all runs into the folder, oldest first."""
+        self._read()
+        return [window for window in self._windows.values() if window.rank == rank]
+
+    def of_run(self, run: str) -> list[StoredWindow]:
+        """Return the windows of a run whose files were not removed, oldest first."""
+        self._read()
+        return [window for window in self._windows.values() if window.run == run]
+
+    def _read(self) -> None:
+        with Suppressed(OSError), (self.folder / NAME).open("rb") as file:
+            if file.seek(0, 2) < self._read_bytes:  # another file, as the folder was removed meanwhile
+                self._read_bytes, self._windows = 0, {}
+            file.seek(self._read_bytes)
+            whole = file.read().rpartition(b"\n")[0].splitlines(keepends=True)  # another rank may write the last
+            self._read_bytes += sum(map(len, whole))
+            for line in parse_lines(whole):
+                self._note(line)
+
+    def _note(self, line: dict[str, Any]) -> None:
+        key: Any = line.get("run"), line.get("rank"), line.get("window")
+        paths = files_of(line)
+        if line.get("event") == "removed":
+            left = [path for path in self._windows[key].paths if path not in paths] if key in self._windows else []
+            if left:
+                self._windows[key].paths = left
+            else:
+                self._windows.pop(key, None)
+        elif line.get("event") == "upload":
+            if key in self._windows and line.get("status") == "done":
+                self._windows[key].uploaded_paths.update(paths)
+        elif "event" not in line and paths:
+            window = self._windows.pop(key, None) or StoredWindow(*key)  # to the end: it is the newest
+            window.paths += paths
+            window.end_ns = line["end_ns"] if isinstance(line.get("end_ns"), int) else 0
+            self._windows[key] = window
+
+
+def files_on_disk(folder: Path, window: StoredWindow) -> dict[Path, int]:
+    """Return the files of a window that are there, and their sizes in bytes.
+
+    These are the regular files in window folders that the manifest names, and those beside a trace that begin
+    with its name, such as its page. No symbolic link is followed.
+    """
+    found: dict[Path, int] = {}
+    for path in window.paths:
+        place = Path(path)
+        if len(place.parts) != 2 or not place.parts[0].startswith("window-"):
+            continue
+        beside = f"{place.name.partition(_TRACE)[0]}." if _TRACE in place.name else None
+        for file in _regular_files(folder / place.parent):
+            if file.name == place.name or (beside is not None and file.name.startswith(beside)):
+                with Suppressed(OSError):  # it was removed meanwhile
+                    found[file] = file.stat().st_size
+    return found
+
+
+def is_pinned(folder: Path, window: StoredWindow) -> bool:
+    """Return whether a person pinned the folder of a window."""
+    return any((folder / path).with_name(PIN).exists() for path in window.paths)
+
+
+def _regular_files(folder: Path) -> Iterator[Path]:
+    with Suppressed(OSError):
+        if stat.S_ISDIR(folder.lstat().st_mode):
+            yield from (path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode))

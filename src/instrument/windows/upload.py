@@ -1,0 +1,157 @@
+"""`Uploader`: copies files to a remote place on a thread of the process that finishes windows."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from ..run_folder import parse_lines
+from .remote import masked
+
+_ATTEMPTS = 5  # for each file
+_FIRST_DELAY_S = 1.0  # before the second attempt; it doubles, and varies by half, so that ranks spread
+TOO_LATE = "the run ended before it was done"
+
+
+@dataclass
+class Upload:
+    """Files to copy, and what became of it.
+
+    Args:
+        files: the local paths, by the names in the remote folder.
+        text: returns texts to write after the files, by name.
+        entry: the line of the window; None for texts alone.
+
+    Attributes:
+        failure: why it failed; None if it did not.
+        seconds: how long it took.
+    """
+
+    files: Mapping[str, Path]
+    text: Callable[[], Mapping[str, bytes]]
+    entry: Mapping[str, Any] | None = None
+    failure: str | None = None
+    seconds: float = 0
+
+
+class Uploader:
+    """Copies one `Upload` after the other, with retries; a failure never touches the local files.
+
+    Args:
+        url: the remote folder, as fsspec takes it.
+        on_done: called on the thread of the uploader after each, when `take_done` has it.
+    """
+
+    def __init__(self, url: str, on_done: Callable[[], None]) -> None:
+        self._url = url
+        self._on_done = on_done
+        self._tasks: SimpleQueue[Upload] = SimpleQueue()
+        self._waiting: list[Upload] = []  # not done yet, in order
+        self._done: list[Upload] = []
+        self._changed = threading.Condition()
+        self._given_up = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, upload: Upload) -> None:
+        """Begin to copy, after those before it."""
+        with self._changed:
+            self._waiting.append(upload)
+        self._tasks.put(upload)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
+            self._thread.start()
+
+    def take_done(self) -> list[Upload]:
+        """Return the uploads that were done or failed since the last call."""
+        with self._changed:
+            done, self._done = self._done, []
+        return done
+
+    def wait(self, deadline: float) -> bool:
+        """Wait until all are done; return False if that is not so at ``deadline``, on the monotonic clock."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, max(deadline - time.monotonic(), 0))
+
+    def give_up(self) -> None:
+        """Let those fail that are not done; one may go on, which hangs in its connection."""
+        self._given_up.set()
+        with self._changed:
+            for upload in self._waiting:
+                upload.failure = upload.failure or TOO_LATE
+            self._done, self._waiting = [*self._done, *self._waiting], []
+
+    def _run(self) -> None:
+        while not self._given_up.is_set():
+            upload = self._tasks.get()
+            began, failure = time.monotonic(), None
+            try:
+                self._copy(upload)
+            except Exception as error:
+                failure = masked(f"{type(error).__name__}: {error}", self._url)
+            with self._changed:
+                if upload not in self._waiting:  # given up
+                    return
+                upload.failure, upload.seconds = failure, round(time.monotonic() - began, 3)
+                self._waiting.remove(upload)
+                self._done.append(upload)
+                self._changed.notify_all()
+            self._on_done()
+
+    def _copy(self, upload: Upload) -> None:
+        for name, path in upload.files.items():
+            path.stat()  # no retry brings a missing file back
+            self._retry(partial(_put_file, path), name)
+        for name, text in upload.text().items():
+            self._retry(partial(_put_text, text), name)
+
+    def _retry(self, write: Callable[[Any, str], object], name: str) -> None:
+        """Call ``write`` with the file system and the path of ``name`` there until it succeeds."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._write(write, name)
+                return
+            except Exception:
+                delay_s = _FIRST_DELAY_S * 2**attempt * random.uniform(0.5, 1.5)
+                if attempt + 1 == _ATTEMPTS or self._given_up.wait(delay_s):
+                    raise
+
+    def _write(self, write: Callable[[Any, str], object], name: str) -> None:
+        from fsspec.core import url_to_fs
+
+        fs, root = url_to_fs(self._url)
+        path = f"{root.rstrip('/')}/{name}"
+        try:
+            write(fs, path)
+        except FileNotFoundError:  # no such folder; object stores need none
+            if not fs.exists(_top(path)):  # such as a bucket with a typing error, which must not be created
+                raise
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            write(fs, path)
+
+
+def _put_file(local: Path, fs: Any, path: str) -> None:
+    fs.put_file(str(local), path)
+
+
+def _put_text(text: bytes, fs: Any, path: str) -> None:
+    fs.pipe_file(path, text)
+
+
+def _top(path: str) -> str:
+    """Return the first folder of a path: the bucket in an object store."""
+    first, *rest = path.split("/")
+    return first or f"/{rest[0]}"
+
+
+def run_lines(manifest: Path, run: str) -> bytes:
+    """Return the lines of one run in a manifest."""
+    lines = parse_lines(manifest.read_bytes().splitlines())
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines if line.get("run") == run)

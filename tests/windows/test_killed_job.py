@@ -1,0 +1,96 @@
+"""A job that is killed in mid-window leaves whole files or none, and a manifest that is true."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from instrument.run_folder import entries_of, files_of
+
+from ..support import programs
+from ..support.finalizers import eventually, processes
+from .training import content, manifest, run, statuses
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+ENDLESS = """
+    import os, time, torch, instrument
+
+    with instrument.profile("out", schedule=instrument.schedule(active=2, repeat=0)) as prof:
+        while True:
+            for _ in range(20_000 if prof.step_num > 3 else 10):
+                torch.ones(3).sum()
+            while prof.step_num == 4 and not os.path.exists("out/manifest.jsonl"):
+                time.sleep(0.01)  # the finishing process has begun: it removes no part of this window
+            prof.step()
+"""
+
+
+def parts(out: Path) -> list[Path]:
+    """Return the temporary files."""
+    return [path for path in out.glob("window-*/.*.part*") if path.is_file()]
+
+
+def test_a_job_that_is_killed_while_it_writes_a_trace(tmp_path: Path) -> None:
+    """All that has a name is whole, all that the manifest names is there; the next run removes the rest."""
+    out = tmp_path / "out"
+    program = programs.program(ENDLESS, tmp_path)
+    env = programs.environment({"INSTRUMENT_SUMMARY": "0"})
+    with subprocess.Popen([sys.executable, str(program)], cwd=tmp_path, env=env) as job:
+        eventually(lambda: bool(list(out.glob("window-0003/.*.json.[!g]*"))), every_s=0.002)
+        job.kill()
+    assert -signal.SIGKILL == job.returncode
+    eventually(lambda: not processes(job.pid))
+    assert ["window-0003"] == [path.parent.name for path in parts(out)]
+    for path in out.glob("window-*/[!.]*"):
+        assert content(path)["traceEvents"]
+    assert [(1, "recorded"), (2, "recorded")] == statuses(manifest(out))[:2]
+    assert all((out / name).is_file() for entry in manifest(out) for name in files_of(entry))
+    run(out)
+    assert [] == parts(out)
+
+
+def test_a_reader_of_the_manifest_of_a_running_job(out: Path) -> None:
+    """Each line that a reader sees while windows are written is whole, and its files are there."""
+    seen: list[int] = []
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            text = (out / "manifest.jsonl").read_bytes() if out.is_dir() and list(out.glob("manifest*")) else b""
+            entries = list(entries_of(out))
+            assert len(entries) >= text.count(b"\n")
+            assert all((out / name).is_file() for entry in entries for name in files_of(entry))
+            seen.append(len(entries))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        run(out)
+        run(out)
+    finally:
+        over.set()
+        reader.join()
+    assert seen == sorted(seen)
+    assert 4 == len(manifest(out))
+
+
+def test_the_modes_of_all_files_respect_the_umask(out: Path) -> None:
+    """Folders, traces and the manifest are as open as the program's own files."""
+    before = os.umask(0o027)
+    try:
+        run(out)
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in out.rglob("*") if path.is_file()}
+    folders = {path.stat().st_mode & 0o777 for path in (out, *out.glob("window-*"))}
+    assert ({0o640}, {0o750}) == (modes, folders)
