@@ -85,9 +85,10 @@ class Loop:
         self._arguments = out, given | recording
         named = {name: recording.pop(name) for name in SCHEDULE_OPTIONS if name in recording}
         self._has_schedule = any(value is not None for value in (*named.values(), recording.get("schedule")))
+        requested = recording.get("triggers") or recording.get("black_box")
         self._recording = {
             "out": out,
-            "schedule": schedule_of(recording.pop("schedule", None), named, triggers=recording.get("triggers")),
+            "schedule": schedule_of(recording.pop("schedule", None), named, requested=requested),
             **recording,
         }
         self.record = record

@@ -64,6 +64,7 @@ def profile(
     first_step: int = 0,
     triggers: str | Iterable[str] = (),
     trigger_steps: int = 3,
+    black_box: bool = False,
     keep: Keep | None = None,
     upload: str | None = None,
     upload_timeout: float = 60.0,
@@ -96,6 +97,8 @@ def profile(
             file ``OUT/trigger`` is touched), "file=PATH", "signal=SIGUSR2", "every=30m", "at=02:30"; several, or
             one text with commas. Without a schedule, only these open windows. `Profile.trigger` needs none.
         trigger_steps: the number of steps that such a window records, after one warm-up step.
+        black_box: whether a slow step opens a window, as `instrument.black_box` finds them; the times of the steps
+            before the window are written beside its trace. ``prof.black_box`` is the box.
         keep: how long the files of windows stay, as `instrument.keep` returns it; None for always.
         upload: the URL of a remote folder, as fsspec takes it ("s3://bucket/runs/x"), that windows are copied to
             by another process; None for none.
@@ -126,6 +129,7 @@ def profile(
         first_step=first_step,
         triggers=triggers,
         trigger_steps=trigger_steps,
+        black_box=black_box,
         keep=keep,
         upload=upload,
         upload_timeout=upload_timeout,
@@ -147,6 +151,7 @@ def new_profile(
     first_step: int = 0,
     triggers: str | Iterable[str] = (),
     trigger_steps: int = 3,
+    black_box: bool = False,
     keep: Keep | None = None,
     upload: str | None = None,
     upload_timeout: float = 60.0,
@@ -163,12 +168,14 @@ def new_profile(
     for name, callback in (("on_trace_ready", on_trace_ready), ("on_summary", on_summary)):
         if callback is not None and not callable(callback):
             raise TypeError(f'"{name}" must be a function: {callback!r}')
-    if not isinstance(diagnose, bool):
-        raise TypeError(f'"diagnose" must be True or False: {diagnose!r}')
+    for name, flag in (("diagnose", diagnose), ("black_box", black_box)):
+        if not isinstance(flag, bool):
+            raise TypeError(f'"{name}" must be True or False: {flag!r}')
     reads_events = driver.keeps_events or on_trace_ready is not None
     chosen_exporter = choose(exporter, options, detail, keeps_events=reads_events)
-    chosen_triggers = Triggers(triggers, folder, integer("trigger_steps", trigger_steps, least=1))
-    if schedule is None and chosen_triggers:
+    active = integer("trigger_steps", trigger_steps, least=1)
+    chosen_triggers = Triggers(triggers, folder, active)
+    if schedule is None and (chosen_triggers or black_box):
         schedule = NOTHING
     storage = Storage(keep, upload, upload_timeout)
     windows = RequestedWindows(_resolved(schedule, first_step))
@@ -190,6 +197,7 @@ def new_profile(
         chosen_exporter,
         outcomes,
         chosen_triggers,
+        active if black_box else 0,
         on_trace_ready=on_trace_ready,
         first_step=first_step,
         has_schedule=schedule is not None,

@@ -45,6 +45,7 @@ class ProfileOptions(TorchProfilerOptions, total=False):
     first_step: int
     triggers: str | Iterable[str]
     trigger_steps: int
+    black_box: bool
     keep: Keep | None
     upload: str | None
     upload_timeout: float

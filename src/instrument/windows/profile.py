@@ -20,17 +20,19 @@ from ..errors import CaptureError
 from ..exporters.capture import Exporter
 from ..guard import exiting, guard
 from ..interrupts import is_interrupt
+from ..slow_steps.box import BlackBox
 from ..stepping.program_steps import program_steps
 from .agreement import Agreement
 from .outcomes import Outcomes
 from .rank import chosen_ranks, rank
 from .requests import RequestedWindows, WindowRequest
 from .schedule import NEVER, Window, integer
+from .slow_step_windows import SlowStepWindows
 from .torch_api import TorchProfilerApi
 from .triggers import Triggers
 from .window_recorder import FEATURE, WindowRecorder
 
-_USER_NAMES = frozenset({"out", "start", "step", "step_num", "stop", "trigger", "windows"})
+_USER_NAMES = frozenset({"black_box", "out", "start", "step", "step_num", "stop", "trigger", "windows"})
 
 
 class Profile(WindowRecorder):
@@ -45,6 +47,7 @@ class Profile(WindowRecorder):
         exporter: makes the captures.
         outcomes: gets the outcome of each window.
         triggers: request further windows while the profile runs.
+        slow_step_window: how many steps to record after a slow step; 0 for none.
         on_trace_ready: called at the end of each window, with this object.
         first_step: the number of the first step.
         has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
@@ -70,6 +73,7 @@ class Profile(WindowRecorder):
         exporter: Exporter,
         outcomes: Outcomes,
         triggers: Triggers,
+        slow_step_window: int,
         *,
         on_trace_ready: Callable[[Profile], Any] | None,
         first_step: int,
@@ -89,10 +93,12 @@ class Profile(WindowRecorder):
         )
         self._preemptible = preemptible
         self._triggers = triggers
-        schedule.open_ended = bool(triggers)
+        schedule.open_ended = bool(triggers) or slow_step_window > 0
+        self._slow_steps = SlowStepWindows(self.request, slow_step_window) if slow_step_window else None
         self._no_more_windows = False  # every window has begun
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
+        self._plain_step = self.step
         self._end_was_interrupted = False  # an interrupt cut off a part of the end
         # After the end, the windows that were not reached
         self._windows_to_account_for: list[Window] | None = None
@@ -240,6 +246,10 @@ class Profile(WindowRecorder):
                 self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
                 self._exporter.prepare()
         self._triggers.begin(self.request, self._state)
+        if self._slow_steps is not None:
+            with guard.contained("the black box"):
+                self._slow_steps.begin(self.step_num)
+                self.step = self._slow_steps.followed_by(self._plain_step)  # type: ignore[method-assign]
         if self._schedule.open_ended:
             with guard.contained("agreeing on windows"):
                 self._agreement = Agreement.begin(self._add_request, lambda: self.step_num)
@@ -414,10 +424,18 @@ class Profile(WindowRecorder):
             with guard.contained(FEATURE):
                 self._graphs.remove()
         self._triggers.end()
+        if self._slow_steps is not None:
+            self._slow_steps.box.stop()
+            self.step = self._plain_step  # type: ignore[method-assign]
         if self._agreement is not None:
             self._agreement.end()
         Profile._running.discard(self)
         return True
+
+    @property
+    def black_box(self) -> BlackBox | None:
+        """The black box that times the steps, if the profile has one."""
+        return self._slow_steps and self._slow_steps.box
 
     def _state(self) -> dict[str, Any]:
         """Return what `instrument trigger` prints about this process."""
@@ -470,6 +488,8 @@ class Profile(WindowRecorder):
         finally:
             self._follow_schedule()
             self.report_steps()
+            if self._slow_steps is not None:
+                self._slow_steps.box.resume() if self._recording is None else self._slow_steps.box.pause()
             if self._requests and self._started and not self._paused:  # made meanwhile
                 self._next_due_step = min(self._next_due_step, self.step_num + 1)
 

@@ -258,7 +258,7 @@ def steps(
         "skip_first_wait": skip_first_wait, "at": at, "every": every,
     }  # fmt: skip
     folder = folder_of(out)
-    chosen = schedule_of(schedule, named, triggers=arguments.get("triggers"))
+    chosen = schedule_of(schedule, named, requested=arguments.get("triggers") or arguments.get("black_box"))
     first = arguments.get("first_step", 0)
 
     def make() -> LoopStepCounter:
@@ -294,9 +294,9 @@ def _comparable_schedule(schedule: Any) -> Any:
 
 
 def schedule_of(
-    schedule: Schedule | str | Callable[[int], Any] | None, named: Mapping[str, Any], *, triggers: Any = None
+    schedule: Schedule | str | Callable[[int], Any] | None, named: Mapping[str, Any], *, requested: Any = None
 ) -> Schedule | str | Callable[[int], Any]:
-    """Return ``schedule``, or that of the arguments ``named``: by default one window; none with ``triggers``.
+    """Return ``schedule``, or that of the arguments ``named``: by default one window, or none if others open it.
 
     Raises:
         TypeError, ValueError: as `instrument.schedule`; or both are given.
@@ -306,7 +306,7 @@ def schedule_of(
         if given:
             raise ValueError(f'"schedule" cannot be combined with: {", ".join(given)}')
         return schedule
-    if triggers and not given:
+    if requested and not given:
         return NOTHING
     given = given or dict(CYCLE)
     if "at" not in given and "every" not in given:

@@ -28,6 +28,7 @@ from .rank import process_suffix
 from .recording import Recording, SaveResult
 from .requests import RequestedWindows, WindowRequest
 from .schedule import NEVER, Phase, Window
+from .slow_step_windows import SlowStepWindows
 from .timing import StepTimes
 from .torch_api import TorchProfilerApi
 from .window_cost import WindowCost
@@ -60,6 +61,7 @@ class WindowRecorder(TorchProfilerApi):
     _next_due_step = NEVER
     _last_capture: Any = None
     _recording: Recording | None = None
+    _slow_steps: SlowStepWindows | None = None  # with a black box
     _metadata: dict[str, str] = {}  # noqa: RUF012  # each profile that is made has its own
     out = Path()
     step_num = 0
@@ -291,6 +293,8 @@ class WindowRecorder(TorchProfilerApi):
             files = recording.capture.save(
                 folder, f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}"
             )
+        if self._slow_steps is not None and files:
+            self._slow_steps.write(files[0])
         self._last_trace_bytes = sum(size_of(path) or 0 for path in files)
         missing = self._outcomes.missing_reasons(
             recording, self.step_num + complete, self._end_reason, self._postponement_reason

@@ -1,0 +1,65 @@
+"""`SlowStepWindows`: has a window opened after a slow step, and keeps the times of the steps before the window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..guard import guard
+from ..part_file import part_file, publish
+from ..slow_steps.box import BlackBox
+from .requests import WindowRequest
+
+FEATURE = "opening a window at a slow step"
+
+
+class SlowStepWindows:
+    """Times the steps of a profile in a black box; a slow step requests a window.
+
+    Recorded steps are longer than others, so the box does not time them.
+
+    Args:
+        request: called with the request, on the loop's thread.
+        active: the number of recorded steps of such a window.
+
+    Attributes:
+        box: the black box.
+    """
+
+    def __init__(self, request: Callable[[WindowRequest], None], active: int) -> None:
+        self._request = request
+        self._active = active
+        self.box = BlackBox()
+
+    def begin(self, first_step: int) -> None:
+        """Begin with a new box, unless the run goes on."""
+        if self.box.step_num != first_step:
+            self.box = BlackBox(first_step=first_step)
+        self.box.start()
+
+    def followed_by(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that ends a step in the box and then calls ``step``."""
+        end_step = self.box.end_step
+
+        def end_and_count() -> None:
+            try:
+                slow = end_step()
+                if slow is not None:
+                    self._request(WindowRequest(str(slow), self._active))
+            except Exception as error:
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
+            step()
+
+        return end_and_count
+
+    @guard.contained(FEATURE)
+    def write(self, trace: Path) -> None:
+        """Write the times of the steps before a window beside its trace."""
+        path = trace.with_name(f"{trace.name.partition('.pt.trace')[0]}.black_box.json")
+        with part_file(path) as part:
+            part.write_text(self.box.to_json())
+            publish(part, path)
