@@ -233,6 +233,23 @@ def test_pause(clock: Clock, make: Make) -> None:
     ]
 
 
+def test_on_slow_may_pause(clock: Clock, make: Make) -> None:
+    """A pause that ``on_slow`` begins, as when a window opens, is no part of the step after it."""
+
+    def pause(_: object) -> None:
+        box.pause()
+        clock.advance(100)
+
+    box = make(on_slow=pause)
+    run(box, clock, 50)
+    run(box, clock, 1, data=100.0)
+    run(box, clock, 3)
+    box.resume()
+    run(box, clock, 1)
+    assert [times.duration_ns for times in box.clock.last_steps()[-2:]] == [109_000_000, 11_000_000]
+    assert box.step_num == 55
+
+
 def test_cooldown_and_cap(clock: Clock, make: Make) -> None:
     """Alarms are at least ``cooldown`` steps apart and at most ``cap``; every slow step is noted."""
     alarms: list[int] = []

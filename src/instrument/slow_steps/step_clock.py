@@ -121,7 +121,7 @@ class StepClock:
 
     def leave_out(self) -> None:
         """Begin the current step now: what ran so far is part of no step."""
-        self._began_ns = perf_counter_ns()
+        self._began_ns = self._paused_ns = perf_counter_ns()
 
     def _split_phase(self, now: int) -> None:
         """Divide an open phase between two steps; a step that ends during a pause has no time."""
