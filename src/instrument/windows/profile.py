@@ -435,7 +435,7 @@ class Profile(WindowRecorder):
     @property
     def black_box(self) -> BlackBox | None:
         """The black box that times the steps, if the profile has one."""
-        return self._slow_steps and self._slow_steps.box
+        return None if self._slow_steps is None else self._slow_steps.box
 
     def _state(self) -> dict[str, Any]:
         """Return what `instrument trigger` prints about this process."""
