@@ -208,7 +208,7 @@ class Every:
 
 
 class DailyAt:
-    """A time of day, in the zone of the machine."""
+    """A time of day, in local time."""
 
     def __init__(self, hour: int, minute: int) -> None:
         self._hour, self._minute = hour, minute
