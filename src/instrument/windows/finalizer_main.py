@@ -53,6 +53,7 @@ class FinalizerJobs:
             "timed": self._add_timing,
             "line": self._write_line,
             "report": self._render_summary,
+            "trace": self._process_trace,
             "resume": self._restore_state,
             "wake": lambda job: {},
             "end": self._return_state,
@@ -161,6 +162,19 @@ class FinalizerJobs:
         file.seek(0)
         return {"text": file.read()}
 
+    def _process_trace(self, job: Job) -> dict[str, Any]:
+        """Compress a trace that the program exported; write its summary and its diagnosis beside it."""
+        from ..report.window_files import write_diagnosis, write_summary
+
+        path = Path(job["path"])
+        if path.suffix != ".gz":
+            raw, path = path, compress(path)
+            raw.unlink(missing_ok=True)
+        with self._collect_error("the summary"):
+            write_summary(path)
+        write_diagnosis(path)
+        return {}
+
     def _restore_state(self, job: Job) -> dict[str, Any]:
         """Continue from the state of an earlier process."""
         self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
@@ -183,7 +197,7 @@ class FinalizerJobs:
 
 
 def _write_diagnosis(trace: Path, entry: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
-    from ..diagnosis.window_files import write_diagnosis
+    from ..report.window_files import write_diagnosis
     from ..traces.timing import Timing
 
     return describe_files(write_diagnosis(trace, Timing.from_manifest(entry)), folder)
