@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from measure import verdict
 import instrument
 
 EVENTS = int(sys.argv[1]) if len(sys.argv) > 1 else 400_000
-WINDOWS = int(sys.argv[2]) if len(sys.argv) > 2 else 1500
+WINDOWS = int(sys.argv[2]) if len(sys.argv) > 2 else 2500
 
 
 def work(calls: int) -> float:
@@ -66,7 +67,7 @@ def _session(process: str) -> int | None:
 
 
 def memory(out: str) -> None:
-    """Compare the memory after many windows with that after a tenth of them."""
+    """Compare the memory after many windows with that after a tenth of them, and with torch's profiler alone."""
     seen = []
     with instrument.profile(out, schedule=instrument.schedule(active=1, repeat=0)) as prof:
         for number in range(1, WINDOWS + 1):
@@ -80,6 +81,30 @@ def memory(out: str) -> None:
     print(f"\nFrom window {WINDOWS // 10:,} to {WINDOWS:,}")
     for name, before, after in zip(("training", "the other process"), *seen, strict=True):
         verdict(f"memory of {name}, {before:.0f} MB before", after / before, 1.05)
+    alone = memory_with_torch(f"{out}/torch")
+    growth = seen[1][0] / seen[0][0]
+    verdict(f"growth of training to that with torch's profiler alone, {alone:.3f} x", growth / alone, 1.05)
+
+
+def memory_with_torch(out: str) -> float:
+    """Return the growth of memory with as many windows of torch's profiler alone, in a process of its own."""
+    folder = str(Path(__file__).parent)
+    code = f"import sys; sys.path.insert(0, {folder!r}); import windows; windows.torch_alone({out!r})"
+    command = [sys.executable, "-c", code, str(EVENTS), str(WINDOWS)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def torch_alone(out: str) -> None:
+    """Print by how much memory grows from a tenth of the windows to all of them."""
+    Path(out).mkdir(parents=True)
+    seen = []
+    for number in range(1, WINDOWS + 1):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+            work(1)
+        prof.export_chrome_trace(f"{out}/trace.json")
+        if number in (WINDOWS // 10, WINDOWS):
+            seen.append(resident(os.getpid()))
+    print(seen[1] / seen[0])
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ ORDER = [
 ADAPTER_INTERFACE = {
     "config", "errors", "guard", "identity", "imports", "interrupts", "log", "patch",
     "modules.service", "regions.dispatch", "regions.region", "stepping.optimizer_steps",
-    "windows.api", "windows.profile", "windows.schedule", "windows.steps",
+    "windows.api", "windows.profile", "windows.schedule", "windows.steps", "windows.trace_processor",
 }  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 

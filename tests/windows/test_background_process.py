@@ -329,7 +329,9 @@ def test_the_process_ends_without_readable_input(tmp_path: Path, gone: bool) -> 
     command = [sys.executable, programs.program(code, tmp_path)]
     with subprocess.Popen(command, env=programs.environment(), **options) as process:
         assert process.stdin is not None
-        process.stdin.write(json.dumps({**window, "read": False}).encode() + (b"\n" if gone else b"\n{no job\n"))
+        process.stdin.write(
+            json.dumps({**window, "read": False, "diagnose": False}).encode() + (b"\n" if gone else b"\n{no job\n")
+        )
         process.stdin.flush()  # stdin stays open, as in a fork of training
         try:
             assert 0 == process.wait(60)

@@ -5,6 +5,8 @@
 
 A step is one call of ``train_step``. Steps have the trainer's own numbers: torchtitan's first step is 1, and a
 resumed run continues after its checkpoint.
+
+`process_trace` takes the traces of torchtitan's own profiler, as the function of its ``trace_post_processor``.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from typing import Any
 from .. import log
 from ..guard import guard
 from ..patch import Change, undo
+from ..windows.trace_processor import process_trace
 from .adapter import Adapter, CallWrapper, Removal, require
 from .environment import loop_from_environment
 from .loop import Loop
 
-__all__ = ["attach", "install"]
+__all__ = ["attach", "install", "process_trace"]
 
 FEATURE = "following the trainer"
 TRAINER_MODULES = ("torchtitan.trainer", "torchtitan.train")  # the second before torchtitan 0.3

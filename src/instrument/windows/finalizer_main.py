@@ -63,6 +63,7 @@ class FinalizerJobs:
             "report": self._render_summary,
             "start": self._start,
             "uploads": self._note_uploads,
+            "trace": self._process_trace,
             "wake": lambda job: {},
             "end": self._return_state,
         }
@@ -177,6 +178,19 @@ class FinalizerJobs:
         file.seek(0)
         return {"text": file.read()}
 
+    def _process_trace(self, job: Job) -> dict[str, Any]:
+        """Compress a trace that the program exported; write its summary and its diagnosis beside it."""
+        from ..report.window_files import write_diagnosis, write_summary
+
+        path = Path(job["path"])
+        if path.suffix != ".gz":
+            raw, path = path, compress(path)
+            raw.unlink(missing_ok=True)
+        with self._collect_error("the summary"):
+            write_summary(path)
+        write_diagnosis(path)
+        return {}
+
     def _start(self, job: Job) -> dict[str, Any]:
         """Continue from the state of an earlier process; remove what killed processes left unfinished."""
         if job["state"] is not None:
@@ -219,7 +233,7 @@ class FinalizerJobs:
 
 
 def _write_diagnosis(trace: Path, entry: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
-    from ..diagnosis.window_files import write_diagnosis
+    from ..report.window_files import write_diagnosis
     from ..traces.timing import Timing
 
     return describe_files(write_diagnosis(trace, Timing.from_manifest(entry)), folder)
