@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .traces.trace import Trace
     from .windows.api import profile
     from .windows.profile import Profile
+    from .windows.rank_selection import choose_ranks
     from .windows.schedule import Schedule, Window, schedule
     from .windows.steps import steps
     from .windows.storage import Keep, keep
@@ -61,6 +62,7 @@ __all__ = [
     "annotate_step",
     "audit_syncs",
     "black_box",
+    "choose_ranks",
     "compare",
     "configure",
     "detect_syncs",
@@ -106,6 +108,7 @@ _HOMES = {
     "annotate_step": ".modules.step",
     "audit_syncs": ".syncs.audit",
     "black_box": ".slow_steps.api",
+    "choose_ranks": ".windows.rank_selection",
     "configure": ".config",
     "detect_syncs": ".syncs.live",
     "compare": ".comparison.comparison",

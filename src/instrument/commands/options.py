@@ -12,6 +12,7 @@ import typer
 
 from ..exporters.choose import exporter_of_tool
 from ..launch.vendor import VENDORS
+from ..windows.rank_selection import check_text
 from ..windows.schedule import Schedule
 from ..windows.steps import CYCLE, SCHEDULE_OPTIONS, schedule_of
 from ..windows.triggers import Triggers
@@ -147,6 +148,21 @@ def levels(modules: str) -> int | bool | None:
     if not modules.isdecimal():
         raise ValueError(f'--modules must be a number of levels, "all" or "none": {modules}')
     return int(modules)
+
+
+def ranks(text: str) -> list[int] | str:
+    """Return ``--ranks`` as `instrument.profile` takes it; the ranks of the job are known to its processes alone.
+
+    Raises:
+        ValueError: the text is not accepted.
+    """
+    if "=" not in text:
+        return numbers(text)
+    try:
+        check_text(text)
+    except ValueError as error:
+        raise ValueError(str(error).replace('"ranks"', "--ranks")) from None
+    return text
 
 
 def numbers(ranks: str) -> list[int]:

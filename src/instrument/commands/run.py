@@ -145,7 +145,10 @@ def run(
         ),
     ] = None,
     ranks: Annotated[
-        str | None, typer.Option(help="The ranks that record, such as '0,8'.", metavar="RANKS")
+        str | None,
+        typer.Option(
+            help="The ranks that record, such as '0,8', node=0, local=0 (one a node) or sample=4.", metavar="RANKS"
+        ),
     ] = None,
     detail: Annotated[
         RecordedDetail,
@@ -201,7 +204,7 @@ def run(
         if trigger:
             loop["triggers"] = options.triggers(trigger, out.absolute())
         if ranks is not None:
-            loop["ranks"] = options.numbers(ranks)
+            loop["ranks"] = options.ranks(ranks)
         if step_on is not None:
             loop["step_on"] = check_step_on(step_on)
         loop["run_options"] = options.as_typed(given)

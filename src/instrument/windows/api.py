@@ -15,7 +15,7 @@ from ..exporters.torch_options import Detail
 from ..guard import guard
 from .outcomes import Outcomes
 from .profile import Profile
-from .rank import chosen_ranks
+from .rank_selection import chosen_ranks
 from .remote import masked
 from .requests import RequestedWindows
 from .schedule import NEVER, NOTHING, Schedule, integer, schedule
@@ -60,7 +60,7 @@ def profile(
     diagnose: bool = False,
     detail: Detail = "operators",
     exporter: ExporterName | Exporter = "auto",
-    ranks: Iterable[int] | None = None,
+    ranks: Iterable[int] | str | None = None,
     first_step: int = 0,
     triggers: str | Iterable[str] = (),
     trigger_steps: int = 3,
@@ -90,7 +90,8 @@ def profile(
         exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", or an object
             with the methods of an exporter. "auto" means the vendor's tool that the process runs under, else
             torch.profiler.
-        ranks: the ranks that record; None for all. The other ranks only count steps, and never wait.
+        ranks: the ranks that record, also as text ("0,7", "node=0", "local=0", "sample=4") or from
+            `choose_ranks`; None for all. The other ranks only count steps, and never wait.
         first_step: the number of the first step, for a resumed run. Named steps and periods of a schedule
             still count from 0, cycles (wait, warmup, active) from this step.
         triggers: what opens further windows while the loop runs: "command" (``instrument trigger``), "file" (the
@@ -147,7 +148,7 @@ def new_profile(
     diagnose: bool = False,
     detail: Detail = "operators",
     exporter: str | Exporter = "auto",
-    ranks: Iterable[int] | None = None,
+    ranks: Iterable[int] | str | None = None,
     first_step: int = 0,
     triggers: str | Iterable[str] = (),
     trigger_steps: int = 3,

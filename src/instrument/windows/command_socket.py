@@ -18,7 +18,7 @@ from typing import Any
 from ..descriptors import OwnDescriptor, OwnSocket
 from ..guard import guard
 from ..interrupts import Suppressed
-from .rank import chosen_ranks
+from .rank_selection import chosen_ranks
 from .requests import WindowRequest
 from .schedule import integer
 

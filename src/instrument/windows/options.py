@@ -41,7 +41,7 @@ class ProfileOptions(TorchProfilerOptions, total=False):
     diagnose: bool
     detail: Detail
     exporter: ExporterName | Exporter
-    ranks: Iterable[int] | None
+    ranks: Iterable[int] | str | None
     first_step: int
     triggers: str | Iterable[str]
     trigger_steps: int

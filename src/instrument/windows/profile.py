@@ -24,7 +24,8 @@ from ..slow_steps.box import BlackBox
 from ..stepping.program_steps import program_steps
 from .agreement import Agreement
 from .outcomes import Outcomes
-from .rank import chosen_ranks, rank
+from .rank import rank
+from .rank_selection import chosen_ranks
 from .requests import RequestedWindows, WindowRequest
 from .schedule import NEVER, Window, integer
 from .slow_step_windows import SlowStepWindows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 
@@ -17,20 +16,13 @@ def rank() -> int:
     return int(given) if given.isdecimal() and len(given) < 10 else 0
 
 
-def chosen_ranks(ranks: Iterable[int] | None) -> frozenset[int] | None:
-    """Return the argument ``ranks`` of a user as a set.
-
-    Raises:
-        TypeError, ValueError: it does not hold integers >= 0.
-    """
-    if ranks is None:
-        return None
-    if not isinstance(ranks, Iterable):
-        raise TypeError(f'"ranks" must be several integers, such as [0]: {ranks!r}')
-    chosen = frozenset(ranks)
-    if not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
-        raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
-    return chosen
+def world_size() -> int:
+    """Return the number of ranks of the job; 1 outside one."""
+    group = _process_group()
+    if group is not None:
+        return int(group.get_world_size())
+    given = os.environ.get("WORLD_SIZE", "")
+    return int(given) if given.isdecimal() and 0 < len(given) < 10 else 1
 
 
 def process_suffix() -> str:
