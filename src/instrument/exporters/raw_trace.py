@@ -6,7 +6,7 @@ import gzip
 import shutil
 from pathlib import Path
 
-from ..part_file import part_file, publish
+from ..part_file import part_file, sync
 
 
 def packed(raw: Path) -> Path:
@@ -28,5 +28,6 @@ def compress(raw: Path) -> Path:
             gzip.GzipFile(raw.name, "wb", compresslevel=1, fileobj=file) as target,
         ):
             shutil.copyfileobj(source, target, 1 << 20)
-        publish(part, packed(raw))
+        sync(part)
+        part.replace(packed(raw))  # the folder is synced later, for many windows at once
     return packed(raw)

@@ -55,6 +55,7 @@ class FinalizerJobs:
             int, tuple[dict[str, Any], str, Summary | None, Path | None]
         ] = {}  # windows without timing so far
         self._keeping: FileKeeping | None = None
+        self._unsynced: set[Path] = set()  # files and folders that a loss of power could undo
         self._errors: list[tuple[str, str]] = []  # of the current job: what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
             "window": self._save_window,
@@ -91,9 +92,9 @@ class FinalizerJobs:
         except Exception as error:
             path = raw
             self._add_error("saving a window", error)
-            with suppress(OSError):
-                sync(raw)
+            self._unsynced.add(raw)
             entry = uncompressed_entry(entry, raw.exists(), f"{type(error).__name__}: {error}")
+        self._unsynced.add(path.parent)
         if path.exists():
             entry["files"] = describe_files([path], folder)
             if job["read"]:
@@ -135,7 +136,7 @@ class FinalizerJobs:
         ):  # the training process tries again, and warns
             append(Path(job["folder"]), [json.dumps(job["entry"]).encode() + b"\n"])
             written = True
-            sync(Path(job["folder"]) / NAME)
+            self._unsynced.add(Path(job["folder"]) / NAME)
         return {"entry": job["entry"], "written": written}
 
     def _add_to_summary(self, summary: Summary | None, entry: Mapping[str, Any]) -> None:
@@ -206,6 +207,13 @@ class FinalizerJobs:
         if self._keeping is not None and (failure := self._keeping.note_uploads()):
             self._errors.append((_UPLOADING, failure))
         return {}
+
+    def sync(self) -> None:
+        """Wait for the disk; after each window, a busy machine would make this process wait for its turn too."""
+        for path in self._unsynced:
+            with suppress(OSError):  # it was removed, or is a folder on a system that cannot sync one
+                sync(path)
+        self._unsynced.clear()
 
     def end(self) -> tuple[dict[str, Any], bool]:
         """Wait for uploads; return the failure as an answer without a job, and whether a connection hangs."""
@@ -294,8 +302,11 @@ def main(parent: int) -> None:
     finalize = FinalizerJobs(lambda: jobs.put({"kind": "uploads"}))
     while (job := jobs.get()) is not None and job["kind"] != "end":
         _reply(answers, job, finalize.do(job))
+        if jobs.empty():
+            finalize.sync()
     for late in finalize.jobs_without_timing() if job is None else ():
         _reply(answers, late, finalize.do(late))
+    finalize.sync()
     ended, hangs = finalize.end()
     _reply(answers, {}, ended)
     if job is not None:

@@ -22,6 +22,7 @@ from .storage import Storage
 
 _WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
 _WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
+_WAIT_S_PER_JOB = 0.5  # on a busy machine, each wait for the disk costs the process its turn
 _STDERR_S = 5.0  # how long the summary waits for room in standard error, such as a pipe
 _CHUNK = 1024  # characters, which a pipe that is ready for any takes at once
 
@@ -165,7 +166,7 @@ class WindowFinalizer:
             self._process.close()
 
     def finish(self) -> None:
-        """Wait until everything is written: for a minute, and a second more for each 2 MB of trace."""
+        """Wait until everything is written: a minute, and more for large traces and for many windows."""
         self._end_process()
         self._abandon_jobs("did not receive all of them")  # only after a failed call are jobs left
         self._manifest.flush()
@@ -180,6 +181,7 @@ class WindowFinalizer:
         wait_s = _WAIT_S + (self._storage.upload_timeout if self._storage.upload else 0)
         failure: Exception | None = None
         with guard.contained(FEATURE):
+            wait_s += len(self._jobs) * _WAIT_S_PER_JOB
             sizes = [size_of(Path(job["raw"])) or 0 for job in list(self._jobs.values()) if "raw" in job]
             wait_s += sum(sizes) * _WAIT_S_PER_BYTE
         try:
