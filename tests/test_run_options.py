@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from instrument import commands
 from instrument.cli import app
 from instrument.commands.run import Profiler
+from instrument.exporters.torch_options import DETAILS
 
 WINDOWS = {
     "steps": "2",
@@ -24,7 +25,7 @@ WINDOWS = {
     "out": "o",
     "ranks": "0",
 }
-TORCH = {"shapes": None, "memory": None, "stacks": None}
+TORCH = {"detail": "full", "shapes": None, "memory": None, "stacks": None}
 NCU = {"region": "forward", "launches": "3"}
 VENDOR = {"option": "--x"}
 ALWAYS = {
@@ -143,3 +144,11 @@ def test_defaults(options: list[str], plan: tuple[int | None, ...]) -> None:
     """The defaults of wait, warmup and active agree with --help."""
     found = settings(*options)
     assert plan == tuple(found.get(name) for name in ("wait", "warmup", "active", "repeat"))
+
+
+def test_the_recorded_detail() -> None:
+    """`--detail` is the argument of a profile, has no default of its own, and accepts the library's names."""
+    assert "detail" not in settings()
+    assert [settings("--detail", name)["detail"] for name in DETAILS] == list(DETAILS)
+    assert "--detail has no effect with --profiler nsys" in run("--detail", "full", "--profiler", "nsys").stderr
+    assert 2 == run("--detail", "all").exit_code
