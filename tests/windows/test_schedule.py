@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.exporters import torch_profiler
+from instrument.exporters import torch_options
 from instrument.windows.schedule import Phase, Schedule, Window, schedule
 from instrument.windows.steps import SCHEDULE_OPTIONS
 
@@ -307,7 +307,7 @@ def test_user_names() -> None:
 
 def test_names_of_the_arguments() -> None:
     """`steps` and the hints of the exporter know every argument of a schedule."""
-    assert {*SCHEDULE_OPTIONS} == {*torch_profiler._SCHEDULE_OPTIONS} == {*signature(schedule).parameters}
+    assert {*SCHEDULE_OPTIONS} == {*torch_options._SCHEDULE_OPTIONS} == {*signature(schedule).parameters}
 
 
 def test_imports_no_torch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import instrument
+from instrument.windows import command_socket
 from instrument.windows.command_socket import ask, sockets_of
 from instrument.windows.triggers import DailyAt, Every, TouchedFile
 
@@ -139,12 +141,10 @@ def test_a_folder_with_a_long_path(tmp_path: Path) -> None:
 )
 def test_hostile_commands(out: Path, command: bytes) -> None:
     """A wrong command is answered with the reason, opens nothing and does not end the service."""
-    import socket
-
     with instrument.profile(out, triggers="command") as prof:
         (path,) = sockets_of(str(out))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(os.path.relpath(path))
+        with command_socket._connected(path) as connection:
+            assert connection is not None
             connection.sendall(command)
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1 << 16)

@@ -30,7 +30,7 @@ def finished(folder: Path, trace: dict[str, Any], *, read: bool) -> dict[str, An
     raw = folder / "rank0.1.pt.trace.json"
     raw.write_text(json.dumps(trace, indent=1))
     entry = Manifest(folder).entry(
-        rank=0, window=1, status="recorded", planned_steps=(1, 1), exporter="torch_profiler"
+        rank=0, window=1, opened_by=[], status="recorded", planned_steps=(1, 1), exporter="torch_profiler"
     )
     jobs = FinalizerJobs()
     window = {"kind": "window", "job": 1, "entry": entry, "folder": str(folder), "raw": str(raw), "read": read}
