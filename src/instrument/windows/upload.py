@@ -107,20 +107,23 @@ class Uploader:
 
     def _copy(self, upload: Upload) -> None:
         for name, path in upload.files.items():
-            path.stat()  # no retry brings a missing file back
-            self._retry(partial(_put_file, path), name)
+            self._retry(partial(_put_file, path), name, path)
         for name, text in upload.text().items():
             self._retry(partial(_put_text, text), name)
 
-    def _retry(self, write: Callable[[Any, str], object], name: str) -> None:
-        """Call ``write`` with the file system and the path of ``name`` there until it succeeds."""
+    def _retry(self, write: Callable[[Any, str], object], name: str, local: Path | None = None) -> None:
+        """Call ``write`` with the file system and the path of ``name`` there until it succeeds.
+
+        If the file ``local`` is gone, no retry brings it back.
+        """
         for attempt in range(_ATTEMPTS):
             try:
                 self._write(write, name)
                 return
             except Exception:
                 delay_s = _FIRST_DELAY_S * 2**attempt * random.uniform(0.5, 1.5)
-                if attempt + 1 == _ATTEMPTS or self._given_up.wait(delay_s):
+                gone = local is not None and not local.exists()
+                if gone or attempt + 1 == _ATTEMPTS or self._given_up.wait(delay_s):
                     raise
 
     def _write(self, write: Callable[[Any, str], object], name: str) -> None:
