@@ -22,6 +22,7 @@ WINDOWS = {
     "active": "1",
     "repeat": "1",
     "every": "9",
+    "trigger": "command",
     "out": "o",
     "ranks": "0",
 }

@@ -376,7 +376,8 @@ def test_declared_options_include_all_of_torchs() -> None:
         (TypeError, {"ranks": 0}, '"ranks" must be several integers, such as [0]: 0'),
         (ValueError, {"ranks": []}, '"ranks" must hold integers >= 0: []'),
         (ValueError, {"ranks": [-1]}, '"ranks" must hold integers >= 0: [-1]'),
-        (ValueError, {"ranks": "01"}, "\"ranks\" must hold integers >= 0: '01'"),
+        (ValueError, {"ranks": ["01"]}, "\"ranks\" must hold integers >= 0: ['01']"),
+        (ValueError, {"ranks": "a"}, '"ranks" must be ranks such as "0,7"'),
         (ValueError, {"first_step": -1}, '"first_step" must be an integer >= 0: -1'),
         (ValueError, {"first_step": 1.5}, '"first_step" must be an integer >= 0: 1.5'),
         (

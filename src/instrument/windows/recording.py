@@ -90,7 +90,7 @@ class Recording:
         if self.start_ns is None:
             with self.cost.stall():
                 self.capture.start()
-            self.start_ns = time.time_ns()
+                self.start_ns = time.time_ns()  # at once: an interrupt must find it
             dispatch.active.end_warm_up(self)
             for key, value in metadata.items():
                 self.capture.add_metadata(key, value)
@@ -131,7 +131,7 @@ class Recording:
         self.capture.add_metadata("instrument_warmup", str(first - self.opened_at_step if self.steps else 0))
         with self.cost.stall():
             self.capture.stop()
-        self.end_ns, self._stopped = time.time_ns(), True
+            self.end_ns, self._stopped = time.time_ns(), True
 
     def abandon(self) -> None:
         """End the capture after a failure or an unused warm-up; may be called again after an interrupt."""
