@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..guard import guard
-from ..part_file import part_file, publish
+from ..part_file import part_file
 from ..slow_steps.box import BlackBox
 from .requests import WindowRequest
 
@@ -62,4 +62,4 @@ class SlowStepWindows:
         path = trace.with_name(f"{trace.name.partition('.pt.trace')[0]}.black_box.json")
         with part_file(path) as part:
             part.write_text(self.box.to_json())
-            publish(part, path)
+            part.replace(path)  # the loop does not wait for the disk

@@ -23,7 +23,7 @@ class StoredWindow:
     Attributes:
         run: the run.
         rank: the rank.
-        window: the number of the window.
+        window: the window, as in its line.
         paths: the paths of the files relative to the folder of the run.
         end_ns: when the recording ended, in ns since the epoch; 0 if unknown.
         uploaded_paths: those of the files that were uploaded.
@@ -31,7 +31,7 @@ class StoredWindow:
 
     run: str
     rank: int
-    window: int
+    window: int | str
     paths: list[str] = field(default_factory=list)
     end_ns: int = 0
     uploaded_paths: set[str] = field(default_factory=set)
