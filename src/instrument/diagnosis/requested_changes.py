@@ -13,7 +13,7 @@ from ..replay.changes import Change, without_events
 from ..replay.graph import Graph
 from ..replay.replayer import Replayer
 from ..syncs.trace_context import CallContext, TraceContext
-from ..traces.links import main_thread
+from ..traces.main_threads import main_thread
 from ..traces.synchronizations import COPY, EXPLICIT
 from ..traces.table import MEMCPY, Array
 from .groups import inside_rows

@@ -16,7 +16,7 @@ from ..traces.compile_log import CompileLog
 from ..traces.gpus import gpu_numbers
 from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ..traces.lanes import group_rows
-from ..traces.links import main_thread
+from ..traces.main_threads import main_thread
 from ..traces.step_content import launched_before, process_of_threads
 from ..traces.step_lengths import StepLengths
 from ..traces.step_work import step_lengths

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import median_low
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,24 +14,10 @@ from ..page.samples import samples_section
 from ..page.summary import summary_section
 from ..units import count, counted, duration
 from .table import COLUMNS, Table
+from .trace_data import TraceData
 
 
-class ShownTrace(Protocol):
-    """The part of a `Trace` that its page shows; a protocol, because the module of `Trace` imports this one."""
-
-    path: Path
-    format: str
-    gpu: Table
-    steps: Table
-    devices: list[Any]
-    rank: int | None
-    world_size: int | None
-    lost: Any
-    unread_devices: Mapping[str, Any]
-    coverage: Mapping[str, Any]
-
-
-def page_of(trace: ShownTrace) -> str:
+def page_of(trace: TraceData) -> str:
     """Return the text of the page."""
     tables = {name: getattr(trace, name) for name in COLUMNS}
     sections = (_summary(trace, tables), _steps(trace), _tables(tables), _devices(trace), _coverage(trace))
@@ -43,7 +28,7 @@ def page_of(trace: ShownTrace) -> str:
     )
 
 
-def _summary(trace: ShownTrace, tables: Mapping[str, Table]) -> dict[str, Any]:
+def _summary(trace: TraceData, tables: Mapping[str, Table]) -> dict[str, Any]:
     bounds = [_bounds(rows) for rows in tables.values() if rows]
     figures = [("steps", count(len(trace.steps))), ("GPU operations", count(len(trace.gpu)))]
     if bounds:
@@ -55,7 +40,7 @@ def _summary(trace: ShownTrace, tables: Mapping[str, Table]) -> dict[str, Any]:
     return summary_section("Summary", figures, _notes(trace))
 
 
-def _notes(trace: ShownTrace) -> Iterator[str]:
+def _notes(trace: TraceData) -> Iterator[str]:
     yield str(trace.path)
     if trace.lost:
         yield f"Lost: {counted(trace.lost.events, 'event')} and {counted(trace.lost.bytes, 'byte')}."
@@ -64,7 +49,7 @@ def _notes(trace: ShownTrace) -> Iterator[str]:
     yield "instrument.diagnose(trace) says what is slow, and why."
 
 
-def _steps(trace: ShownTrace) -> dict[str, Any] | None:
+def _steps(trace: TraceData) -> dict[str, Any] | None:
     lengths = trace.steps.duration_ns.tolist() if trace.steps else []
     return samples_section("Steps", [("on the CPU", lengths, median_low(lengths))]) if lengths else None
 
@@ -81,7 +66,7 @@ def _tables(tables: Mapping[str, Table]) -> dict[str, Any]:
     return _table("Tables", "The tables that have rows; times count from the first event", columns, rows)
 
 
-def _devices(trace: ShownTrace) -> dict[str, Any] | None:
+def _devices(trace: TraceData) -> dict[str, Any] | None:
     named = {device.id: device for device in trace.devices}
     numbers = sorted({*named, *np.unique(trace.gpu.device).tolist()} if trace.gpu else named)
     columns = {
@@ -104,7 +89,7 @@ def _devices(trace: ShownTrace) -> dict[str, Any] | None:
     return _table("GPUs", "The GPUs of the trace", columns, rows) if rows else None
 
 
-def _coverage(trace: ShownTrace) -> dict[str, Any] | None:
+def _coverage(trace: TraceData) -> dict[str, Any] | None:
     columns = {
         "Linked to": "text",
         "Linked": "count",
