@@ -11,7 +11,7 @@ import pytest
 
 from instrument.diagnosis.diagnose import Diagnosis, diagnose
 from instrument.diagnosis.panels.timeline import timeline_section
-from instrument.diagnosis.panels.timeline_lanes import CLASSES
+from instrument.traces.timeline_lanes import CLASSES
 from instrument.traces.trace import Device, Thread, Trace
 from tests.support.browser import OpenedPage, OpenPage
 from tests.support.shared_traces import shared
@@ -192,7 +192,7 @@ def test_no_timeline() -> None:
 
 def test_most_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many slices, a typical and the longest step are complete; the text says what is merged elsewhere."""
-    monkeypatch.setattr("instrument.diagnosis.panels.timeline._MOST_SLICES", 1200)
+    monkeypatch.setattr("instrument.traces.timeline._MOST_SLICES", 1200)
     made = MadeLoop(steps=10, busy=False)
     for start in range(0, 10 * STEP, STEP):
         for at in range(start, start + 990, 10):

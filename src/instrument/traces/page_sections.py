@@ -1,4 +1,4 @@
-"""The page of a trace: its steps, tables, GPUs and links. Nothing is diagnosed for it."""
+"""The page of a trace: its steps, timeline, tables, GPUs and links. Nothing is diagnosed for it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,26 @@ from ..page.names import shown_name
 from ..page.samples import samples_section
 from ..page.summary import summary_section
 from ..units import count, counted, duration
+from .communication import communication_mask
+from .step_content import span
 from .table import COLUMNS, Table
-from .trace_data import TraceData
+from .timeline import timeline_of
+from .timeline_lanes import TimelineSource, lanes_of
+from .trace_data import MODULE, TraceData
 
 
 def page_of(trace: TraceData) -> str:
     """Return the text of the page."""
     tables = {name: getattr(trace, name) for name in COLUMNS}
-    sections = (_summary(trace, tables), _steps(trace), _tables(tables), _devices(trace), _coverage(trace))
+    first = min((_bounds(rows)[0] for rows in tables.values() if rows), default=0)
+    sections = (
+        _summary(trace, tables),
+        _steps(trace),
+        _timeline(trace, first),
+        _tables(tables, first),
+        _devices(trace),
+        _coverage(trace),
+    )
     return document(
         shown_name(trace.path.name),
         shown_name(f"{counted(sum(map(len, tables.values())), 'event')} in {trace.format} format"),
@@ -54,8 +66,15 @@ def _steps(trace: TraceData) -> dict[str, Any] | None:
     return samples_section("Steps", [("on the CPU", lengths, median_low(lengths))]) if lengths else None
 
 
-def _tables(tables: Mapping[str, Table]) -> dict[str, Any]:
-    first = min((_bounds(rows)[0] for rows in tables.values() if rows), default=0)
+def _timeline(trace: TraceData, first: int) -> dict[str, Any] | None:
+    modules = trace.frames.where(trace.frames.matching("name", MODULE))
+    window = span(trace.steps, trace.regions, modules, trace.operators, trace.runtime, trace.gpu)
+    source = TimelineSource(trace, trace.gpu, communication_mask(trace.gpu), window, first)
+    streams, threads, notes = lanes_of(source)
+    return timeline_of(source, streams + threads, notes)
+
+
+def _tables(tables: Mapping[str, Table], first: int) -> dict[str, Any]:
     columns = {"Table": "text", "Rows": "count", "First start": "ns", "Last end": "ns", "Memory": "bytes"}
     rows = [
         [name, len(rows), start - first, end - first, sum(column.nbytes for column in rows.values())]

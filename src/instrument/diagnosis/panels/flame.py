@@ -10,11 +10,11 @@ from ...page.names import shown_name
 from ...page.tree import JOINED, Tree, tree_of
 from ...traces.table import Array
 from ...traces.trace import MODULE_PREFIX
+from ...traces.work_classes import CLASSES, work_classes, work_names
 from ..diagnosis_data import DiagnosisData
 from ..groups import ancestor_levels
 from ..trace_facts import TraceFacts
 from .backward_ranges import BackwardRanges
-from .gpu_work import CLASSES, work_classes, work_names
 from .ranges import MODULE, OPERATOR, REGION, Ranges, own_ns, ranges_of, times_of_steps
 
 _KINDS = ("region", "module", "operator", "thread", *CLASSES)
@@ -99,7 +99,7 @@ class _Rows:
         """Return the tree of the durations of GPU work, which is its leaves; the only root is the GPU work."""
         gpu, count = self._facts.gpu, len(self._ranges.kind)
         above, in_backward = self._launched_in()
-        kind, name = _WORK + work_classes(self._facts), work_names(self._facts)
+        kind, name = _WORK + work_classes(gpu, self._facts.communication), work_names(gpu)
         parents = np.concatenate((self._gpu_parents(above), above)) + 1
         mask = np.concatenate((self._backward, in_backward))
         return tree_of(
