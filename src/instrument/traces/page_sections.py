@@ -1,4 +1,4 @@
-"""The page of a trace: its steps, timeline, tables, GPUs and links. Nothing is diagnosed for it."""
+"""The page of a trace: its steps, timeline, flame graph, tables, GPUs and links. Nothing is diagnosed for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..page.samples import samples_section
 from ..page.summary import summary_section
 from ..units import count, counted, duration
 from .communication import communication_mask
-from .step_content import span
+from .flame import flame_of
+from .step_content import StepIndex, gpu_work, span, steps_of_process
 from .table import COLUMNS, Table
 from .timeline import timeline_of
 from .timeline_lanes import TimelineSource, lanes_of
@@ -29,6 +30,7 @@ def page_of(trace: TraceData) -> str:
         _summary(trace, tables),
         _steps(trace),
         _timeline(trace, first),
+        _flame(trace),
         _tables(tables, first),
         _devices(trace),
         _coverage(trace),
@@ -72,6 +74,13 @@ def _timeline(trace: TraceData, first: int) -> dict[str, Any] | None:
     source = TimelineSource(trace, trace.gpu, communication_mask(trace.gpu), window, first)
     streams, threads, notes = lanes_of(source)
     return timeline_of(source, streams + threads, notes)
+
+
+def _flame(trace: TraceData) -> dict[str, Any] | None:
+    gpu = trace.gpu.where(gpu_work(trace, StepIndex(trace)).counted)
+    steps = len(steps_of_process(trace))
+    each = "per step" if steps else "in the trace"
+    return flame_of(trace, gpu, communication_mask(gpu), max(steps, 1), each)
 
 
 def _tables(tables: Mapping[str, Table], first: int) -> dict[str, Any]:

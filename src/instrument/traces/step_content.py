@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .intervals import covered_ns, merge_overlaps, total_ns
-from .lanes import LaneAxis
+from .lanes import LaneAxis, group_rows
 from .table import Array, Table
 from .trace_data import TraceData
 
@@ -16,6 +16,14 @@ def process_of_threads(trace: TraceData) -> Array:
     """Return a number for the process of each thread; the last element, for no thread, is -1."""
     known = {thread.process: number for number, thread in reversed(list(enumerate(trace.threads)))}
     return np.array([*(known[thread.process] for thread in trace.threads), -1])
+
+
+def steps_of_process(trace: TraceData) -> Array:
+    """Return the starts and ends of the steps of the process that recorded most; repeated steps count once."""
+    steps, process_of = trace.steps, process_of_threads(trace)
+    times = np.stack((steps.start_ns, steps.end_ns), axis=1)
+    found = [np.unique(times[rows], axis=0) for _, rows in group_rows(process_of[steps.thread])]
+    return max(found, key=len, default=times)
 
 
 class StepIndex:
