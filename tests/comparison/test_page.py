@@ -95,6 +95,21 @@ def test_waterfall_adds_up(change: Comparison, tmp_path: Path, open_page: OpenPa
     assert shown.errors == []
 
 
+def test_words_of_kinds(change: Comparison, tmp_path: Path, open_page: OpenPage) -> None:
+    """Kinds have the words of the page of a diagnosis, in the rows, in the path to a part and in the table."""
+    copies = Part("copies", ("log",), "aten::copy_", "Memcpy HtoD", 100_000, 300_000, 1, 1)
+    waits = Part("latency", ("log",), "", "", 50_000, 70_000, 1, 1)
+    more = replace(change, parts=(copies, replace(copies, kernel="Memcpy DtoH"), waits))
+    shown = opened(open_page, more.to_html(tmp_path / "page.html"))
+    names = shown.page.locator(".waterfall .rows .name").all_inner_texts()
+    assert names == ["before", "exposed memcpys", "idle: launch latency", "after"]
+    shown.page.locator(".rows").get_by_role("button", name="exposed memcpys").click()
+    assert shown.page.locator(".crumbs button").nth(1).inner_text() == "exposed memcpys"
+    shown.page.get_by_text("All parts as a table").click()
+    cells = shown.page.locator("#parts tbody tr td:first-child").all_inner_texts()
+    assert set(cells) == {"exposed memcpys", "idle: launch latency"}
+
+
 def test_many_parts(change: Comparison, tmp_path: Path, open_page: OpenPage) -> None:
     """The smallest of many parts are joined, in the chart and in the data, and the sums stay exact."""
     parts = tuple(

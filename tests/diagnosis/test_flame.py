@@ -201,6 +201,7 @@ def test_flame_in_the_browser(tmp_path: Path, open_page: OpenPage) -> None:
     page.get_by_role("group", name="Time").get_by_role("button", name="CPU time").click()
     page.locator(".flame-node", has_text="block").first.click()
     assert "block" in node.first.text_content()
+    page.wait_for_timeout(500)  # the address changes no more often
     assert "flame=cpu" in page.url and "node=forward+%3E+block" in page.url
     page.reload()
     page.wait_for_selector("[data-ready]")

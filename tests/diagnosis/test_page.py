@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 import instrument
 from instrument import cli
 from instrument.diagnosis.diagnose import Diagnosis
+from instrument.diagnosis.panels.findings import findings_section
 from instrument.diagnosis.panels.spans import span_of
+from instrument.page.document import document
 from instrument.units import duration
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenPage, in_notebook
@@ -122,6 +124,19 @@ def test_command(tmp_path: Path) -> None:
     missing = run(cli.app, ["diagnose", str(SAMPLE), "--html", str(tmp_path / "no" / "page.html")])
     assert missing.exit_code == 1
     assert "no/page.html" in missing.output.replace("\n", "")
+
+
+def test_no_timeline_to_lead_to(tmp_path: Path, open_page: OpenPage) -> None:
+    """Without a timeline on the page, no button and no key of a finding leads there."""
+    (tmp_path / "page.html").write_text(document("title", "lead", [findings_section(waiting_loop())]))
+    opened = open_page(tmp_path / "page.html")
+    opened.page.wait_for_selector("[data-ready]")
+    assert opened.page.locator(".finding").count() > 0
+    assert opened.page.get_by_role("button", name="Show in the timeline").count() == 0
+    opened.page.keyboard.press("?")
+    assert "Next finding" in opened.page.inner_text("dialog")
+    assert "timeline" not in opened.page.inner_text("dialog")
+    assert opened.errors == []
 
 
 def test_notebook(tmp_path: Path, open_page: OpenPage) -> None:

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
 
 from instrument.diagnosis.diagnose import Diagnosis, diagnose
 from instrument.diagnosis.panels.timeline import timeline_section
-from instrument.diagnosis.panels.timeline_lanes import CLASSES
+from instrument.traces.timeline_lanes import CLASSES
 from instrument.traces.trace import Device, Thread, Trace
 from tests.support.browser import OpenedPage, OpenPage
 from tests.support.shared_traces import shared
+from tests.support.timeline_slices import slices
 
 from .made_loops import GEMM, STEP, MadeLoop
 from .small_traces import kernel, on_cpu, trace_of
-
-
-class Shown(NamedTuple):
-    """A slice that the last level shows one by one."""
-
-    group: str
-    lane: str
-    depth: int
-    name: str
-    kind: str
-    start_ns: int
-    length_ns: int
-    about: dict[str, str]
 
 
 def section_of(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -38,30 +26,6 @@ def section_of(diagnosis: Diagnosis) -> dict[str, Any]:
     assert section is not None
     found: dict[str, Any] = json.loads(msgspec.json.encode(section))
     return found
-
-
-def slices(section: dict[str, Any]) -> list[Shown]:
-    """Decode the single slices of all levels as the page does."""
-    rows = [
-        (group["title"], title, depth)
-        for group in section["groups"]
-        for title, count in group["lanes"]
-        for depth in range(count)
-    ]
-    found, texts = [], section["texts"]
-    for columns in (level["single"] for level in section["levels"]):
-        at = 0
-        for place, count in zip(rows, columns["rows"], strict=True):
-            time = 0
-            for index in range(at, at + count):
-                start, length = time + columns["gap"][index], columns["length"][index]
-                time = start + length
-                name, kind = divmod(columns["name"][index], len(section["classes"]))
-                row = columns["about"][index]
-                about = {key: texts[column[row]] for key, column in section["launches"].items() if column[row]}
-                found.append(Shown(*place, texts[name], section["classes"][kind], start, length, about))
-            at += count
-    return sorted(found, key=lambda each: (each.start_ns, -each.length_ns))
 
 
 def loop() -> Trace:
@@ -192,7 +156,7 @@ def test_no_timeline() -> None:
 
 def test_most_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many slices, a typical and the longest step are complete; the text says what is merged elsewhere."""
-    monkeypatch.setattr("instrument.diagnosis.panels.timeline._MOST_SLICES", 1200)
+    monkeypatch.setattr("instrument.traces.timeline._MOST_SLICES", 1200)
     made = MadeLoop(steps=10, busy=False)
     for start in range(0, 10 * STEP, STEP):
         for at in range(start, start + 990, 10):
@@ -231,7 +195,7 @@ def opened(tmp_path: Path, open_page: OpenPage, hash_: str = "", **options: Any)
 
 def shown_time(page: OpenedPage) -> tuple[int, int]:
     """Return the time that the address says."""
-    page.page.wait_for_timeout(300)
+    page.page.wait_for_timeout(500)  # the address changes no more often
     start, end = page.page.evaluate("new URLSearchParams(location.hash.slice(1)).get('t')").split(",")
     return int(start), int(end)
 
@@ -250,7 +214,7 @@ def test_zooms_with_keys_and_wheel(tmp_path: Path, open_page: OpenPage) -> None:
     page.page.keyboard.up("Control")
     assert shown_time(page)[1] - shown_time(page)[0] < (end - start) * 0.7
     page.page.keyboard.press("0")
-    page.page.wait_for_timeout(300)
+    page.page.wait_for_timeout(500)
     assert "t=" not in page.page.url
     assert (page.errors, page.requests) == ([], [])
 

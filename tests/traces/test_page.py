@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +17,12 @@ import instrument
 from instrument.config import settings
 from instrument.page.samples import samples_section
 from instrument.traces.page_sections import page_of
-from instrument.traces.table import Table
+from instrument.traces.table import COLUMNS, Table
 from instrument.traces.trace import Coverage, Device, ReadLosses, Trace, UnreadDevice
+from instrument.units import duration
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenedPage, OpenPage, in_notebook
+from tests.support.timeline_slices import slices
 
 SAMPLE = Path(__file__).parents[1] / "data" / "gpu_two_steps.json"
 
@@ -34,6 +41,13 @@ def opened(open_page: OpenPage, trace: Trace, folder: Path, width: int = 1280) -
     return shown
 
 
+def sections(page: str) -> list[dict[str, Any]]:
+    """Return the data of the sections of a page."""
+    (data,) = re.findall(r'id="data"[^>]*>([^<]+)<', page)
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(base64.b64decode(data)))["sections"]
+    return found
+
+
 def test_content(trace: Trace, tmp_path: Path, open_page: OpenPage) -> None:
     """The page has the steps, the sizes of the tables, the GPUs and what is linked."""
     shown = opened(open_page, trace, tmp_path)
@@ -48,6 +62,61 @@ def test_content(trace: Trace, tmp_path: Path, open_page: OpenPage) -> None:
         assert device.name in tree
     for each in trace.coverage.values():
         assert f"{100 * each.linked / each.of:.1f} %" in tree
+
+
+def test_timeline(trace: Trace, tmp_path: Path, open_page: OpenPage) -> None:
+    """The timeline has the streams, the threads and the steps, and marks what is chosen in its tables."""
+    shown = opened(open_page, trace, tmp_path)
+    tree = shown.accessibility()
+    assert f"Timeline of {len(trace.steps)} steps" in tree
+    for device in {trace.devices[number].name for number in np.unique(trace.gpu.device)}:
+        assert device in shown.page.locator("#timeline").inner_text()
+    assert "regions" in tree and "operators" in tree and "runtime calls" in tree
+    assert shown.page.locator("#timeline-gaps").count() == 0
+    section = shown.page.locator("#timeline")
+    section.get_by_text("The steps as a table").click()
+    heads = section.locator("table").first.locator("th").all_inner_texts()
+    assert heads == ["Step", "Start", "Length"]
+    section.locator("table tbody tr").first.get_by_role("button").click()
+    assert section.locator(".timeline-status").inner_text().startswith("Marked: step ")
+    shown.page.keyboard.press(".")
+    shown.page.keyboard.press("f")
+    assert " in GPU 0" in section.locator(".timeline-status").inner_text()
+    assert (shown.errors, shown.requests) == ([], [])
+
+
+def test_flame(trace: Trace, tmp_path: Path, open_page: OpenPage) -> None:
+    """The flame graph has the GPU time of the steps, and their CPU time per step."""
+    shown = opened(open_page, trace, tmp_path)
+    flame = shown.page.locator("#flame")
+    work = int(trace.gpu.duration_ns[trace.gpu.start_ns < trace.steps.end_ns.max()].sum())
+    label = flame.locator("svg").get_attribute("aria-label")
+    assert label == f"Flame graph of GPU time, {duration(work / len(trace.steps))} per step"
+    flame.get_by_role("button", name="CPU time").click()
+    label = flame.locator('[aria-label^="main thread"]').get_attribute("aria-label")
+    assert label is not None
+    assert f"Time {duration(trace.steps.duration_ns.sum() / len(trace.steps))} per step" in label
+
+
+def test_timeline_times(trace: Trace) -> None:
+    """All events of the lanes are shown, at times from the first event of the trace on, also outside of steps."""
+    tables = [getattr(trace, name) for name in COLUMNS]
+    first = min(int(rows.start_ns.min()) for rows in tables if rows)
+    (section,) = [each for each in sections(page_of(trace)) if each["type"] == "timeline"]
+    found = slices(section)
+    shown = {(each.start_ns, each.length_ns) for each in found if each.lane.startswith("stream")}
+    work = zip(trace.gpu.start_ns - first, trace.gpu.duration_ns, strict=True)
+    assert shown == {(int(start), int(length)) for start, length in work if length}
+    rows = [each for each in found if each.lane == "operators"]
+    assert len(rows) == int((trace.operators.duration_ns > 0).sum())
+    assert {each.kind for each in found} <= {"compute", "copies", "communication", "region", "operator", "runtime"}
+    (first_gemm, *_) = [each for each in found if each.name == "gemm"]
+    assert first_gemm.about == {
+        "work": "gemm",
+        "call": "cudaLaunchKernel",
+        "operator": "aten::mm",
+        "region": "attention",
+    }
 
 
 def test_empty(trace: Trace, tmp_path: Path, open_page: OpenPage) -> None:

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..diagnosis.panels.overview import BUSY_WORDS
 from ..findings import Finding
 from ..page.document import document
 from ..page.names import shown_name
@@ -20,6 +21,9 @@ from .verdict_text import change_text, details, headline
 _MAX_PARTS = 2000
 _CLASSES = {"unassigned": "other", "cpu": "operator"}
 """The class, and so the color, of a kind of part; of all others, the kind itself."""
+
+_WORDS = BUSY_WORDS | {"latency": "idle: launch latency", "cpu": "CPU"}
+"""The words for a kind of part; of all others, "idle: " and the kind."""
 
 
 def page_of(change: ComparisonData) -> str:
@@ -69,9 +73,14 @@ def _parts(change: ComparisonData) -> dict[str, Any]:
         "id": "parts",
         "type": "waterfall",
         "title": "What changed",
-        "kinds": {kind: {"class": _CLASSES.get(kind, kind), "definition": text} for kind, text in KINDS.items()},
+        "kinds": {kind: _kind(kind, text) for kind, text in KINDS.items()},
         "parts": [*map(_part, change.parts[:_MAX_PARTS]), *map(_joined, joined)],
     }
+
+
+def _kind(kind: str, definition: str) -> dict[str, str]:
+    words = _WORDS.get(kind, f"idle: {kind}")
+    return {"class": _CLASSES.get(kind, kind), "words": words, "definition": definition}
 
 
 def _part(part: Part) -> list[Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..traces.nest import ancestor_levels
 from ..traces.table import Array
 
 _PAIRS = 1 << 21  # of event and group that are processed at once: about 150 MB
@@ -80,19 +81,6 @@ class GroupedEvents:
         result.busy[found] += np.add.reduceat(np.maximum(reach - np.maximum(start, before), 0), first)
 
 
-def ancestor_levels(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield, level by level, the indexes of ``rows`` that have an ancestor at that level, and the ancestors.
-
-    The first level is the rows themselves.
-    """
-    which = np.flatnonzero(rows >= 0)
-    above = rows[which]
-    while len(which):
-        yield which, above
-        above = parents[above]
-        which, above = which[above >= 0], above[above >= 0]
-
-
 def ancestor_pairs(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
     """Yield pairs of each event and each of its ancestors, some at a time."""
     depth = sum(1 for _ in ancestor_levels(np.unique(rows, return_index=True)[0], parents))
@@ -101,16 +89,6 @@ def ancestor_pairs(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]
         levels = list(ancestor_levels(rows[begin : begin + step], parents))
         if levels:
             yield np.concatenate([which for which, _ in levels]) + begin, np.concatenate([on for _, on in levels])
-
-
-def inside_rows(chosen: Array, parents: Array) -> Array:
-    """Return a mask of the rows that are among the chosen ones, or inside one of them."""
-    mask = np.zeros(len(parents), bool)
-    mask[chosen] = True
-    result: Array = mask.copy()
-    for which, above in ancestor_levels(np.arange(len(parents)), parents):
-        result[which] |= mask[above]
-    return result
 
 
 def unique_codes(codes: Array) -> tuple[Array, Array]:

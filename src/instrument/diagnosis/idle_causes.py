@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.intervals import Intervals, clip, covered_ns, merge_overlaps, union
-from ..traces.links import main_thread
+from ..traces.main_threads import main_thread
 from ..traces.synchronizations import Synchronization
 from ..traces.table import Array, Table
 from ..traces.trace import Trace

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..traces.nest import ancestor_levels
 from ..traces.table import Array, Table
 from .activity import ratio
-from .groups import GroupedEvents, ancestor_levels, ancestor_pairs, sum_by_group
+from .groups import GroupedEvents, ancestor_pairs, sum_by_group
 
 _INPUTS: dict[str, tuple[int, int, int | None]] = {
     "aten::mm": (0, 1, None),

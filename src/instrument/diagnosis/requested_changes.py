@@ -13,10 +13,10 @@ from ..replay.changes import Change, without_events
 from ..replay.graph import Graph
 from ..replay.replayer import Replayer
 from ..syncs.trace_context import CallContext, TraceContext
-from ..traces.links import main_thread
+from ..traces.main_threads import main_thread
+from ..traces.nest import inside_rows
 from ..traces.synchronizations import COPY, EXPLICIT
 from ..traces.table import MEMCPY, Array
-from .groups import inside_rows
 from .idle_causes import INPUT, named_ranges
 
 _WITHOUT = re.compile(r"dataloader|copies|sync|sync:.+|region:.+", re.DOTALL)

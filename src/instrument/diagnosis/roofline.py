@@ -9,10 +9,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ..traces.nest import ancestor_levels, inside_rows
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
 from .convolution import BACKWARD, FORWARD, results_of
-from .groups import ancestor_levels, inside_rows, sum_by_group
+from .groups import sum_by_group
 from .peaks import Peak, peak_of
 from .work import Work, operator_work
 

@@ -16,10 +16,10 @@ from ..replay.changes import Change, without_events
 from ..replay.replayer import Replayer, lower_median
 from ..syncs.trace_context import TraceContext
 from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
+from ..traces.nest import inside_rows
 from ..traces.step_content import process_of_threads
 from ..traces.table import MEMCPY, Array, Table
 from .cpu_savings import ProcessSavings, process_savings, times_by_process
-from .groups import inside_rows
 from .idle_causes import IdleCauses, idle_causes
 from .window_facts import WindowFacts
 from .wins import Win

@@ -16,8 +16,8 @@ from ..traces.compile_log import CompileLog
 from ..traces.gpus import gpu_numbers
 from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ..traces.lanes import group_rows
-from ..traces.links import main_thread
-from ..traces.step_content import launched_before, process_of_threads
+from ..traces.main_threads import main_thread
+from ..traces.step_content import launched_before, steps_of_process
 from ..traces.step_lengths import StepLengths
 from ..traces.step_work import step_lengths
 from ..traces.synchronizations import Synchronization
@@ -81,10 +81,7 @@ class WindowFacts:
     @cached_property
     def _steps_of_process(self) -> Array:
         """The starts and ends of the steps of the process that recorded most; repeated steps count once."""
-        steps, process_of = self.trace.steps, process_of_threads(self.trace)
-        times = np.stack((steps.start_ns, steps.end_ns), axis=1)
-        found = [np.unique(times[rows], axis=0) for _, rows in group_rows(process_of[steps.thread])]
-        return max(found, key=len, default=times)
+        return steps_of_process(self.trace)
 
     @property
     def steps(self) -> int:

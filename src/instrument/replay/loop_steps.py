@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..traces.lanes import group_rows
-from ..traces.links import main_thread
+from ..traces.main_threads import main_thread
 from ..traces.step_content import launched_before, process_of_threads, span
 from ..traces.table import Array, Table, table
 from ..traces.trace import Trace

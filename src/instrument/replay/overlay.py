@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..traces.insert_events import FIRST_LANE, check_copy, event_text, insert_events, microseconds, taken_lanes
-from ..traces.links import main_thread
+from ..traces.main_threads import main_thread
 from ..traces.trace import Trace
 from .critical_path import CriticalPath
 

@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 
-from ..diagnosis.groups import inside_rows
 from ..diagnosis.idle_causes import SLOW_NS
 from ..diagnosis.matmul import matmul_rows
 from ..diagnosis.rules.host import QUERIES
 from ..diagnosis.trace_facts import TraceFacts
+from ..traces.nest import inside_rows
 from ..traces.table import KERNEL, MEMCPY, Array, Table
 from ..traces.trace import Trace
 from .operators import EXTERNAL

@@ -10,7 +10,7 @@ from ..diagnosis.convolution import BACKWARD
 from ..diagnosis.matmul import innermost_matmuls
 from ..diagnosis.roofline import counted_calls
 from ..traces.autograd import autograd_nodes, engine_node_name
-from ..traces.links import main_thread
+from ..traces.main_threads import main_thread
 from ..traces.table import Array, Table
 from ..traces.trace import Trace
 from .parts import Part, part

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..findings import Site
 from ..traces.autograd import engine_node_name
-from ..traces.links import main_thread
+from ..traces.main_threads import main_thread
 from ..traces.nest import NestedRanges
 from ..traces.step_content import process_of_threads
 from ..traces.table import Array, Table

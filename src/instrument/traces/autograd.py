@@ -15,7 +15,7 @@ import numpy as np
 from .lanes import LaneAxis
 from .nest import NestedRanges
 from .table import Array, Table
-from .trace import Thread
+from .trace_data import Thread
 
 BACKWARD = " (backward)"
 """The suffix of the regions of backward passes, as `instrument.annotate_modules` names them."""

@@ -8,11 +8,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from .table import COLUMNS, TEXT, Array, Table
+from .trace_data import TraceData
 
 if TYPE_CHECKING:
     import pandas
@@ -22,18 +23,11 @@ _PIP = "pip install 'torch-instrument[traces]'"
 _NOT_EXPORTED = {*COLUMNS, "strings", "threads", "look_up"}
 
 
-class ExportableTrace(Protocol):
-    """A `Trace`, whose module imports this one."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    threads: list[Any]
-
-
 @overload
-def to_arrow(source: ExportableTrace) -> dict[str, pyarrow.Table]: ...
+def to_arrow(source: TraceData) -> dict[str, pyarrow.Table]: ...
 @overload
 def to_arrow(source: Table) -> pyarrow.Table: ...
-def to_arrow(source: ExportableTrace | Table) -> dict[str, pyarrow.Table] | pyarrow.Table:
+def to_arrow(source: TraceData | Table) -> dict[str, pyarrow.Table] | pyarrow.Table:
     """Return the tables of a trace by name, or a single table, as ``pyarrow.Table``.
 
     Text columns become dictionary columns with the strings in use. The tables of a trace have more columns:
@@ -51,10 +45,10 @@ def to_arrow(source: ExportableTrace | Table) -> dict[str, pyarrow.Table] | pyar
 
 
 @overload
-def to_pandas(source: ExportableTrace) -> dict[str, pandas.DataFrame]: ...
+def to_pandas(source: TraceData) -> dict[str, pandas.DataFrame]: ...
 @overload
 def to_pandas(source: Table) -> pandas.DataFrame: ...
-def to_pandas(source: ExportableTrace | Table) -> dict[str, pandas.DataFrame] | pandas.DataFrame:
+def to_pandas(source: TraceData | Table) -> dict[str, pandas.DataFrame] | pandas.DataFrame:
     """Return the tables of a trace by name, or a single table, as ``pandas.DataFrame``, with text as categories.
 
     The columns are those of `to_arrow`, except ``row``, which is the index.
@@ -71,7 +65,7 @@ def to_pandas(source: ExportableTrace | Table) -> dict[str, pandas.DataFrame] | 
     return {kind: rows.drop_columns("row").to_pandas() for kind, rows in to_arrow(source).items()}
 
 
-def to_parquet(trace: ExportableTrace, folder: str | os.PathLike[str]) -> list[Path]:
+def to_parquet(trace: TraceData, folder: str | os.PathLike[str]) -> list[Path]:
     """Write one Parquet file per table, with the columns of `to_arrow`, and return their paths.
 
     Existing files are replaced once all tables are written; if writing fails, no file is replaced.
@@ -98,7 +92,7 @@ def to_parquet(trace: ExportableTrace, folder: str | os.PathLike[str]) -> list[P
         return [Path(parts, f"{kind}.parquet").replace(folder / f"{kind}.parquet") for kind in tables]
 
 
-def _arrow_table(trace: ExportableTrace, kind: str) -> pyarrow.Table:
+def _arrow_table(trace: TraceData, kind: str) -> pyarrow.Table:
     rows: Table = getattr(trace, kind)
     columns: dict[str, Any] = {"row": np.arange(len(rows), dtype=np.int32)} | dict(rows)
     result = _arrow(columns, rows.strings)
@@ -141,7 +135,7 @@ def _dictionary(codes: Array, strings: list[str], unknown: Array | None = None) 
     return pyarrow.DictionaryArray.from_arrays(pyarrow.array(indices, mask=unknown), dictionary)
 
 
-def _about(trace: ExportableTrace) -> bytes:
+def _about(trace: TraceData) -> bytes:
     """Return all attributes that are not tables, as JSON."""
     about = {item.name: getattr(trace, item.name) for item in fields(trace) if item.name not in _NOT_EXPORTED}
     return json.dumps(about, default=_plain).encode()

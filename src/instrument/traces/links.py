@@ -13,6 +13,7 @@ import numpy as np
 from ..regions.region import OVERLAPPING
 from .autograd import BackwardCallers, autograd_nodes, autograd_threads
 from .kernel_families import add_names
+from .main_threads import main_threads
 from .nest import NestedRanges
 from .plausibility import plausible_devices, plausible_epoch_ns, plausible_rows
 from .table import COLUMNS, Array, Interner, Strings, Table, table
@@ -179,7 +180,7 @@ def _link_processes(
     autograd = autograd_threads(threads, regions, nodes, steps.thread)
     for number in np.flatnonzero(autograd).tolist():
         threads[number] = replace(threads[number], autograd=True)
-    main = _main_threads(steps, regions.where(~autograd[regions.thread]), process_of)
+    main = main_threads(steps, regions.where(~autograd[regions.thread]), process_of)
     thread, at = launches
     process = process_of[thread]
     around = main[process]
@@ -242,38 +243,6 @@ def _steps_that_ran(tables: dict[str, Table], launches_ns: Array, run: list[tupl
         return steps
     last_ns = max(int(work.start_ns[-1]), int(launches_ns.max(initial=work.start_ns[-1])))
     return steps if last_ns >= steps.start_ns[-1] else steps.where(slice(-1))
-
-
-def main_thread(trace: Trace) -> int:
-    """Return the thread of the steps; without steps, the thread that spent the most time in regions; or -1."""
-    autograd = np.array([*(thread.autograd for thread in trace.threads), False])
-    regions = trace.regions
-    rows = trace.steps or regions.where(~autograd[regions.thread]) or regions
-    times = _time_on_threads(rows, int(rows.thread.max(initial=-1)) + 1)
-    return int(np.argmax(times)) if len(times) else -1
-
-
-def _main_threads(steps: Table, regions: Table, process_of: Array) -> Array:
-    """Return the `main_thread` of each process; the last element is -1, for no process."""
-    count = len(process_of) - 1
-    process, times = process_of[:count], _time_on_threads(steps, count)
-    main = np.full(int(process.max(initial=-1)) + 2, -1)
-    stepping = np.zeros(len(main), bool)
-    stepping[process[times >= 0]] = True
-    times = np.where(stepping[process], times, _time_on_threads(regions, count))
-    order = np.lexsort((-np.arange(count), times, process))  # the longest of each process last
-    order = order[times[order] >= 0]
-    main[process[order]] = order
-    return main
-
-
-def _time_on_threads(rows: Table, count: int) -> Array:
-    """Return the time that each of ``count`` threads spent in the rows; -1 for a thread without rows."""
-    known = rows.thread >= 0
-    threads = rows.thread[known]
-    return np.where(
-        np.bincount(threads, minlength=count) > 0, np.bincount(threads, rows.duration_ns[known], count), -1
-    )
 
 
 def _match_rows(wanted: Array, keys: Array) -> Array:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from .autograd import BACKWARD, engine_node_name
-from .links import main_thread
+from .main_threads import main_thread
 from .nest import NestedRanges
 from .step_content import StepIndex
 from .table import Array, Table

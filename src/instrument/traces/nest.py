@@ -1,6 +1,8 @@
-"""Finds the parents of nested ranges, and the innermost range that is open at a time."""
+"""Finds the parents and ancestors of nested ranges, and the innermost range that is open at a time."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -89,3 +91,26 @@ def _parents_one_by_one(start: list[int], end: list[int]) -> Array:
             parents[row] = open_[-1]
         open_.append(row)
     return parents
+
+
+def ancestor_levels(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield, level by level, the indexes of ``rows`` that have an ancestor at that level, and the ancestors.
+
+    The first level is the rows themselves.
+    """
+    which = np.flatnonzero(rows >= 0)
+    above = rows[which]
+    while len(which):
+        yield which, above
+        above = parents[above]
+        which, above = which[above >= 0], above[above >= 0]
+
+
+def inside_rows(chosen: Array, parents: Array) -> Array:
+    """Return a mask of the rows that are among the chosen ones, or inside one of them."""
+    mask = np.zeros(len(parents), bool)
+    mask[chosen] = True
+    result: Array = mask.copy()
+    for which, above in ancestor_levels(np.arange(len(parents)), parents):
+        result[which] |= mask[above]
+    return result

@@ -1,11 +1,10 @@
-"""The page of a trace: its steps, tables, GPUs and links. Nothing is diagnosed for it."""
+"""The page of a trace: its steps, timeline, flame graph, tables, GPUs and links. Nothing is diagnosed for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import median_low
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,28 +13,28 @@ from ..page.names import shown_name
 from ..page.samples import samples_section
 from ..page.summary import summary_section
 from ..units import count, counted, duration
+from .communication import communication_mask
+from .flame import flame_of
+from .step_content import StepIndex, gpu_work, span, steps_of_process
 from .table import COLUMNS, Table
+from .timeline import timeline_of
+from .timeline_lanes import TimelineSource, lanes_of
+from .trace_data import MODULE, TraceData
 
 
-class ShownTrace(Protocol):
-    """The part of a `Trace` that its page shows; a protocol, because the module of `Trace` imports this one."""
-
-    path: Path
-    format: str
-    gpu: Table
-    steps: Table
-    devices: list[Any]
-    rank: int | None
-    world_size: int | None
-    lost: Any
-    unread_devices: Mapping[str, Any]
-    coverage: Mapping[str, Any]
-
-
-def page_of(trace: ShownTrace) -> str:
+def page_of(trace: TraceData) -> str:
     """Return the text of the page."""
     tables = {name: getattr(trace, name) for name in COLUMNS}
-    sections = (_summary(trace, tables), _steps(trace), _tables(tables), _devices(trace), _coverage(trace))
+    first = min((_bounds(rows)[0] for rows in tables.values() if rows), default=0)
+    sections = (
+        _summary(trace, tables),
+        _steps(trace),
+        _timeline(trace, first),
+        _flame(trace),
+        _tables(tables, first),
+        _devices(trace),
+        _coverage(trace),
+    )
     return document(
         shown_name(trace.path.name),
         shown_name(f"{counted(sum(map(len, tables.values())), 'event')} in {trace.format} format"),
@@ -43,7 +42,7 @@ def page_of(trace: ShownTrace) -> str:
     )
 
 
-def _summary(trace: ShownTrace, tables: Mapping[str, Table]) -> dict[str, Any]:
+def _summary(trace: TraceData, tables: Mapping[str, Table]) -> dict[str, Any]:
     bounds = [_bounds(rows) for rows in tables.values() if rows]
     figures = [("steps", count(len(trace.steps))), ("GPU operations", count(len(trace.gpu)))]
     if bounds:
@@ -55,7 +54,7 @@ def _summary(trace: ShownTrace, tables: Mapping[str, Table]) -> dict[str, Any]:
     return summary_section("Summary", figures, _notes(trace))
 
 
-def _notes(trace: ShownTrace) -> Iterator[str]:
+def _notes(trace: TraceData) -> Iterator[str]:
     yield str(trace.path)
     if trace.lost:
         yield f"Lost: {counted(trace.lost.events, 'event')} and {counted(trace.lost.bytes, 'byte')}."
@@ -64,13 +63,27 @@ def _notes(trace: ShownTrace) -> Iterator[str]:
     yield "instrument.diagnose(trace) says what is slow, and why."
 
 
-def _steps(trace: ShownTrace) -> dict[str, Any] | None:
+def _steps(trace: TraceData) -> dict[str, Any] | None:
     lengths = trace.steps.duration_ns.tolist() if trace.steps else []
     return samples_section("Steps", [("on the CPU", lengths, median_low(lengths))]) if lengths else None
 
 
-def _tables(tables: Mapping[str, Table]) -> dict[str, Any]:
-    first = min((_bounds(rows)[0] for rows in tables.values() if rows), default=0)
+def _timeline(trace: TraceData, first: int) -> dict[str, Any] | None:
+    modules = trace.frames.where(trace.frames.matching("name", MODULE))
+    window = span(trace.steps, trace.regions, modules, trace.operators, trace.runtime, trace.gpu)
+    source = TimelineSource(trace, trace.gpu, communication_mask(trace.gpu), window, first)
+    streams, threads, notes = lanes_of(source)
+    return timeline_of(source, streams + threads, notes)
+
+
+def _flame(trace: TraceData) -> dict[str, Any] | None:
+    gpu = trace.gpu.where(gpu_work(trace, StepIndex(trace)).counted)
+    steps = len(steps_of_process(trace))
+    each = "per step" if steps else "in the trace"
+    return flame_of(trace, gpu, communication_mask(gpu), max(steps, 1), each)
+
+
+def _tables(tables: Mapping[str, Table], first: int) -> dict[str, Any]:
     columns = {"Table": "text", "Rows": "count", "First start": "ns", "Last end": "ns", "Memory": "bytes"}
     rows = [
         [name, len(rows), start - first, end - first, sum(column.nbytes for column in rows.values())]
@@ -81,7 +94,7 @@ def _tables(tables: Mapping[str, Table]) -> dict[str, Any]:
     return _table("Tables", "The tables that have rows; times count from the first event", columns, rows)
 
 
-def _devices(trace: ShownTrace) -> dict[str, Any] | None:
+def _devices(trace: TraceData) -> dict[str, Any] | None:
     named = {device.id: device for device in trace.devices}
     numbers = sorted({*named, *np.unique(trace.gpu.device).tolist()} if trace.gpu else named)
     columns = {
@@ -104,7 +117,7 @@ def _devices(trace: ShownTrace) -> dict[str, Any] | None:
     return _table("GPUs", "The GPUs of the trace", columns, rows) if rows else None
 
 
-def _coverage(trace: ShownTrace) -> dict[str, Any] | None:
+def _coverage(trace: TraceData) -> dict[str, Any] | None:
     columns = {
         "Linked to": "text",
         "Linked": "count",

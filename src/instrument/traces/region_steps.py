@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from .links import link_coverage, main_thread
+from .links import link_coverage
+from .main_threads import main_thread
 from .step_content import StepIndex, span
 from .table import Array, Table, table
 from .trace import Trace

@@ -13,7 +13,7 @@ import numpy as np
 
 from .communication import Collectives
 from .gpus import count_gpus
-from .links import main_thread
+from .main_threads import main_thread
 from .missing_backward import MissingBackward
 from .step_content import StepIndex, gpu_work, in_no_region_ns, outside_ns, steps_ns
 from .step_lengths import StepLengths, merge_step_lengths

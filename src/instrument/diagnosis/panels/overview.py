@@ -20,7 +20,8 @@ _CLASSES = {
 }
 """The class, and so the color, of a cause of idle time; of all others, "other"."""
 
-_BUSY = {"compute": "compute", "communication": "exposed communication", "copies": "exposed memcpys"}
+BUSY_WORDS = {"compute": "compute", "communication": "exposed communication", "copies": "exposed memcpys"}
+"""The words for the parts of a step during which a GPU works."""
 
 
 def idle_class(cause: str) -> str:
@@ -45,7 +46,7 @@ def overview_section(diagnosis: DiagnosisData) -> dict[str, Any]:
 def _parts(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
     busy = [
         {"name": words, "class": name, "ns": diagnosis.parts[name], "definition": PARTS[name]}
-        for name, words in _BUSY.items()
+        for name, words in BUSY_WORDS.items()
         if diagnosis.parts.get(name)
     ]
     idle = [

@@ -1,123 +1,62 @@
-"""The timeline: the steps of the window, and what the GPUs and the threads did meanwhile, by zoom level."""
+"""The timeline of a diagnosis: that of its trace, idle time of the GPUs by cause, and the parts of steps."""
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from ...page.lanes import Slices, Zoom, packed, zoom_levels
 from ...page.names import shown_name
-from ...traces.intervals import covered_ns, merge_overlaps
-from ...traces.table import Array, Table
-from ...units import duration
+from ...traces.intervals import covered_ns
+from ...traces.timeline import rows_of_steps, timeline_of
+from ...traces.timeline_lanes import CLASSES, Lane, TimelineSource, lanes_of
 from ..diagnosis_data import DiagnosisData
+from ..idle_causes import CAUSES
 from ..trace_facts import TraceFacts
-from .timeline_lanes import CLASSES, Lane, lanes_of
-from .timeline_texts import TimelineTexts, text_of
+from .overview import idle_class
 
-_MOST_SLICES = 200_000
-_FEW_STEPS = 2  # up to so many, all have the same detail
-_LONGEST = 5  # of each lane
+_CAUSES = {cause.replace("_", " "): f"The GPU idles while {text}." for cause, text in CAUSES.items()}
 
 
 def timeline_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     """Return the timeline of the window; None if nothing in it takes time.
 
     Times are in ns from the start of the window; the timeline begins with the first step, which may be earlier.
-    The levels are those of `instrument.page.lanes.packed`. The ``name`` of a slice is its place in ``texts`` times
-    the number of classes, plus its place in ``classes``; its ``about`` is a place in the columns of ``launches``.
     """
     facts = diagnosis.facts
     if facts is None:
         return None
-    low, window = facts.window[0], (facts.recorded[0], facts.window[1])
-    lanes, notes = lanes_of(facts, window)
-    if not lanes:
+    shown = (facts.recorded[0], facts.window[1])
+    source = TimelineSource(facts.trace, facts.gpu, facts.communication, shown, facts.window[0], _CAUSES)
+    streams, threads, notes = lanes_of(source)
+    groups = {lane.group for lane in streams}
+    idle = _idle(facts, groups.pop() if len(groups) == 1 else "All GPUs")
+    section = timeline_of(source, [idle] * bool(len(idle.start_ns)) + streams + threads, notes)
+    if section is None:
         return None
-    rows = _rows_of_steps(facts)
-    steps = facts.trace.steps.where(rows)
-    detailed = _detailed(steps)
-    slices, name, work = _joined(lanes)
-    zoom = zoom_levels(slices, window, _spans(facts, rows[detailed]), _MOST_SLICES)
-    single = np.concatenate([level.single for level in zoom.levels])
-    texts = TimelineTexts(facts, name, work, single)
-    levels = packed(slices, zoom, low, name=texts.name * len(CLASSES) + slices.kind, about=texts.about)
-    return {
-        "id": "timeline",
-        "type": "timeline",
-        "title": "Timeline",
-        "start_ns": window[0] - low,
-        "end_ns": window[1] - low,
-        "classes": CLASSES,
-        "groups": _groups(lanes),
-        "whole": zoom.whole,
-        "detailed": [[start - low, end - low] for start, end in zoom.detailed],
-        "levels": levels,
-        "texts": texts.texts,
-        "launches": texts.launches,
-        "causes": texts.causes,
-        "steps": _step_rows(facts, steps),
-        "gaps": _gap_rows(diagnosis),
-        "longest": [row for lane in lanes for row in _longest_rows(facts, lane)],
-        "notes": [*_hidden(zoom, steps.number[detailed].tolist()), *notes],
-    }
+    return section | {"steps": _with_parts(facts, section["steps"]), "gaps": _gap_rows(diagnosis)}
 
 
-def _joined(lanes: list[Lane]) -> tuple[Slices, Array, Array]:
-    """Return the slices of all lanes, in one row for each depth of a lane, with their names and work."""
-    above = np.cumsum([0, *(lane.rows for lane in lanes)]).tolist()
-    row = np.concatenate([lane.depth + first for lane, first in zip(lanes, above, strict=False)])
-    order = np.argsort(row, kind="stable")
-    joined = (np.concatenate(columns)[order] for columns in zip(*(lane.columns for lane in lanes), strict=True))
-    start, end, name, kind, work, _ = joined
-    return Slices(row[order], start, end, kind), name, work
+def _idle(facts: TraceFacts, group: str) -> Lane:
+    """Return the gaps during which no GPU works, each with the cause of most of it and the work that ends it."""
+    idle, work = facts.idle, len(facts.gpu)
+    cause = np.argmax(np.stack([idle.by_cause[cause] for cause in CAUSES]), axis=0)
+    kinds = np.array([CLASSES.index(idle_class(cause)) for cause in CAUSES])
+    following = np.searchsorted(facts.gpu.start_ns, idle.end_ns)
+    ended_by = np.where(following < work, following, -1)
+    name, depth = cause + len(facts.trace.strings), np.zeros(len(cause), np.int64)
+    return Lane(group, "idle: no GPU works", idle.start_ns, idle.end_ns, name, kinds[cause], ended_by, depth)
 
 
-def _groups(lanes: list[Lane]) -> list[dict[str, Any]]:
-    """Return the groups with their lanes, each with its number of rows."""
-    return [
-        {"title": title, "lanes": [[lane.title, lane.rows] for lane in group]}
-        for title, group in groupby(lanes, key=lambda lane: lane.group)
-    ]
-
-
-def _rows_of_steps(facts: TraceFacts) -> Array:
-    """Return the rows of the steps of the thread that ran most of them."""
-    thread = facts.trace.steps.thread
-    threads, counts = np.unique(thread, return_counts=True)
-    return np.flatnonzero(thread == threads[np.argmax(counts)]) if len(threads) else np.empty(0, np.int64)
-
-
-def _detailed(steps: Table) -> list[int]:
-    """Return the step whose length is closest to the median, and the longest; none if there are few."""
-    if len(steps) <= _FEW_STEPS:
-        return []
-    length = steps.duration_ns
-    typical = int(np.argmin(np.abs(length - np.median(length))))
-    return sorted({typical, int(np.argmax(length))})
-
-
-def _spans(facts: TraceFacts, rows: Array) -> list[tuple[int, int]]:
-    """Return the times of these steps, each up to the end of the work that it launched."""
-    steps, spans = facts.trace.steps, []
-    for row in rows.tolist():
-        done = int(facts.gpu.end_ns[facts.gpu.step == row].max(initial=steps.end_ns[row]))
-        spans.append((int(steps.start_ns[row]), done))
-    starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
-    return [*zip(*(side.tolist() for side in merge_overlaps(starts, ends)), strict=True)]
-
-
-def _step_rows(facts: TraceFacts, steps: Table) -> list[list[int | None]]:
-    """Return the number, start and length of each step, and the parts of this time by what the GPUs do."""
+def _with_parts(facts: TraceFacts, rows: list[list[int | None]]) -> list[list[int | None]]:
+    """Return the rows of the steps with the parts of their time by what the GPUs do, if that is known."""
+    if not facts.gpu or facts.unknown_gpu:
+        return rows
+    steps = facts.trace.steps.where(rows_of_steps(facts.trace))
     start, end, done = steps.start_ns, steps.end_ns, facts.activity
-    covered = [covered_ns(times, start, end) for times in (done.compute, done.working, done.busy)]
-    compute, working, busy = covered
+    compute, working, busy = (covered_ns(times, start, end) for times in (done.compute, done.working, done.busy))
     parts = np.stack((compute, working - compute, busy - working, end - start - busy), axis=1).tolist()
-    known = facts.gpu and not facts.unknown_gpu
-    times = zip(steps.number.tolist(), (start - facts.window[0]).tolist(), (end - start).tolist(), strict=True)
-    return [[*step, *(of_step if known else [None] * 4)] for step, of_step in zip(times, parts, strict=True)]
+    return [[*row[:3], *of_step] for row, of_step in zip(rows, parts, strict=True)]
 
 
 def _gap_rows(diagnosis: DiagnosisData) -> list[list[Any]]:
@@ -126,32 +65,3 @@ def _gap_rows(diagnosis: DiagnosisData) -> list[list[Any]]:
         [gap.cause.replace("_", " "), gap.duration_ns, gap.start_ns, shown_name(str(gap.where))]
         for gap in diagnosis.idle_gaps
     ]
-
-
-def _longest_rows(facts: TraceFacts, lane: Lane) -> list[list[Any]]:
-    """Return the name, the lane, the length and the start of the longest slices of a lane."""
-    length = lane.end_ns - lane.start_ns
-    return [
-        [
-            text_of(facts, int(lane.name[row])),
-            f"{lane.group}, {lane.title}",
-            int(length[row]),
-            int(lane.start_ns[row]) - facts.window[0],
-        ]
-        for row in np.argsort(-length, kind="stable")[:_LONGEST].tolist()
-    ]
-
-
-def _hidden(zoom: Zoom, detailed: list[int]) -> list[str]:
-    """Return a sentence on the slices that no level shows one by one, if there are any."""
-    rest = zoom.levels[zoom.whole - 1]
-    if not len(rest.merged.row):
-        return []
-    whole = f"Slices shorter than {duration(rest.resolution_ns)} are shown merged"
-    if zoom.detailed:
-        numbers = " and ".join(map(str, detailed))
-        whole += f" outside of {'step' if len(detailed) == 1 else 'steps'} {numbers}"
-        finest = zoom.levels[-1]
-        if len(finest.merged.row):
-            whole += f", and those shorter than {duration(finest.resolution_ns)} everywhere"
-    return [f"{whole}: open the trace in Perfetto to see each."]

@@ -12,9 +12,9 @@ import numpy as np
 from ...findings import Evidence, Finding, Fix
 from ...traces.compile_log import Compilation, CompileLog
 from ...traces.intervals import merge_overlaps
+from ...traces.nest import inside_rows
 from ...traces.table import Table
 from ...units import count, counted, duration
-from ..groups import inside_rows
 from ..idle_causes import named_ranges
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts

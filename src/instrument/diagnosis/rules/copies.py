@@ -11,11 +11,12 @@ import numpy as np
 from ...findings import Evidence, Finding, Fix
 from ...replay.changes import Change
 from ...traces.intervals import clip, merge_overlaps, overlap_ns, total_ns
+from ...traces.nest import inside_rows
 from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.synchronizations import direction
 from ...traces.table import MEMCPY, MEMSET, Array, Table
 from ...units import count, duration
-from ..groups import inside_rows, sum_by_group, unique_codes
+from ..groups import sum_by_group, unique_codes
 from ..requested_changes import without_copies
 from ..rule import rule
 from ..trace_facts import TraceFacts

@@ -10,10 +10,11 @@ import numpy as np
 from ...findings import Evidence, Finding, Fix
 from ...replay.changes import Change, without_events
 from ...traces.intervals import merge_overlaps
+from ...traces.nest import inside_rows
 from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.table import Array
 from ...units import count, counted, duration
-from ..groups import inside_rows, sum_by_group
+from ..groups import sum_by_group
 from ..idle_causes import INPUT
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts

@@ -56,11 +56,14 @@ function findingEvidence({ meaning, evidence, severity, confidence, rule }) {
 
 function findingActions({ title, span: [start, end] }, id) {
   places.set(id, { start_ns: start, end_ns: end, label: title });
+  const button = (text, onclick) => h("button", { type: "button", onclick }, text);
   const perfetto = () => page.emit("perfetto", { start_ns: start, end_ns: end });
   return h("div", { class: "actions" },
-    h("button", { type: "button", onclick: () => page.emit("show", id) }, "Show in the timeline"),
-    page.data.serve.perfetto ? h("button", { type: "button", onclick: perfetto }, "Show in Perfetto") : null);
+    findingsHaveTimeline() ? button("Show in the timeline", () => page.emit("show", id)) : null,
+    page.data.serve.perfetto ? button("Show in Perfetto", perfetto) : null);
 }
+
+const findingsHaveTimeline = () => page.data.sections.some(({ type }) => type === "timeline");
 
 function findingsKeys(cards) {
   let at = -1;
@@ -71,6 +74,7 @@ function findingsKeys(cards) {
   };
   keys.add("j", "Next finding", go(1));
   keys.add("k", "Previous finding", go(-1));
+  if (!findingsHaveTimeline()) return;
   keys.add("Enter", "Show the finding in the timeline", (event) => {
     if (!event.target.classList?.contains("finding")) return false;
     event.target.querySelector(".actions button")?.click();

@@ -18,13 +18,18 @@ registerView("waterfall", (section, element) => {
   const draw = () => {
     const view = waterfallView(section.parts, state.get("order"), state.get("parts"));
     orders.forEach((button, column) => button.setAttribute("aria-pressed", String(view.columns[0] === column)));
-    crumbs.replaceChildren(...waterfallCrumbs(view, draw));
+    crumbs.replaceChildren(...waterfallCrumbs(view, section, draw));
     chart.replaceChildren(...waterfallRows(view, section, draw));
   };
   for (const key of ["order", "parts"]) state.onChange(key, draw);
   draw();
   element.append(h("div", { class: "controls" }, orders), crumbs, chart, waterfallTable(section));
 });
+
+/** What is shown for a name in a column. */
+function waterfallName({ kinds }, column, name) {
+  return (column === 0 ? kinds[name]?.words : name) || WATERFALL_EMPTY[column];
+}
 
 /** The columns in order, the names chosen in the first of them, and the parts with these names. */
 function waterfallView(parts, order, chosen) {
@@ -52,9 +57,9 @@ function waterfallGo(path, draw) {
   };
 }
 
-function waterfallCrumbs({ columns, path }, draw) {
+function waterfallCrumbs({ columns, path }, section, draw) {
   if (!path.length) return [];
-  const names = path.map((name, level) => name || WATERFALL_EMPTY[columns[level]]);
+  const names = path.map((name, level) => waterfallName(section, columns[level], name));
   const crumb = (name, level) => h("button", {
     type: "button", "aria-current": level === path.length ? "true" : null,
     onclick: waterfallGo(path.slice(0, level), draw),
@@ -64,7 +69,7 @@ function waterfallCrumbs({ columns, path }, draw) {
 }
 
 /** The parts by the first column in which they differ, those with the largest difference first. */
-function waterfallGroups({ columns, path, parts }) {
+function waterfallGroups({ columns, path, parts }, section) {
   let level = path.length;
   const prefix = [...path];
   const same = (column) => parts.every((part) => part[column] === parts[0][column]);
@@ -78,7 +83,7 @@ function waterfallGroups({ columns, path, parts }) {
   const splits = (members) =>
     columns.slice(level + 1).some((rest) => members.some((part) => part[rest] !== members[0][rest]));
   const group = ([name, members]) => ({
-    name: name || WATERFALL_EMPTY[column], path: [...prefix, name], kind: members[0][0], column,
+    name: waterfallName(section, column, name), path: [...prefix, name], kind: members[0][0], column,
     splits: splits(members), ...waterfallSum(members),
   });
   const sorted = (one, other) => Math.abs(other.ns) - Math.abs(one.ns) || other.before - one.before;
@@ -92,8 +97,8 @@ function waterfallSum(parts) {
 }
 
 /** The rows from the time before to the time after; each begins where the last one ends. */
-function waterfallRows(view, { kinds }, draw) {
-  const groups = waterfallGroups(view).filter(({ ns }) => ns);
+function waterfallRows(view, section, draw) {
+  const groups = waterfallGroups(view, section).filter(({ ns }) => ns);
   const shown = groups.slice(0, WATERFALL_ROWS);
   const rest = groups.slice(WATERFALL_ROWS);
   if (rest.length === 1) shown.push(rest.pop());
@@ -106,7 +111,7 @@ function waterfallRows(view, { kinds }, draw) {
   const axis = waterfallAxis([before, after, ...bars.map(({ to }) => to)]);
   return [
     waterfallTotal("before", before, axis),
-    ...bars.map((bar) => waterfallRow(bar, axis, kinds, draw)),
+    ...bars.map((bar) => waterfallRow(bar, axis, section.kinds, draw)),
     waterfallTotal("after", after, axis),
     axis.start ? h("p", { class: "muted" }, `The bars begin at ${format.ns(axis.start)}, not at 0.`) : null,
   ].filter(Boolean);
@@ -158,7 +163,7 @@ function waterfallTooltip({ name, ns, kind, column, before, after, calls }, kind
   return column === 0 ? [...lines, kinds[kind].definition] : lines;
 }
 
-function waterfallTable({ id, parts }) {
+function waterfallTable({ id, kinds, parts }) {
   const names = WATERFALL_COLUMNS.map((name) => [name[0].toUpperCase() + name.slice(1), "text"]);
   const columns = {
     ...Object.fromEntries(names), Before: "ns", After: "ns", Difference: "ns", "Difference, ns": "count",
@@ -166,7 +171,7 @@ function waterfallTable({ id, parts }) {
   };
   const rows = parts.map((part) => {
     const [before, after] = part.slice(4, 6);
-    return [...part.slice(0, 6), after - before, after - before, ...part.slice(6)];
+    return [kinds[part[0]].words, ...part.slice(1, 6), after - before, after - before, ...part.slice(6)];
   });
   const caption = "The parts of the two median steps; the differences add up";
   return tableBehind("All parts as a table", { id, caption, columns: tableColumns(columns), rows });

@@ -1,30 +1,28 @@
-"""The lanes of the timeline: idle time and streams of GPUs; regions, modules, operators and calls of threads."""
+"""The lanes of a timeline: streams of GPUs; regions, modules, operators and runtime calls of threads."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from ...page.lanes import stacked
-from ...page.names import shown_name
-from ...traces.gpus import gpu_numbers
-from ...traces.lanes import group_rows
-from ...traces.table import Array, Table
-from ...traces.trace import MODULE, Trace
-from ...units import counted
-from ..idle_causes import CAUSES
-from ..trace_facts import TraceFacts
-from .gpu_work import work_classes, work_names
-from .overview import idle_class
+from ..page.lanes import stacked
+from ..page.names import shown_name
+from ..units import counted
+from .gpus import gpu_numbers
+from .lanes import group_rows
+from .table import Array, Table
+from .trace_data import MODULE, TraceData
+from .work_classes import work_classes, work_names
 
 CLASSES = (
     "compute", "communication", "copies", "input", "synchronization", "overhead", "latency", "other",
     "region", "module", "operator", "runtime",
 )  # fmt: skip
-"""The classes of slices, which give their colors."""
+"""The classes of slices, which give their colors; those from "input" to "other" are of idle time."""
 
 _TITLES = {"region": "regions", "module": "modules", "operator": "operators", "runtime": "runtime calls"}
 _MOST_LANES = 32  # of streams, and of threads
@@ -39,9 +37,9 @@ class Lane(NamedTuple):
         title: the name of the lane.
         start_ns: the starts, on the clock of the trace.
         end_ns: the ends.
-        name: the numbers of the names in the strings of the trace; those of `CAUSES` follow.
+        name: the numbers of the names in the strings of the trace; those of `TimelineSource.causes` follow.
         kind: the numbers of the classes in `CLASSES`.
-        work: the rows of `TraceFacts.gpu` that the slices are, or that end the gaps; -1 for none.
+        work: the rows of `TimelineSource.gpu` that the slices are, or that end idle time; -1 for none.
         depth: the depth of each slice.
     """
 
@@ -69,32 +67,59 @@ class Lane(NamedTuple):
         return Lane(self.group, self.title, *(column[rows] for column in self.columns))
 
 
-def lanes_of(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane], list[str]]:
-    """Return the lanes of the timeline, and notes on what they leave out.
+class TimelineSource(NamedTuple):
+    """What a timeline is made of.
 
-    Args:
-        facts: the facts of a trace.
-        window: the time that the timeline shows, in ns on the clock of the trace.
+    Attributes:
+        trace: the trace.
+        gpu: the GPU work to show: rows of `TraceData.gpu`.
+        communication: a mask of the rows of ``gpu`` that communicate.
+        window: the time to show, in ns on the clock of the trace.
+        origin_ns: the time that the page counts from.
+        causes: the names of idle time, which follow the strings of the trace, each with a sentence on it.
     """
-    streams, no_streams = _stream_lanes(facts, window)
-    threads, no_threads = _thread_lanes(facts, window)
-    groups = {lane.group for lane in streams}
-    idle = _idle(facts, groups.pop() if len(groups) == 1 else "All GPUs")
-    lanes = [idle] * bool(len(idle.start_ns)) + streams + threads
-    deep = sum(int((lane.depth >= _MOST_DEPTH).sum()) for lane in lanes)
+
+    trace: TraceData
+    gpu: Table
+    communication: Array
+    window: tuple[int, int]
+    origin_ns: int
+    causes: Mapping[str, str] = MappingProxyType({})
+
+
+class Lanes(NamedTuple):
+    """The lanes of a timeline.
+
+    Attributes:
+        streams: those of streams, by GPU.
+        threads: those of threads, the most used thread first.
+        notes: sentences on what is left out.
+    """
+
+    streams: list[Lane]
+    threads: list[Lane]
+    notes: list[str]
+
+
+def lanes_of(source: TimelineSource) -> Lanes:
+    """Return the lanes of streams and threads."""
+    streams, no_streams = _stream_lanes(source)
+    threads, no_threads = _thread_lanes(source)
+    deep = sum(int((lane.depth >= _MOST_DEPTH).sum()) for lane in streams + threads)
     too_deep = [f"Not shown: {counted(deep, 'slice')} nested deeper than {_MOST_DEPTH} levels."] if deep else []
-    return [lane.where(lane.depth < _MOST_DEPTH) for lane in lanes], no_streams + no_threads + too_deep
+    streams, threads = ([lane.where(lane.depth < _MOST_DEPTH) for lane in lanes] for lanes in (streams, threads))
+    return Lanes(streams, threads, no_streams + no_threads + too_deep)
 
 
-def _stream_lanes(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane], list[str]]:
+def _stream_lanes(source: TimelineSource) -> tuple[list[Lane], list[str]]:
     """Return the streams with work in the window, by GPU, the most used first, and a note on the rest."""
-    gpu, inside = facts.gpu, _inside(facts.gpu, window)
+    gpu, inside = source.gpu, _inside(source.gpu, source.window)
     device, stream = gpu_numbers(gpu)[inside], gpu.stream[inside]
     first, of_place = distinct(device, stream)
     rows_of = {number: inside[rows] for number, rows in group_rows(of_place)}
     used = {number: int(gpu.duration_ns[rows].sum()) for number, rows in rows_of.items()}
-    kind, name = work_classes(facts), work_names(facts)
-    products = {device.id: device.name for device in facts.trace.devices}
+    kind, name = work_classes(gpu, source.communication), work_names(gpu)
+    products = {device.id: device.name for device in source.trace.devices}
     lanes = []
     for number in sorted(_most(used), key=lambda number: device[first[number]]):
         rows, on, at = rows_of[number], int(device[first[number]]), int(stream[first[number]])
@@ -105,20 +130,9 @@ def _stream_lanes(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane
     return lanes, _left_out(used, "stream")
 
 
-def _idle(facts: TraceFacts, group: str) -> Lane:
-    """Return the gaps during which no GPU works, each with the cause of most of it and the work that ends it."""
-    idle, work = facts.idle, len(facts.gpu)
-    cause = np.argmax(np.stack([idle.by_cause[cause] for cause in CAUSES]), axis=0)
-    kinds = np.array([CLASSES.index(idle_class(cause)) for cause in CAUSES])
-    following = np.searchsorted(facts.gpu.start_ns, idle.end_ns)
-    ended_by = np.where(following < work, following, -1)
-    name, depth = cause + len(facts.trace.strings), np.zeros(len(cause), np.int64)
-    return Lane(group, "idle: no GPU works", idle.start_ns, idle.end_ns, name, kinds[cause], ended_by, depth)
-
-
-def _thread_lanes(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane], list[str]]:
+def _thread_lanes(source: TimelineSource) -> tuple[list[Lane], list[str]]:
     """Return the lanes of the threads with events in the window, the most used first, and notes on the rest."""
-    trace = facts.trace
+    trace = source.trace
     rows_of: dict[int, dict[str, Array]] = defaultdict(dict)
     tables = {
         "region": trace.regions,
@@ -127,7 +141,7 @@ def _thread_lanes(facts: TraceFacts, window: tuple[int, int]) -> tuple[list[Lane
         "runtime": trace.runtime,
     }
     for kind, table in tables.items():
-        rows = _inside(table, window)
+        rows = _inside(table, source.window)
         if kind == "module":
             rows = rows[table.matching("name", MODULE)[rows]]
         for thread, of_thread in group_rows(table.thread[rows]):
@@ -181,7 +195,7 @@ def _inside(events: Table, window: tuple[int, int]) -> Array:
     return np.flatnonzero((duration > 0) & (start < window[1]) & (start + duration > window[0]))
 
 
-def _thread_titles(trace: Trace, used: Collection[int]) -> dict[int, str]:
+def _thread_titles(trace: TraceData, used: Collection[int]) -> dict[int, str]:
     """Return the title of each thread, with its process if there are several."""
     several = len({trace.threads[number].process for number in used if number >= 0}) > 1
     titles = {-1: "Unknown thread"}

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...traces.intervals import Intervals, covered_ns, merge_overlaps
-from ...traces.nest import NestedRanges
-from ...traces.step_content import span
-from ...traces.table import Array
-from ...traces.trace import MODULE as MODULE_NAME
-from ..trace_facts import TraceFacts
+from .intervals import Intervals, covered_ns, merge_overlaps
+from .nest import NestedRanges
+from .step_content import span
+from .table import Array
+from .trace_data import MODULE as MODULE_NAME
+from .trace_data import TraceData
 
 REGION, MODULE, OPERATOR = range(3)
 """The values of `Ranges.kind`."""
@@ -46,9 +46,8 @@ class Ranges(NamedTuple):
         return index[rows]
 
 
-def ranges_of(facts: TraceFacts, times: Intervals) -> Ranges:
+def ranges_of(trace: TraceData, times: Intervals) -> Ranges:
     """Return the ranges that run between the first and the last of these times."""
-    trace = facts.trace
     begin, end = (times[0][0], times[1][-1]) if len(times[0]) else (0, 0)
     tables = (trace.regions, trace.frames, trace.operators)
     rows = [np.flatnonzero((table.end_ns >= begin) & (table.start_ns < end)) for table in tables]
@@ -66,11 +65,10 @@ def ranges_of(facts: TraceFacts, times: Intervals) -> Ranges:
     return Ranges(kind[order], np.concatenate(rows)[order], name[order], thread, start, end, nest)
 
 
-def times_of_steps(facts: TraceFacts) -> Intervals:
+def times_of_steps(trace: TraceData) -> Intervals:
     """Return when steps run on the CPU; without steps, the time from the first event to the last."""
-    steps, trace = facts.trace.steps, facts.trace
-    if steps:
-        return merge_overlaps(steps.start_ns, steps.end_ns)
+    if trace.steps:
+        return merge_overlaps(trace.steps.start_ns, trace.steps.end_ns)
     start, end = span(trace.operators, trace.regions, trace.runtime)
     return np.array([start]), np.array([end])
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...traces.autograd import engine_node_name
-from ...traces.lanes import latest
-from ...traces.table import Array
-from ..groups import ancestor_levels, inside_rows
-from ..trace_facts import TraceFacts
+from .autograd import engine_node_name
+from .lanes import latest
+from .nest import ancestor_levels, inside_rows
 from .ranges import OPERATOR, REGION, Ranges
+from .table import Array
+from .trace_data import TraceData
 
 _BACKWARD = re.compile(r"(?<![a-z])backward(?![a-z])", re.IGNORECASE)
 _NODE = re.compile(r"(?:Backward\d*|AccumulateGrad)$")  # without the engine around it: torch before 1.9
@@ -23,7 +23,7 @@ class BackwardRanges:
     """The backward passes among ranges.
 
     Args:
-        facts: the trace.
+        trace: the trace.
         ranges: its ranges.
 
     Attributes:
@@ -31,9 +31,9 @@ class BackwardRanges:
         in_node: a mask of the nodes that autograd runs, and of the ranges inside them.
     """
 
-    def __init__(self, facts: TraceFacts, ranges: Ranges) -> None:
-        self._facts, self._ranges, self._above = facts, ranges, ranges.nest.parents
-        self.autograd = np.array([*(thread.autograd for thread in facts.trace.threads), False])
+    def __init__(self, trace: TraceData, ranges: Ranges) -> None:
+        self._trace, self._ranges, self._above = trace, ranges, ranges.nest.parents
+        self.autograd = np.array([*(thread.autograd for thread in trace.threads), False])
         operators = ranges.kind == OPERATOR
         engine = operators & self._named(lambda name: engine_node_name(name) is not None)
         alone = operators & self._named(lambda name: bool(_NODE.search(name[-_SEARCHED:])))
@@ -74,7 +74,7 @@ class BackwardRanges:
         """
         ranges, operators = self._ranges, np.flatnonzero(self._ranges.kind == OPERATOR)
         sequence = np.full(len(ranges.kind), -1)
-        sequence[operators] = self._facts.trace.operators.sequence[ranges.row[operators]]
+        sequence[operators] = self._trace.operators.sequence[ranges.row[operators]]
         nodes = np.flatnonzero(self._node & (sequence >= 0))
         makers = np.flatnonzero((sequence >= 0) & ~self.in_node & ~self.autograd[ranges.thread])
         numbers, of = np.unique(sequence[makers], return_inverse=True)
@@ -91,7 +91,7 @@ class BackwardRanges:
 
     def _named(self, condition: Callable[[str], bool]) -> Array:
         """Return a mask of the ranges whose name meets a condition."""
-        strings = self._facts.trace.strings
+        strings = self._trace.strings
         codes = np.unique(self._ranges.name)
         meets = np.array([condition(strings[code]) for code in codes.tolist()], bool)
         mask: Array = np.isin(self._ranges.name, codes[meets])
