@@ -27,7 +27,7 @@ from .outcomes import Outcomes
 from .rank import process_suffix
 from .recording import Recording, SaveResult
 from .requests import RequestedWindows, WindowRequest
-from .schedule import NEVER, Phase, Window
+from .schedule import NEVER, Phase, Window, span
 from .slow_step_windows import SlowStepWindows
 from .timing import StepTimes
 from .torch_api import TorchProfilerApi
@@ -191,7 +191,7 @@ class WindowRecorder(TorchProfilerApi):
         for missed in put_off:
             if window is None or missed.index != window.index:
                 self._last_finished_index = missed.index
-                self._outcomes.note(missed, "skipped", self._postponement_reason)
+                self._outcomes.note(missed, "skipped", self._postponement_reason, step=self.step_num)
         if put_off and window is None:
             self._postponement_reason = ""
 
@@ -208,6 +208,7 @@ class WindowRecorder(TorchProfilerApi):
                     capture = self._exporter.capture()
                 self._recording = Recording(window, capture, self.step_num, cost)
                 self._times.open()
+                log.info("window.opened", **self._outcomes.fields(window, self.step_num))
             self._recording.window = window
             if phase is Phase.ACTIVE:
                 self._recording.step(
@@ -272,6 +273,14 @@ class WindowRecorder(TorchProfilerApi):
                     self._recording = recording
                 raise
             self._times.close(self.step_num)
+        log.info(
+            "window.closed",
+            **self._outcomes.fields(window, self.step_num),
+            steps=recording.steps and span(recording.steps[0], recording.steps[1] + 1),
+            seconds=recording.seconds,
+            stall_seconds=entry["cost"]["stall_s"],
+            bytes=self._last_trace_bytes,
+        )
         if failure is not None:
             guard.failed("on_trace_ready", failure)
 
@@ -329,8 +338,7 @@ class WindowRecorder(TorchProfilerApi):
             if self._recording is not None:  # interrupted before `_abandon` took it
                 self._unclosed_recording, self._recording = self._recording, None
             self._last_finished_index, self._continued_index = window.index, 0
-            self._outcomes.note(window, status, reason, recording)
-        log.warning("window not recorded", window=self._schedule.label(window), reason=reason)
+            self._outcomes.note(window, status, reason, recording, step=self.step_num)
         refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
         if status == "failed" and not interrupted and not refused:  # the system refused, as the log says
             guard.failed(f"exporter {self._exporter.name}", cast(Exception, error))
