@@ -23,8 +23,10 @@ WINDOWS = {
     "every": "9",
     "out": "o",
     "ranks": "0",
+    "trigger": "file",
+    "compile-log": None,
 }
-TORCH = {"shapes": None, "memory": None, "stacks": None}
+TORCH = {"detail": "full", "shapes": None, "memory": None, "stacks": None}
 NCU = {"region": "forward", "launches": "3"}
 VENDOR = {"option": "--x"}
 ALWAYS = {

@@ -14,6 +14,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Capture
 from ..regions import dispatch
 from .schedule import Window
+from .window_compile_log import WindowCompileLog
 from .window_cost import WindowCost
 
 SaveResult = tuple[
@@ -29,6 +30,7 @@ class Recording:
         capture: its capture.
         opened_at_step: the number of the step that begins now.
         cost: measures what the window costs.
+        compile_log: writes what torch compiles in the window, if the user wants that.
 
     Attributes:
         steps: the first and the last step that the trace marks so far; None if it marks none.
@@ -40,11 +42,19 @@ class Recording:
         on_trace_ready_called: whether on_trace_ready was called.
     """
 
-    def __init__(self, window: Window, capture: Capture, opened_at_step: int, cost: WindowCost) -> None:
+    def __init__(
+        self,
+        window: Window,
+        capture: Capture,
+        opened_at_step: int,
+        cost: WindowCost,
+        compile_log: WindowCompileLog | None = None,
+    ) -> None:
         self.window = window
         self.capture = capture
         self.opened_at_step = opened_at_step
         self.cost = cost
+        self.compile_log = compile_log
         self.steps: tuple[int, int] | None = None
         self.start_ns: int | None = None
         self.end_ns: int | None = None
@@ -140,6 +150,8 @@ class Recording:
         first, last = self.steps or (1, 0)  # an empty range
         self.capture.add_metadata("instrument_steps", f"{first}-{last}")
         self.capture.add_metadata("instrument_warmup", str(first - self.opened_at_step if self.steps else 0))
+        if self.compile_log is not None:
+            self.compile_log.stop()
         with self.cost.stall():
             self.capture.stop()
         self.end_ns, self._stopped = self._now_ns(), True
@@ -147,6 +159,8 @@ class Recording:
     def abandon(self) -> None:
         """End the capture after a failure or an unused warm-up; may be called again after an interrupt."""
         try:
+            if self.compile_log is not None:
+                self.compile_log.discard()
             dispatch.active.end_warm_up(self)
             if self._stopped:
                 return
