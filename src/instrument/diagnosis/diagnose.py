@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from ..errors import TraceError
 from ..guard import guard
 from ..page.document import frame, write_page
+from ..run_folder import COMPILE_LOG
 from ..traces.communication import Collectives, compile_collectives
-from ..traces.compile_log import PATTERN, WINDOW_SUFFIX, CompileLog, read_compile_logs
+from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
 from ..traces.region_steps import with_steps
 from ..traces.timing import Timing
 from . import markdown, serialize, terminal
@@ -205,7 +206,7 @@ def _compile_log(path: Path, *, given: bool) -> CompileLog | None:
         return read_compile_logs([path])
     logs = sorted((path if given else path.parent).glob(PATTERN))
     if not given:  # code that a window runs was perhaps compiled in an earlier one
-        logs += sorted(path.parent.parent.glob(f"window-*/{path.name.partition('.')[0]}.*{WINDOW_SUFFIX}"))
+        logs += sorted(path.parent.parent.glob(f"window-*/{path.name.partition('.')[0]}.*{COMPILE_LOG}"))
     if given and not logs:
         raise FileNotFoundError(2, f"No file named {PATTERN}", str(path))
     try:

@@ -15,8 +15,6 @@ from ..findings import Site
 
 PATTERN = "dedicated_log_torch_trace*.log"
 """The names that torch gives such logs."""
-WINDOW_SUFFIX = ".compile.log"
-"""How the name of a log ends that a window wrote beside its trace."""
 
 _RECORD = re.compile(r"^[A-Z]\d{4} [\d:.]+ \d+ \S+\] (\{.*\})\s*$")
 _START = re.compile(rb"[A-Z]\d{4} [\d:.]+ \d+ \S+\] \{")

@@ -11,7 +11,7 @@ from typing import IO
 from ..compat.compile_trace import follow_compile_trace
 from ..guard import guard
 from ..part_file import part_file, publish
-from ..traces.compile_log import WINDOW_SUFFIX
+from ..run_folder import COMPILE_LOG
 
 _FEATURE = "the log of torch.compile"
 
@@ -42,7 +42,7 @@ class WindowCompileLog:
             return
         if self._part is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._part = self._cleanup.enter_context(part_file(self._folder / f"rank{WINDOW_SUFFIX}"))
+            self._part = self._cleanup.enter_context(part_file(self._folder / f"rank{COMPILE_LOG}"))
             self._file = self._part.open("w", encoding="utf-8")
         if self._file is not None:
             self._file.write(f"{text}\n")
@@ -61,7 +61,7 @@ class WindowCompileLog:
         """Give the file its name, which begins as that of the trace."""
         with self._cleanup:
             if self._part is not None:
-                publish(self._part, self._folder / f"{stem}{WINDOW_SUFFIX}")
+                publish(self._part, self._folder / f"{stem}{COMPILE_LOG}")
 
     @guard.contained(_FEATURE)
     def discard(self) -> None:
