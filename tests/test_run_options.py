@@ -25,6 +25,8 @@ WINDOWS = {
     "trigger": "command",
     "out": "o",
     "ranks": "0",
+    "trigger": "file",
+    "compile-log": None,
 }
 TORCH = {"detail": "full", "shapes": None, "memory": None, "stacks": None}
 NCU = {"region": "forward", "launches": "3"}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
+
+from . import log as events
 
 EMITTERS = ("torch", "nvtx", "roctx", "itt", "jax")
 RUN = "INSTRUMENT_RUN"
@@ -25,6 +27,8 @@ class Settings:
             or not.
         summary: ``INSTRUMENT_SUMMARY=0``: print no summary after the last window.
         strict: ``INSTRUMENT_STRICT=1``: raise internal errors instead of containing them; for tests.
+
+    ``INSTRUMENT_LOG`` chooses how events are logged, as the argument ``log`` of `configure` does.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -33,12 +37,30 @@ class Settings:
         self.strict = environ.get("INSTRUMENT_STRICT", "0").lower() not in ("", *_FALSE)
         self.emitters: str | tuple[str, ...] = "auto"
         self.listeners: list[Callable[[], None]] = []  # called after `configure` changed something
-        try:
-            self.emitters = parse_emitters(environ.get("INSTRUMENT_EMITTERS") or "auto")
-        except ValueError as error:  # an environment variable must not stop a training job
-            from . import log
+        for variable, read in (("INSTRUMENT_LOG", self._read_log), ("INSTRUMENT_EMITTERS", self._read_emitters)):
+            try:
+                read(environ.get(variable, ""))
+            except ValueError as error:  # an environment variable must not stop a training job
+                events.warning(f"{variable} is ignored", reason=str(error))
 
-            log.warning("INSTRUMENT_EMITTERS is ignored", reason=str(error))
+    def _read_log(self, value: str) -> None:
+        if value:
+            events.output.format = parse_log(value)
+
+    def _read_emitters(self, value: str) -> None:
+        if value:
+            self.emitters = parse_emitters(value)
+
+
+def parse_log(value: str) -> str:
+    """Return ``value`` if it is a format of the log.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value not in events.FORMATS:
+        raise ValueError(f'"log" must be one of {", ".join(events.FORMATS)}: {value!r}')
+    return value
 
 
 def parse_emitters(value: Any) -> str | tuple[str, ...]:
@@ -68,6 +90,7 @@ def configure(
     emitters: str | Iterable[str] | None = None,
     summary: bool | None = None,
     strict: bool | None = None,
+    log: Literal["quiet", "console", "json"] | None = None,
 ) -> None:
     """Change settings for this process; settings without an argument stay unchanged.
 
@@ -76,10 +99,15 @@ def configure(
             "jax". Named emitters are used whether or not their tool is attached.
         summary: print the summary after the last window.
         strict: raise internal errors instead of logging them once and skipping the feature.
+        log: how events such as ``window.closed`` go to the logger "instrument": as sentences ("quiet", the
+            default, and "console") or each as a JSON object ("json"). "console" and "json" also write events at
+            level INFO to standard error if the program configures no logging.
 
     Raises:
-        TypeError, ValueError: ``emitters`` is not accepted.
+        TypeError, ValueError: ``emitters`` or ``log`` is not accepted.
     """
+    if log is not None:
+        events.output.format = parse_log(log)
     if emitters is not None:
         settings.emitters = parse_emitters(emitters)
     if summary is not None:

@@ -1,29 +1,51 @@
-"""Logs events of this library to the standard logger "instrument".
+"""Logs events of this library to the standard logger "instrument", as sentences or as JSON.
 
-The application chooses the level: ``logging.getLogger("instrument").setLevel(...)``. structlog is not used, as it
-imports rich, whose import draws from Python's global random generator.
+The application chooses the level: ``logging.getLogger("instrument").setLevel(...)``. Each record has the name of
+the event and its fields as attributes, which formatters such as structlog's ``ExtraAdder`` take. structlog itself
+is not used, as it imports rich, whose import draws from Python's global random generator.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from . import stderr
 from .interrupts import is_interrupt
 from .printable import printable
 
+FORMATS = ("quiet", "console", "json")
+
+
+class Output:
+    """How events are written.
+
+    Attributes:
+        format: one of `FORMATS`: "quiet" leaves the level to `logging`, which shows warnings; "console" and "json"
+            also show events at level INFO where the program configures no handler.
+    """
+
+    format = "quiet"
+
+
+output = Output()
+
 
 def _log(level: str, event: str, fields: dict[str, Any]) -> None:
-    """Log an event as one sentence: "instrument: window not recorded (window=1, reason=...)"."""
+    """Log an event; its fields must not have names of `logging.LogRecord`'s attributes."""
     import logging
 
     try:
         error = fields.pop("exc_info", None)
-        details = ", ".join(f"{name}={printable(str(value))}" for name, value in fields.items())
-        sentence = f"instrument: {printable(str(event))}{f' ({details})' if details else ''}"
-        if not _past_capture(getattr(logging, level), sentence, error):
-            logging.getLogger("instrument").log(getattr(logging, level), sentence, exc_info=error, stacklevel=3)
+        extra = {"event": event, **fields}
+        if output.format == "json":
+            text, error = _json(level, event, fields, error), None
+        else:
+            text = _sentence(event, fields)
+        if not _without_handler(getattr(logging, level), text, error):
+            logger = logging.getLogger("instrument")
+            logger.log(getattr(logging, level), text, exc_info=error, stacklevel=3, extra=extra)
     except Exception as error:  # of the application's handlers and filters, which must not end the loop
         if is_interrupt(error):
             raise
@@ -31,19 +53,42 @@ def _log(level: str, event: str, fields: dict[str, Any]) -> None:
             last_resort(event, error)
 
 
-def _past_capture(level: int, sentence: str, error: Any) -> bool:
-    """Write to the original standard error if no handler is configured; return whether this replaces logging.
+def _sentence(event: str, fields: Mapping[str, Any]) -> str:
+    """Return an event as one sentence: "instrument: window.skipped (window=1, reason=...)"."""
+    details = ", ".join(f"{name}={printable(str(value))}" for name, value in fields.items())
+    return f"instrument: {printable(str(event))}{f' ({details})' if details else ''}"
 
-    Without a handler, `logging.lastResort` would write to the ``sys.stderr`` that the program installed.
+
+def _json(level: str, event: str, fields: Mapping[str, Any], error: BaseException | None) -> str:
+    """Return an event as a JSON object on one line, with the traceback of ``error``."""
+    import json
+    import traceback
+    from datetime import datetime, timezone
+
+    time = datetime.now(timezone.utc).isoformat()
+    data = {"timestamp": time, "level": level.lower(), "event": event, **fields}
+    if error is not None:
+        data["exception"] = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return json.dumps(data, default=str)
+
+
+def _without_handler(level: int, text: str, error: Any) -> bool:
+    """Write to standard error if no handler is configured; return whether this replaces logging.
+
+    Without a handler, `logging.lastResort` would write to the ``sys.stderr`` that the program installed, and
+    only warnings.
     """
     import logging
 
-    file, default, logger = stderr.at_start(), logging.lastResort, logging.getLogger("instrument")
-    if file is None or file is sys.stderr or default is None or logger.hasHandlers():
+    chosen = output.format != "quiet"
+    file = stderr.at_start() or (sys.stderr if chosen else None)
+    default, logger = logging.lastResort, logging.getLogger("instrument")
+    if file is None or (file is sys.stderr and not chosen) or default is None or logger.hasHandlers():
         return False
-    if logger.isEnabledFor(level) and level >= default.level:
+    least = logger.level or logging.INFO if chosen else max(default.level, logger.getEffectiveLevel())
+    if level >= least and level > logger.manager.disable and not logger.disabled:
         caught = error and (type(error), error, error.__traceback__)
-        record = logger.makeRecord(logger.name, level, __file__, 0, sentence, (), caught)
+        record = logger.makeRecord(logger.name, level, __file__, 0, text, (), caught)
         if logger.filter(record):
             logging.StreamHandler(file).handle(record)
     return True

@@ -10,6 +10,7 @@ from typing import Any
 from .interrupts import Suppressed
 
 NAME = "manifest.jsonl"
+COMPILE_LOG = ".compile.log"  # how the name of torch's log ends that a window wrote beside its trace
 _OF_ONE_RUN = "manifest.*.jsonl"  # in a folder that windows were uploaded to
 
 

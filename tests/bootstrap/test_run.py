@@ -251,7 +251,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert first.startswith(f"instrument: cannot write to {tmp_path / 'taken' / 'x'}: nothing can be created in ")
     assert begun == "begun"
     assert [line.partition(",")[0] for line in windows] == [
-        f"instrument: window not recorded (window={window}" for window in (1, 2)
+        f"instrument: window.failed (window={window}" for window in (1, 2)
     ]
     assert "Traceback" not in done.stderr
     assert done.returncode == 0

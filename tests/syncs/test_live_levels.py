@@ -110,9 +110,7 @@ def test_level_log(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
             gpu.x.cpu()
         assert [] == caplog.messages
     assert 2 == len(caplog.messages)
-    assert all(
-        re.search(r"waited for the GPU \(at=.*:\d+, op=item, count=1, blocked=", m) for m in caplog.messages
-    )
+    assert all(re.search(r"sync\.found \(at=.*:\d+, op=item, count=1, seconds=", m) for m in caplog.messages)
 
 
 @pytest.mark.native

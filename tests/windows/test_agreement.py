@@ -22,11 +22,15 @@ with instrument.profile(out, triggers="file", trigger_steps=2) as prof:
     end = time.monotonic() + 60
     step = 0
     while not ends:
+        if mode == "absent" and rank == 1 and step == 20:
+            break
         if step == 20:
             if mode == "one" and rank == 1:
                 prof.trigger("rank 1 asks", steps=3)
             if mode == "all":
                 prof.trigger(f"rank {rank} asks", steps=3)
+            if mode == "absent":
+                prof.trigger("rank 0 asks")
             if mode == "some" and rank == 0:
                 prof.trigger("for rank 1", ranks=[1])
             if mode == "file" and rank == 0:
@@ -36,7 +40,7 @@ with instrument.profile(out, triggers="file", trigger_steps=2) as prof:
             time.sleep(1.2)
             os._exit(3)
         time.sleep(0.02)
-        if mode == "dead":
+        if mode in ("dead", "absent"):
             ends = torch.ones(1) if prof.windows or time.monotonic() > end else ends
         else:
             dist.all_reduce(x)
@@ -86,6 +90,13 @@ def test_requests_of_all_ranks_are_one_window(tmp_path: Path) -> None:
 def test_a_request_for_some_ranks(tmp_path: Path) -> None:
     """The other ranks record nothing."""
     assert [1] == [line["rank"] for line in run_job(tmp_path, "some") if line["status"] == "recorded"]
+
+
+def test_a_rank_that_never_reaches_the_window(tmp_path: Path) -> None:
+    """The others record theirs without it; its own line, if it knew of the request, says that it did not."""
+    lines = run_job(tmp_path, "absent")
+    assert (0, "recorded", ["rank 0 asks"]) == (lines[0]["rank"], lines[0]["status"], lines[0]["opened_by"])
+    assert {"not reached"} >= {line["status"] for line in lines if line["rank"] == 1}
 
 
 def test_a_rank_that_dies(tmp_path: Path) -> None:

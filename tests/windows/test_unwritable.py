@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, kind: str, caplog: pyte
     assert all("Error: [Errno" in entry["reason"] for entry in prof.windows)
     assert logged_at_start == caplog.messages[:1]
     assert f"cannot write to {out}: " in logged_at_start[0]
-    assert ["window not recorded" in message for message in caplog.messages] == [False, True, True]
+    assert ["window.failed" in message for message in caplog.messages] == [False, True, True]
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -67,7 +67,7 @@ def test_a_folder_that_becomes_a_file(out: Path, caplog: pytest.LogCaptureFixtur
     logged = sorted(message.partition(" (")[0] for message in caplog.messages)
     assert [
         f"instrument: cannot write to {out}: Not a directory",
-        *["instrument: window not recorded"] * 2,
+        *["instrument: window.failed"] * 2,
     ] == logged
     assert not any(record.exc_info for record in caplog.records)
 

@@ -20,7 +20,7 @@ from ..windows.triggers import Triggers
 TORCH_OPTIONS = {"shapes": "record_shapes", "memory": "profile_memory", "stacks": "with_stack"}
 # Options that choose windows, and their content.
 _ONLY_TORCH = ("detail", *TORCH_OPTIONS)
-_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "trigger", "out", "ranks", *_ONLY_TORCH)
+_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "trigger", "out", "ranks", "compile_log", *_ONLY_TORCH)
 _NEEDS = {
     "region": ("ncu",),
     "launches": ("ncu",),
@@ -39,7 +39,7 @@ def given(ctx: typer.Context) -> dict[str, Any]:
 
 def as_typed(options: Mapping[str, Any]) -> list[str]:
     """Return the options that choose windows, as they were typed."""
-    given = [(name, options[name]) for name in _WINDOWS if name in options]
+    given = [(name.replace("_", "-"), options[name]) for name in _WINDOWS if name in options]
     return [
         f"--{name}" if value is True else f"--{name} {value}"
         for name, values in given
@@ -61,7 +61,8 @@ def reject_useless(options: Mapping[str, Any], profiler: str) -> None:
             which = " or ".join(filter(None, (", ".join(needed[:-1]), needed[-1])))
             raise ValueError(f"--{name} has no effect with --profiler {profiler}: it needs --profiler {which}")
         if profiler == "none" and name in _WINDOWS:
-            raise ValueError(f"--{name} has no effect with --profiler none, which opens no window")
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} has no effect with --profiler none, which opens no window")
     if profiler in VENDORS and "ranks" in options and options.get("steps") == "all":
         raise ValueError(
             f"--ranks has no effect with --steps all and --profiler {profiler}, which then records every rank"

@@ -157,6 +157,10 @@ def run(
             "memory, stacks and FLOPs."
         ),
     ] = RecordedDetail.operators,
+    compile_log: Annotated[
+        bool,
+        typer.Option("--compile-log", help="Write torch's log of what is compiled in a window beside its trace."),
+    ] = False,
     shapes: Annotated[
         bool, typer.Option("--shapes", help="Record the shapes of inputs (torch.profiler).")
     ] = False,
@@ -197,6 +201,8 @@ def run(
             steps, {name: given[name] for name in SCHEDULE_OPTIONS if name in given}
         )
         loop |= {argument: True for name, argument in options.TORCH_OPTIONS.items() if name in given}
+        if compile_log:
+            loop["compile_log"] = True
         if "detail" in given:
             loop["detail"] = detail.value
         if syncs or budget:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..errors import TraceError
 from ..guard import guard
 from ..page.document import frame, write_page
+from ..run_folder import COMPILE_LOG
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
 from ..traces.region_steps import with_steps
@@ -141,7 +142,7 @@ def diagnose(
         rank: the rank to diagnose, of several.
         executor: reads the files of several ranks; by default processes of this machine, one for each core.
         compile_log: the structured log of torch.compile, a file or the folder that ``TORCH_TRACE`` named; by
-            default the logs beside the trace.
+            default the logs beside the trace, and those that the windows of a run wrote (``compile_log=True``).
         what_if: whether the steps are replayed without the cause of each finding that may be worth more than 1 %
             of a step; findings are then ordered by the time that the replay wins.
         timing: how long steps take outside the window, by default as the manifest says.
@@ -204,6 +205,8 @@ def _compile_log(path: Path, *, given: bool) -> CompileLog | None:
     if given and not path.is_dir():
         return read_compile_logs([path])
     logs = sorted((path if given else path.parent).glob(PATTERN))
+    if not given:  # code that a window runs was perhaps compiled in an earlier one
+        logs += sorted(path.parent.parent.glob(f"window-*/{path.name.partition('.')[0]}.*{COMPILE_LOG}"))
     if given and not logs:
         raise FileNotFoundError(2, f"No file named {PATTERN}", str(path))
     try:

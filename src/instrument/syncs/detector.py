@@ -218,10 +218,10 @@ class SyncDetector(SyncListener):
         report = self.report
         syncs = report.syncs
         for found in syncs[:_MAX_LOGGED]:
-            blocked = f"{found.blocked_ns / 1e6:.3f} ms" if found.blocked_ns is not None else "unknown"
             log.warning(
-                "the CPU waited for the GPU", at=found.site or found.via or found.thread, op=found.op,
-                count=found.count, blocked=blocked, often=str(report.pattern(found)),
+                "sync.found", at=str(found.site or found.via or found.thread), op=found.op, count=found.count,
+                seconds=None if found.blocked_ns is None else found.blocked_ns / 1e9,
+                often=str(report.pattern(found)),
             )  # fmt: skip
         if len(syncs) > _MAX_LOGGED:
             log.warning("the CPU waited for the GPU at more lines than shown", lines=len(syncs) - _MAX_LOGGED)

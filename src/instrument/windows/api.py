@@ -59,6 +59,7 @@ def profile(
     on_summary: Callable[[str], None] | None = None,
     diagnose: bool = False,
     detail: Detail = "operators",
+    compile_log: bool = False,
     exporter: ExporterName | Exporter = "auto",
     ranks: Iterable[int] | str | None = None,
     first_step: int = 0,
@@ -87,6 +88,8 @@ def profile(
         detail: what torch.profiler records: "regions" (named ranges, steps and the GPU's work, without the CPU's
             operators), "operators", or "full" (also shapes, memory, stacks and FLOPs). The single options
             take precedence.
+        compile_log: write torch's structured log (``TORCH_TRACE``) of what is compiled in a window beside its
+            trace, as ``rank0.TIME.compile.log``; `diagnose` reads it.
         exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", or an object
             with the methods of an exporter. "auto" means the vendor's tool that the process runs under, else
             torch.profiler.
@@ -125,6 +128,7 @@ def profile(
         on_summary=on_summary,
         diagnose=diagnose,
         detail=detail,
+        compile_log=compile_log,
         exporter=exporter,
         ranks=ranks,
         first_step=first_step,
@@ -147,6 +151,7 @@ def new_profile(
     on_summary: Callable[[str], None] | None = None,
     diagnose: bool = False,
     detail: Detail = "operators",
+    compile_log: bool = False,
     exporter: str | Exporter = "auto",
     ranks: Iterable[int] | str | None = None,
     first_step: int = 0,
@@ -169,7 +174,7 @@ def new_profile(
     for name, callback in (("on_trace_ready", on_trace_ready), ("on_summary", on_summary)):
         if callback is not None and not callable(callback):
             raise TypeError(f'"{name}" must be a function: {callback!r}')
-    for name, flag in (("diagnose", diagnose), ("black_box", black_box)):
+    for name, flag in (("diagnose", diagnose), ("black_box", black_box), ("compile_log", compile_log)):
         if not isinstance(flag, bool):
             raise TypeError(f'"{name}" must be True or False: {flag!r}')
     reads_events = driver.keeps_events or on_trace_ready is not None
@@ -204,6 +209,7 @@ def new_profile(
         has_schedule=schedule is not None,
         preemptible=driver.preemptible,
         keeps_events=driver.keeps_events,
+        compile_log=compile_log,
     )
 
 

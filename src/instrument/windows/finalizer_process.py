@@ -126,14 +126,18 @@ class FinalizerProcess:
             self.send({"kind": "end", "job": 0})
             self.closed = True
 
-    def end(self, timeout: float) -> None:
-        """Wait until the work is done and all answers are passed on; kill the process after ``timeout`` s."""
+    def end(self, timeout: float, waiting: Callable[[], None] = lambda: None) -> None:
+        """Wait until the work is done and all answers are passed on; kill the process after ``timeout`` s.
+
+        ``waiting`` is called ten times a second meanwhile.
+        """
         self.close()
         deadline = time.monotonic() + timeout
         if self._thread is not None:
             while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
                 self._flush()  # a signal handler that interrupted `_flush` on this thread has to do it
                 self._thread.join(min(left, _FLUSH_S))
+                waiting()
             if self._thread.is_alive():
                 self._kill(_TOO_LONG)
                 self._thread.join(_KILL_S)

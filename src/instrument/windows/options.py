@@ -40,6 +40,7 @@ class ProfileOptions(TorchProfilerOptions, total=False):
     on_summary: Callable[[str], None] | None
     diagnose: bool
     detail: Detail
+    compile_log: bool
     exporter: ExporterName | Exporter
     ranks: Iterable[int] | str | None
     first_step: int

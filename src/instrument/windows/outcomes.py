@@ -133,9 +133,28 @@ class Outcomes:
         """Return whether ``recording`` has steps, or could not mark any."""
         return recording.steps is not None or not self._has_schedule
 
-    def note(self, window: Window, status: str, reason: str, recording: Recording | None = None) -> None:
-        """Write the line of a window without files."""
+    def note(
+        self,
+        window: Window,
+        status: str,
+        reason: str,
+        recording: Recording | None = None,
+        *,
+        step: int | None = None,
+    ) -> None:
+        """Write the line of a window without files; with ``step``, log that it was skipped or failed there."""
         self.finalizer.add_unrecorded(**self.entry(window, recording) | {"status": status, "reason": reason})
+        if step is not None:
+            log.warning(f"window.{status}", **self.fields(window, step), reason=reason)
+
+    def fields(self, window: Window, step: int) -> dict[str, Any]:
+        """Return the fields of each event of ``window`` in the log."""
+        return {
+            "window": self._windows.label(window),
+            "step": step,
+            "rank": self.rank,
+            "opened_by": "; ".join(self._windows.opened_by(window)),
+        }
 
     def missing_reasons(self, recording: Recording, next_step: int, end_reason: str, postponed: str) -> list[str]:
         """Return why steps of the window are missing; an empty list if none are.

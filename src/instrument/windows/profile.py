@@ -54,6 +54,7 @@ class Profile(WindowRecorder):
         has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
         preemptible: the profile stops when another one starts, and does not start while another one runs.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
+        compile_log: whether torch's log of what is compiled in a window is written beside its trace.
 
     Attributes:
         out: the folder that everything is written to.
@@ -81,6 +82,7 @@ class Profile(WindowRecorder):
         has_schedule: bool,
         preemptible: bool,
         keeps_events: bool,
+        compile_log: bool,
     ) -> None:
         super().__init__(
             out,
@@ -91,6 +93,7 @@ class Profile(WindowRecorder):
             first_step=first_step,
             has_schedule=has_schedule,
             keeps_events=keeps_events,
+            compile_log=compile_log,
         )
         self._preemptible = preemptible
         self._triggers = triggers

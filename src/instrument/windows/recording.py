@@ -14,6 +14,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Capture
 from ..regions import dispatch
 from .schedule import Window
+from .window_compile_log import WindowCompileLog
 from .window_cost import WindowCost
 
 SaveResult = tuple[
@@ -29,22 +30,31 @@ class Recording:
         capture: its capture.
         opened_at_step: the number of the step that begins now.
         cost: measures what the window costs.
+        compile_log: writes what torch compiles in the window, if the user wants that.
 
     Attributes:
         steps: the first and the last step that the trace marks so far; None if it marks none.
         start_ns: when recording began, in ns since the epoch; None in warm-up.
-        end_ns: when it ended.
+        end_ns: when it ended. Measured from ``start_ns`` on, so that a clock that is set back does not show.
         other_thread_stepped: whether another thread ended a step, when nothing could be started or stopped.
         cut_step: the step whose end did not run or was not recorded; None if all steps are complete.
         save_result: the result of saving it; None before.
         on_trace_ready_called: whether on_trace_ready was called.
     """
 
-    def __init__(self, window: Window, capture: Capture, opened_at_step: int, cost: WindowCost) -> None:
+    def __init__(
+        self,
+        window: Window,
+        capture: Capture,
+        opened_at_step: int,
+        cost: WindowCost,
+        compile_log: WindowCompileLog | None = None,
+    ) -> None:
         self.window = window
         self.capture = capture
         self.opened_at_step = opened_at_step
         self.cost = cost
+        self.compile_log = compile_log
         self.steps: tuple[int, int] | None = None
         self.start_ns: int | None = None
         self.end_ns: int | None = None
@@ -52,6 +62,7 @@ class Recording:
         self.save_result: SaveResult | None = None
         self.on_trace_ready_called = False
         self._thread = threading.get_ident()
+        self._began_ns = 0  # when recording began, of the clock that nobody sets
         self.other_thread_stepped = False
         self._stopped = False
 
@@ -78,6 +89,16 @@ class Recording:
         """Why the capture is incomplete, in words; known once it is saved."""
         return list(getattr(self.capture, "incomplete", ()))
 
+    @property
+    def seconds(self) -> float | None:
+        """How long it was recorded; None before its end and if it ended in warm-up."""
+        return (self.end_ns - self.start_ns) / 1e9 if self.end_ns and self.start_ns else None
+
+    def _now_ns(self) -> int:
+        if self.start_ns is None:
+            return time.time_ns()
+        return self.start_ns + time.perf_counter_ns() - self._began_ns
+
     def warm_up(self) -> None:
         """Begin a warm-up step. Modules get hooks now: the backward of its forward may run in a recorded step."""
         dispatch.active.begin_warm_up(self)
@@ -90,7 +111,7 @@ class Recording:
         if self.start_ns is None:
             with self.cost.stall():
                 self.capture.start()
-                self.start_ns = time.time_ns()  # at once: an interrupt must find it
+                self._began_ns, self.start_ns = time.perf_counter_ns(), time.time_ns()  # at once: for an interrupt
             dispatch.active.end_warm_up(self)
             for key, value in metadata.items():
                 self.capture.add_metadata(key, value)
@@ -129,17 +150,21 @@ class Recording:
         first, last = self.steps or (1, 0)  # an empty range
         self.capture.add_metadata("instrument_steps", f"{first}-{last}")
         self.capture.add_metadata("instrument_warmup", str(first - self.opened_at_step if self.steps else 0))
+        if self.compile_log is not None:
+            self.compile_log.stop()
         with self.cost.stall():
             self.capture.stop()
-            self.end_ns, self._stopped = time.time_ns(), True
+            self.end_ns, self._stopped = self._now_ns(), True
 
     def abandon(self) -> None:
         """End the capture after a failure or an unused warm-up; may be called again after an interrupt."""
         try:
+            if self.compile_log is not None:
+                self.compile_log.discard()
             dispatch.active.end_warm_up(self)
             if self._stopped:
                 return
-            self.end_ns = self.end_ns or time.time_ns()
+            self.end_ns = self.end_ns or self._now_ns()
             with suppress(CaptureError):  # the caller knows the reason
                 if self.start_ns is None:
                     self.capture.discard()

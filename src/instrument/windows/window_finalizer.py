@@ -16,9 +16,11 @@ from ..exporters.raw_trace import packed
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
 from ..part_file import remove_stale_parts
+from ..units import counted
 from .finalizer_process import FEATURE, FinalizerProcess
 from .manifest import Manifest, describe_files, size_of, uncompressed_entry
 from .storage import Storage
+from .waiting_line import WaitingLine
 
 _WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
 _WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
@@ -57,6 +59,7 @@ class WindowFinalizer:
         self._windows_to_read = 0  # recorded windows whose trace is read, since the last summary
         self._on_summary: Callable[[str], None] | None = None
         self._failure: Exception | None = None  # raised by `finish`, with strict settings
+        self._waiting: WaitingLine | None = None  # while `finish` waits
 
     def add_recorded(
         self, capture: Capture, files: Sequence[Path], *, read: bool, diagnose: bool = False, **entry: Any
@@ -180,18 +183,22 @@ class WindowFinalizer:
             return
         wait_s = _WAIT_S + (self._storage.upload_timeout if self._storage.upload else 0)
         failure: Exception | None = None
+        sizes: list[int] = []
         with guard.contained(FEATURE):
             wait_s += len(self._jobs) * _WAIT_S_PER_JOB
             sizes = [size_of(Path(job["raw"])) or 0 for job in list(self._jobs.values()) if "raw" in job]
             wait_s += sum(sizes) * _WAIT_S_PER_BYTE
+        self._waiting = WaitingLine(_finishing(sizes), self.stderr or sys.stderr)
         try:
-            process.end(wait_s)
+            process.end(wait_s, self._waiting.update)
         except Exception as error:
             if is_interrupt(error):
                 raise
             failure = error
             process.give_up(error)
             process.end(wait_s)
+        finally:
+            self._waiting.erase()
         self._process = None
         self._abandon_jobs(process.ended or "does not answer")  # jobs sent after it ended
         if failure is not None:
@@ -245,6 +252,8 @@ class WindowFinalizer:
             elif "entry" in job:
                 self._finish_without_process(job, "; ".join(error for _, error in answer["errors"]))
             if answer.get("text"):
+                if self._waiting is not None:
+                    self._waiting.erase()
                 with guard.contained("the summary"):
                     (self._on_summary or self._print)(answer["text"])
             for feature, error in answer["errors"]:
@@ -295,6 +304,16 @@ class WindowFinalizer:
         else:
             path, entry = raw, uncompressed_entry(entry, raw.exists(), reason)
         return {**entry, "files": describe_files([path] if path.exists() else [], self._manifest.folder)}
+
+
+def _finishing(sizes: Sequence[int]) -> str:
+    """Return what the end of a run waits for; ``sizes``: those of the traces that are left, in bytes."""
+    work = (
+        f"finishing {counted(len(sizes), 'window')}, {sum(sizes) / 1e6:,.0f} MB"
+        if sizes
+        else "finishing the summary and the files"
+    )
+    return f"instrument: {work}"
 
 
 def _write_while_read(text: str, file: Any) -> bool:

@@ -27,10 +27,11 @@ from .outcomes import Outcomes
 from .rank import process_suffix
 from .recording import Recording, SaveResult
 from .requests import RequestedWindows, WindowRequest
-from .schedule import NEVER, Phase, Window
+from .schedule import NEVER, Phase, Window, span
 from .slow_step_windows import SlowStepWindows
 from .timing import StepTimes
 from .torch_api import TorchProfilerApi
+from .window_compile_log import WindowCompileLog
 from .window_cost import WindowCost
 
 FEATURE = "recording windows"
@@ -53,6 +54,7 @@ class WindowRecorder(TorchProfilerApi):
         first_step: the number of the first step.
         has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
+        compile_log: whether torch's log of what is compiled in a window is written beside its trace.
     """
 
     # A profile that could not be made has only these.
@@ -77,6 +79,7 @@ class WindowRecorder(TorchProfilerApi):
         first_step: int,
         has_schedule: bool,
         keeps_events: bool,
+        compile_log: bool,
     ) -> None:
         super().__init__()
         self.step_num = first_step
@@ -91,6 +94,7 @@ class WindowRecorder(TorchProfilerApi):
         self._on_trace_ready = on_trace_ready
         self._has_schedule = has_schedule
         self._keeps_events = keeps_events
+        self._writes_compile_log = compile_log
         self._times = StepTimes()
         self._first = first_step
         self._started = False
@@ -191,7 +195,7 @@ class WindowRecorder(TorchProfilerApi):
         for missed in put_off:
             if window is None or missed.index != window.index:
                 self._last_finished_index = missed.index
-                self._outcomes.note(missed, "skipped", self._postponement_reason)
+                self._outcomes.note(missed, "skipped", self._postponement_reason, step=self.step_num)
         if put_off and window is None:
             self._postponement_reason = ""
 
@@ -206,8 +210,12 @@ class WindowRecorder(TorchProfilerApi):
                 cost = WindowCost()
                 with cost.stall():
                     capture = self._exporter.capture()
-                self._recording = Recording(window, capture, self.step_num, cost)
+                compile_log = WindowCompileLog(self._folder(window)) if self._writes_compile_log else None
+                self._recording = Recording(window, capture, self.step_num, cost, compile_log)
+                if compile_log is not None:
+                    compile_log.start()
                 self._times.open()
+                log.info("window.opened", **self._outcomes.fields(window, self.step_num))
             self._recording.window = window
             if phase is Phase.ACTIVE:
                 self._recording.step(
@@ -272,6 +280,14 @@ class WindowRecorder(TorchProfilerApi):
                     self._recording = recording
                 raise
             self._times.close(self.step_num)
+        log.info(
+            "window.closed",
+            **self._outcomes.fields(window, self.step_num),
+            steps=recording.steps and span(recording.steps[0], recording.steps[1] + 1),
+            seconds=recording.seconds,
+            stall_seconds=entry["cost"]["stall_s"],
+            bytes=self._last_trace_bytes,
+        )
         if failure is not None:
             guard.failed("on_trace_ready", failure)
 
@@ -287,12 +303,11 @@ class WindowRecorder(TorchProfilerApi):
             recording.leave_out(self.step_num)
         recording.stop()
         window = recording.window
-        label = self._schedule.label(window)
-        folder = self.out / (f"window-{label:04d}" if isinstance(label, int) else f"window-{label}")
+        stem = f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}"
         with recording.cost.stall():
-            files = recording.capture.save(
-                folder, f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}"
-            )
+            files = recording.capture.save(self._folder(window), stem)
+            if recording.compile_log is not None:
+                recording.compile_log.save(stem)
         if self._slow_steps is not None and files:
             self._slow_steps.write(files[0])
         self._last_trace_bytes = sum(size_of(path) or 0 for path in files)
@@ -301,6 +316,11 @@ class WindowRecorder(TorchProfilerApi):
         )
         recording.save_result = files, self._outcomes.entry(window, recording), missing + recording.incomplete
         return recording.save_result
+
+    def _folder(self, window: Window) -> Path:
+        """Return the folder of the files of ``window``."""
+        label = self._schedule.label(window)
+        return self.out / (f"window-{label:04d}" if isinstance(label, int) else f"window-{label}")
 
     @guard.contained(FEATURE)
     def _complete_last_window(self, step: int) -> None:
@@ -329,8 +349,7 @@ class WindowRecorder(TorchProfilerApi):
             if self._recording is not None:  # interrupted before `_abandon` took it
                 self._unclosed_recording, self._recording = self._recording, None
             self._last_finished_index, self._continued_index = window.index, 0
-            self._outcomes.note(window, status, reason, recording)
-        log.warning("window not recorded", window=self._schedule.label(window), reason=reason)
+            self._outcomes.note(window, status, reason, recording, step=self.step_num)
         refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
         if status == "failed" and not interrupted and not refused:  # the system refused, as the log says
             guard.failed(f"exporter {self._exporter.name}", cast(Exception, error))

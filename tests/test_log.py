@@ -1,0 +1,120 @@
+"""Events in the log: each has a name and fields, as a sentence or as a JSON object."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import instrument
+from instrument import log
+from instrument.config import Settings
+
+from .support import programs, warm
+from .windows.training import Recorder, manifest, run
+
+PROGRAM = """
+import instrument
+with instrument.profile("out", schedule="1-2,9") as prof:
+    for _ in range(4):
+        prof.step()
+"""
+
+
+@pytest.fixture(autouse=True)
+def format_of_the_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(log.output, "format", "quiet")
+    yield
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the names of the logged events."""
+    return [record.__dict__["event"] for record in caplog.records]
+
+
+def stderr_of(tmp_path: Path, program: str = PROGRAM, **variables: str) -> list[str]:
+    """Run a program that records a window; return the lines of its standard error but those of Kineto."""
+    env = programs.environment({"INSTRUMENT_SUMMARY": "0", **variables})
+    done = warm.run([sys.executable, "-c", program], env, cwd=tmp_path, check=True)
+    return [line for line in done.stderr.splitlines() if "Profiler" not in line]
+
+
+def test_each_window_is_a_line_when_it_opens_and_when_it_closes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The records say at which step, on which rank, why it opened, how long it was and how large its trace is."""
+    caplog.set_level(logging.INFO, "instrument")
+    run(tmp_path / "out")
+    assert ["window.opened", "window.closed"] * 2 == events(caplog)
+    opened, closed = (record.__dict__ for record in caplog.records[:2])
+    assert (1, 1, 0, "schedule") == tuple(opened[name] for name in ("window", "step", "rank", "opened_by"))
+    assert (1, 4, 0, "2-3") == tuple(closed[name] for name in ("window", "step", "rank", "steps"))
+    line = manifest(tmp_path / "out")[0]
+    assert closed["seconds"] == (line["end_ns"] - line["start_ns"]) / 1e9
+    assert closed["stall_seconds"] == line["cost"]["stall_s"]
+    assert closed["bytes"] > line["files"][0]["bytes"]  # before compression
+    assert closed["message"].startswith(
+        "instrument: window.closed (window=1, step=4, rank=0, opened_by=schedule, "
+    )
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_window_that_fails_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The record has the reason of the manifest."""
+    run(tmp_path / "out", exporter=Recorder("start"), schedule="2")
+    record = next(record for record in caplog.records if record.__dict__["event"] == "window.failed")
+    assert ("WARNING", 1, 2) == (record.levelname, record.__dict__["window"], record.__dict__["step"])
+    assert record.__dict__["reason"] == manifest(tmp_path / "out")[0]["reason"]
+
+
+def test_windows_are_not_shown_by_default(tmp_path: Path) -> None:
+    """A program without logging shows no line for a recorded window."""
+    assert [] == stderr_of(tmp_path)
+
+
+def test_the_console(tmp_path: Path) -> None:
+    """`INSTRUMENT_LOG=console` shows a sentence for each event."""
+    names = [line.partition(" (")[0] for line in stderr_of(tmp_path, INSTRUMENT_LOG="console")]
+    assert ["instrument: window.opened", "instrument: window.closed"] == names
+
+
+def test_json_for_log_collectors(tmp_path: Path) -> None:
+    """`INSTRUMENT_LOG=json` makes each event a JSON object on a line of its own."""
+    lines = [json.loads(line) for line in stderr_of(tmp_path, INSTRUMENT_LOG="json")]
+    assert ["window.opened", "window.closed"] == [line["event"] for line in lines]
+    assert {"timestamp", "level", "window", "step", "rank", "seconds", "bytes"} <= lines[1].keys()
+
+
+def test_json_has_the_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """An error is a part of the object, so that it stays on one line."""
+    instrument.configure(log="json")
+    try:
+        raise OSError("on purpose")
+    except OSError as error:
+        log.warning("a feature failed", exc_info=error, path=Path("x"))
+    (record,) = caplog.records
+    line = json.loads(record.getMessage())
+    assert (None, "x", "warning") == (record.exc_info, line["path"], line["level"])
+    assert line["exception"].endswith("OSError: on purpose\n")
+
+
+def test_the_level_of_the_program_counts(tmp_path: Path) -> None:
+    """The level of the logger, and the handlers of a program, are those that the program chose."""
+    quiet = "import logging\nlogging.getLogger('instrument').setLevel(logging.ERROR)\n"
+    assert [] == stderr_of(tmp_path, quiet + PROGRAM, INSTRUMENT_LOG="json")
+    configured = "import logging\nlogging.basicConfig(level=logging.INFO, format='> %(message)s')\n"
+    lines = stderr_of(tmp_path, configured + PROGRAM, INSTRUMENT_LOG="json")
+    assert ["> {"] * 2 == [line[:3] for line in lines]
+
+
+def test_formats_that_are_not_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    """`configure` raises; a wrong variable is ignored with a warning."""
+    with pytest.raises(ValueError, match="\"log\" must be one of quiet, console, json: 'xml'"):
+        instrument.configure(log="xml")  # type: ignore[arg-type]
+    Settings({"INSTRUMENT_LOG": "xml"})
+    assert ["INSTRUMENT_LOG is ignored"] == events(caplog)
+    assert "quiet" == log.output.format
