@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ from .. import log
 from ..guard import guard
 from ..identity import IdentitySet
 from ..windows.api import Driver, new_profile
+from ..windows.loop_end import uncaught_error
 from ..windows.profile import Profile
 from ..windows.schedule import Phase, Schedule
 from ..windows.steps import SCHEDULE_OPTIONS, schedule_of
@@ -260,7 +262,11 @@ class Loop:
         with guard.contained(FEATURE):
             inside = any(name == "step" for name, _ in self._open)  # an error left it
             self.leave_all()
-            self._profile.end(begun=not (complete or inside or interrupted), complete=complete)
+            self._profile.end(
+                begun=not (complete or inside or interrupted),
+                complete=complete,
+                error=sys.exc_info()[1] or uncaught_error() if inside else None,
+            )
         while self._handles:
             with guard.contained(FEATURE):
                 self._handles.pop().remove()

@@ -23,6 +23,7 @@ from ..interrupts import is_interrupt
 from ..slow_steps.box import BlackBox
 from ..stepping.program_steps import program_steps
 from .agreement import Agreement
+from .loop_end import first_line, loop_ended, uncaught_error
 from .outcomes import Outcomes
 from .rank import chosen_ranks, rank
 from .requests import RequestedWindows, WindowRequest
@@ -269,29 +270,30 @@ class Profile(WindowRecorder):
         self.end(begun=self.step_num > self._first)
 
     @guard.contained(FEATURE)
-    def end(self, *, begun: bool = False, complete: bool = False) -> None:
+    def end(self, *, begun: bool = False, complete: bool = False, error: BaseException | None = None) -> None:
         """Stop as `stop` does, given the progress of the current step.
 
         Args:
             begun: `step` announced the current step, as after a loop's last iteration; it may never have run.
             complete: the current step ran to its end without a call of `step`, and counts.
+            error: what ended the loop, for the manifest; None if it ended otherwise.
         """
-        self._request_change(self._end, begun, complete)
+        self._request_change(self._end, begun, complete, error)
         self.step_num += complete
 
     @guard.contained(FEATURE)
-    def _end(self, begun: bool, complete: bool = False) -> None:
+    def _end(self, begun: bool, complete: bool = False, error: BaseException | None = None) -> None:
         try:
-            mine = self._end_windows(begun, complete)
+            mine = self._end_windows(begun, complete, error)
         except BaseException:
-            self._end_windows(begun, complete)  # the rest, after an interrupt; exit waits for the files
+            self._end_windows(begun, complete, error)  # the rest, after an interrupt; exit waits for the files
             raise
         if mine:
             self._finish()
 
-    def _end_windows(self, begun: bool, complete: bool) -> bool:
+    def _end_windows(self, begun: bool, complete: bool, error: BaseException | None) -> bool:
         """Close an open window and account for those not reached; return False if this was done."""
-        if not self._end_run(begun, complete):
+        if not self._end_run(begun, complete, error):
             return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return False
@@ -347,7 +349,7 @@ class Profile(WindowRecorder):
             return
         self._paused = True
         self._close_unclosed()
-        self._end_reason = f"the loop ended {_before_in_or_after(begun)} step {self.step_num}"
+        self._end_reason = loop_ended(self.step_num, begun=begun)
         empty = recording is not None and (
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
         )
@@ -409,12 +411,14 @@ class Profile(WindowRecorder):
             if window.index <= self._last_finished_index:
                 self._outcomes.note(window, "not reached", reason)
 
-    def _end_run(self, begun: bool = False, complete: bool = False) -> bool:
+    def _end_run(self, begun: bool = False, complete: bool = False, error: BaseException | None = None) -> bool:
         """End the run; return False if it had ended and nothing is left to do."""
         started = self._started
         if started:
             if not self._paused:
-                self._end_reason = f"the loop ended {_before_in_or_after(begun, complete)} step {self.step_num}"
+                self._end_reason = loop_ended(self.step_num, begun=begun, complete=complete, error=error)
+            elif error is not None:
+                self._end_reason += f"; the program ended with {first_line(error)}"
             if self._postponement_reason:
                 self._end_reason += f"; {self._postponement_reason}"
             self._started, self._paused, self._end_was_interrupted, self._next_due_step = False, False, True, NEVER
@@ -443,11 +447,12 @@ class Profile(WindowRecorder):
 
     @guard.contained(FEATURE)
     def _exit(self) -> None:
-        failed = getattr(sys, "last_value", None) is not None  # an uncaught error ends the program
+        error = uncaught_error()
         with exiting():
             with guard.contained(FEATURE):
                 cuda_graphs.end_stale_captures()
-            self._changes.make(functools.partial(self._end, self.step_num > self._first and not failed))
+            begun = self.step_num > self._first and error is None
+            self._changes.make(functools.partial(self._end, begun, error=error))
 
     def __enter__(self) -> Profile:
         try:
@@ -461,8 +466,8 @@ class Profile(WindowRecorder):
         return self
 
     @guard.contained(FEATURE)
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.end(begun=kind is None and self.step_num > self._first)
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.end(begun=error is None and self.step_num > self._first, error=error)
 
     @property
     def windows(self) -> list[dict[str, Any]]:
@@ -570,7 +575,3 @@ class Profile(WindowRecorder):
                     self._next_due_step = window.stop
             else:
                 self._record_step(phase, window)
-
-
-def _before_in_or_after(begun: bool, complete: bool = False) -> str:
-    return "before" if begun else "after" if complete else "in"
