@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .. import stderr
+from .. import log, stderr
 from ..compat import profilers
 from ..config import settings
 from ..cuda_graphs import GraphFollower, cuda_graphs
@@ -26,6 +26,7 @@ from .agreement import Agreement
 from .loop_end import first_line, loop_ended, uncaught_error
 from .outcomes import Outcomes
 from .rank import chosen_ranks, rank
+from .recording import Recording
 from .requests import RequestedWindows, WindowRequest
 from .schedule import NEVER, Window, integer
 from .slow_step_windows import SlowStepWindows
@@ -127,11 +128,22 @@ class Profile(WindowRecorder):
         """Whether a window is open, opens or ends within two steps."""
         return self._next_due_step - self.step_num <= 2
 
-    def step(self) -> None:
+    def step(self, global_step: int | None = None) -> None:
         """Count a step: the current one ends, the next one begins.
 
-        Costs an integer comparison unless a window is open or due.
+        Costs two comparisons unless a window is open or due.
+
+        Args:
+            global_step: the number of the step that begins, which is the number of steps done so far: the
+                ``state.global_step`` of a Trainer after an update; ``step + 1`` in ``for step in range(...)``. It
+                may be any step, as after a checkpoint was loaded. None is the next number.
+
+        Raises:
+            TypeError, ValueError: ``global_step`` is not an integer >= 0.
         """
+        if global_step is not None and global_step != self.step_num + 1:
+            self._request_change(self._go_to, integer("global_step", global_step))
+            return
         try:
             self.step_num += 1
             if self.step_num >= self._next_due_step:
@@ -144,9 +156,9 @@ class Profile(WindowRecorder):
                 if raised is error:
                     raise
 
-    def _step_for_daemon(self) -> None:
+    def _step_for_daemon(self, global_step: int | None = None) -> None:
         """Count a step in Kineto too, whose daemon can record a number of iterations."""
-        Profile.step(self)
+        Profile.step(self, global_step)
         with guard.contained("counting a step in Kineto"):
             profilers.kineto_step()
 
@@ -481,6 +493,42 @@ class Profile(WindowRecorder):
 
     # The methods below follow the schedule. None raises into the loop.
 
+    @guard.contained(FEATURE)
+    def _go_to(self, step: int) -> None:
+        """End the current step, and an open window; go on with ``step``, which is not the next one."""
+        reached, reason = self.step_num + 1, f"the loop went from step {self.step_num} to step {step}"
+        if step == self.step_num:
+            log.warning(f"step {step} is counted again, as global_step is the number of the step that begins")
+        self.step_num = reached
+        if self._started and not (self._paused or self._calling_on_trace_ready) and self._process == os.getpid():
+            cuda_graphs.end_stale_captures()
+            self._end_reason = reason
+            if self._recording is not None and self._recording.on_own_thread():
+                self._close_in_loop(self._recording)
+            self._times.end()
+            self._complete_last_window(reached)
+        self.step_num = step
+        self._first += step - reached
+        self._times.renumber(step - reached)
+        if self._started:
+            if self._recording is None:
+                self._pass_windows(step, reached, reason)
+            if self._slow_steps is not None:
+                self._slow_steps.box.go_to(step)
+            self._advance()
+
+    def _pass_windows(self, step: int, reached: int, reason: str) -> None:
+        """Note the windows from step ``reached`` to ``step`` as not reached, or plan those in between again."""
+        if step > reached:
+            for window in islice(self._schedule.after(self._last_finished_index), 1000):
+                if window.stop <= step and not self._never_records:
+                    self._outcomes.note(window, "not reached", reason)
+        self._schedule.go_to(step, reached)
+        self._last_finished_index, self._continued_index = self._schedule.last_before(step), 0
+        following = self._schedule.next_window(step)
+        if following is not None and following.active < step and following.stop < NEVER:
+            self._postponement_reason = reason
+
     def _advance(self) -> None:
         """Report the end of a step, and make the changes that are due at the next one."""
         try:
@@ -550,11 +598,7 @@ class Profile(WindowRecorder):
             if self._must_postpone(phase, window, over):
                 return
             if recording is not None and (over or recording.ended_early):
-                try:
-                    self._close_window(recording)
-                finally:
-                    if self._end_was_interrupted:  # on_trace_ready called `stop`
-                        self._end(begun=True)
+                self._close_in_loop(recording)
                 if self._next_due_step == NEVER:
                     return
             if window is None:
@@ -575,3 +619,11 @@ class Profile(WindowRecorder):
                     self._next_due_step = window.stop
             else:
                 self._record_step(phase, window)
+
+    def _close_in_loop(self, recording: Recording) -> None:
+        """Close the window, between two steps."""
+        try:
+            self._close_window(recording)
+        finally:
+            if self._end_was_interrupted:  # on_trace_ready called `stop`
+                self._end(begun=True)

@@ -48,7 +48,7 @@ class _Added:
 class RequestedWindows:
     """The windows of a schedule and the requested ones, numbered together in the order of their steps.
 
-    All methods are called on the thread of the loop, with steps that do not decrease.
+    All methods are called on the thread of the loop, with steps that do not decrease except by `go_to`.
 
     Args:
         planned: the schedule.
@@ -92,6 +92,20 @@ class RequestedWindows:
         planned = self._planned.next_window(step)
         before = (self._planned.count or 0) if planned is None else planned.index - 1
         return before + sum(each.stop <= step for each in self._added)
+
+    def go_to(self, step: int, reached: int) -> None:
+        """Go on with ``step`` in place of ``reached``.
+
+        After a step back, planned windows in between begin again, and requested ones do not.
+        """
+        if step < reached:
+            self._added = [each for each in self._added if each.stop <= step or each.warmup >= reached]
+            joined = self._joined.items()
+            self._joined = {
+                number: each for number, each in joined if each[0].stop <= step or each[0].warmup >= reached
+            }
+        if self._begun is not None and not self.plans_ahead:  # its end is not known before it is over
+            self._begun = replace(self._begun, stop=min(self._begun.stop, step))
 
     def add(self, request: WindowRequest, step: int, *, recorded: bool = True) -> Window:
         """Return the window that serves a request, which came before ``step``.
