@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,18 @@ def test_a_profile_that_does_not_run_only_counts(out: Path) -> None:
     prof = instrument.profile(out, schedule="3")
     prof.step(global_step=3)
     assert (3, []) == (prof.step_num, prof.windows)
+
+
+def test_a_jump_on_another_thread(out: Path) -> None:
+    """The number is set; the window stays open until its own thread steps, and says what it lacks."""
+    with instrument.profile(out, schedule="2-3", exporter=Recorder()) as prof:
+        for number in (1, 2):
+            prof.step(global_step=number)
+        thread = threading.Thread(target=prof.step, args=(50,))
+        thread.start()
+        thread.join()
+        assert (50, []) == (prof.step_num, prof.windows)
+        prof.step()
+    assert [("partial", "steps ended on another thread than the one that opened the window")] == reasons(
+        manifest(out)
+    )

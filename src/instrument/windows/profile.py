@@ -23,6 +23,7 @@ from ..interrupts import is_interrupt
 from ..slow_steps.box import BlackBox
 from ..stepping.program_steps import program_steps
 from .agreement import Agreement
+from .forgotten_step import ForgottenStep
 from .loop_end import first_line, loop_ended, uncaught_error
 from .outcomes import Outcomes
 from .rank import chosen_ranks, rank
@@ -105,6 +106,7 @@ class Profile(WindowRecorder):
         # After the end, the windows that were not reached
         self._windows_to_account_for: list[Window] | None = None
         self._paused = False
+        self._forgotten_step = ForgottenStep()
         self._graphs: GraphFollower | None = None  # detects captures of CUDA graphs while the profile runs
         self._process = 0
         self._initialized = True
@@ -271,6 +273,9 @@ class Profile(WindowRecorder):
             call()
         self._follow_schedule()
         self.report_steps()
+        if self._has_schedule and self._outcomes.stepped_by_hand:
+            self._forgotten_step.follow()
+            self._next_due_step = min(self._next_due_step, self.step_num + 1)
 
     @guard.contained(FEATURE)
     def stop(self) -> None:
@@ -440,6 +445,7 @@ class Profile(WindowRecorder):
             with guard.contained(FEATURE):
                 self._graphs.remove()
         self._triggers.end()
+        self._forgotten_step.remove()
         if self._slow_steps is not None:
             self._slow_steps.box.stop()
             self.step = self._plain_step  # type: ignore[method-assign]
@@ -531,6 +537,7 @@ class Profile(WindowRecorder):
 
     def _advance(self) -> None:
         """Report the end of a step, and make the changes that are due at the next one."""
+        self._forgotten_step.remove()
         try:
             if (
                 self._started
