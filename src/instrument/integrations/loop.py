@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 import instrument
 
 from .. import log
-from ..guard import guard
+from ..guard import guard, uncaught_error
 from ..identity import IdentitySet
 from ..windows.api import Driver, new_profile
-from ..windows.loop_end import uncaught_error
 from ..windows.profile import Profile
 from ..windows.schedule import Phase, Schedule
 from ..windows.steps import SCHEDULE_OPTIONS, schedule_of

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from ..interrupts import Suppressed
 
 
@@ -20,11 +18,6 @@ def loop_ended(
     """
     where = "before" if begun else "after" if complete else "in"
     return f"the loop ended {where} step {step}{f': {first_line(error)}' if error is not None else ''}"
-
-
-def uncaught_error() -> BaseException | None:
-    """Return the error that ends the program, or None; an interpreter at a prompt outlives its errors."""
-    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 
 def first_line(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,24 +19,25 @@ from ..config import settings
 from ..cuda_graphs import GraphFollower, cuda_graphs
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
-from ..guard import exiting, guard
+from ..guard import exiting, guard, uncaught_error
 from ..interrupts import is_interrupt
 from ..slow_steps.box import BlackBox
 from ..stepping.program_steps import program_steps
 from .agreement import Agreement
 from .forgotten_step import ForgottenStep
-from .loop_end import first_line, loop_ended, uncaught_error
+from .loop_end import first_line, loop_ended
 from .outcomes import Outcomes
+from .phase import Phase, check_name
 from .rank import chosen_ranks, rank
 from .recording import Recording
 from .requests import RequestedWindows, WindowRequest
-from .schedule import NEVER, Window, integer
+from .schedule import NEVER, Schedule, Window, integer
 from .slow_step_windows import SlowStepWindows
 from .torch_api import TorchProfilerApi
 from .triggers import Triggers
 from .window_recorder import FEATURE, WindowRecorder
 
-_USER_NAMES = frozenset({"black_box", "out", "start", "step", "step_num", "stop", "trigger", "windows"})
+_USER_NAMES = frozenset({"black_box", "out", "phase", "start", "step", "step_num", "stop", "trigger", "windows"})
 
 
 class Profile(WindowRecorder):
@@ -56,16 +58,20 @@ class Profile(WindowRecorder):
         has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
         preemptible: the profile stops when another one starts, and does not start while another one runs.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
+        marks_steps: whether the program marks the steps of its training with it.
 
     Attributes:
         out: the folder that everything is written to.
         step_num: the number of the current step.
+        new_phase: makes the profile of a phase, given its name and its schedule.
     """
 
     _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
     start_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when a profile starts
     idle_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when no profile has an open or future window
     _agreement: Agreement | None = None  # with the other ranks, while a profile with triggers runs in a job
+    new_phase: Callable[[str, Schedule | str | None], Profile]
+    _phases: dict[str, Profile] = {}  # noqa: RUF012  # each profile that is made has its own
     _initialized = False  # a profile with wrong arguments only counts steps
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
@@ -83,6 +89,7 @@ class Profile(WindowRecorder):
         has_schedule: bool,
         preemptible: bool,
         keeps_events: bool,
+        marks_steps: bool,
     ) -> None:
         super().__init__(
             out,
@@ -95,6 +102,8 @@ class Profile(WindowRecorder):
             keeps_events=keeps_events,
         )
         self._preemptible = preemptible
+        self._marks_steps = marks_steps
+        self._phases = {}
         self._triggers = triggers
         schedule.open_ended = bool(triggers) or slow_step_window > 0
         self._slow_steps = SlowStepWindows(self.request, slow_step_window) if slow_step_window else None
@@ -163,6 +172,47 @@ class Profile(WindowRecorder):
         Profile.step(self, global_step)
         with guard.contained("counting a step in Kineto"):
             profilers.kineto_step()
+
+    @guard.prepared(FEATURE, otherwise=lambda *_, **__: nullcontext())
+    def phase(self, name: str, schedule: Schedule | str | None = None) -> AbstractContextManager[None]:
+        """Return a context manager for a part of the program that is no training step, such as an evaluation.
+
+        Calls of `step` in its block do not count. Each block is one step of a profile of its own, counted from 0,
+        whose windows are called ``window-eval-0001``. Such a window is skipped while one of the training is open.
+
+        Args:
+            name: the name of the phase: "eval". It is a region, too.
+            schedule: the blocks to record, as `instrument.schedule` takes steps: "0" is the first one. The
+                schedule of the first call with this ``name`` applies. None records none.
+
+        Raises:
+            TypeError, ValueError: an argument is not accepted; the message gives its name and value.
+        """
+        check_name(name)
+        if not self._initialized:
+            return nullcontext()
+        if name not in self._phases:
+            self._phases[name] = self.new_phase(name, schedule)
+        return Phase(name, self, self._phases[name])
+
+    def suspend_steps(self) -> None:
+        """Leave out calls of `step` until `resume_steps`."""
+        self.step = _nothing  # type: ignore[method-assign]
+        if self._slow_steps is not None:
+            self._slow_steps.box.pause()
+
+    def resume_steps(self) -> None:
+        """Count calls of `step` again."""
+        self._choose_step()
+        if self._slow_steps is not None and self._recording is None:
+            self._slow_steps.box.resume()
+
+    def _choose_step(self) -> None:
+        """Have `step` end a step in the black box too, while it runs."""
+        step = self._plain_step
+        if self._slow_steps is not None and self._started:
+            step = self._slow_steps.followed_by(step)
+        self.step = step  # type: ignore[method-assign]
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
     def trigger(
@@ -244,7 +294,7 @@ class Profile(WindowRecorder):
         self._process = os.getpid()
         atexit.register(self._exit)
         self._outcomes.rank = rank()
-        if not self._preemptible:
+        if self._marks_steps:
             program_steps.follow(self)
         self._schedule.records_planned = not self._outcomes.excluded
         if self._never_records:
@@ -264,7 +314,7 @@ class Profile(WindowRecorder):
         if self._slow_steps is not None:
             with guard.contained("the black box"):
                 self._slow_steps.begin(self.step_num)
-                self.step = self._slow_steps.followed_by(self._plain_step)  # type: ignore[method-assign]
+                self._choose_step()
         if self._schedule.open_ended:
             with guard.contained("agreeing on windows"):
                 self._agreement = Agreement.begin(self._add_request, lambda: self.step_num)
@@ -305,6 +355,8 @@ class Profile(WindowRecorder):
         except BaseException:
             self._end_windows(begun, complete, error)  # the rest, after an interrupt; exit waits for the files
             raise
+        for phase in self._phases.values():
+            phase.stop()
         if mine:
             self._finish()
 
@@ -344,7 +396,7 @@ class Profile(WindowRecorder):
             atexit.unregister(self._exit)
 
     @guard.contained(FEATURE)
-    def pause(self, *, begun: bool, cut: bool = False) -> None:
+    def pause(self, *, begun: bool, cut: bool = False, error: BaseException | None = None) -> None:
         """Close an open window at the end of a loop that may continue with `start`.
 
         `start` continues with the current step and records the rest of the window into a separate trace, or all of
@@ -356,17 +408,18 @@ class Profile(WindowRecorder):
         Args:
             begun: as for `end`.
             cut: the current step probably did not end.
+            error: as for `end`.
         """
-        self._request_change(self._pause, begun, cut)
+        self._request_change(self._pause, begun, cut, error)
 
     @guard.contained(FEATURE)
-    def _pause(self, begun: bool, cut: bool) -> None:
+    def _pause(self, begun: bool, cut: bool, error: BaseException | None) -> None:
         recording = self._recording
         if not self._started or self._paused or self._process != os.getpid() or self._calling_on_trace_ready:
             return
         self._paused = True
         self._close_unclosed()
-        self._end_reason = loop_ended(self.step_num, begun=begun)
+        self._end_reason = loop_ended(self.step_num, begun=begun, error=error)
         empty = recording is not None and (
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
         )
@@ -448,7 +501,7 @@ class Profile(WindowRecorder):
         self._forgotten_step.remove()
         if self._slow_steps is not None:
             self._slow_steps.box.stop()
-            self.step = self._plain_step  # type: ignore[method-assign]
+            self._choose_step()
         if self._agreement is not None:
             self._agreement.end()
         Profile._running.discard(self)
@@ -541,7 +594,8 @@ class Profile(WindowRecorder):
         try:
             if (
                 self._started
-                and not (self._calling_on_trace_ready or self._preemptible)
+                and self._marks_steps
+                and not self._calling_on_trace_ready
                 and self._process == os.getpid()
             ):
                 program_steps.end_step()
@@ -576,7 +630,7 @@ class Profile(WindowRecorder):
 
     def report_steps(self) -> None:
         """Have the next step reported, if there are listeners for the steps that the program marks."""
-        if program_steps.listeners and self._started and not self._preemptible:
+        if program_steps.listeners and self._started and self._marks_steps:
             self._next_due_step = min(self._next_due_step, self.step_num + 1)
 
     def _follow_schedule(self) -> None:
@@ -634,3 +688,7 @@ class Profile(WindowRecorder):
         finally:
             if self._end_was_interrupted:  # on_trace_ready called `stop`
                 self._end(begun=True)
+
+
+def _nothing(global_step: int | None = None) -> None:
+    pass
