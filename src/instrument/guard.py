@@ -245,6 +245,11 @@ def uninterrupted() -> Iterator[None]:
             before(*held[0])
 
 
+def uncaught_error() -> BaseException | None:
+    """Return the error that ends the program, or None; an interpreter at a prompt outlives its errors."""
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+
+
 @contextmanager
 def exiting() -> Iterator[None]:
     """Run the body at exit without changing the exit code of a program that Ctrl-C ended.

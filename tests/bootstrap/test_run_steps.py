@@ -310,6 +310,8 @@ def test_step_after_the_last_update(tmp_path: Path, end: str, status: str, steps
     assert [(entry["status"], entry["steps"]) for entry in found] == [("recorded", [2, 2]), (status, steps)]
     assert [None, steps and 5] == [entry["cut_step"] for entry in found]
     assert bool(steps) == ("(step 2; step 5 was cut short)" in done.stderr)
+    if "/" in end:
+        assert found[-1]["reason"] == "the loop ended in step 5: ZeroDivisionError: division by zero"
     if steps is None:
         assert found[-1]["reason"] == "the loop ended before step 5"
         assert "Recorded: 1 of the 5 steps run so far" in done.stderr

@@ -285,6 +285,8 @@ def test_error_inside_the_model(tmp_path: Path) -> None:
     trained.model.transformer.h[0].register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="lost"):
         trained.train()
+    (entry,) = windows(tmp_path / "out")
+    assert "the loop ended in step 2: RuntimeError: lost" == entry["reason"]
     assert {"step": 3, "forward": 3, "backward": 2} == counts(
         recorded(tmp_path / "out"), ["step", "forward", "backward"]
     )

@@ -209,9 +209,22 @@ def test_a_loop_that_ends_too_early(
     assert (expected[0] == "partial") == bool(traces(out))
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError("mine"), SystemExit(3)])
-def test_an_exception_in_the_loop(out: Path, error: BaseException) -> None:
-    """The same exception object reaches the caller, and the open window is saved."""
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (ZeroDivisionError("mine\nand more"), "ZeroDivisionError: mine"),
+        (SystemExit(3), "SystemExit: 3"),
+        (_Unprintable(), "_Unprintable"),
+    ],
+)
+def test_an_exception_in_the_loop(out: Path, error: BaseException, text: str) -> None:
+    """The same exception object reaches the caller, the open window is saved, and the manifest names the error."""
 
     def body(number: int) -> None:
         if number == 3:
@@ -220,7 +233,8 @@ def test_an_exception_in_the_loop(out: Path, error: BaseException) -> None:
     with pytest.raises(type(error)) as caught:
         run(out, body)
     assert error is caught.value
-    assert [("partial", "the loop ended in step 3")] == reasons(manifest(out)[:1])
+    reason = f"the loop ended in step 3: {text}"
+    assert [("partial", reason), ("not reached", reason)] == reasons(manifest(out))
     assert [[2, 3]] == recorded(out)
 
 

@@ -154,3 +154,19 @@ assert {"aten::add"} <= {event.name for event in other.events()}
 assert [entry["reason"] for entry in prof.windows] == ["another torch profiler is active"], prof.windows
 """
     warm.run([sys.executable, "-c", code], programs.environment(), cwd=tmp_path, check=True)
+
+
+def test_two_profiles_with_overlapping_windows(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The second window is skipped, which one line and the manifest say; later ones are recorded."""
+    first = instrument.profile(out / "first", schedule="2-4")
+    second = instrument.profile(out / "second", schedule="3-5,8")
+    with first, second:
+        for _ in range(10):
+            torch.ones(3) + 1
+            first.step()
+            second.step()
+    reason = "another profile of this process has a window"
+    assert [("recorded", None)] == reasons(first.windows)
+    assert [("skipped", reason), ("recorded", None)] == reasons(second.windows)
+    (line,) = [record.message for record in caplog.records if reason in record.message]
+    assert line == f"instrument: window not recorded (window=1, reason={reason})"

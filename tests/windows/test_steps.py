@@ -338,6 +338,15 @@ def test_a_program_without_windows_prints_one_line_at_exit(tmp_path: Path) -> No
     assert [(1, "not reached")] == statuses(manifest(tmp_path / "x"))
 
 
+def test_an_error_that_ends_the_program_is_in_the_manifest(tmp_path: Path) -> None:
+    """The windows that a loop did not reach name the error, which the loop itself cannot see."""
+    code = 'import instrument\nfor item in instrument.steps(range(9), "x", at="99"): 1 / (3 - item)'
+    done = warm.run([sys.executable, "-c", code], environment(), cwd=tmp_path)
+    (entry,) = manifest(tmp_path / "x")
+    end = "the program ended with ZeroDivisionError: division by zero"
+    assert (1, f"the loop ended in step 3; {end}") == (done.returncode, entry["reason"])
+
+
 def test_a_progress_bar_around_or_inside_works(out: Path) -> None:
     """A bar such as tqdm wraps `steps` or is wrapped by it; a break ends the window."""
 

@@ -142,7 +142,8 @@ def test_a_step_that_an_error_cuts_short(out: Path, monkeypatch: pytest.MonkeyPa
         run(out, clock, 9, took, schedule=instrument.schedule("3-5"))
     (entry,) = manifest(out)
     has_whole_steps = failing > 3
-    assert ("partial", f"the loop ended in step {failing}") == (entry["status"], entry["reason"])
+    reason = f"the loop ended in step {failing}: ZeroDivisionError"
+    assert ("partial", reason) == (entry["status"], entry["reason"])
     assert ([3, failing - has_whole_steps], failing) == (entry["steps"], entry["cut_step"])
     timing = entry["timing"]
     assert (10 if has_whole_steps else None, failing) == (timing["recorded_ns"], timing["run_steps"])
@@ -159,7 +160,8 @@ def test_the_trace_excludes_a_step_that_was_cut_short(
     assert [3, 4] == instrument.read_trace(path).steps.number.tolist()
     summary = capfd.readouterr().err
     assert "(mean of steps 3-4; step 5 was cut short)" in summary
-    assert "Recorded so far: 2 of the 3 steps 3-5, because the loop ended in step 5." in summary
+    reason = "because the loop ended in step 5: ZeroDivisionError: division by zero."
+    assert f"Recorded so far: 2 of the 3 steps 3-5, {reason}" in " ".join(summary.split())
 
 
 def test_a_step_that_another_profiler_cuts_short(out: Path) -> None:

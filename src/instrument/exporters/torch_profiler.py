@@ -160,7 +160,10 @@ class TorchProfilerCapture:
         if sessions.owner is not None or profilers.running():
             sessions.recover()
         if sessions.owner is not None or profilers.running():
-            raise CaptureError(sessions.stop_failure or "another torch profiler is active")
+            other = (
+                "torch profiler is active" if sessions.capture is None else "profile of this process has a window"
+            )
+            raise CaptureError(sessions.stop_failure or f"another {other}")
 
     def _prepare(self) -> None:
         from torch.profiler import profile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import instrument
 
 from .. import log
-from ..guard import guard
+from ..guard import guard, uncaught_error
 from ..identity import IdentitySet
 from ..windows.api import Driver, new_profile
 from ..windows.profile import Profile
@@ -260,7 +261,11 @@ class Loop:
         with guard.contained(FEATURE):
             inside = any(name == "step" for name, _ in self._open)  # an error left it
             self.leave_all()
-            self._profile.end(begun=not (complete or inside or interrupted), complete=complete)
+            self._profile.end(
+                begun=not (complete or inside or interrupted),
+                complete=complete,
+                error=sys.exc_info()[1] or uncaught_error() if inside else None,
+            )
         while self._handles:
             with guard.contained(FEATURE):
                 self._handles.pop().remove()

@@ -121,6 +121,12 @@ class BlackBox:
         if self._running:
             self.clock.resume()
 
+    def go_to(self, step: int) -> None:
+        """Go on with number ``step``: the times before it are forgotten, what a usual step takes is not."""
+        self.clock.first_step = step
+        self.clock.begin_ring()
+        self._periods, self._usual_times, self._next_alarm = Periods(), None, step
+
     @property
     def step_num(self) -> int:
         """The number of the current step."""

@@ -38,11 +38,13 @@ class Driver:
         steps_hint: how the user writes the steps to record, with "{}" for the steps; for messages.
         preemptible: the profile stops when another one starts, and does not start while another one runs.
         keeps_events: whether the last window's events stay in memory for calls after the loop.
+        phase: the name of a phase of the program, which the names of windows begin with; empty for training steps.
     """
 
     steps_hint: str = 'schedule="{}"'
     preemptible: bool = False
     keeps_events: bool = True
+    phase: str = ""
 
 
 def uncounted_profile(*_: Any, **__: Any) -> Profile:
@@ -184,7 +186,7 @@ def new_profile(
     if schedule is None and (chosen_triggers or black_box):
         schedule = NOTHING
     storage = Storage(keep, upload, upload_timeout)
-    windows = RequestedWindows(_resolved(schedule, first_step))
+    windows = RequestedWindows(_resolved(schedule, first_step), driver.phase)
     outcomes = Outcomes(
         folder,
         windows,
@@ -197,7 +199,7 @@ def new_profile(
         file_hint="" if os.environ.get(LAUNCHED) else chosen_exporter.hint,
         storage=storage,
     )
-    return Profile(
+    made = Profile(
         folder,
         windows,
         chosen_exporter,
@@ -210,7 +212,27 @@ def new_profile(
         preemptible=driver.preemptible,
         keeps_events=driver.keeps_events,
         compile_log=compile_log,
+        marks_steps=not (driver.preemptible or driver.phase),
     )
+
+    def new_phase(name: str, schedule: Schedule | str | None) -> Profile:
+        return new_profile(
+            Driver(f'prof.phase("{name}", "{{}}")', keeps_events=False, phase=name),
+            folder,
+            schedule=NOTHING if schedule is None else schedule,
+            on_summary=on_summary,
+            diagnose=diagnose,
+            detail=detail,
+            exporter=exporter,
+            ranks=ranks,
+            keep=keep,
+            upload=upload,
+            upload_timeout=upload_timeout,
+            **options,
+        )
+
+    made.new_phase = new_phase
+    return made
 
 
 def folder_of(out: Any) -> Path:

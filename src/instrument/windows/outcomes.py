@@ -78,6 +78,11 @@ class Outcomes:
         return self._ranks is not None and self.rank not in self._ranks
 
     @property
+    def stepped_by_hand(self) -> bool:
+        """Whether the user's own code calls ``step()``."""
+        return self._steps_hint.startswith("schedule")
+
+    @property
     def _prints_summary(self) -> bool:
         """Whether this rank prints the summary."""
         return self.rank == min(self._ranks or {0})
@@ -195,15 +200,15 @@ class Outcomes:
         windows = self.entries
         if scheduled == 0 or not self._prints_summary or any(map(self._has_begun, windows)):
             return
-        by_hand = self._steps_hint.startswith("schedule")
         reason = self._reason_for_no_window(first, scheduled, end_reason)
         if steps > 0:
             low = first + 2 if steps > 4 else first
             reachable = self._steps_hint.format(span(low, low + min(steps, 3)))
             fix = f"choose steps the run reaches, such as {reachable}"
         else:
-            fix = "no step was counted: call step() after each step" if by_hand else "there were no steps"
-        if steps > 0 and by_hand:
+            by_hand = "no step was counted: call step() after each step"
+            fix = by_hand if self.stepped_by_hand else "there were no steps"
+        if steps > 0 and self.stepped_by_hand:
             fix += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
         files = [file["path"] for window in windows for file in window["files"]]
         rest = f" ({files[0]} covers the time after the last complete step)" if files else ""

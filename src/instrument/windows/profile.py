@@ -8,32 +8,37 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .. import stderr
+from .. import log, stderr
 from ..compat import profilers
 from ..config import settings
 from ..cuda_graphs import GraphFollower, cuda_graphs
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
-from ..guard import exiting, guard
+from ..guard import exiting, guard, uncaught_error
 from ..interrupts import is_interrupt
 from ..slow_steps.box import BlackBox
 from ..stepping.program_steps import program_steps
 from .agreement import Agreement
+from .forgotten_step import ForgottenStep
+from .loop_end import first_line, loop_ended
 from .outcomes import Outcomes
+from .phase import Phase, check_name
 from .rank import rank
 from .rank_selection import chosen_ranks
+from .recording import Recording
 from .requests import RequestedWindows, WindowRequest
-from .schedule import NEVER, Window, integer
+from .schedule import NEVER, Schedule, Window, integer
 from .slow_step_windows import SlowStepWindows
 from .torch_api import TorchProfilerApi
 from .triggers import Triggers
 from .window_recorder import FEATURE, WindowRecorder
 
-_USER_NAMES = frozenset({"black_box", "out", "start", "step", "step_num", "stop", "trigger", "windows"})
+_USER_NAMES = frozenset({"black_box", "out", "phase", "start", "step", "step_num", "stop", "trigger", "windows"})
 
 
 class Profile(WindowRecorder):
@@ -55,16 +60,20 @@ class Profile(WindowRecorder):
         preemptible: the profile stops when another one starts, and does not start while another one runs.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
         compile_log: whether torch's log of what is compiled in a window is written beside its trace.
+        marks_steps: whether the program marks the steps of its training with it.
 
     Attributes:
         out: the folder that everything is written to.
         step_num: the number of the current step.
+        new_phase: makes the profile of a phase, given its name and its schedule.
     """
 
     _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
     start_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when a profile starts
     idle_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when no profile has an open or future window
     _agreement: Agreement | None = None  # with the other ranks, while a profile with triggers runs in a job
+    new_phase: Callable[[str, Schedule | str | None], Profile]
+    _phases: dict[str, Profile] = {}  # noqa: RUF012  # each profile that is made has its own
     _initialized = False  # a profile with wrong arguments only counts steps
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
@@ -83,6 +92,7 @@ class Profile(WindowRecorder):
         preemptible: bool,
         keeps_events: bool,
         compile_log: bool,
+        marks_steps: bool,
     ) -> None:
         super().__init__(
             out,
@@ -96,6 +106,8 @@ class Profile(WindowRecorder):
             compile_log=compile_log,
         )
         self._preemptible = preemptible
+        self._marks_steps = marks_steps
+        self._phases = {}
         self._triggers = triggers
         schedule.open_ended = bool(triggers) or slow_step_window > 0
         self._slow_steps = SlowStepWindows(self.request, slow_step_window) if slow_step_window else None
@@ -107,6 +119,7 @@ class Profile(WindowRecorder):
         # After the end, the windows that were not reached
         self._windows_to_account_for: list[Window] | None = None
         self._paused = False
+        self._forgotten_step = ForgottenStep()
         self._graphs: GraphFollower | None = None  # detects captures of CUDA graphs while the profile runs
         self._process = 0
         self._initialized = True
@@ -130,11 +143,22 @@ class Profile(WindowRecorder):
         """Whether a window is open, opens or ends within two steps."""
         return self._next_due_step - self.step_num <= 2
 
-    def step(self) -> None:
+    def step(self, global_step: int | None = None) -> None:
         """Count a step: the current one ends, the next one begins.
 
-        Costs an integer comparison unless a window is open or due.
+        Costs two comparisons unless a window is open or due.
+
+        Args:
+            global_step: the number of the step that begins, which is the number of steps done so far: the
+                ``state.global_step`` of a Trainer after an update; ``step + 1`` in ``for step in range(...)``. It
+                may be any step, as after a checkpoint was loaded. None is the next number.
+
+        Raises:
+            TypeError, ValueError: ``global_step`` is not an integer >= 0.
         """
+        if global_step is not None and global_step != self.step_num + 1:
+            self._request_change(self._go_to, integer("global_step", global_step))
+            return
         try:
             self.step_num += 1
             if self.step_num >= self._next_due_step:
@@ -147,11 +171,52 @@ class Profile(WindowRecorder):
                 if raised is error:
                     raise
 
-    def _step_for_daemon(self) -> None:
+    def _step_for_daemon(self, global_step: int | None = None) -> None:
         """Count a step in Kineto too, whose daemon can record a number of iterations."""
-        Profile.step(self)
+        Profile.step(self, global_step)
         with guard.contained("counting a step in Kineto"):
             profilers.kineto_step()
+
+    @guard.prepared(FEATURE, otherwise=lambda *_, **__: nullcontext())
+    def phase(self, name: str, schedule: Schedule | str | None = None) -> AbstractContextManager[None]:
+        """Return a context manager for a part of the program that is no training step, such as an evaluation.
+
+        Calls of `step` in its block do not count. Each block is one step of a profile of its own, counted from 0,
+        whose windows are called ``window-eval-0001``. Such a window is skipped while one of the training is open.
+
+        Args:
+            name: the name of the phase: "eval". It is a region, too.
+            schedule: the blocks to record, as `instrument.schedule` takes steps: "0" is the first one. The
+                schedule of the first call with this ``name`` applies. None records none.
+
+        Raises:
+            TypeError, ValueError: an argument is not accepted; the message gives its name and value.
+        """
+        check_name(name)
+        if not self._initialized:
+            return nullcontext()
+        if name not in self._phases:
+            self._phases[name] = self.new_phase(name, schedule)
+        return Phase(name, self, self._phases[name])
+
+    def suspend_steps(self) -> None:
+        """Leave out calls of `step` until `resume_steps`."""
+        self.step = _nothing  # type: ignore[method-assign]
+        if self._slow_steps is not None:
+            self._slow_steps.box.pause()
+
+    def resume_steps(self) -> None:
+        """Count calls of `step` again."""
+        self._choose_step()
+        if self._slow_steps is not None and self._recording is None:
+            self._slow_steps.box.resume()
+
+    def _choose_step(self) -> None:
+        """Have `step` end a step in the black box too, while it runs."""
+        step = self._plain_step
+        if self._slow_steps is not None and self._started:
+            step = self._slow_steps.followed_by(step)
+        self.step = step  # type: ignore[method-assign]
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
     def trigger(
@@ -233,7 +298,7 @@ class Profile(WindowRecorder):
         self._process = os.getpid()
         atexit.register(self._exit)
         self._outcomes.rank = rank()
-        if not self._preemptible:
+        if self._marks_steps:
             program_steps.follow(self)
         self._schedule.records_planned = not self._outcomes.excluded
         if self._never_records:
@@ -253,7 +318,7 @@ class Profile(WindowRecorder):
         if self._slow_steps is not None:
             with guard.contained("the black box"):
                 self._slow_steps.begin(self.step_num)
-                self.step = self._slow_steps.followed_by(self._plain_step)  # type: ignore[method-assign]
+                self._choose_step()
         if self._schedule.open_ended:
             with guard.contained("agreeing on windows"):
                 self._agreement = Agreement.begin(self._add_request, lambda: self.step_num)
@@ -262,6 +327,9 @@ class Profile(WindowRecorder):
             call()
         self._follow_schedule()
         self.report_steps()
+        if self._has_schedule and self._outcomes.stepped_by_hand:
+            self._forgotten_step.follow()
+            self._next_due_step = min(self._next_due_step, self.step_num + 1)
 
     @guard.contained(FEATURE)
     def stop(self) -> None:
@@ -273,29 +341,32 @@ class Profile(WindowRecorder):
         self.end(begun=self.step_num > self._first)
 
     @guard.contained(FEATURE)
-    def end(self, *, begun: bool = False, complete: bool = False) -> None:
+    def end(self, *, begun: bool = False, complete: bool = False, error: BaseException | None = None) -> None:
         """Stop as `stop` does, given the progress of the current step.
 
         Args:
             begun: `step` announced the current step, as after a loop's last iteration; it may never have run.
             complete: the current step ran to its end without a call of `step`, and counts.
+            error: what ended the loop, for the manifest; None if it ended otherwise.
         """
-        self._request_change(self._end, begun, complete)
+        self._request_change(self._end, begun, complete, error)
         self.step_num += complete
 
     @guard.contained(FEATURE)
-    def _end(self, begun: bool, complete: bool = False) -> None:
+    def _end(self, begun: bool, complete: bool = False, error: BaseException | None = None) -> None:
         try:
-            mine = self._end_windows(begun, complete)
+            mine = self._end_windows(begun, complete, error)
         except BaseException:
-            self._end_windows(begun, complete)  # the rest, after an interrupt; exit waits for the files
+            self._end_windows(begun, complete, error)  # the rest, after an interrupt; exit waits for the files
             raise
+        for phase in self._phases.values():
+            phase.stop()
         if mine:
             self._finish()
 
-    def _end_windows(self, begun: bool, complete: bool) -> bool:
+    def _end_windows(self, begun: bool, complete: bool, error: BaseException | None) -> bool:
         """Close an open window and account for those not reached; return False if this was done."""
-        if not self._end_run(begun, complete):
+        if not self._end_run(begun, complete, error):
             return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return False
@@ -329,7 +400,7 @@ class Profile(WindowRecorder):
             atexit.unregister(self._exit)
 
     @guard.contained(FEATURE)
-    def pause(self, *, begun: bool, cut: bool = False) -> None:
+    def pause(self, *, begun: bool, cut: bool = False, error: BaseException | None = None) -> None:
         """Close an open window at the end of a loop that may continue with `start`.
 
         `start` continues with the current step and records the rest of the window into a separate trace, or all of
@@ -341,17 +412,18 @@ class Profile(WindowRecorder):
         Args:
             begun: as for `end`.
             cut: the current step probably did not end.
+            error: as for `end`.
         """
-        self._request_change(self._pause, begun, cut)
+        self._request_change(self._pause, begun, cut, error)
 
     @guard.contained(FEATURE)
-    def _pause(self, begun: bool, cut: bool) -> None:
+    def _pause(self, begun: bool, cut: bool, error: BaseException | None) -> None:
         recording = self._recording
         if not self._started or self._paused or self._process != os.getpid() or self._calling_on_trace_ready:
             return
         self._paused = True
         self._close_unclosed()
-        self._end_reason = f"the loop ended {_before_in_or_after(begun)} step {self.step_num}"
+        self._end_reason = loop_ended(self.step_num, begun=begun, error=error)
         empty = recording is not None and (
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
         )
@@ -413,12 +485,14 @@ class Profile(WindowRecorder):
             if window.index <= self._last_finished_index:
                 self._outcomes.note(window, "not reached", reason)
 
-    def _end_run(self, begun: bool = False, complete: bool = False) -> bool:
+    def _end_run(self, begun: bool = False, complete: bool = False, error: BaseException | None = None) -> bool:
         """End the run; return False if it had ended and nothing is left to do."""
         started = self._started
         if started:
             if not self._paused:
-                self._end_reason = f"the loop ended {_before_in_or_after(begun, complete)} step {self.step_num}"
+                self._end_reason = loop_ended(self.step_num, begun=begun, complete=complete, error=error)
+            elif error is not None:
+                self._end_reason += f"; the program ended with {first_line(error)}"
             if self._postponement_reason:
                 self._end_reason += f"; {self._postponement_reason}"
             self._started, self._paused, self._end_was_interrupted, self._next_due_step = False, False, True, NEVER
@@ -428,9 +502,10 @@ class Profile(WindowRecorder):
             with guard.contained(FEATURE):
                 self._graphs.remove()
         self._triggers.end()
+        self._forgotten_step.remove()
         if self._slow_steps is not None:
             self._slow_steps.box.stop()
-            self.step = self._plain_step  # type: ignore[method-assign]
+            self._choose_step()
         if self._agreement is not None:
             self._agreement.end()
         Profile._running.discard(self)
@@ -447,11 +522,12 @@ class Profile(WindowRecorder):
 
     @guard.contained(FEATURE)
     def _exit(self) -> None:
-        failed = getattr(sys, "last_value", None) is not None  # an uncaught error ends the program
+        error = uncaught_error()
         with exiting():
             with guard.contained(FEATURE):
                 cuda_graphs.end_stale_captures()
-            self._changes.make(functools.partial(self._end, self.step_num > self._first and not failed))
+            begun = self.step_num > self._first and error is None
+            self._changes.make(functools.partial(self._end, begun, error=error))
 
     def __enter__(self) -> Profile:
         try:
@@ -465,8 +541,8 @@ class Profile(WindowRecorder):
         return self
 
     @guard.contained(FEATURE)
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.end(begun=kind is None and self.step_num > self._first)
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.end(begun=error is None and self.step_num > self._first, error=error)
 
     @property
     def windows(self) -> list[dict[str, Any]]:
@@ -480,12 +556,50 @@ class Profile(WindowRecorder):
 
     # The methods below follow the schedule. None raises into the loop.
 
+    @guard.contained(FEATURE)
+    def _go_to(self, step: int) -> None:
+        """End the current step, and an open window; go on with ``step``, which is not the next one."""
+        reached, reason = self.step_num + 1, f"the loop went from step {self.step_num} to step {step}"
+        if step == self.step_num:
+            log.warning(f"step {step} is counted again, as global_step is the number of the step that begins")
+        self.step_num = reached
+        if self._started and not (self._paused or self._calling_on_trace_ready) and self._process == os.getpid():
+            cuda_graphs.end_stale_captures()
+            self._end_reason = reason
+            if self._recording is not None and self._recording.on_own_thread():
+                self._close_in_loop(self._recording)
+            self._times.end()
+            self._complete_last_window(reached)
+        self.step_num = step
+        self._first += step - reached
+        self._times.renumber(step - reached)
+        if self._started:
+            if self._recording is None:
+                self._pass_windows(step, reached, reason)
+            if self._slow_steps is not None:
+                self._slow_steps.box.go_to(step)
+            self._advance()
+
+    def _pass_windows(self, step: int, reached: int, reason: str) -> None:
+        """Note the windows from step ``reached`` to ``step`` as not reached, or plan those in between again."""
+        if step > reached:
+            for window in islice(self._schedule.after(self._last_finished_index), 1000):
+                if window.stop <= step and not self._never_records:
+                    self._outcomes.note(window, "not reached", reason)
+        self._schedule.go_to(step, reached)
+        self._last_finished_index, self._continued_index = self._schedule.last_before(step), 0
+        following = self._schedule.next_window(step)
+        if following is not None and following.active < step and following.stop < NEVER:
+            self._postponement_reason = reason
+
     def _advance(self) -> None:
         """Report the end of a step, and make the changes that are due at the next one."""
+        self._forgotten_step.remove()
         try:
             if (
                 self._started
-                and not (self._calling_on_trace_ready or self._preemptible)
+                and self._marks_steps
+                and not self._calling_on_trace_ready
                 and self._process == os.getpid()
             ):
                 program_steps.end_step()
@@ -520,7 +634,7 @@ class Profile(WindowRecorder):
 
     def report_steps(self) -> None:
         """Have the next step reported, if there are listeners for the steps that the program marks."""
-        if program_steps.listeners and self._started and not self._preemptible:
+        if program_steps.listeners and self._started and self._marks_steps:
             self._next_due_step = min(self._next_due_step, self.step_num + 1)
 
     def _follow_schedule(self) -> None:
@@ -549,11 +663,7 @@ class Profile(WindowRecorder):
             if self._must_postpone(phase, window, over):
                 return
             if recording is not None and (over or recording.ended_early):
-                try:
-                    self._close_window(recording)
-                finally:
-                    if self._end_was_interrupted:  # on_trace_ready called `stop`
-                        self._end(begun=True)
+                self._close_in_loop(recording)
                 if self._next_due_step == NEVER:
                     return
             if window is None:
@@ -575,6 +685,14 @@ class Profile(WindowRecorder):
             else:
                 self._record_step(phase, window)
 
+    def _close_in_loop(self, recording: Recording) -> None:
+        """Close the window, between two steps."""
+        try:
+            self._close_window(recording)
+        finally:
+            if self._end_was_interrupted:  # on_trace_ready called `stop`
+                self._end(begun=True)
 
-def _before_in_or_after(begun: bool, complete: bool = False) -> str:
-    return "before" if begun else "after" if complete else "in"
+
+def _nothing(global_step: int | None = None) -> None:
+    pass

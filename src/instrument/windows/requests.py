@@ -48,20 +48,22 @@ class _Added:
 class RequestedWindows:
     """The windows of a schedule and the requested ones, numbered together in the order of their steps.
 
-    All methods are called on the thread of the loop, with steps that do not decrease.
+    All methods are called on the thread of the loop, with steps that do not decrease except by `go_to`.
 
     Args:
         planned: the schedule.
+        name: the beginning of the label of each window; empty for none.
 
     Attributes:
         records_planned: whether this rank records planned windows that no request joined.
         open_ended: whether further requests are expected.
     """
 
-    def __init__(self, planned: Schedule | TorchSchedule) -> None:
+    def __init__(self, planned: Schedule | TorchSchedule, name: str = "") -> None:
         self.records_planned = True
         self.open_ended = False
         self._planned = planned
+        self._name = name
         self._added: list[_Added] = []  # in order
         self._joined: dict[int, tuple[Window, list[str]]] = {}  # planned windows with requests, by their number
         self._begun: Window | None = None  # the planned window that began last, by its number in the schedule
@@ -92,6 +94,20 @@ class RequestedWindows:
         planned = self._planned.next_window(step)
         before = (self._planned.count or 0) if planned is None else planned.index - 1
         return before + sum(each.stop <= step for each in self._added)
+
+    def go_to(self, step: int, reached: int) -> None:
+        """Go on with ``step`` in place of ``reached``.
+
+        After a step back, planned windows in between begin again, and requested ones do not.
+        """
+        if step < reached:
+            self._added = [each for each in self._added if each.stop <= step or each.warmup >= reached]
+            joined = self._joined.items()
+            self._joined = {
+                number: each for number, each in joined if each[0].stop <= step or each[0].warmup >= reached
+            }
+        if self._begun is not None and not self.plans_ahead:  # its end is not known before it is over
+            self._begun = replace(self._begun, stop=min(self._begun.stop, step))
 
     def add(self, request: WindowRequest, step: int, *, recorded: bool = True) -> Window:
         """Return the window that serves a request, which came before ``step``.
@@ -143,9 +159,15 @@ class RequestedWindows:
         return [SCHEDULE] * self.records_planned + reasons
 
     def label(self, window: Window) -> int | str:
-        """Return the number of a planned window in the schedule, and "step-812" for a requested one."""
+        """Return the number of a planned window in the schedule, and "step-812" for a requested one.
+
+        With the name "eval", that is "eval-0001" and "eval-step-812".
+        """
         added = self._added_with(window.index)
-        return self._planned_number(window.index) if added is None else f"step-{added.active}"
+        if added is not None:
+            return f"{self._name and f'{self._name}-'}step-{added.active}"
+        number = self._planned_number(window.index)
+        return f"{self._name}-{number:04d}" if self._name else number
 
     def at(self, step: int) -> tuple[Phase, Window | None]:
         """Return the phase of ``step``, and the window that it belongs to (None in `Phase.WAIT`)."""

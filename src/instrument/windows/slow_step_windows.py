@@ -37,11 +37,11 @@ class SlowStepWindows:
             self.box = BlackBox(first_step=first_step)
         self.box.start()
 
-    def followed_by(self, step: Callable[[], None]) -> Callable[[], None]:
+    def followed_by(self, step: Callable[[int | None], None]) -> Callable[..., None]:
         """Return a function that ends a step in the box and then calls ``step``."""
         end_step = self.box.end_step
 
-        def end_and_count() -> None:
+        def end_and_count(global_step: int | None = None) -> None:
             try:
                 slow = end_step()
                 if slow is not None:
@@ -52,7 +52,7 @@ class SlowStepWindows:
                 except Exception as raised:
                     if raised is error:
                         raise
-            step()
+            step(global_step)
 
         return end_and_count
 

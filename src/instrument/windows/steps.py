@@ -7,15 +7,17 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .. import log
 from ..guard import guard
+from ..regions.annotation import annotate
 from .api import Driver, folder_of, new_profile, uncounted_profile
 from .profile import Profile
-from .schedule import NOTHING, Schedule, span
+from .schedule import NOTHING, Schedule, integer, span
 from .schedule import schedule as make_schedule
 from .window_recorder import FEATURE
 
@@ -189,6 +191,39 @@ class StepIterator(Generic[T]):
         return len(self._iterable)  # type: ignore[arg-type]
 
 
+class MicroStepIterator(StepIterator[T]):
+    """The items of ``iterable``, each in a region "micro-step"; every ``accumulate`` of them are a step."""
+
+    def __init__(
+        self,
+        iterable: Iterable[T],
+        counter: LoopStepCounter,
+        again: Callable[[], LoopStepCounter],
+        accumulate: int,
+    ) -> None:
+        super().__init__(iterable, counter, again)
+        self._groups = StepIterator(_Groups(iterable, accumulate), counter, again)
+
+    def __iter__(self) -> Iterator[T]:
+        for group in self._groups:
+            for item in group:
+                with annotate("micro-step"):
+                    yield item
+
+
+class _Groups(Generic[T]):
+    """Groups of ``size`` items, which are loaded as the group is iterated over; the last one may be smaller."""
+
+    def __init__(self, iterable: Iterable[T], size: int) -> None:
+        self._iterable = iterable
+        self._size = size
+
+    def __iter__(self) -> Iterator[Iterator[T]]:
+        items = iter(self._iterable)
+        for first in items:
+            yield chain((first,), islice(items, self._size - 1))
+
+
 _counters: weakref.WeakKeyDictionary[CodeType, dict[tuple[str, int, Path], LoopStepCounter]] = (
     weakref.WeakKeyDictionary()
 )
@@ -220,6 +255,7 @@ def steps(
     skip_first_wait: bool | int | None = None,
     at: str | int | Iterable[int] | None = None,
     every: int | None = None,
+    accumulate: int = 1,
     **arguments: Unpack[ProfileOptions],
 ) -> StepIterator[T]:
     """Iterate over ``iterable``, one step for each item, and record the planned steps.
@@ -242,6 +278,8 @@ def steps(
         skip_first_wait: as for `instrument.schedule`.
         at: as for `instrument.schedule`.
         every: as for `instrument.schedule`.
+        accumulate: the number of items whose gradients are accumulated for one update, which are one step; each
+            item is then a region "micro-step". The items at the end of ``iterable`` may be fewer.
         arguments: other arguments of `profile`.
 
     Raises:
@@ -257,7 +295,7 @@ def steps(
         "wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first,
         "skip_first_wait": skip_first_wait, "at": at, "every": every,
     }  # fmt: skip
-    folder = folder_of(out)
+    folder, accumulate = folder_of(out), integer("accumulate", accumulate, least=1)
     chosen = schedule_of(schedule, named, requested=arguments.get("triggers") or arguments.get("black_box"))
     first = arguments.get("first_step", 0)
 
@@ -277,9 +315,11 @@ def steps(
     ):
         if known.arguments != arguments:
             make()  # checks them
-        return StepIterator(iterable, known, make)
-    made = places[place] = make()
-    return StepIterator(iterable, made, make)
+    else:
+        known = places[place] = make()
+    if accumulate > 1:
+        return MicroStepIterator(iterable, known, make, accumulate)
+    return StepIterator(iterable, known, make)
 
 
 def _comparable_schedule(schedule: Any) -> Any:

@@ -46,6 +46,14 @@ class StepTimes:
             self._run = 0 if late else step, max(step, 1) if late else step, time.perf_counter_ns()
 
     @guard.contained(FEATURE)
+    def renumber(self, shift: int) -> None:
+        """Have the run go on ``shift`` steps further than it would."""
+        self._timed_until = 0
+        if self._run is not None:
+            first, timed, since_ns = self._run
+            self._run = first + shift, timed + shift, since_ns
+
+    @guard.contained(FEATURE)
     def begin(self, step: int, *, recording: bool) -> None:
         """Begin to time ``step``."""
         self._step, self._recording = step, recording

@@ -1,0 +1,106 @@
+"""`Profile.phase`: evaluations beside the steps of a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import instrument
+
+from .training import Recorder, expected, manifest, names, train
+
+
+def lines(out: Path) -> dict[int | str, tuple[str, list[int] | None]]:
+    """Return the status and the steps of each window, by its name."""
+    return {entry["window"]: (entry["status"], entry["steps"]) for entry in manifest(out)}
+
+
+def test_evaluations_have_windows_of_their_own(out: Path) -> None:
+    """Every second evaluation is recorded, into a folder of its own, with its region and without the training."""
+    with instrument.profile(out, schedule="1-2") as prof:
+
+        def step() -> None:
+            prof.step()
+            if prof.step_num % 3 == 0:
+                with prof.phase("eval", instrument.schedule(every=2, active=1, repeat=2)):
+                    (torch.ones(3) + 1).sum()
+
+        trained = train(15, step)
+    assert expected(15) == trained
+    assert {
+        1: ("recorded", [1, 2]),
+        "eval-0001": ("recorded", [2, 2]),
+        "eval-0002": ("recorded", [4, 4]),
+    } == lines(out)
+    (trace,) = (out / "window-eval-0001").glob("*.pt.trace.json.gz")
+    assert ["ProfilerStep#2", "eval"] == names(trace)
+    opened = [entry["opened_by"] for entry in manifest(out) if entry["window"] == "eval-0001"]
+    assert [["schedule"]] == opened
+
+
+def test_steps_in_a_phase_are_no_training_steps(out: Path) -> None:
+    """A function that is given the profile may call `step` in an evaluation."""
+    recorder = Recorder()
+    with instrument.profile(out, schedule="3-4", exporter=recorder) as prof:
+        for number in range(6):
+            assert number == prof.step_num
+            with prof.phase("eval"):
+                prof.step()
+                prof.step(global_step=70)
+            prof.step()
+    assert [3, 4] == recorder.captured()
+    assert [1] == [entry["window"] for entry in manifest(out)]
+
+
+def test_a_phase_in_an_open_window(out: Path) -> None:
+    """The training's window goes on and has the evaluation as a region; the evaluation's own is skipped."""
+    with instrument.profile(out, schedule="0-1") as prof:
+        with prof.phase("eval", "0"):
+            torch.ones(3) + 1
+        train(3, prof.step)
+    found = {entry["window"]: entry["reason"] for entry in manifest(out)}
+    assert {1: None, "eval-0001": "another profile of this process has a window"} == found
+    (trace,) = (out / "window-0001").iterdir()
+    assert "eval" in names(trace)
+
+
+def test_an_error_in_a_phase(out: Path) -> None:
+    """The error passes, the manifest names it, and steps count again."""
+    with instrument.profile(out, schedule="99", exporter=Recorder()) as prof:
+        with pytest.raises(ValueError, match="too large"), prof.phase("eval", "0"):
+            raise ValueError("too large")
+        prof.step()
+        assert 1 == prof.step_num
+    (entry,) = [entry for entry in manifest(out) if entry["window"] == "eval-0001"]
+    assert ("partial", "the loop ended in step 0: ValueError: too large") == (entry["status"], entry["reason"])
+
+
+def test_phases_that_are_not_reached(out: Path) -> None:
+    """The end of the training accounts for the windows of its phases."""
+    with instrument.profile(out, schedule="1", exporter=Recorder()) as prof:
+        for name in ("eval", "sanity"):
+            with prof.phase(name, "5"):
+                pass
+        train(4, prof.step)
+    assert ["not reached"] * 2 == [entry["status"] for entry in manifest(out) if entry["window"] != 1]
+
+
+def test_with_a_black_box(out: Path) -> None:
+    """The box times no evaluation, and goes on after it."""
+    with instrument.profile(out, black_box=True, exporter=Recorder()) as prof:
+        for _ in range(3):
+            prof.step()
+            with prof.phase("eval"):
+                prof.step()
+        assert prof.black_box is not None
+        assert 3 == prof.step_num == prof.black_box.step_num
+
+
+@pytest.mark.parametrize("wrong", ["", "a/b", "step", 3, None])
+def test_wrong_names(out: Path, wrong: Any) -> None:
+    """The name is part of the name of a folder."""
+    with pytest.raises(ValueError, match='"name" must be a word'):
+        instrument.profile(out).phase(wrong)
