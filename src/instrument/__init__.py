@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .syncs.live import detect_syncs, no_syncs
     from .syncs.policy import allow_sync
     from .syncs.report import SyncReport
+    from .traces.merge import MergedTrace, merge_traces
     from .traces.ranks import TraceSet
     from .traces.read import read_trace, read_traces
     from .traces.trace import Trace
@@ -38,6 +39,7 @@ __all__ = [
     "Handle",
     "InstrumentError",
     "LaunchError",
+    "MergedTrace",
     "Metrics",
     "Profile",
     "Schedule",
@@ -59,6 +61,7 @@ __all__ = [
     "diagnose",
     "dry_run",
     "mark",
+    "merge_traces",
     "metrics",
     "no_syncs",
     "profile",
@@ -78,6 +81,7 @@ _HOMES = {
     "Handle": ".modules.service",
     "InstrumentError": ".errors",
     "LaunchError": ".errors",
+    "MergedTrace": ".traces.merge",
     "Metrics": ".diagnosis.metrics",
     "Profile": ".windows.profile",
     "Schedule": ".windows.schedule",
@@ -99,6 +103,7 @@ _HOMES = {
     "diagnose": ".diagnosis.diagnose",
     "dry_run": ".dryrun.run",
     "mark": ".regions.annotation",
+    "merge_traces": ".traces.merge",
     "metrics": ".diagnosis.metrics",
     "no_syncs": ".syncs.live",
     "profile": ".windows.api",

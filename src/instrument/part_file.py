@@ -20,3 +20,12 @@ def part_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise errors of the system with the folder that cannot be written to, rather than a temporary name."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"cannot write to {folder}: {error.strerror or error}") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..diagnosis.diagnose import diagnose
-from ..part_file import part_file
+from ..part_file import part_file, writing
 from ..traces.read import read_trace
 from ..traces.region_steps import with_steps
 from ..traces.slim_note import kept_steps
@@ -18,7 +18,7 @@ from .names import Names
 from .stand_ins import StandIns
 from .steps import middle_steps, parts_of_steps
 from .verify import differences
-from .write import index_of, write_trace, writing
+from .write import index_of, write_trace
 
 SUFFIX = ".slim.json.gz"
 """The end of the names of slim traces."""
