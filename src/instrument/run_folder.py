@@ -61,13 +61,11 @@ def last_window(path: str, steps: tuple[int, int] | None = None) -> str:
         ValueError: the run has windows, but none with these steps.
     """
     windows = [(file, entry) for file, entry in traces_in(Path(path)) if isinstance(entry.get("end_ns"), int)]
-    fitting = [(file, entry) for file, entry in windows if steps is None or _has_steps(entry, *steps)]
-    if windows and not fitting:
-        known = dict.fromkeys("-".join(map(str, entry["steps"])) for _, entry in windows)
-        raise ValueError(
-            f'"steps" must be in one window of {path}, which has {", ".join(known)}: {steps[0]}-{steps[1]}'
-        )
-    return str(max(fitting, key=lambda window: int(window[1]["end_ns"]))[0].parent) if fitting else path
+    ended = [(entry["end_ns"], file) for file, entry in windows if steps is None or _has_steps(entry, *steps)]
+    if steps is not None and windows and not ended:
+        known = ", ".join(dict.fromkeys(str(entry["steps"]) for _, entry in windows))
+        raise ValueError(f'"steps" must be in one window of {path}, {known}: {steps[0]}-{steps[1]}')
+    return str(max(ended)[1].parent) if ended else path
 
 
 def _has_steps(entry: Mapping[str, Any], first: int, last: int) -> bool:
