@@ -266,6 +266,19 @@ def test_a_merged_trace_is_read_as_one(job: Path) -> None:
     assert len(instrument.metrics(trace)["per_gpu"]) == 2
 
 
+def test_what_the_files_of_ranks_say(tmp_path: Path) -> None:
+    """A merged trace keeps which steps ran, and which lanes of slim traces belong to one thread."""
+    for rank in range(2):
+        content = [*rank_events(), event("user_annotation", "ProfilerStep#5", 2000, 10)]
+        content.append(event("cpu_op", "overlapping", 15, 80, tid=99))
+        more = {"instrument_steps": "3-4", "instrument_slim": {"lanes": [[7, 99, 7], [1], 5]}}
+        write(tmp_path / f"rank{rank}.json", content, rank, **more)
+    trace = instrument.read_trace(merge_traces(tmp_path, tmp_path / "all.json").path)
+    assert trace.steps.number.tolist() == [3, 3, 4, 4]
+    assert {trace.threads[thread].thread for thread in trace.operators.thread} == {7}
+    assert instrument.read_traces(tmp_path)[0].steps.number.tolist() == [3, 4]
+
+
 def test_a_merged_trace_is_not_a_rank(job: Path) -> None:
     """What works on the trace of one rank refuses it; beside the folders of a run, its name leaves it out."""
     merged = merge_traces(job)

@@ -17,7 +17,7 @@ from .chunks import EventIndex
 from .merge_note import KEY
 from .rank_content import RankContent, content_of
 from .read import read_file
-from .slim_note import note_of
+from .slim_note import lanes_of, note_of
 from .table import Interner
 from .trace import Trace
 
@@ -78,7 +78,7 @@ def _time_of(trace: Trace, first: int, last: int) -> tuple[int, int] | None:
     if set(range(first, last + 1)) - set(steps.number[chosen].tolist()):
         return None
     work_ends = gpu.end_ns[(gpu.step >= 0) & chosen[gpu.step]]
-    return int(steps.start_ns[chosen].min()), max(int(steps.end_ns[chosen].max()), *work_ends.tolist(), 0)
+    return int(steps.start_ns[chosen].min()), int(work_ends.max(initial=steps.end_ns[chosen].max()))
 
 
 class RankEvents:
@@ -125,10 +125,10 @@ class RankEvents:
         return {self._first + number: msgspec.json.decode(text) for text, number in self.processes.items()}
 
     def lanes(self) -> list[list[Any]]:
-        """Return the lanes of overlapping events, if the file is a slim trace: see `slim_note.own_threads`."""
+        """Return the lanes of overlapping events as `slim_note.lanes_of` does, with the new process ids."""
         new = {before: process for process, before in self.process_ids().items()}
-        lanes = note_of(self._file.metadata).get("lanes")
-        return [[new[lane[0]], *lane[1:]] for lane in lanes or () if lane[0] in new]
+        lanes = lanes_of(note_of(self._file.metadata))
+        return [[new[process], lane, thread] for process, lane, thread in lanes if process in new]
 
     def _rewritten(self, event: _Event) -> _Event:
         event["pid"] = Raw(b"%d" % (self._first + self.processes[_process(event)]))
