@@ -22,7 +22,6 @@ WINDOWS = {
     "active": "1",
     "repeat": "1",
     "every": "9",
-    "trigger": "command",
     "out": "o",
     "ranks": "0",
     "trigger": "file",

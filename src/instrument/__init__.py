@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .syncs.live import detect_syncs, no_syncs
     from .syncs.policy import allow_sync
     from .syncs.report import SyncReport
+    from .traces.merge import MergedTrace, merge_traces
     from .traces.ranks import TraceSet
     from .traces.read import read_trace, read_traces
     from .traces.trace import Trace
@@ -45,6 +46,7 @@ __all__ = [
     "InstrumentError",
     "Keep",
     "LaunchError",
+    "MergedTrace",
     "Metrics",
     "Profile",
     "Schedule",
@@ -70,6 +72,7 @@ __all__ = [
     "dry_run",
     "keep",
     "mark",
+    "merge_traces",
     "metrics",
     "no_syncs",
     "profile",
@@ -91,6 +94,7 @@ _HOMES = {
     "InstrumentError": ".errors",
     "Keep": ".windows.storage",
     "LaunchError": ".errors",
+    "MergedTrace": ".traces.merge",
     "Metrics": ".diagnosis.metrics",
     "Profile": ".windows.profile",
     "Schedule": ".windows.schedule",
@@ -116,6 +120,7 @@ _HOMES = {
     "dry_run": ".dryrun.run",
     "keep": ".windows.storage",
     "mark": ".regions.annotation",
+    "merge_traces": ".traces.merge",
     "metrics": ".diagnosis.metrics",
     "no_syncs": ".syncs.live",
     "profile": ".windows.api",

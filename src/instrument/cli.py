@@ -16,7 +16,19 @@ from . import __version__
 from .commands.errors import describe_unwritten, print_message
 from .commands.parsing import Group
 
-SUBCOMMANDS = ("run", "trigger", "summarize", "diagnose", "open", "whatif", "compare", "slim", "syncs", "doctor")
+SUBCOMMANDS = (
+    "run",
+    "trigger",
+    "summarize",
+    "diagnose",
+    "open",
+    "whatif",
+    "compare",
+    "slim",
+    "merge",
+    "syncs",
+    "doctor",
+)
 
 
 class Subcommands(Group):

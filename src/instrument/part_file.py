@@ -69,3 +69,12 @@ def remove_stale_parts(folder: Path) -> None:
             ):
                 with Suppressed(OSError):  # another rank removed it
                     Path(file.path).unlink()
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise errors of the system with the folder that cannot be written to, rather than a temporary name."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"cannot write to {folder}: {error.strerror or error}") from None

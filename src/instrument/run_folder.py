@@ -60,12 +60,27 @@ def _inside(path: Path) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def last_window(path: str) -> str:
-    """Return the folder of the window that ended last if ``path`` is the folder of a run, else ``path``."""
-    ended = {
-        file: entry["end_ns"] for file, entry in traces_in(Path(path)) if isinstance(entry.get("end_ns"), int)
-    }
-    return str(max(ended, key=lambda file: ended[file]).parent) if ended else path
+def last_window(path: str, steps: tuple[int, int] | None = None) -> str:
+    """Return the folder of the window that ended last if ``path`` is the folder of a run, else ``path``.
+
+    Args:
+        path: a folder, or anything else.
+        steps: only windows that recorded all steps from the first to the last of these count.
+
+    Raises:
+        ValueError: the run has windows, but none with these steps.
+    """
+    windows = [(file, entry) for file, entry in traces_in(Path(path)) if isinstance(entry.get("end_ns"), int)]
+    ended = [(entry["end_ns"], file) for file, entry in windows if steps is None or _has_steps(entry, *steps)]
+    if steps is not None and windows and not ended:
+        known = ", ".join(dict.fromkeys(str(entry["steps"]) for _, entry in windows))
+        raise ValueError(f'"steps" must be in one window of {path}, {known}: {steps[0]}-{steps[1]}')
+    return str(max(ended)[1].parent) if ended else path
+
+
+def _has_steps(entry: Mapping[str, Any], first: int, last: int) -> bool:
+    steps = entry["steps"]
+    return isinstance(steps, list) and len(steps) == 2 and steps[0] <= first and last <= steps[1]
 
 
 def traces_in(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:

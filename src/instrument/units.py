@@ -16,6 +16,11 @@ def duration(ns: float) -> str:
     return f"{_digits(ns, *_unit(ns))} {_unit(ns)[1]}" if ns else "0"
 
 
+def signed_duration(ns: float) -> str:
+    """Return a duration with its sign: ``+1.20 ms``."""
+    return f"{'-' if ns < 0 else '+'}{duration(abs(ns))}"
+
+
 def durations(ns: Sequence[float]) -> str:
     """Return durations in the unit of their median, ``80.0, 214, 83.0 ms``; each in its own if far apart."""
     if max(ns) >= _WIDE * min(ns):

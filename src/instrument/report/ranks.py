@@ -14,7 +14,7 @@ from ..traces.align import Clock
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.salvage import OTHER_TYPES
-from ..units import counted, duration, percent
+from ..units import counted, duration, percent, signed_duration
 
 _MAX_LISTED_RANKS = 20  # ranks on one line
 _FILES = 20
@@ -89,8 +89,4 @@ def _numbers(ranks: Sequence[int]) -> str:
 def _cells(numbers: Metrics, clock: Clock) -> list[str]:
     whole = numbers["span_ns"]
     shares = [percent(numbers[name], whole) for name in _NUMBERS]
-    return [duration(whole), *shares, "?" if clock.source == "epoch" else _with_sign(clock.offset_ns)]
-
-
-def _with_sign(ns: int) -> str:
-    return f"{'-' if ns < 0 else '+'}{duration(abs(ns))}"
+    return [duration(whole), *shares, "?" if clock.source == "epoch" else signed_duration(clock.offset_ns)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..diagnosis.diagnose import diagnose
 from ..errors import TraceError
-from ..part_file import part_file, publish
+from ..part_file import part_file, publish, writing
 from ..traces.kineto import read_kineto
 from ..traces.read import read_trace
 from ..traces.region_steps import with_steps
@@ -21,7 +21,7 @@ from .names import Names
 from .stand_ins import StandIns
 from .steps import middle_steps, parts_of_steps
 from .verify import differences
-from .write import index_of, trace_bytes, write_trace, writing
+from .write import index_of, trace_bytes, write_trace
 
 SUFFIX = ".slim.json.gz"
 """The end of the names of slim traces."""

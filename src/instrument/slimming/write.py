@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..part_file import writing
 from ..traces.chunks import EventIndex
+from ..traces.merge_note import about_ranks
 from ..traces.slim_note import KEY, note_losses, note_of
 from ..traces.trace import Trace
 from .event_texts import EventTexts, json_text
@@ -30,8 +31,10 @@ def index_of(trace: Trace) -> EventIndex:
     """Return where the events of a trace are in its file.
 
     Raises:
-        ValueError: the trace comes from another profiler.
+        ValueError: the trace comes from another profiler, or is a merged one.
     """
+    if about_ranks(trace.metadata):
+        raise ValueError(f'"trace" must be the trace of one rank, not a merged one: {trace.path}')
     if trace.format != "kineto" or not isinstance(trace.look_up, EventIndex):
         raise ValueError(
             f'"trace" must be a trace of torch.profiler (.json, .json.gz), not of {trace.format}: {trace.path}'
@@ -87,15 +90,6 @@ def trace_bytes(
     about = json_text(names.metadata(_metadata(trace, lanes, steps)))
     document = _document(about[1:-1], chain(map(json_text, lanes.events()), texts))
     return _packed(document) if packed else map(str.encode, document)
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Raise errors of the system with the folder that cannot be written to, rather than a temporary name."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
 def _document(about: str, events: Iterable[str]) -> Iterator[str]:

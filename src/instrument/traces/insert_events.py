@@ -10,6 +10,7 @@ from typing import IO, Any, cast
 
 from ..part_file import part_file, publish
 from .chunks import EventIndex
+from .merge_note import about_ranks
 from .text import read_blocks
 from .trace import ReadLosses, Trace
 
@@ -21,14 +22,16 @@ def check_copy(trace: Trace, out: Path, category: str) -> None:
     """Check that a copy of the file of a trace can be written with lanes of a category.
 
     Raises:
-        ValueError: the trace comes from another profiler, or has such lanes already; its file is missing; or
-            ``out`` is the same file or cannot be replaced.
+        ValueError: the trace comes from another profiler, is a merged one, or has such lanes already; its file is
+            missing; or ``out`` is the same file or cannot be replaced.
     """
     check_out(check_source(trace.path), out)
     if trace.format != "kineto" or not isinstance(trace.look_up, EventIndex):
         raise ValueError(
             f"TRACE must be a trace of torch.profiler (.json, .json.gz), not of {trace.format}: {trace.path}"
         )
+    if about_ranks(trace.metadata):
+        raise ValueError(f"TRACE must be the trace of one rank, not a merged one: {trace.path}")
     if (trace.others.category == _word(trace, category)).any():
         raise ValueError(f"{trace.path} already has such lanes")
 
@@ -84,7 +87,7 @@ def insert_events(trace: Trace, out: Path, events: Iterable[str]) -> None:
     """
     source, begin = trace.path, cast(EventIndex, trace.look_up).begin
     with part_file(out) as part:
-        with source.open("rb") as read, _open(part, packed=out.suffix == ".gz") as write:
+        with source.open("rb") as read, open_copy(part, packed=out.suffix == ".gz") as write:
             place = 0
             for block in read_blocks(source, read, ReadLosses()):
                 before = begin - place
@@ -97,5 +100,6 @@ def insert_events(trace: Trace, out: Path, events: Iterable[str]) -> None:
         publish(part, out)
 
 
-def _open(path: Path, *, packed: bool) -> IO[bytes]:
+def open_copy(path: Path, *, packed: bool) -> IO[bytes]:
+    """Open a file to write a trace to, packed at level 1 of gzip or plain."""
     return cast(IO[bytes], gzip.open(path, "wb", compresslevel=1)) if packed else path.open("wb")

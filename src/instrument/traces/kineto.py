@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from .chunks import EventChunks
 from .events import Collector
 from .intervals import merge_overlaps, total_ns
 from .links import assemble
+from .merge_note import about_ranks, merge_note, metadata_of, number_gpus
 from .salvage import metadata
-from .slim_note import add_losses, own_threads
+from .slim_note import add_losses, note_of, own_threads
 from .text import event_limit, read_blocks, text_limit
 from .trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .xla import HOST, sort_events
@@ -52,14 +54,19 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         lost.add(f"events of phase {phase!r} are not read", events=count)
     if more := unread[_PHASES:]:
         lost.add(f"events of {len(more):,} more phases are not read", events=sum(count for _, count in more))
-    add_losses(about, lost)
+    note = note_of(about) or merge_note(about)
+    add_losses(note, lost)
     distributed = _mapping(about.get("distributedInfo"))
     columns = collector.columns()
-    own = own_threads(about, collector.threads)
+    own = own_threads(note, collector.threads)
     for part in columns.values():
         if "thread" in part:
             part["thread"] = own[part["thread"]]
     threads = [(*place, collector.thread_names.get(place, "")) for place in collector.threads]
+    devices = _devices(about.get("deviceProperties"))
+    if ranks := about_ranks(about):
+        numbers = number_gpus(columns, [process for process, _ in collector.threads], ranks)
+        devices = _devices_of_ranks(numbers, ranks)
     jax = HOST in collector.processes.values() and "others" in columns
     if jax:
         places = [(process, name) for process, _, name in threads]
@@ -70,7 +77,7 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         columns,
         collector.strings,
         [Thread(*thread) for thread in threads],
-        devices=_devices(about.get("deviceProperties")),
+        devices=devices,
         metadata=about,
         lost=lost,
         rank=_integer(distributed.get("rank")),
@@ -107,6 +114,17 @@ def _integer(value: Any) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+
+
+def _devices_of_ranks(
+    numbers: Mapping[tuple[int, int], int], ranks: Mapping[int, Mapping[str, Any]]
+) -> list[Device]:
+    """Return the devices of a merged trace, with their new numbers."""
+    known = {rank: _devices(metadata_of(about).get("deviceProperties")) for rank, about in ranks.items()}
+    places = [(rank, device) for rank, devices in known.items() for device in devices]
+    return [
+        replace(device, id=numbers[rank, device.id]) for rank, device in places if (rank, device.id) in numbers
+    ]
 
 
 def _devices(properties: Any) -> list[Device]:

@@ -14,6 +14,7 @@ from ..regions.region import OVERLAPPING
 from .autograd import BackwardCallers, autograd_nodes, autograd_threads
 from .kernel_families import add_names
 from .main_threads import main_threads
+from .merge_note import about_ranks, metadata_of
 from .nest import NestedRanges
 from .plausibility import plausible_devices, plausible_epoch_ns, plausible_rows
 from .table import COLUMNS, Array, Interner, Strings, Table, table
@@ -224,8 +225,9 @@ def _ambiguous_correlations(runtime: Table, process_of: Array) -> Array:
 
 def _recorded_steps(metadata: Mapping[str, Any], texts: list[str]) -> list[tuple[int, int]]:
     """Return the first and last step of each window, which `instrument.profile` records as metadata or a mark."""
-    said = [_RUN.fullmatch(text) for text in texts if text.startswith("instrument_steps=")]
-    said.append(_RUN.fullmatch(f"instrument_steps={metadata.get('instrument_steps')}"))
+    marks = [text for text in texts if text.startswith("instrument_steps=")]
+    files = (metadata, *map(metadata_of, about_ranks(metadata).values()))
+    said = map(_RUN.fullmatch, [*marks, *(f"instrument_steps={each.get('instrument_steps')}" for each in files)])
     return [(int(match[1]), int(match[2])) for match in said if match]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from .align import collective_kernels
 from .communication import Collectives, communication_mask
 from .intervals import clip, merge_overlaps, total_ns
+from .merge_note import KEY
 from .read import read_file
 from .region_steps import with_steps
 from .table import COLUMNS, KERNEL, TEXT, Array, Strings, Table, table
@@ -56,7 +57,7 @@ def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
     return RankContent(
         **{field.name: getattr(trace, field.name) for field in fields(Trace)}
         | {name: _empty(name, texts) if rows is None else Table(rows, texts) for name, rows in tables.items()}
-        | {"strings": texts, "look_up": None, "metadata": _groups(trace)},
+        | {"strings": texts, "look_up": None, "metadata": _about_ranks(trace)},
         window_ns=end - start,
         compute_ns=total_ns(compute),
     )
@@ -78,6 +79,6 @@ def _empty(kind: str, texts: list[str]) -> Table:
     return table(kind, {"start_ns": np.empty(0, np.int64)}, texts)
 
 
-def _groups(trace: Trace) -> dict[str, object]:
-    info = trace.metadata.get("distributedInfo")
-    return {"distributedInfo": info} if info else {}
+def _about_ranks(trace: Trace) -> dict[str, object]:
+    """Return the metadata that says which rank, or which ranks, the trace is of."""
+    return {key: trace.metadata[key] for key in ("distributedInfo", KEY) if trace.metadata.get(key)}

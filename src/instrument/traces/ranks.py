@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..errors import TraceError
 from .align import Clock, align
+from .merge_note import about_ranks
 from .processes import Processes
 from .table import Array
 from .trace import Trace
@@ -128,7 +129,7 @@ def read_ranks(
         executor: calls ``read``; by default, as many processes of this machine as it has cores.
 
     Raises:
-        TraceError: no file is found, or none can be read.
+        TraceError: no file is found, or none can be read as the trace of a rank.
     """
     files, others = find_trace_files(paths)
     results = _read_all(files, read, executor)
@@ -158,22 +159,31 @@ def set_of(
     Args:
         traces: at least one trace, each with its path.
         failed: as in `TraceSet`.
-        left_out: as in `TraceSet`; the traces of other windows are added.
+        left_out: as in `TraceSet`; the traces of other windows, and merged traces, are added.
+
+    Raises:
+        TraceError: all of them are merged traces.
     """
+    counts = {trace.path: len(about_ranks(trace.metadata)) for trace in traces}
+    merged = {path: f"a merged trace of {count} ranks" for path, count in counts.items() if count}
+    if merged and len(merged) == len(traces):
+        raise TraceError(next(iter(merged)), "it is a merged trace; read_trace reads it as one trace")
     claims: dict[int, list[Trace]] = defaultdict(list)
     nameless = []
     for trace in traces:
+        if trace.path in merged:
+            continue
         rank = trace.rank if _plausible(trace.rank) else rank_from_name(trace.path)
         if rank is None:
             nameless.append(trace)
         else:
             claims[rank].append(trace)
-    every = len(traces) + len(failed or {})
+    every = len(traces) - len(merged) + len(failed or {})
     guessed = [rank for rank in range(every) if rank not in claims][: len(nameless)]
     for rank, trace in zip(guessed, nameless, strict=True):
         claims[rank].append(trace)
     chosen, others = _one_window(claims)
-    return TraceSet(chosen, failed=failed, left_out=others | dict(left_out or {}), guessed=guessed)
+    return TraceSet(chosen, failed=failed, left_out=others | merged | dict(left_out or {}), guessed=guessed)
 
 
 def _short(ranks: list[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,9 @@ def note_losses(lost: ReadLosses) -> dict[str, Any]:
     return {"events": lost.events, "bytes": lost.bytes, "repaired": lost.repaired, "reasons": dict(lost.reasons)}
 
 
-def add_losses(metadata: Mapping[str, Any], lost: ReadLosses) -> None:
-    """Add what could not be read of the file from which a slim trace was made."""
-    before = note_of(metadata).get("lost")
+def add_losses(note: Mapping[str, Any], lost: ReadLosses) -> None:
+    """Add what could not be read of the files from which a slim or merged trace was made."""
+    before = note.get("lost")
     if not isinstance(before, Mapping):
         return
     lost.events += _count(before.get("events"))
@@ -40,20 +40,25 @@ def add_losses(metadata: Mapping[str, Any], lost: ReadLosses) -> None:
         lost.reasons[str(reason)] = lost.reasons.get(str(reason), 0) + _count(count)
 
 
-def own_threads(metadata: Mapping[str, Any], threads: Mapping[Any, int]) -> Array:
+def lanes_of(note: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the lanes of overlapping events: the process, the thread id of the lane, and the one of its thread."""
+    lanes = note.get("lanes")
+    for lane in lanes if isinstance(lanes, list) else ():
+        if isinstance(lane, list) and len(lane) == 3 and not any(isinstance(each, (list, dict)) for each in lane):
+            yield lane[0], lane[1], lane[2]
+
+
+def own_threads(note: Mapping[str, Any], threads: Mapping[Any, int]) -> Array:
     """Return for each thread the thread that its events belong to: another one for lanes of overlapping events.
 
     Args:
-        metadata: the metadata of a trace.
+        note: the note in the metadata of a slim or merged trace.
         threads: the number of each pair of process and thread.
     """
     found = np.arange(len(threads))
-    lanes = note_of(metadata).get("lanes")
-    for lane in lanes if isinstance(lanes, list) else ():
-        if isinstance(lane, list) and len(lane) == 3 and not any(isinstance(each, (list, dict)) for each in lane):
-            process, number, thread = lane
-            if (process, number) in threads and (process, thread) in threads:
-                found[threads[process, number]] = threads[process, thread]
+    for process, lane, thread in lanes_of(note):
+        if (process, lane) in threads and (process, thread) in threads:
+            found[threads[process, lane]] = threads[process, thread]
     return found[found]  # a slim trace of a slim trace may have lanes of lanes
 
 

@@ -17,6 +17,9 @@ from ..errors import TraceError
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
 """The suffixes of trace files in a folder."""
 
+MERGED_SUFFIX = ".merged.json.gz"
+"""The end of the names of merged traces, which are not read with the ranks of a folder."""
+
 MAX_FILES = 20_000
 """The number of files that are read together; each takes at least some ms and 25 kB."""
 
@@ -177,7 +180,8 @@ def _with_trace_suffix(paths: Iterable[Path]) -> list[Path]:
 
 
 def _traces(paths: Iterable[Path]) -> list[Path]:
-    files = {path for path in paths if not path.name.startswith(".") and _could_be_trace(path)}
+    own = (path for path in paths if not path.name.startswith(".") and not path.name.endswith(MERGED_SUFFIX))
+    files = {path for path in own if _could_be_trace(path)}
     # nsys writes the .sqlite of a report beside it
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}
     return _natural_order(files - twins)

@@ -223,6 +223,7 @@ def new_profile(
             on_summary=on_summary,
             diagnose=diagnose,
             detail=detail,
+            compile_log=compile_log,
             exporter=exporter,
             ranks=ranks,
             keep=keep,
