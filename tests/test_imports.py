@@ -7,10 +7,12 @@ import importlib
 import sys
 import weakref
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from instrument.imports import ImportHook
+from instrument.imports import ImportHook, loaded_modules
 
 
 @pytest.fixture
@@ -59,3 +61,30 @@ def test_not_called_after_undo(module: str, applied: bool) -> None:
     gc.collect()
     assert alive() is None
     importlib.import_module(module)
+
+
+class _PassesForModule:
+    """As libraries of cffi: the class that it shows is that of modules, and it has no namespace."""
+
+    __slots__ = ()
+    __class__ = ModuleType  # type: ignore[assignment]
+
+
+class _Lazy(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{name} would be loaded")
+
+
+def test_loaded_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lazy modules are not loaded, and objects that only pass for modules are left out."""
+    lazy, other = _Lazy("lazy"), _PassesForModule()
+    assert isinstance(other, ModuleType)
+    with pytest.raises(AttributeError):
+        object.__getattribute__(other, "__dict__")
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    monkeypatch.setitem(sys.modules, "passes", other)
+    monkeypatch.setitem(sys.modules, "blocked", None)
+    found = {name: (module, names) for name, module, names in loaded_modules()}
+    assert found["lazy"] == (lazy, vars(lazy))
+    assert found[__name__] == (sys.modules[__name__], globals())
+    assert not {"passes", "blocked"} & set(found)

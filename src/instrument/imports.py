@@ -1,9 +1,10 @@
-"""Imports packages without changing state that the program can see; calls functions at imports of the program."""
+"""Imports packages and reads loaded modules without changing the program's state; calls functions at its imports."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 
@@ -32,6 +33,17 @@ class ImportHook:
         call = self._call
         if call is not None:
             call(module)
+
+
+def loaded_modules() -> Iterator[tuple[str, ModuleType, dict[str, Any]]]:
+    """Yield the name, the module and the namespace of each loaded module, without running code of the program.
+
+    ``getattr`` would load a lazy module, or raise what its ``__getattr__`` raises. Other objects in `sys.modules`
+    are left out, also those that pass for modules, such as a library of cffi.
+    """
+    for name, module in list(sys.modules.items()):
+        if issubclass(type(module), ModuleType):
+            yield name, module, object.__getattribute__(module, "__dict__")
 
 
 def import_rich() -> None:

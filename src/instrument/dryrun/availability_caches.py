@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
+
+from ..imports import loaded_modules
 
 _CachedFunction = type(functools.lru_cache(lambda: None))
 _PREDICATES = ("is_", "_is_", "has_", "_has_", "can_", "supports_")
@@ -16,8 +17,8 @@ def clear() -> None:
 
     The next call computes the answer anew. The answers are booleans, so no other object keeps a reference to one.
     """
-    for module in list(sys.modules.values()):
-        for found in list(getattr(module, "__dict__", {}).values()):
+    for _, _, names in loaded_modules():
+        for found in list(names.values()):
             if type(found) is _CachedFunction and _queries_gpu(found):
                 found.cache_clear()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..imports import loaded_modules
 from ..source_paths import INSTALLED
 from ..syncs.budget import Budget
 from ..syncs.early_stop import EarlyStop, ProgramStopper, ctrl_c_stop, describe_error, stop_on_signals
@@ -144,8 +145,8 @@ def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
 def _remove_script_modules(before: dict[str, Any], folder: Path) -> None:
     """Remove the script's own modules again: another script may have different modules of the same names."""
     ours = __name__.partition(".")[0]
-    for name, module in list(sys.modules.items()):
-        file = str(getattr(module, "__file__", None) or os.devnull)
+    for name, _, names in loaded_modules():
+        file = str(names.get("__file__") or os.devnull)
         own = Path(file).is_relative_to(folder) and not any(part in file for part in INSTALLED)
         if own and name not in before and name.partition(".")[0] != ours:
             del sys.modules[name]

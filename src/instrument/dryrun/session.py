@@ -32,7 +32,7 @@ from .patches import patched
 from .state import RunState, as_cuda
 from .step_limit import StepLimit
 
-_WITHOUT_TENSORS = {"tqdm_monitor", "instrument", "instrument-sigterm"}  # names of threads that use no tensors
+_WITHOUT_TENSORS = ("tqdm_monitor", "instrument")  # threads whose names begin so use no tensors
 _COVERAGE = (
     "a dry run: tensors on the GPU were on the CPU, so synchronizations have no times; what libraries do "
     "outside torch, and in their own CUDA code, was not checked; autocast changed no types"
@@ -71,7 +71,7 @@ class DryRun:
         pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # the tasks of these threads are watched
         known = {threading.current_thread(), threading.main_thread(), *pools}
         names = {thread.name for thread in threading.enumerate() if thread not in known}
-        self._unwatched_threads = sorted(names - _WITHOUT_TENSORS)
+        self._unwatched_threads = sorted(name for name in names if not name.startswith(_WITHOUT_TENSORS))
 
     def put_on_gpu(self, on_gpu: Iterable[Any]) -> None:
         """Treat existing tensors as being on the GPU."""

@@ -24,6 +24,7 @@ import torch
 import instrument
 
 from ..guard import guard
+from ..imports import loaded_modules
 from ..patch import Patch, transparent
 from ..regions import dispatch
 from .adapter import Adapter, require
@@ -281,9 +282,9 @@ class DeepSpeedRanges:
 
 def _owners() -> Iterator[Any]:
     """Yield DeepSpeed's modules and their classes."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "deepspeed" and isinstance(module, ModuleType):
+    for name, module, names in loaded_modules():
+        if name.partition(".")[0] == "deepspeed":
             yield module
-            for value in list(vars(module).values()):
+            for value in list(names.values()):
                 if isinstance(value, type) and value.__module__ == name:
                     yield value

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ..guard import guard
-from ..imports import ImportHook
+from ..imports import ImportHook, loaded_modules
 from ..patch import Change, Patch, apply, leave_no_frame, undo
 
 FEATURE = "following the function whose calls are steps"
@@ -114,8 +114,8 @@ class FunctionCallSteps:
             return
         wanted = os.path.realpath(self._place)
         name = Path(wanted).name
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
+        for _, module, names in loaded_modules():
+            file = names.get("__file__")
             if isinstance(file, str) and file.endswith(name) and os.path.realpath(file) == wanted:
                 yield module
 

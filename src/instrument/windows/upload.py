@@ -66,7 +66,7 @@ class Uploader:
             self._waiting.append(upload)
         self._tasks.put(upload)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="instrument upload", daemon=True)
             self._thread.start()
 
     def take_done(self) -> list[Upload]:

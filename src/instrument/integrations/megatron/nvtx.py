@@ -18,6 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ...guard import guard
+from ...imports import loaded_modules
 from ...patch import Change, Patch
 from ...regions import dispatch, region
 from .adapter import MegatronAdapter
@@ -113,9 +114,11 @@ def _decorate(
 
 
 def _modules_with(decorator: Any) -> list[ModuleType]:
-    held = [(module, getattr(module, "__dict__", {})) for name, module in list(sys.modules.items())
-            if name.startswith("megatron.")]  # fmt: skip
-    return [module for module, names in held if decorator is not None and names.get(DECORATOR) is decorator]
+    return [
+        module
+        for name, module, names in loaded_modules()
+        if name.startswith("megatron.") and decorator is not None and names.get(DECORATOR) is decorator
+    ]
 
 
 def _decorated(module: ModuleType) -> Iterator[tuple[Any, str, dict[str, Any]]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from ...imports import loaded_modules
 
 FEATURE = "following Megatron"
 
@@ -31,12 +32,10 @@ class ReferencesPatch:
 
 
 def _swap(values: dict[int, Any]) -> None:
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            held = object.__getattribute__(module, "__dict__")  # lazy modules would load on getattr
-            for name, value in list(held.items()):
-                if id(value) in values:
-                    held[name] = values[id(value)]
+    for _, _, held in loaded_modules():
+        for name, value in list(held.items()):
+            if id(value) in values:
+                held[name] = values[id(value)]
 
 
 class CallArguments:
