@@ -1,4 +1,4 @@
-"""Imports packages and reads loaded modules without changing the program's state; calls functions at its imports."""
+"""Imports packages and reads loaded modules without changing the program's state; calls functions at imports."""
 
 from __future__ import annotations
 
