@@ -43,7 +43,7 @@ _IN_CAPTURE = "step() was called while a CUDA graph was captured, when nothing c
 class WindowRecorder(TorchProfilerApi):
     """The part of a profile that records: what happens when a window opens, ends or fails.
 
-    `Profile` decides when; nothing here follows the schedule or the loop.
+    `ScheduleFollower` decides when; nothing here follows the schedule or the loop.
 
     Args:
         out: the folder that everything is written to.
@@ -241,7 +241,7 @@ class WindowRecorder(TorchProfilerApi):
     def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
     ) -> None:
-        """End the window: on time, or early because the loop ended (see `Profile.end` and `Profile.pause`)."""
+        """End the window: on time, or early because the loop ended (see `RunEnder.end` and `RunEnder.pause`)."""
         window = recording.window
         if begun or cut:
             self._times.cancel()
@@ -276,7 +276,7 @@ class WindowRecorder(TorchProfilerApi):
             try:
                 self._untimed_number = self._outcomes.add_recorded(recording, files, entry, missing, failures)
             except BaseException:
-                if self._finalizer.received == received:  # interrupted before: `Profile._end` accounts for it
+                if self._finalizer.received == received:  # interrupted before: `RunEnder._end` accounts for it
                     self._recording = recording
                 raise
             self._times.close(self.step_num)
