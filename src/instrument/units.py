@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 _WIDE = 100  # ratio of two durations from which they do not share a unit
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_BYTES = {f"{prefix}{unit}B": base**power for base, unit in ((1000, ""), (1024, "i"))
+_BYTES = {f"{prefix}{unit}": base**power for base, unit in ((1000, "B"), (1000, ""), (1024, "iB"))
           for power, prefix in enumerate("KMGT", 1)} | {"B": 1}  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def parse_duration(text: object, name: str) -> float:
 
 
 def parse_size(text: object, name: str) -> int:
-    """Return the bytes of a size such as "20GB" (20e9) or "1.5GiB".
+    """Return the bytes of a size such as "20GB" or "20G" (20e9), or "1.5GiB".
 
     Raises:
         TypeError, ValueError: ``text``, the value of the argument ``name``, is no such size.

@@ -187,6 +187,10 @@ def test_units() -> None:
     limits = instrument.keep(age="1.5h", total="2GiB")
     assert (5400, 2 * 2**30) == (limits.age_s, limits.total_bytes)
     assert (604_800, 500_000) == (instrument.keep(age="1 w").age_s, instrument.keep(total="500 kb").total_bytes)
+    assert (50_000_000_000, 2000) == (
+        instrument.keep(total="50G").total_bytes,
+        instrument.keep(total="2k").total_bytes,
+    )
     storage = Storage(limits)
     assert storage == Storage.from_json(json.loads(json.dumps(storage.as_json())))
 

@@ -94,11 +94,11 @@ class FinalizerJobs:
             self._add_error("saving a window", error)
             self._unsynced.add(raw)
             entry = uncompressed_entry(entry, raw.exists(), f"{type(error).__name__}: {error}")
-        self._unsynced.add(path.parent)
-        if path.exists():
-            entry["files"] = describe_files([path], folder)
-            if job["read"]:
-                self._files.append(str(path))
+        beside = [file for file in map(Path, job["beside"]) if file.exists()]
+        self._unsynced.update((path.parent, *beside))
+        entry["files"] = describe_files([path, *beside] if path.exists() else beside, folder)
+        if path.exists() and job["read"]:
+            self._files.append(str(path))
         summary = None
         if raw.exists():
             with self._collect_error("the summary"):

@@ -9,6 +9,7 @@ from typing import Any
 from .. import log
 from ..guard import guard
 from ..regions import dispatch
+from ..run_folder import traces_of
 from .manifest import Manifest
 from .recording import Recording
 from .requests import RequestedWindows
@@ -210,7 +211,7 @@ class Outcomes:
             fix = by_hand if self.stepped_by_hand else "there were no steps"
         if steps > 0 and self.stepped_by_hand:
             fix += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
-        files = [file["path"] for window in windows for file in window["files"]]
+        files = [path for window in windows for path in traces_of(window)]
         rest = f" ({files[0]} covers the time after the last complete step)" if files else ""
         text = f"no {'step' if files else 'window'} was recorded in {self._out}{rest}: {reason}; {fix}"
         if text not in _logged_warnings:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..guard import guard
 from ..part_file import part_file
+from ..run_folder import BLACK_BOX
 from ..slow_steps.box import BlackBox
 from .requests import WindowRequest
 
@@ -57,9 +58,10 @@ class SlowStepWindows:
         return end_and_count
 
     @guard.contained(FEATURE)
-    def write(self, trace: Path) -> None:
-        """Write the times of the steps before a window beside its trace."""
-        path = trace.with_name(f"{trace.name.partition('.pt.trace')[0]}.black_box.json")
+    def write(self, trace: Path) -> Path | None:
+        """Write the times of the steps before a window beside its trace; return the file."""
+        path = trace.with_name(f"{trace.name.partition('.pt.trace')[0]}{BLACK_BOX}")
         with part_file(path) as part:
             part.write_text(self.box.to_json())
             part.replace(path)  # the loop does not wait for the disk
+        return path

@@ -88,7 +88,7 @@ class WindowFinalizer:
             else:
                 read = read and settings.summary
                 self._windows_to_read += read
-                places = {"folder": str(folder), "raw": str(raw)}
+                places = {"folder": str(folder), **_places(raw, files)}
                 number = self._register(kind="window", entry=line, **places, read=read, diagnose=diagnose)
                 self._submit(number)
         except BaseException as error:
@@ -109,7 +109,7 @@ class WindowFinalizer:
     ) -> None:
         """Write the line of a window that cannot be sent to the process, and keep its raw trace."""
         line = {**self._manifest.entry(**entry), "files": describe_files(files, self._manifest.folder)}
-        job = {"entry": line} if capture.raw is None else {"entry": line, "raw": str(capture.raw)}
+        job = {"entry": line} if capture.raw is None else {"entry": line, **_places(capture.raw, files)}
         self._finish_without_process(job, f"{type(error).__name__}: {error}")
 
     @guard.contained(FEATURE)
@@ -303,7 +303,13 @@ class WindowFinalizer:
             entry = {**entry, "reason": "; ".join([*reasons, f"not in the summary: {reason}"])}
         else:
             path, entry = raw, uncompressed_entry(entry, raw.exists(), reason)
-        return {**entry, "files": describe_files([path] if path.exists() else [], self._manifest.folder)}
+        files = [file for file in (path, *map(Path, job["beside"])) if file.exists()]
+        return {**entry, "files": describe_files(files, self._manifest.folder)}
+
+
+def _places(raw: Path, files: Sequence[Path]) -> dict[str, Any]:
+    """Return the fields of a job with the paths of a raw trace and of the files beside it."""
+    return {"raw": str(raw), "beside": [str(path) for path in files if path != raw]}
 
 
 def _finishing(sizes: Sequence[int]) -> str:

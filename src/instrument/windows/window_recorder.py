@@ -305,12 +305,11 @@ class WindowRecorder(TorchProfilerApi):
         window = recording.window
         stem = f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}"
         with recording.cost.stall():
-            files = recording.capture.save(self._folder(window), stem)
-            if recording.compile_log is not None:
-                recording.compile_log.save(stem)
-        if self._slow_steps is not None and files:
-            self._slow_steps.write(files[0])
-        self._last_trace_bytes = sum(size_of(path) or 0 for path in files)
+            traces = recording.capture.save(self._folder(window), stem)
+            compiled = recording.compile_log and recording.compile_log.save(stem)
+        times = self._slow_steps.write(traces[0]) if self._slow_steps is not None and traces else None
+        files = [*traces, *filter(None, (compiled, times))]
+        self._last_trace_bytes = sum(size_of(path) or 0 for path in traces)
         missing = self._outcomes.missing_reasons(
             recording, self.step_num + complete, self._end_reason, self._postponement_reason
         )
