@@ -16,6 +16,13 @@ more = "import instrument.windows.finalizer_main as at; at._CHECK_INTERVAL_S = 0
 finalizer_process._CODE = finalizer_process._CODE.replace(line, line + more)
 """
 
+# On a busy machine, the finalizer would get no turn in the time that ranks have for each other.
+NORMAL_PRIORITY = """
+from instrument.windows import background_process, finalizer_process
+finalizer_process._CODE = finalizer_process._CODE.replace("os.nice(19)", "pass")
+background_process._LOWEST_PRIORITY = ""
+"""
+
 
 def processes(training: int) -> dict[int, list[str]]:
     """Return the command lines, by process id, of all finalizers that the training process started."""
