@@ -20,7 +20,9 @@ finalizer_process._CODE = finalizer_process._CODE.replace(line, line + more)
 NORMAL_PRIORITY = """
 from instrument.windows import background_process, finalizer_process
 finalizer_process._CODE = finalizer_process._CODE.replace("os.nice(19)", "pass")
-background_process._LOWEST_PRIORITY = ""
+lowest = background_process._LOWEST_PRIORITY
+background_process._AS_CHILD = background_process._AS_CHILD.replace(lowest, "")
+background_process._AS_ORPHAN = background_process._AS_ORPHAN.replace(lowest, "")
 """
 
 
