@@ -16,6 +16,7 @@ import queue
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -42,6 +43,7 @@ Job = Mapping[str, Any]
 _UPLOADING = "uploading windows"  # the name of the feature in the log
 _ORPHAN_LIMIT_S = 600  # time limit for the work after the training process has exited, ...
 _CHECK_INTERVAL_S = 5  # ... which is checked this often
+_RANKS_WAIT_S = 5.0  # how long the summary waits for the times of other ranks, after its own
 
 
 class FinalizerJobs:
@@ -51,6 +53,8 @@ class FinalizerJobs:
         self._on_uploaded = on_uploaded
         self._summary: Summary | None = None
         self._files: list[str] = []
+        self._compared: list[tuple[Path, list[int]]] = []  # its times of each window; all ranks that record it
+        self._wait_until = 0.0  # for the times of other ranks
         self._windows_without_timing: dict[
             int, tuple[dict[str, Any], str, Summary | None, Path | None]
         ] = {}  # windows without timing so far
@@ -102,13 +106,42 @@ class FinalizerJobs:
         summary = None
         if raw.exists():
             with self._collect_error("the summary"):
-                summary = _read(raw, entry, summarized=job["read"])
+                summary = self._read(raw, job)
         diagnosed = path if job["diagnose"] and path.exists() else None
         self._windows_without_timing[job["job"]] = entry, job["folder"], summary, diagnosed
         if path != raw:
             with self._collect_error("saving a window"):
                 raw.unlink(missing_ok=True)
         return {"held": True}
+
+    def _read(self, raw: Path, job: Job) -> Summary | None:
+        """Put the counts of the trace into the line, and its losses; return its summary if ``job`` asks for it.
+
+        A trace that neither the summary nor the comparison of ranks needs is read only if it has fewer kernels
+        than launches.
+        """
+        entry = job["entry"]
+        counts = entry["trace"] = trace_counts(raw)
+        if not (job["read"] or job["ranks"]) and counts["kernels_recorded"] >= counts["kernels_launched"]:
+            return None
+        from ..traces.kineto import read_kineto
+        from ..traces.lost_kernels import lost_at_head
+        from ..traces.summary import summarize
+
+        trace = read_kineto(raw)
+        if lost := lost_at_head(trace):
+            said = (
+                f"the GPU's profiling interface lost the kernels of the first {lost} launches; "
+                "record with warmup=1"
+            )
+            entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
+        if job["ranks"] and trace.steps:
+            with self._collect_error("comparing ranks"):
+                from .other_ranks import write_times
+
+                self._compared.append((write_times(trace, raw, entry["rank"]), job["ranks"]))
+                self._wait_until = time.monotonic() + _RANKS_WAIT_S
+        return summarize(trace) if job["read"] else None
 
     def _add_timing(self, job: Job) -> dict[str, Any]:
         """Diagnose a window, write its line, and add it to the summary."""
@@ -169,8 +202,8 @@ class FinalizerJobs:
         there = [path for path in self._files if Path(path).exists()]  # others were removed, as `keep` says
         files = [_relative_path(path, job["cwd"]) for path in there]
         print_summary(
-            self._summary, files=files, folder=_relative_path(job["folder"], job["cwd"]), hidden=job["hidden"],
-            console=console,
+            self._summary, files=files, folder=_relative_path(job["folder"], job["cwd"]),
+            ranks=self._describe_ranks(), hidden=job["hidden"], console=console,
         )  # fmt: skip
         if job["diagnose"] and there:
             with self._collect_error("the diagnosis"):
@@ -178,6 +211,16 @@ class FinalizerJobs:
         file.flush()
         file.seek(0)
         return {"text": file.read()}
+
+    def _describe_ranks(self) -> list[str]:
+        """Return who arrived late at the collectives of the windows; waits a few seconds for other ranks."""
+        with self._collect_error("comparing ranks"):
+            if self._compared:
+                from ..report.ranks import describe_ranks
+                from .other_ranks import gather_times
+
+                return describe_ranks(*gather_times(self._compared, self._wait_until))
+        return []
 
     def _process_trace(self, job: Job) -> dict[str, Any]:
         """Compress a trace that the program exported; write its summary and its diagnosis beside it."""
@@ -195,7 +238,7 @@ class FinalizerJobs:
     def _start(self, job: Job) -> dict[str, Any]:
         """Continue from the state of an earlier process; remove what killed processes left unfinished."""
         if job["state"] is not None:
-            self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
+            self._summary, self._files, self._compared = pickle.loads(base64.b64decode(job["state"]))
         folder = Path(job["folder"])
         self._keeping = FileKeeping(folder, job["run"], Storage.from_json(job["storage"]), self._on_uploaded)
         for written in (folder, *folder.glob("window-*")):
@@ -226,7 +269,7 @@ class FinalizerJobs:
 
     def _return_state(self, _: Job) -> dict[str, Any]:
         """Return the state that `_start` takes."""
-        state = pickle.dumps((self._summary, self._files))
+        state = pickle.dumps((self._summary, self._files, self._compared))
         return {"state": base64.b64encode(state).decode()}
 
     def _add_error(self, what: str, error: Exception) -> None:
@@ -253,25 +296,6 @@ def _print_diagnosis(path: Path, console: Console) -> None:
 
     print_line(console, "What is slow in the last window", bold=True, space=True)
     console.print(diagnose(path), soft_wrap=True)
-
-
-def _read(raw: Path, entry: dict[str, Any], *, summarized: bool) -> Summary | None:
-    """Put the counts of the trace into ``entry``, and its losses; return its summary if it is ``summarized``.
-
-    A trace without a summary is read only if it has fewer kernels than launches.
-    """
-    counts = entry["trace"] = trace_counts(raw)
-    if not summarized and counts["kernels_recorded"] >= counts["kernels_launched"]:
-        return None
-    from ..traces.kineto import read_kineto
-    from ..traces.lost_kernels import lost_at_head
-    from ..traces.summary import summarize
-
-    trace = read_kineto(raw)
-    if lost := lost_at_head(trace):
-        said = f"the GPU's profiling interface lost the kernels of the first {lost} launches; record with warmup=1"
-        entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
-    return summarize(trace) if summarized else None
 
 
 def _supported_encoding(encoding: str) -> str:

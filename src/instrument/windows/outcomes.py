@@ -11,6 +11,7 @@ from ..guard import guard
 from ..regions import dispatch
 from ..run_folder import traces_of
 from .manifest import Manifest
+from .rank import world_size
 from .recording import Recording
 from .requests import RequestedWindows
 from .schedule import NEVER, Window, span
@@ -131,9 +132,15 @@ class Outcomes:
         reason = "; ".join([*missing, *failures]) or None
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
         read = self._prints_summary and self.holds_steps(recording)
+        ranks = self._ranks_of(recording.window) if recording.steps is not None else []
         return self.finalizer.add_recorded(
-            recording.capture, files, read=read, diagnose=read and self._diagnose, **line
+            recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks, **line
         )
+
+    def _ranks_of(self, window: Window) -> list[int]:
+        """Return the ranks of the job that record ``window``."""
+        chosen = self._windows.chosen_ranks(window) or self._ranks
+        return sorted(range(world_size()) if chosen is None else chosen)
 
     def holds_steps(self, recording: Recording) -> bool:
         """Return whether ``recording`` has steps, or could not mark any."""

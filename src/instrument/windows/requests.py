@@ -42,6 +42,7 @@ class _Added:
     stop: int
     planned_before: int = field(compare=False)  # how many planned windows begin before it
     recorded: bool = field(compare=False)  # by this rank
+    ranks: frozenset[int] | None = field(compare=False)  # that record it; None is those of the profile
     reasons: list[str] = field(compare=False, default_factory=list)
 
 
@@ -127,15 +128,19 @@ class RequestedWindows:
             planned, added = self._planned_from(first), self._added_from(first)
             if planned is None or (added is not None and added.warmup < planned.warmup):
                 if added is None or stop <= added.warmup:
-                    return self._add(_Added(first, active, stop, self._begun_before(planned), recorded), request)
+                    before = self._begun_before(planned)
+                    return self._add(_Added(first, active, stop, before, recorded, request.ranks), request)
                 if first <= added.active:
                     added.recorded |= recorded
+                    both = added.ranks is not None and request.ranks is not None
+                    added.ranks = (added.ranks or frozenset()) | (request.ranks or frozenset()) if both else None
                     added.reasons.append(request.reason)
                     return self._window_of(added)
                 first = added.stop
             else:
                 if stop <= planned.warmup:
-                    return self._add(_Added(first, active, stop, planned.index - 1, recorded), request)
+                    before = planned.index - 1
+                    return self._add(_Added(first, active, stop, before, recorded, request.ranks), request)
                 if first <= planned.active or planned.stop == NEVER:
                     return self._join(planned, request, recorded)
                 first = planned.stop
@@ -157,6 +162,11 @@ class RequestedWindows:
             return added.reasons
         _, reasons = self._joined.get(self._planned_number(window.index), (None, []))
         return [SCHEDULE] * self.records_planned + reasons
+
+    def chosen_ranks(self, window: Window) -> frozenset[int] | None:
+        """Return the ranks that requests chose for ``window``; None if those of the profile record it."""
+        added = self._added_with(window.index)
+        return None if added is None else added.ranks
 
     def label(self, window: Window) -> int | str:
         """Return the number of a planned window in the schedule, and "step-812" for a requested one.

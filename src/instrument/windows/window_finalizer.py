@@ -62,7 +62,14 @@ class WindowFinalizer:
         self._waiting: WaitingLine | None = None  # while `finish` waits
 
     def add_recorded(
-        self, capture: Capture, files: Sequence[Path], *, read: bool, diagnose: bool = False, **entry: Any
+        self,
+        capture: Capture,
+        files: Sequence[Path],
+        *,
+        read: bool,
+        diagnose: bool = False,
+        ranks: Sequence[int] = (),
+        **entry: Any,
     ) -> int:
         """Begin to finish a window whose ``files`` were saved; `add_timing` completes it.
 
@@ -71,6 +78,7 @@ class WindowFinalizer:
             files: the files that it saved.
             read: whether the summary includes its trace.
             diagnose: whether its diagnosis is written beside its trace.
+            ranks: the ranks that record it; the summary compares several.
             entry: the arguments of `Manifest.entry`.
 
         Returns:
@@ -88,8 +96,9 @@ class WindowFinalizer:
             else:
                 read = read and settings.summary
                 self._windows_to_read += read
-                places = {"folder": str(folder), **_places(raw, files)}
-                number = self._register(kind="window", entry=line, **places, read=read, diagnose=diagnose)
+                compared = list(ranks) if settings.summary and len(ranks) > 1 else []
+                job = {"folder": str(folder), **_places(raw, files), "read": read, "diagnose": diagnose}
+                number = self._register(kind="window", entry=line, **job, ranks=compared)
                 self._submit(number)
         except BaseException as error:
             with guard.contained(FEATURE):
