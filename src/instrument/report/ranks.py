@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice
 
 from rich.console import Console
@@ -14,9 +13,8 @@ from ..traces.align import Clock
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.salvage import OTHER_TYPES
-from ..units import counted, duration, percent, signed_duration
+from ..units import counted, duration, listed, percent, signed_duration
 
-_MAX_LISTED_RANKS = 20  # ranks on one line
 _FILES = 20
 _CLOCK = (
     '"clock" is the offset to add to the times of a rank to get times on the clock of the lowest rank, by the '
@@ -49,10 +47,10 @@ def print_rank_table(traces: TraceSet, collectives: Collectives, *, title: str =
     if several:
         _print_late_rank(traces, collectives, console)
     if traces.missing:
-        print_line(console, f"Missing: rank {_numbers(traces.missing)}")
+        print_line(console, f"Missing: rank {listed(traces.missing)}")
     if several and traces.guessed:
         print_line(
-            console, f"Neither the file nor its name gives the rank; numbered by name: {_numbers(traces.guessed)}"
+            console, f"Neither the file nor its name gives the rank; numbered by name: {listed(traces.guessed)}"
         )
     for path, reason in traces.failed.items():
         print_line(console, f"Cannot read {path}: {reason}")
@@ -79,11 +77,6 @@ def _print_late_rank(traces: TraceSet, collectives: Collectives, console: Consol
         )
     elif found.unmatched and found.unknown:
         print_wrapped(console, f"It is not known which rank arrives last at the collectives: {found.unknown}.")
-
-
-def _numbers(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - _MAX_LISTED_RANKS} more" if len(ranks) > _MAX_LISTED_RANKS else ""
-    return ", ".join(map(str, ranks[:_MAX_LISTED_RANKS])) + more
 
 
 def _cells(numbers: Metrics, clock: Clock) -> list[str]:
