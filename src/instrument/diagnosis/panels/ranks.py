@@ -13,7 +13,6 @@ from ..diagnosis_data import DiagnosisData
 from ..job import Job
 
 
-
 def ranks_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     """Return the ranks of the job; None for a single one. Times are means over the steps of the rank."""
     job = diagnosis.job
