@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+_LISTED = 20  # numbers on one line
 _WIDE = 100  # ratio of two durations from which they do not share a unit
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _BYTES = {f"{prefix}{unit}": base**power for base, unit in ((1000, "B"), (1000, ""), (1024, "iB"))
@@ -52,6 +53,12 @@ def count(calls: float) -> str:
 def counted(number: float, word: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 region``, ``1,200 regions``; ``plural`` defaults to word plus "s"."""
     return f"{count(number)} {word if number == 1 else plural or word + 's'}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Return the first 20 numbers, and how many more there are: ``0, 1, 2`` or ``0, ..., 19 and 1,004 more``."""
+    more = f" and {len(numbers) - _LISTED:,} more" if len(numbers) > _LISTED else ""
+    return ", ".join(map(str, numbers[:_LISTED])) + more
 
 
 def percentage(share: float) -> str:

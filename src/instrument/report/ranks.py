@@ -16,9 +16,8 @@ from ..traces.align import Clock
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.salvage import OTHER_TYPES
-from ..units import counted, duration, percent, signed_duration
+from ..units import counted, duration, listed, percent, signed_duration
 
-_MAX_LISTED_RANKS = 20  # ranks on one line
 _FILES = 20
 _CLOCK = (
     '"clock" is the offset to add to the times of a rank to get times on the clock of the lowest rank, by the '
@@ -51,10 +50,10 @@ def print_rank_table(traces: TraceSet, collectives: Collectives, *, title: str =
     if several:
         _print_late_rank(traces, collectives, console)
     if traces.missing:
-        print_line(console, f"Missing: rank {_numbers(traces.missing)}")
+        print_line(console, f"Missing: rank {listed(traces.missing)}")
     if several and traces.guessed:
         print_line(
-            console, f"Neither the file nor its name gives the rank; numbered by name: {_numbers(traces.guessed)}"
+            console, f"Neither the file nor its name gives the rank; numbered by name: {listed(traces.guessed)}"
         )
     for path, reason in traces.failed.items():
         print_line(console, f"Cannot read {path}: {reason}")
@@ -97,7 +96,7 @@ def describe_ranks(times: Mapping[int, RankTimes], missing: Sequence[int]) -> li
             f"in a step of {step}."
         )
     if missing:
-        texts.append(f"Not compared, as they left no times beside the trace: rank {_numbers(missing)}.")
+        texts.append(f"Not compared, as they left no times beside the trace: rank {listed(missing)}.")
     return texts
 
 
@@ -106,11 +105,6 @@ def _late_rank(found: Arrivals, rank: int) -> str:
     each = found.ranks[rank]
     times = f"{each.last} of {counted(found.collectives, 'collective')}"
     return f"Rank {rank} arrives last at {times}, {duration(each.late_ns)} late in the median"
-
-
-def _numbers(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - _MAX_LISTED_RANKS} more" if len(ranks) > _MAX_LISTED_RANKS else ""
-    return ", ".join(map(str, ranks[:_MAX_LISTED_RANKS])) + more
 
 
 def _cells(numbers: Metrics, clock: Clock) -> list[str]:

@@ -21,7 +21,7 @@ class PhaseProfile(Protocol):
     def step(self) -> None:
         """Count a step."""
 
-    def pause(self, *, begun: bool, cut: bool = ..., error: BaseException | None = ...) -> None:
+    def pause(self, *, begun: bool, cut: bool = ..., error: BaseException | None = ..., wait: bool = ...) -> None:
         """Close an open window until `start`."""
 
     def suspend_steps(self) -> None:
@@ -68,6 +68,6 @@ class Phase:
             self._region.__exit__(kind, error, traceback)
             if error is None:
                 self._profile.step()
-            self._profile.pause(begun=error is None, cut=error is not None, error=error)
+            self._profile.pause(begun=error is None, cut=error is not None, error=error, wait=False)
         finally:
             self._training.resume_steps()

@@ -149,7 +149,9 @@ class RunEnder(WindowRecorder):
             self._changes.make(functools.partial(self._end, begun, error=error))
 
     @guard.contained(FEATURE)
-    def pause(self, *, begun: bool, cut: bool = False, error: BaseException | None = None) -> None:
+    def pause(
+        self, *, begun: bool, cut: bool = False, error: BaseException | None = None, wait: bool = True
+    ) -> None:
         """Close an open window at the end of a loop that may continue with `start`.
 
         `start` continues with the current step and records the rest of the window into a separate trace, or all of
@@ -162,11 +164,12 @@ class RunEnder(WindowRecorder):
             begun: as for `end`.
             cut: the current step probably did not end.
             error: as for `end`.
+            wait: whether to wait for the files after the last window.
         """
-        self._request_change(self._pause, begun, cut, error)
+        self._request_change(self._pause, begun, cut, error, wait)
 
     @guard.contained(FEATURE)
-    def _pause(self, begun: bool, cut: bool, error: BaseException | None) -> None:
+    def _pause(self, begun: bool, cut: bool, error: BaseException | None, wait: bool) -> None:
         recording = self._recording
         if not self._started or self._paused or self._process != os.getpid() or self._calling_on_trace_ready:
             return
@@ -189,7 +192,7 @@ class RunEnder(WindowRecorder):
         self._complete_last_window(self.step_num)
         with guard.contained("ending"):
             self._outcomes.report()
-            if self._schedule.is_last(self._last_finished_index):
+            if wait and self._schedule.is_last(self._last_finished_index):
                 self._finalizer.finish()
 
     @guard.contained(FEATURE)

@@ -313,8 +313,9 @@ class WindowRecorder(TorchProfilerApi):
         missing = self._outcomes.missing_reasons(
             recording, self.step_num + complete, self._end_reason, self._postponement_reason
         )
-        recording.save_result = files, self._outcomes.entry(window, recording), missing + recording.incomplete
-        return recording.save_result
+        result = files, self._outcomes.entry(window, recording), missing + recording.incomplete
+        recording.save_result = result
+        return result
 
     def _folder(self, window: Window) -> Path:
         """Return the folder of the files of ``window``."""
