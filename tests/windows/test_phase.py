@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import instrument
+from instrument.windows.window_finalizer import WindowFinalizer
 
 from .training import Recorder, expected, manifest, names, train
 
@@ -39,6 +40,22 @@ def test_evaluations_have_windows_of_their_own(out: Path) -> None:
     assert ["ProfilerStep#2", "eval"] == names(trace)
     opened = [entry["opened_by"] for entry in manifest(out) if entry["window"] == "eval-0001"]
     assert [["schedule"]] == opened
+
+
+def test_the_training_does_not_wait_for_the_files_of_an_evaluation(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the end of the profile waits for the process that finishes windows."""
+    waits: list[str] = []
+    finish = WindowFinalizer.finish
+    monkeypatch.setattr(WindowFinalizer, "finish", lambda self: (waits.append("finish"), finish(self))[1])
+    with instrument.profile(out, schedule="8-9") as prof:
+        with prof.phase("eval", "0"):
+            torch.ones(3).sum()
+        prof.step()
+        assert [] == waits
+    assert waits
+    assert ("recorded", [0, 0]) == lines(out)["eval-0001"]
 
 
 def test_steps_in_a_phase_are_no_training_steps(out: Path) -> None:

@@ -32,8 +32,8 @@ spec.loader.exec_module(package)
 from instrument.windows.finalizer_main import main
 main({parent})
 """
-# `nice` comes before the imports, which take half a second of CPU time; a program that is not privileged cannot take it
-# back, so it leaves some CPU time even where the program uses all cores. Isolated mode ignores the current folder,
+# `nice` comes before the imports, which take half a second of CPU time. It cannot be taken back without privileges, so
+# it leaves this process some of the CPU even where the program uses all cores. Isolated mode ignores the current folder,
 # and the package is loaded from the folder of this file.
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -132,7 +132,7 @@ class FinalizerProcess:
 
         ``waiting`` is called ten times a second meanwhile. The process no longer yields the CPU to this one.
         """
-        if not self.closed:
+        if self.ended is None:
             self.send({"kind": "hurry", "job": 0})
         self.close()
         deadline = time.monotonic() + timeout

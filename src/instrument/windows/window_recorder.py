@@ -306,7 +306,7 @@ class WindowRecorder(TorchProfilerApi):
         stem = f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}"
         with recording.cost.stall():
             traces = recording.capture.save(self._folder(window), stem)
-            compiled = recording.compile_log and recording.compile_log.save(stem)
+            compiled = recording.compile_log.save(stem) if recording.compile_log is not None else None
         times = self._slow_steps.write(traces[0]) if self._slow_steps is not None and traces else None
         files = [*traces, *filter(None, (compiled, times))]
         self._last_trace_bytes = sum(size_of(path) or 0 for path in traces)
