@@ -266,6 +266,17 @@ def test_a_merged_trace_is_read_as_one(job: Path) -> None:
     assert len(instrument.metrics(trace)["per_gpu"]) == 2
 
 
+def test_a_merged_trace_among_the_files(job: Path) -> None:
+    """It is left out when the folder is merged again, and does not hide the folders of ranks."""
+    merged = merge_traces(job, job / "all.json.gz")
+    assert {merged.path: "it is a merged trace"} == merge_traces(job, job / "all.json.gz").left_out
+    folder = job.parent / "run"
+    folder.mkdir()
+    job.rename(folder / "window-0001")
+    (folder / "window-0001" / "all.json.gz").rename(folder / "all.json.gz")
+    assert [0, 1] == instrument.read_traces(folder).ranks
+
+
 def test_what_the_files_of_ranks_say(tmp_path: Path) -> None:
     """A merged trace keeps which steps ran, and which lanes of slim traces belong to one thread."""
     for rank in range(2):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,57 @@ def test_wrong_names(out: Path, wrong: Any) -> None:
     """The name is part of the name of a folder."""
     with pytest.raises(ValueError, match='"name" must be a word'):
         instrument.profile(out).phase(wrong)
+
+
+def test_nested_phases(out: Path) -> None:
+    """Steps count again at the end of the outermost phase; also through a method that was taken in a phase."""
+    recorder = Recorder()
+    with instrument.profile(out, schedule="3-4", exporter=recorder) as prof:
+        step = prof.step
+        for number in range(6):
+            assert number == prof.step_num
+            with prof.phase("eval"):
+                with prof.phase("sub"):
+                    taken = prof.step
+                step()
+                taken()
+                prof.step()
+            taken()
+    assert 6 == prof.step_num
+    assert [3, 4] == recorder.captured()
+
+
+def test_a_phase_on_another_thread(out: Path) -> None:
+    """Steps of the training count while another thread evaluates, and those of the evaluation do not."""
+    begun, trained = threading.Event(), threading.Event()
+    recorder = Recorder()
+    with instrument.profile(out, schedule="3-4", exporter=recorder) as prof:
+
+        def evaluate() -> None:
+            with prof.phase("eval"):
+                prof.step()
+                begun.set()
+                trained.wait(60)
+                prof.step()
+
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        begun.wait(60)
+        for number in range(6):
+            prof.step(global_step=number + 1)
+        trained.set()
+        thread.join()
+    assert 6 == prof.step_num
+    assert [3, 4] == recorder.captured()
+
+
+def test_a_phase_in_a_forked_child(out: Path) -> None:
+    """The child runs its phases; their windows are the parent's."""
+    with instrument.profile(out, schedule="9") as prof:
+        child = os.fork()
+        with prof.phase("eval", "0"):
+            torch.ones(3).sum()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert ["eval-0001"] == [line["window"] for line in manifest(out) if line["window"] != 1]

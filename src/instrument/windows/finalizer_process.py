@@ -32,9 +32,9 @@ spec.loader.exec_module(package)
 from instrument.windows.finalizer_main import main
 main({parent})
 """
-# `nice` comes before the imports, which take half a second of CPU time. It cannot be taken back without privileges, so
-# it leaves this process some of the CPU even where the program uses all cores. Isolated mode ignores the current folder,
-# and the package is loaded from the folder of this file.
+# `nice` comes before the imports, which take half a second of CPU time. Without privileges it is for good,
+# so it leaves this process some of the CPU even if the program uses all cores. Isolated mode ignores the current
+# folder, and the package is loaded from the folder of this file.
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _BUFFER_BYTES = 1 << 15  # bytes that the connection buffers

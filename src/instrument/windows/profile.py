@@ -6,6 +6,7 @@ import atexit
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
@@ -18,6 +19,7 @@ from ..cuda_graphs import GraphFollower
 from ..exporters.capture import Exporter
 from ..guard import guard
 from ..interrupts import is_interrupt
+from ..regions.annotation import annotate
 from ..slow_steps.box import BlackBox
 from ..stepping.program_steps import program_steps
 from .agreement import Agreement
@@ -102,6 +104,7 @@ class Profile(ScheduleFollower):
         self._preemptible = preemptible
         self._marks_steps = marks_steps
         self._phases = {}
+        self._threads_in_phase = []
         self._triggers = triggers
         schedule.open_ended = bool(triggers) or slow_step_window > 0
         self._slow_steps = SlowStepWindows(self.request, slow_step_window) if slow_step_window else None
@@ -120,7 +123,7 @@ class Profile(ScheduleFollower):
         return f"<instrument.profile of {str(self.out)!r}, at step {self.step_num}>"
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: nullcontext())
-    def phase(self, name: str, schedule: Schedule | str | None = None) -> AbstractContextManager[None]:
+    def phase(self, name: str, schedule: Schedule | str | None = None) -> AbstractContextManager[object]:
         """Return a context manager for a part of the program that is no training step, such as an evaluation.
 
         Calls of `step` in its block do not count. Each block is one step of a profile of its own, counted from 0,
@@ -135,29 +138,31 @@ class Profile(ScheduleFollower):
             TypeError, ValueError: an argument is not accepted; the message gives its name and value.
         """
         check_name(name)
-        if not self._initialized:
-            return nullcontext()
+        if not self._initialized or self._process not in (0, os.getpid()):  # the windows are those of the parent
+            return annotate(name)
         if name not in self._phases:
             self._phases[name] = self.new_phase(name, schedule)
         return Phase(name, self, self._phases[name])
 
-    def suspend_steps(self) -> None:
-        """Leave out calls of `step` until `resume_steps`."""
-        self.step = _nothing  # type: ignore[method-assign]
+    def suspend_steps(self) -> int:
+        """Leave out calls of `step` on this thread until `resume_steps`, which takes the result."""
+        thread = threading.get_ident()
+        self._threads_in_phase.append(thread)
         if self._slow_steps is not None:
             self._slow_steps.box.pause()
+        return thread
 
-    def resume_steps(self) -> None:
-        """Count calls of `step` again."""
-        self._choose_step()
-        if self._slow_steps is not None and self._recording is None:
+    def resume_steps(self, thread: int) -> None:
+        """Count calls of `step` on ``thread`` again, unless it is in an outer phase."""
+        self._threads_in_phase.remove(thread)
+        if self._slow_steps is not None and self._recording is None and not self._threads_in_phase:
             self._slow_steps.box.resume()
 
     def _choose_step(self) -> None:
         """Have `step` end a step in the black box too, while it runs."""
         step = self._plain_step
         if self._slow_steps is not None and self._started:
-            step = self._slow_steps.followed_by(step)
+            step = self._slow_steps.followed_by(step, self._threads_in_phase)
         self.step = step  # type: ignore[method-assign]
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
@@ -336,7 +341,3 @@ class Profile(ScheduleFollower):
             with guard.contained("ending"):
                 self._finalizer.finish()
         return self._outcomes.entries
-
-
-def _nothing(global_step: int | None = None) -> None:
-    pass

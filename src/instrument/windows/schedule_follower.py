@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from itertools import islice
 
 from .. import log
@@ -21,6 +22,7 @@ class ScheduleFollower(RunEnder):
     """The part of a profile that follows the loop; no error reaches the loop but wrong arguments of `step`."""
 
     _marks_steps = False
+    _threads_in_phase: list[int] = []  # noqa: RUF012  # a thread is in it once for each of its open phases
     _forgotten_step: ForgottenStep
 
     @property
@@ -31,7 +33,7 @@ class ScheduleFollower(RunEnder):
     def step(self, global_step: int | None = None) -> None:
         """Count a step: the current one ends, the next one begins.
 
-        Costs two comparisons unless a window is open or due.
+        Costs two comparisons unless a window is open or due. In a `Profile.phase` of this thread, does nothing.
 
         Args:
             global_step: the number of the step that begins, which is the number of steps done so far: the
@@ -41,6 +43,8 @@ class ScheduleFollower(RunEnder):
         Raises:
             TypeError, ValueError: ``global_step`` is not an integer >= 0.
         """
+        if self._threads_in_phase and threading.get_ident() in self._threads_in_phase:
+            return
         if global_step is not None and global_step != self.step_num + 1:
             self._request_change(self._go_to, integer("global_step", global_step))
             return
