@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import instrument
+from instrument.config import settings
 
 from .training import Recorder, expected, manifest, names, train
 
@@ -39,6 +40,25 @@ def test_evaluations_have_windows_of_their_own(out: Path) -> None:
     assert ["ProfilerStep#2", "eval"] == names(trace)
     opened = [entry["opened_by"] for entry in manifest(out) if entry["window"] == "eval-0001"]
     assert [["schedule"]] == opened
+
+
+def test_the_summary_of_a_phase(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says whose windows it shows, how many there are, and where; that of the training does not."""
+    monkeypatch.setattr(settings, "summary", True)
+    printed: list[str] = []
+    with instrument.profile(out, schedule="1-2", on_summary=printed.append) as prof:
+        for number in range(6):
+            torch.ones(3) + 1
+            prof.step()
+            if number > 2:
+                with prof.phase("eval", "0,2"):
+                    torch.ones(3) + 1
+    first, both = [text for text in printed if "window-eval-0001" in text]  # one after each recorded block
+    (training,) = [text for text in printed if "window-eval-0001" not in text]
+    assert first.startswith(f"eval: 1 window in {out}; a step is one block of this phase\nWhere the step went:")
+    assert both.startswith(f"eval: 2 windows in {out}; a step is one block of this phase\nWhere the step went:")
+    assert "0, 2" in both.partition("region")[0]
+    assert training.startswith("Where the step went:")
 
 
 def test_steps_in_a_phase_are_no_training_steps(out: Path) -> None:
