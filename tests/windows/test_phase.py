@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import instrument
+from instrument.config import settings
 from instrument.windows.window_finalizer import WindowFinalizer
 
 from .training import Recorder, expected, manifest, names, train
@@ -58,6 +59,24 @@ def test_the_training_does_not_wait_for_the_files_of_an_evaluation(
         assert [] == waits
     assert waits
     assert ("recorded", [0, 0]) == lines(out)["eval-0001"]
+
+
+def test_the_summary_of_a_phase(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says whose windows it shows, how many there are, and where; that of the training does not."""
+    monkeypatch.setattr(settings, "summary", True)
+    printed: list[str] = []
+    with instrument.profile(out, schedule="1-2", on_summary=printed.append) as prof:
+        for number in range(6):
+            torch.ones(3) + 1
+            prof.step()
+            if number > 2:
+                with prof.phase("eval", "0,2"):
+                    torch.ones(3) + 1
+    (both,) = [text for text in printed if "window-eval-0001" in text]
+    (training,) = [text for text in printed if "window-eval-0001" not in text]
+    assert both.startswith(f"eval: 2 windows in {out}; a step is one block of this phase\nWhere the step went:")
+    assert "0, 2" in both.partition("region")[0]
+    assert training.startswith("Where the step went:")
 
 
 def test_steps_in_a_phase_are_no_training_steps(out: Path) -> None:

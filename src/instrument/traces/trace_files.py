@@ -103,12 +103,15 @@ def _in_folder(folder: Path) -> FoundFiles:
     by_folder: dict[Path, list[Path]] = {}
     for path in _with_trace_suffix(_matches(folder, ["**", "*"])):
         by_folder.setdefault(path.parent, []).append(path)
-    found = [(path, files) for path in _natural_order(by_folder) if (files := _traces(by_folder[path]))]
+    found = [(path, _traces(by_folder[path])) for path in _natural_order(by_folder)]
+    found = [(path, files) for path, files in found if not all(map(is_merged, files))]
     if found and all(_FOLDER.match(path.name) for path, _ in found):
         return FoundFiles([path for _, files in found for path in files])
     if found:
         last = _last_of_each_rank(found)
         return FoundFiles(dict(found)[last], [path for path, _ in found if path != last])
+    if chosen:
+        return FoundFiles(chosen)
     others = sum(map(len, by_folder.values()))
     if others:
         count = "1 file" if others == 1 else f"{others:,} files"

@@ -27,6 +27,7 @@ from ..exporters.raw_trace import compress
 from ..part_file import remove_stale_parts, sync
 from ..process_id import start_time
 from ..run_folder import NAME
+from ..units import counted
 from .file_keeping import FileKeeping
 from .manifest import append, describe_files, uncompressed_entry
 from .storage import Storage
@@ -194,6 +195,7 @@ class FinalizerJobs:
             return {"text": None}
         from rich.console import Console
 
+        from ..console import print_line
         from ..report.summary import print_summary
 
         terminal = job["terminal"]
@@ -202,9 +204,15 @@ class FinalizerJobs:
         console = Console(file=file, force_terminal=terminal["colors"], width=terminal["columns"])
         there = [path for path in self._files if Path(path).exists()]  # others were removed, as `keep` says
         files = [_relative_path(path, job["cwd"]) for path in there]
+        folder = _relative_path(job["folder"], job["cwd"])
+        if job["phase"]:
+            windows = counted(len({Path(path).parent for path in self._files}), "window")
+            print_line(
+                console, f"{job['phase']}: {windows} in {folder}; a step is one block of this phase", bold=True
+            )
         print_summary(
-            self._summary, files=files, folder=_relative_path(job["folder"], job["cwd"]),
-            ranks=self._describe_ranks(), hidden=job["hidden"], console=console,
+            self._summary, files=files, folder=folder, ranks=self._describe_ranks(), hidden=job["hidden"],
+            console=console,
         )  # fmt: skip
         if job["diagnose"] and there:
             with self._collect_error("the diagnosis"):

@@ -194,7 +194,8 @@ class Outcomes:
         """Print the summary of the windows so far, on the rank that prints it."""
         dispatch.log_hidden()
         if self._prints_summary:
-            self.finalizer.report(sorted(dispatch.compiled_away), self._on_summary, diagnose=self._diagnose)
+            hidden = sorted(dispatch.compiled_away)
+            self.finalizer.report(hidden, self._on_summary, diagnose=self._diagnose, phase=self._windows.phase)
 
     def warn_if_nothing_was_recorded(self, first: int, steps: int, scheduled: int | None, end_reason: str) -> None:
         """Warn if no window even began, and suggest what to write instead; each text is logged once.

@@ -53,18 +53,19 @@ class RequestedWindows:
 
     Args:
         planned: the schedule.
-        name: the beginning of the label of each window; empty for none.
+        phase: the beginning of the label of each window: the phase of the program; empty for training steps.
 
     Attributes:
+        phase: as given.
         records_planned: whether this rank records planned windows that no request joined.
         open_ended: whether further requests are expected.
     """
 
-    def __init__(self, planned: Schedule | TorchSchedule, name: str = "") -> None:
+    def __init__(self, planned: Schedule | TorchSchedule, phase: str = "") -> None:
         self.records_planned = True
         self.open_ended = False
         self._planned = planned
-        self._name = name
+        self.phase = phase
         self._added: list[_Added] = []  # in order
         self._joined: dict[int, tuple[Window, list[str]]] = {}  # planned windows with requests, by their number
         self._begun: Window | None = None  # the planned window that began last, by its number in the schedule
@@ -171,13 +172,13 @@ class RequestedWindows:
     def label(self, window: Window) -> int | str:
         """Return the number of a planned window in the schedule, and "step-812" for a requested one.
 
-        With the name "eval", that is "eval-0001" and "eval-step-812".
+        In the phase "eval", that is "eval-0001" and "eval-step-812".
         """
         added = self._added_with(window.index)
         if added is not None:
-            return f"{self._name and f'{self._name}-'}step-{added.active}"
+            return f"{self.phase and f'{self.phase}-'}step-{added.active}"
         number = self._planned_number(window.index)
-        return f"{self._name}-{number:04d}" if self._name else number
+        return f"{self.phase}-{number:04d}" if self.phase else number
 
     def at(self, step: int) -> tuple[Phase, Window | None]:
         """Return the phase of ``step``, and the window that it belongs to (None in `Phase.WAIT`)."""

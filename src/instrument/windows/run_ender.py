@@ -164,7 +164,7 @@ class RunEnder(WindowRecorder):
             begun: as for `end`.
             cut: the current step probably did not end.
             error: as for `end`.
-            wait: whether to wait for the files after the last window.
+            wait: whether to print a summary, and to wait for the files after the last window.
         """
         self._request_change(self._pause, begun, cut, error, wait)
 
@@ -190,10 +190,11 @@ class RunEnder(WindowRecorder):
                     self._end(begun)
         self._times.cancel()
         self._complete_last_window(self.step_num)
-        with guard.contained("ending"):
-            self._outcomes.report()
-            if wait and self._schedule.is_last(self._last_finished_index):
-                self._finalizer.finish()
+        if wait:
+            with guard.contained("ending"):
+                self._outcomes.report()
+                if self._schedule.is_last(self._last_finished_index):
+                    self._finalizer.finish()
 
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:

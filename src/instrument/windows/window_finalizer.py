@@ -151,6 +151,7 @@ class WindowFinalizer:
         on_summary: Callable[[str], None] | None = None,
         *,
         diagnose: bool = False,
+        phase: str = "",
     ) -> None:
         """Print the summary of the windows so far, unless it was printed.
 
@@ -158,6 +159,7 @@ class WindowFinalizer:
             hidden: regions inside compiled code.
             on_summary: called with the text, on another thread; None writes it to `stderr`.
             diagnose: whether the text ends with a diagnosis of the last window.
+            phase: the phase of the program that these are windows of; empty for training steps.
         """
         with guard.contained("the summary"):
             unreported, unread = self._unreported_windows, self._windows_to_read
@@ -166,7 +168,8 @@ class WindowFinalizer:
                 self._on_summary = on_summary
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
                 terminal = _terminal(self.stderr or sys.stderr)
-                self._send("report", **places, hidden=list(hidden), diagnose=diagnose, terminal=terminal)
+                said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase}
+                self._send("report", **places, **said, terminal=terminal)
             if unreported and self._hint and settings.summary:
                 windows = "1 window" if unreported == 1 else f"{unreported} windows"
                 (on_summary or self._print)(f"instrument: {windows} {self._hint}\n")

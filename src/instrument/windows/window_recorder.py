@@ -308,7 +308,7 @@ class WindowRecorder(TorchProfilerApi):
             traces = recording.capture.save(self._folder(window), stem)
             compiled = recording.compile_log.save(stem) if recording.compile_log is not None else None
         times = self._slow_steps.write(traces[0]) if self._slow_steps is not None and traces else None
-        files = [*traces, *filter(None, (compiled, times))]
+        files = [path for path in (*traces, compiled, times) if path is not None]
         self._last_trace_bytes = sum(size_of(path) or 0 for path in traces)
         missing = self._outcomes.missing_reasons(
             recording, self.step_num + complete, self._end_reason, self._postponement_reason
