@@ -28,7 +28,7 @@ from .forgotten_step import ForgottenStep
 from .loop_end import first_line, loop_ended
 from .outcomes import Outcomes
 from .phase import Phase, check_name
-from .rank import rank
+from .rank import job_without_nccl, rank
 from .rank_selection import chosen_ranks
 from .recording import Recording
 from .requests import RequestedWindows, WindowRequest
@@ -175,7 +175,7 @@ class Profile(WindowRecorder):
         """Count a step in Kineto too, whose daemon can record a number of iterations."""
         Profile.step(self, global_step)
         with guard.contained("counting a step in Kineto"):
-            profilers.kineto_step()
+            profilers.kineto_step(job_without_nccl())
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: nullcontext())
     def phase(self, name: str, schedule: Schedule | str | None = None) -> AbstractContextManager[None]:
