@@ -12,6 +12,7 @@ from ..cuda_graphs import cuda_graphs
 from ..guard import guard
 from ..stepping.program_steps import program_steps
 from .forgotten_step import ForgottenStep
+from .rank import job_without_nccl
 from .recording import Recording
 from .run_ender import RunEnder
 from .schedule import NEVER, integer
@@ -64,7 +65,7 @@ class ScheduleFollower(RunEnder):
         """Count a step in Kineto too, whose daemon can record a number of iterations."""
         ScheduleFollower.step(self, global_step)
         with guard.contained("counting a step in Kineto"):
-            profilers.kineto_step()
+            profilers.kineto_step(job_without_nccl())
 
     @guard.contained(FEATURE)
     def _go_to(self, step: int) -> None:
