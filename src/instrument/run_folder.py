@@ -50,9 +50,9 @@ def entry_of(trace: Path) -> dict[str, Any] | None:
     return found
 
 
-def files_of(entry: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the files that a line names; all are relative to the folder and inside it."""
-    files = entry.get("files")
+def files_of(entry: Mapping[str, Any], key: str = "files") -> list[str]:
+    """Return the paths of the files that a line names under ``key``, relative to the folder and inside it."""
+    files = entry.get(key)
     names = [file.get("path") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     return [name for name in names if isinstance(name, str) and _inside(Path(name))]
 

@@ -283,7 +283,9 @@ class Profile(ScheduleFollower):
                 self._choose_step()
         if self._schedule.open_ended:
             with guard.contained("agreeing on windows"):
-                self._agreement = Agreement.begin(self._add_request, lambda: self.step_num)
+                self._agreement = Agreement.begin(
+                    self._add_request, lambda: self.step_num, lambda: self.step_num - self._first
+                )
 
     def _detach(self) -> None:
         if self._graphs is not None:

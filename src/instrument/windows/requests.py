@@ -157,12 +157,12 @@ class RequestedWindows:
         return self._numbered(planned)
 
     def opened_by(self, window: Window) -> list[str]:
-        """Return why ``window`` was opened: "schedule", and the reasons of requests."""
+        """Return why ``window`` was opened: "schedule", and the reasons of requests, each once."""
         added = self._added_with(window.index)
         if added is not None:
-            return added.reasons
+            return list(dict.fromkeys(added.reasons))
         _, reasons = self._joined.get(self._planned_number(window.index), (None, []))
-        return [SCHEDULE] * self.records_planned + reasons
+        return list(dict.fromkeys([SCHEDULE] * self.records_planned + reasons))
 
     def chosen_ranks(self, window: Window) -> frozenset[int] | None:
         """Return the ranks that requests chose for ``window``; None if those of the profile record it."""
