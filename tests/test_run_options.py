@@ -10,10 +10,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+import instrument
 from instrument import commands
 from instrument.cli import app
 from instrument.commands.run import Profiler
+from instrument.config import RUN
 from instrument.exporters.torch_options import DETAILS
+from instrument.integrations.environment import loop_from_environment
+from instrument.integrations.loop import Loop
 
 WINDOWS = {
     "steps": "2",
@@ -27,12 +31,16 @@ WINDOWS = {
     "trigger": "file",
     "compile-log": None,
 }
-TORCH = {"detail": "full", "shapes": None, "memory": None, "stacks": None}
+TORCH = {
+    "detail": "full", "shapes": None, "memory": None, "stacks": None, "keep": "windows=20", "upload": "file:///o",
+    "upload-timeout": "9",
+}  # fmt: skip
 NCU = {"region": "forward", "launches": "3"}
 VENDOR = {"option": "--x"}
 ALWAYS = {
     "modules": "2", "names": "path", "syncs": None, "budget": "x=1", "step-on": "backward", "print-command": None,
 }  # fmt: skip
+NEEDED = {"upload-timeout": ["--upload=file:///o"]}  # beside the option
 OPTIONS = WINDOWS | TORCH | NCU | VENDOR | ALWAYS
 
 
@@ -85,10 +93,11 @@ def test_options_without_effect_are_refused(option: str, profiler: Profiler) -> 
     """An option has an effect with a profiler, or is rejected with a message that names both."""
     value = OPTIONS[option]
     words = [f"--{option}" if value is None else f"--{option}={value}"]
-    result = run("--profiler", profiler.value, *words)
     if effective(option, profiler):
+        result = run("--profiler", profiler.value, *words, *NEEDED.get(option, ()))
         assert (result.exit_code, result.stderr) == (0, "")
     else:
+        result = run("--profiler", profiler.value, *words)
         assert (result.exit_code, result.stdout) == (2, "")
         assert f"--{option} has no effect with --profiler {profiler.value}" in result.stderr
         assert result.stderr.count("\n") == 1
@@ -110,6 +119,7 @@ def test_ranks_of_a_whole_run(profiler: str) -> None:
         (["--steps", "all", "--warmup", "0"], "--warmup cannot be combined with --steps all"),
         (["--every", "9", "--wait", "0"], "--wait cannot be combined with --every"),
         (["--modules", "none", "--names", "class"], "--names has no effect with --modules none"),
+        (["--upload-timeout", "9"], "--upload-timeout has no effect without --upload"),
     ],
 )
 def test_options_without_effect_beside_others(options: list[str], message: str) -> None:
@@ -127,6 +137,8 @@ def test_options_of_torch_under_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
         == "instrument: ignored under nsight systems, as only torch.profiler has them: --shapes\n"
     )
     assert run("--shapes", "--profiler", "torch").stderr == ""
+    options = ["--upload", "file:///o", "--upload-timeout", "9"]
+    assert run(*options).stderr.endswith("only torch.profiler has them: --upload, --upload-timeout\n")
 
 
 @pytest.mark.parametrize(
@@ -154,3 +166,56 @@ def test_the_recorded_detail() -> None:
     assert [settings("--detail", name)["detail"] for name in DETAILS] == list(DETAILS)
     assert "--detail has no effect with --profiler nsys" in run("--detail", "full", "--profiler", "nsys").stderr
     assert 2 == run("--detail", "all").exit_code
+
+
+def test_what_happens_to_the_files() -> None:
+    """`--keep`, `--upload` and `--upload-timeout` are the arguments of a profile."""
+    found = settings("--keep", "windows=20, age=7d,total=50G", "--upload", "file:///o", "--upload-timeout", "9.5")
+    assert {"windows": 20, "age": "7d", "total": "50G"} == found["keep"]
+    assert ("file:///o", 9.5) == (found["upload"], found["upload_timeout"])
+    assert ["--keep windows=20, age=7d,total=50G", "--upload file:///o", "--upload-timeout 9.5"] == found[
+        "run_options"
+    ]
+    assert set() == {"keep", "upload", "upload_timeout"} & settings().keys()
+
+
+def test_the_limits_reach_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of the program have the limits of the command line."""
+    monkeypatch.setenv(RUN, json.dumps(settings("--keep", "windows=20,total=50G")))
+    monkeypatch.setattr(Loop, "requested", None)
+    loop = loop_from_environment.__wrapped__()
+    assert loop is not None
+    assert instrument.keep(windows=20, total="50GB").total_bytes == loop._recording["keep"].total_bytes
+    assert 20 == loop._recording["keep"].windows
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--keep", "20"], "--keep must be limits such as windows=20,age=7d,total=50G, each once: 20"),
+        (["--keep", "windows=1,windows=2"], "each once: windows=1,windows=2"),
+        (["--keep", "windows=0"], '--keep windows=0: "windows" must be an integer >= 1: 0'),
+        (["--keep", "windows=x"], "--keep windows=x: \"windows\" must be an integer >= 1: 'x'"),
+        (
+            ["--keep", "age=7"],
+            '--keep age=7: "age" must be a number > 0 with a unit (s, m, h, d, w), such as "7d"',
+        ),
+        (["--keep", "total=9 miles"], "such as \"20GB\": '9 miles'"),
+        (["--upload", "/backup"], '--upload must be a URL that fsspec knows, such as "s3://bucket/runs/x"'),
+        (["--upload", "nowhere://me:secret@o"], "nowhere://***@o"),
+        (
+            ["--upload", "file:///o", "--upload-timeout", "700"],
+            "--upload-timeout must be a number of seconds from 0 to 600: 700.0",
+        ),
+    ],
+)
+def test_files_that_cannot_be_kept_so(options: list[str], message: str) -> None:
+    """The message names the option, the value and what is accepted."""
+    result = run(*options)
+    assert (2, "", 1) == (result.exit_code, result.stdout, result.stderr.count("\n"))
+    assert message in result.stderr
+
+
+def test_a_warning_hides_the_secrets_of_a_url() -> None:
+    """The options as they were typed, which a warning shows, have no password."""
+    assert ["--upload ftp://***@host/o"] == settings("--upload", "ftp://me:secret@host/o")["run_options"]

@@ -11,6 +11,7 @@ from .interrupts import Suppressed
 
 NAME = "manifest.jsonl"
 COMPILE_LOG = ".compile.log"  # how the name of torch's log ends that a window wrote beside its trace
+BLACK_BOX = ".black_box.json"  # ... and that of the times of the steps before it
 _OF_ONE_RUN = "manifest.*.jsonl"  # in a folder that windows were uploaded to
 
 
@@ -49,11 +50,16 @@ def entry_of(trace: Path) -> dict[str, Any] | None:
     return found
 
 
-def files_of(entry: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the files that a line names; all are relative to the folder and inside it."""
-    files = entry.get("files")
+def files_of(entry: Mapping[str, Any], key: str = "files") -> list[str]:
+    """Return the paths of the files that a line names under ``key``, relative to the folder and inside it."""
+    files = entry.get(key)
     names = [file.get("path") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     return [name for name in names if isinstance(name, str) and _inside(Path(name))]
+
+
+def traces_of(entry: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the traces among `files_of`, without the files that a window wrote beside them."""
+    return [name for name in files_of(entry) if not name.endswith((COMPILE_LOG, BLACK_BOX))]
 
 
 def _inside(path: Path) -> bool:
@@ -86,6 +92,6 @@ def _has_steps(entry: Mapping[str, Any], first: int, last: int) -> bool:
 def traces_in(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the traces with steps in a folder, each with its line of the manifest."""
     for entry in entries_of(folder) if folder.is_dir() else ():
-        for name in files_of(entry):
+        for name in traces_of(entry):
             if entry.get("steps") and (folder / name).is_file():
                 yield folder / name, entry

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+_LISTED = 20  # numbers on one line
 _WIDE = 100  # ratio of two durations from which they do not share a unit
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_BYTES = {f"{prefix}{unit}B": base**power for base, unit in ((1000, ""), (1024, "i"))
+_BYTES = {f"{prefix}{unit}": base**power for base, unit in ((1000, "B"), (1000, ""), (1024, "iB"))
           for power, prefix in enumerate("KMGT", 1)} | {"B": 1}  # fmt: skip
 
 
@@ -54,6 +55,12 @@ def counted(number: float, word: str, plural: str = "") -> str:
     return f"{count(number)} {word if number == 1 else plural or word + 's'}"
 
 
+def listed(numbers: Sequence[int]) -> str:
+    """Return the first 20 numbers, and how many more there are: ``0, 1, 2`` or ``0, ..., 19 and 1,004 more``."""
+    more = f" and {len(numbers) - _LISTED:,} more" if len(numbers) > _LISTED else ""
+    return ", ".join(map(str, numbers[:_LISTED])) + more
+
+
 def percentage(share: float) -> str:
     """Return a positive share in percent; one that would round to zero is ``less than 0.1 %``."""
     return f"{100 * share:.1f} %" if share >= 0.0005 else "less than 0.1 %"
@@ -74,7 +81,7 @@ def parse_duration(text: object, name: str) -> float:
 
 
 def parse_size(text: object, name: str) -> int:
-    """Return the bytes of a size such as "20GB" (20e9) or "1.5GiB".
+    """Return the bytes of a size such as "20GB" or "20G" (20e9), or "1.5GiB".
 
     Raises:
         TypeError, ValueError: ``text``, the value of the argument ``name``, is no such size.

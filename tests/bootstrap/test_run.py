@@ -167,6 +167,19 @@ if __name__ == "__main__":
     assert [(entry["status"], entry["steps"]) for entry in entries] == [("recorded", [2, 3]), ("recorded", [6, 6])]
 
 
+def test_old_windows_and_copies(tmp_path: Path) -> None:
+    """`--keep` removes old windows once `--upload` has copied them."""
+    pytest.importorskip("fsspec")
+    write(tmp_path, TRAIN.replace("range(5)", "range(9)"))
+    options = ["--steps", "2,4,6", "--keep", "windows=1", "--upload", f"file://{tmp_path / 'remote'}"]
+    done = run_warm(tmp_path, [*RUN, *options, "--", "train.py"])
+    assert (0, "") == (done.returncode, done.stdout)
+    assert ["window-0003"] == [path.name for path in (tmp_path / "runs/instrument").glob("window-*")]
+    assert 3 == len(list((tmp_path / "remote").glob("window-*/*.pt.trace.json.gz")))
+    events = [entry.get("event") for entry in entries_in(tmp_path / "runs/instrument")]
+    assert (3, 3, 2) == (events.count(None), events.count("upload"), events.count("removed"))
+
+
 def test_nothing_to_record(tmp_path: Path) -> None:
     """A program without steps gets a warning with a hint at its end; one without torch gets none."""
     write(tmp_path, "import torch")

@@ -16,7 +16,7 @@ from typing import Any
 SOURCE = Path(__file__).parents[2] / "src" / "instrument"
 _IMPORTING = ("<frozen importlib", importlib.__file__, str(SOURCE / "__init__.py"))
 HIT = "__instrument_fault__"
-BEGIN = "instrument.windows.profile:Profile._advance"
+BEGIN = "instrument.windows.schedule_follower:ScheduleFollower._advance"
 ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (RuntimeError, MemoryError, OSError, RecursionError)
 }

@@ -59,10 +59,9 @@ MANIFEST = (
     "instrument.windows.window_finalizer:WindowFinalizer._",
     "instrument.windows.window_finalizer:WindowFinalizer.finish",
     "instrument.windows.outcomes:Outcomes.entry",
-    "instrument.windows.profile:Profile._finish",
+    "instrument.windows.run_ender:RunEnder._finish",
     "instrument.windows.outcomes:Outcomes.note",
     "instrument.windows.outcomes:Outcomes._prints_summary",
-    "instrument.windows.window_recorder:WindowRecorder._windows_not_reached",
     "instrument.windows.manifest:",
     "instrument.windows.schedule:Schedule.window",
 )

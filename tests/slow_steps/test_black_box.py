@@ -55,6 +55,17 @@ def test_a_slow_step_is_found_with_its_phase(clock: Clock, make: Make) -> None:
     assert str(slow) in box.report()
 
 
+def test_the_cause_is_the_phase_that_took_longer(clock: Clock, make: Make) -> None:
+    """A phase that took less time than usual is no cause, however large the difference is."""
+    box = make()
+    run(box, clock, 100, data=20.0, forward=5.0)
+    run(box, clock, 1, data=1.0, forward=22.0, backward=22.0)
+    (slow,) = box.slow_steps
+    assert slow.cause == "backward"
+    assert [time.delta_ns for time in slow.phases.values()] == [18_000_000, 17_000_000, 0, 0, -19_000_000]
+    assert str(slow).endswith("18.0 ms of it in backward")
+
+
 def test_without_regions_only_the_step_is_known(clock: Clock, make: Make) -> None:
     """The whole difference is outside all phases, and the text does not name a phase."""
     box = make()

@@ -16,6 +16,15 @@ more = "import instrument.windows.finalizer_main as at; at._CHECK_INTERVAL_S = 0
 finalizer_process._CODE = finalizer_process._CODE.replace(line, line + more)
 """
 
+# On a busy machine, the finalizer would get no turn in the time that ranks have for each other.
+NORMAL_PRIORITY = """
+from instrument.windows import background_process, finalizer_process
+finalizer_process._CODE = finalizer_process._CODE.replace("os.nice(10)", "pass")
+lowest = background_process._LOWEST_PRIORITY
+background_process._AS_CHILD = background_process._AS_CHILD.replace(lowest, "")
+background_process._AS_ORPHAN = background_process._AS_ORPHAN.replace(lowest, "")
+"""
+
 
 def processes(training: int) -> dict[int, list[str]]:
     """Return the command lines, by process id, of all finalizers that the training process started."""

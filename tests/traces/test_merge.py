@@ -266,6 +266,17 @@ def test_a_merged_trace_is_read_as_one(job: Path) -> None:
     assert len(instrument.metrics(trace)["per_gpu"]) == 2
 
 
+def test_a_merged_trace_among_the_files(job: Path) -> None:
+    """It is left out when the folder is merged again, and does not hide the folders of ranks."""
+    merged = merge_traces(job, job / "all.json.gz")
+    assert {merged.path: "it is a merged trace"} == merge_traces(job, job / "all.json.gz").left_out
+    folder = job.parent / "run"
+    folder.mkdir()
+    job.rename(folder / "window-0001")
+    (folder / "window-0001" / "all.json.gz").rename(folder / "all.json.gz")
+    assert [0, 1] == instrument.read_traces(folder).ranks
+
+
 def test_what_the_files_of_ranks_say(tmp_path: Path) -> None:
     """A merged trace keeps which steps ran, and which lanes of slim traces belong to one thread."""
     for rank in range(2):
@@ -311,6 +322,13 @@ def test_a_missing_rank(job: Path) -> None:
     (job / "rank1.json").unlink()
     result = CliRunner().invoke(app, ["merge", str(job)])
     assert "No trace of 1 rank: 1." in result.stdout
+    for rank in (0, 2):
+        write(job / f"rank{3 * rank}.json", rank_events(), 3 * rank, 30)
+    few = CliRunner().invoke(app, ["merge", str(job)])
+    shown = ", ".join(str(rank) for rank in range(1, 22) if rank != 6)
+    assert f"No trace of 28 ranks: {shown} and 8 more." in " ".join(few.stdout.split())
+    (job / "rank6.json").unlink()
+    write(job / "rank0.json", rank_events(), 0)
     with pytest.raises(ValueError, match=r'"ranks" must be among those with a trace, 0: \[1\]'):
         merge_traces(job, ranks=[0, 1])
     result = CliRunner().invoke(app, ["merge", str(job), "--ranks", "1"])
@@ -331,6 +349,8 @@ def test_an_unreadable_file(job: Path) -> None:
     for chosen in (None, [0, 1]):
         merged = merge_traces(job, ranks=chosen, skip_unreadable=True)
         assert (list(merged.files), [path.name for path in merged.failed]) == ([0], ["rank1.json"])
+    with pytest.raises(TraceError, match=r"rank1.json"):
+        merge_traces(job, ranks=[1], skip_unreadable=True)
     done = CliRunner().invoke(app, ["merge", str(job), "--skip-unreadable"])
     assert done.exit_code == 0
     said = " ".join(done.stdout.split())
@@ -368,6 +388,8 @@ def test_chosen_steps(job: Path) -> None:
         assert comparable(content) == comparable(second)
     with pytest.raises(ValueError, match='"steps" must be recorded on all ranks: 4-5; rank 0 has 3-4'):
         merge_traces(job, steps=(4, 5))
+    with pytest.raises(ValueError, match='"steps" must be recorded on all ranks: 4-1000000000000000'):
+        merge_traces(job, steps=(4, 10**15))
     for wrong in ((4, 3), (-1, 3)):
         with pytest.raises(ValueError, match='"steps" must be the first and the last step'):
             merge_traces(job, steps=wrong)

@@ -80,6 +80,13 @@ def test_all_ranks_open_a_window_at_the_same_step(tmp_path: Path, mode: str, rea
     assert reasons in (None, lines[0]["opened_by"])
 
 
+def test_eight_ranks(tmp_path: Path) -> None:
+    """Eight ranks that share few cores open the window that one of them asks for at the same step."""
+    lines = [line for line in run_job(tmp_path, "one", ranks=8) if line["status"] == "recorded"]
+    assert list(range(8)) == [line["rank"] for line in lines]
+    assert 1 == len({(line["window"], tuple(line["steps"]), tuple(line["opened_by"])) for line in lines})
+
+
 def test_requests_of_all_ranks_are_one_window(tmp_path: Path) -> None:
     """Ranks that ask at the same step get one window, with all reasons."""
     lines = [line for line in run_job(tmp_path, "all") if line["status"] == "recorded"]

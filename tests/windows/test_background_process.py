@@ -316,6 +316,7 @@ def test_the_process_ends_without_readable_input(tmp_path: Path, gone: bool) -> 
         "entry": entry,
         "folder": str(tmp_path),
         "raw": str(tmp_path / "trace.json"),
+        "beside": [],
     }
     (tmp_path / "trace.json").write_text("{}")
     training = subprocess.Popen(["/bin/true"])

@@ -13,10 +13,11 @@ import torch
 
 import instrument
 from instrument.guard import guard
+from instrument.run_folder import entry_of, files_of, last_window, traces_in
 from instrument.traces.compile_log import read_compile_logs
 
 from ..support import programs, warm
-from .training import content, manifest, reasons, run, statuses, traces
+from .training import content, manifest, obstruct, reasons, run, statuses, traces
 
 TORCH_LOGGER = "torch.__trace"
 
@@ -57,6 +58,39 @@ def test_a_window_with_the_first_call(out: Path) -> None:
     assert (__file__, "double") == (compilation.site.file, compilation.site.function)
     assert {"_compile.compile_inner", "bytecode_tracing", "build_guards"} <= phases(first)
     assert not phases(second)
+
+
+def test_the_log_is_a_file_of_the_window(out: Path, tmp_path: Path) -> None:
+    """The manifest names it, an upload copies it, retention removes it; readers still find the trace."""
+    pytest.importorskip("fsspec")
+    function, remote = compiled(), tmp_path / "remote"
+    schedule, keep = instrument.schedule("0-1,4-5"), instrument.keep(windows=1)
+    run(
+        out, lambda number: function(torch.ones(3 + number // 4)), schedule=schedule, compile_log=True,
+        upload=f"file://{remote}", keep=keep,
+    )  # fmt: skip
+    lines = [line for line in manifest(out) if "event" not in line]
+    for line in lines:
+        trace, log = files_of(line)
+        assert (trace.partition(".pt.")[0], ".compile.log") == (log.removesuffix(".compile.log"), log[-12:])
+        assert [(remote / file["path"]).stat().st_size for file in line["files"]] == [
+            file["bytes"] for file in line["files"]
+        ]
+    (removed,) = [line for line in manifest(out) if line.get("event") == "removed"]
+    assert sorted(files_of(lines[0])) == sorted(files_of(removed))
+    (left,) = traces_in(out)
+    assert out / files_of(lines[1])[0] == left[0]
+    assert lines[1] == entry_of(left[0])
+    assert str(left[0].parent) == last_window(str(out))
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_log_beside_a_trace_that_is_not_compressed(out: Path) -> None:
+    """The line of the window names both."""
+    function = compiled()
+    run(out, lambda _: function(torch.ones(3)), schedule="0-1", compile_log=True, on_trace_ready=obstruct)
+    (line,) = manifest(out)
+    assert [".json", ".log"] == [Path(path).suffix for path in files_of(line)]
 
 
 def test_without_the_argument(out: Path) -> None:

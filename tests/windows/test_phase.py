@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 import torch
 
 import instrument
+from instrument.config import settings
+from instrument.windows.window_finalizer import WindowFinalizer
 
 from .training import Recorder, expected, manifest, names, train
 
@@ -39,6 +43,40 @@ def test_evaluations_have_windows_of_their_own(out: Path) -> None:
     assert ["ProfilerStep#2", "eval"] == names(trace)
     opened = [entry["opened_by"] for entry in manifest(out) if entry["window"] == "eval-0001"]
     assert [["schedule"]] == opened
+
+
+def test_the_training_does_not_wait_for_the_files_of_an_evaluation(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the end of the profile waits for the process that finishes windows."""
+    waits: list[str] = []
+    finish = WindowFinalizer.finish
+    monkeypatch.setattr(WindowFinalizer, "finish", lambda self: (waits.append("finish"), finish(self))[1])
+    with instrument.profile(out, schedule="8-9") as prof:
+        with prof.phase("eval", "0"):
+            torch.ones(3).sum()
+        prof.step()
+        assert [] == waits
+    assert waits
+    assert ("recorded", [0, 0]) == lines(out)["eval-0001"]
+
+
+def test_the_summary_of_a_phase(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says whose windows it shows, how many there are, and where; that of the training does not."""
+    monkeypatch.setattr(settings, "summary", True)
+    printed: list[str] = []
+    with instrument.profile(out, schedule="1-2", on_summary=printed.append) as prof:
+        for number in range(6):
+            torch.ones(3) + 1
+            prof.step()
+            if number > 2:
+                with prof.phase("eval", "0,2"):
+                    torch.ones(3) + 1
+    (both,) = [text for text in printed if "window-eval-0001" in text]
+    (training,) = [text for text in printed if "window-eval-0001" not in text]
+    assert both.startswith(f"eval: 2 windows in {out}; a step is one block of this phase\nWhere the step went:")
+    assert "0, 2" in both.partition("region")[0]
+    assert training.startswith("Where the step went:")
 
 
 def test_steps_in_a_phase_are_no_training_steps(out: Path) -> None:
@@ -104,3 +142,57 @@ def test_wrong_names(out: Path, wrong: Any) -> None:
     """The name is part of the name of a folder."""
     with pytest.raises(ValueError, match='"name" must be a word'):
         instrument.profile(out).phase(wrong)
+
+
+def test_nested_phases(out: Path) -> None:
+    """Steps count again at the end of the outermost phase; also through a method that was taken in a phase."""
+    recorder = Recorder()
+    with instrument.profile(out, schedule="3-4", exporter=recorder) as prof:
+        step = prof.step
+        for number in range(6):
+            assert number == prof.step_num
+            with prof.phase("eval"):
+                with prof.phase("sub"):
+                    taken = prof.step
+                step()
+                taken()
+                prof.step()
+            taken()
+    assert 6 == prof.step_num
+    assert [3, 4] == recorder.captured()
+
+
+def test_a_phase_on_another_thread(out: Path) -> None:
+    """Steps of the training count while another thread evaluates, and those of the evaluation do not."""
+    begun, trained = threading.Event(), threading.Event()
+    recorder = Recorder()
+    with instrument.profile(out, schedule="3-4", exporter=recorder) as prof:
+
+        def evaluate() -> None:
+            with prof.phase("eval"):
+                prof.step()
+                begun.set()
+                trained.wait(60)
+                prof.step()
+
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        begun.wait(60)
+        for number in range(6):
+            prof.step(global_step=number + 1)
+        trained.set()
+        thread.join()
+    assert 6 == prof.step_num
+    assert [3, 4] == recorder.captured()
+
+
+def test_a_phase_in_a_forked_child(out: Path) -> None:
+    """The child runs its phases; their windows are the parent's."""
+    with instrument.profile(out, schedule="9") as prof:
+        child = os.fork()
+        with prof.phase("eval", "0"):
+            torch.ones(3).sum()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert ["eval-0001"] == [line["window"] for line in manifest(out) if line["window"] != 1]

@@ -52,7 +52,7 @@ def test_all_ranks(tmp_path: Path) -> None:
         (2, 0, "recorded"),
         (2, 1, "recorded"),
     ]
-    names = [path.name.split(".")[0] for path in sorted((tmp_path / "out/window-0001").iterdir())]
+    names = [path.name.split(".")[0] for path in sorted((tmp_path / "out/window-0001").glob("*.gz"))]
     assert names == ["rank0", "rank1"]
     assert stderr.count("Where the step went") == 1
 

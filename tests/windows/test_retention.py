@@ -61,6 +61,13 @@ def test_a_run_keeps_its_last_windows(out: Path) -> None:
     assert [7] == instrument.read_trace(next(out.glob("window-0004/*"))).steps.number.tolist()
 
 
+def test_a_window_without_steps_replaces_none(out: Path) -> None:
+    """The last `step` begins a step that never runs, and a window for it."""
+    run(out, count=4, schedule=instrument.schedule(every=2, active=1), keep=instrument.keep(windows=1))
+    kept = [entry for _, entry in traces_in(out)]
+    assert [[2, 2]] == [entry["steps"] for entry in kept]
+
+
 def test_a_later_run_counts_the_windows_of_earlier_ones(out: Path) -> None:
     """The limits are those of the folder."""
     for _ in range(3):
@@ -187,6 +194,10 @@ def test_units() -> None:
     limits = instrument.keep(age="1.5h", total="2GiB")
     assert (5400, 2 * 2**30) == (limits.age_s, limits.total_bytes)
     assert (604_800, 500_000) == (instrument.keep(age="1 w").age_s, instrument.keep(total="500 kb").total_bytes)
+    assert (50_000_000_000, 2000) == (
+        instrument.keep(total="50G").total_bytes,
+        instrument.keep(total="2k").total_bytes,
+    )
     storage = Storage(limits)
     assert storage == Storage.from_json(json.loads(json.dumps(storage.as_json())))
 

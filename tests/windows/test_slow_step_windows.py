@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import instrument
+from instrument.run_folder import traces_in
 from instrument.slow_steps import step_clock
 
 from .training import manifest, traces, train
@@ -48,6 +49,8 @@ def test_a_slow_step_opens_a_window(out: Path, slow_at: Callable[..., Any]) -> N
     assert 110 in times["last_steps"]["step"]
     assert 110 == times["slow_steps"][-1]["step"]
     assert ring.name.split(".")[:2] == traces(out)[-1].name.split(".")[:2]
+    assert {"path": str(ring.relative_to(out)), "bytes": ring.stat().st_size} == line["files"][1]
+    assert [traces(out)[-1]] == [trace for trace, _ in traces_in(out)]
 
 
 def test_recorded_steps_are_not_slow(out: Path, slow_at: Callable[..., Any]) -> None:

@@ -86,6 +86,18 @@ def test_a_remote_that_keeps_failing(
     assert 1 == sum("uploading windows" in message for message in caplog.messages)
 
 
+def test_the_files_beside_a_trace_are_uploaded(out: Path, tmp_path: Path) -> None:
+    """The remote folder has the diagnosis and its page too."""
+    remote = tmp_path / "remote"
+    run(out, upload=f"file://{remote}", diagnose=True)
+
+    def names(folder: Path) -> set[str]:
+        return {path.relative_to(folder).as_posix() for path in folder.glob("window-*/*")}
+
+    assert names(out) == names(remote)
+    assert any(name.endswith(".diagnosis.html") for name in names(remote))
+
+
 def test_keep_waits_for_the_upload(out: Path, tmp_path: Path, orders: Path) -> None:
     """An old window is removed when its upload is done."""
     (orders / "hang").touch()

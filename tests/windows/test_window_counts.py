@@ -33,7 +33,15 @@ def finished(folder: Path, trace: dict[str, Any], *, read: bool) -> dict[str, An
         rank=0, window=1, opened_by=[], status="recorded", planned_steps=(1, 1), exporter="torch_profiler"
     )
     jobs = FinalizerJobs(lambda: None)
-    window = {"kind": "window", "job": 1, "entry": entry, "folder": str(folder), "raw": str(raw), "read": read}
+    window = {
+        "kind": "window",
+        "job": 1,
+        "entry": entry,
+        "folder": str(folder),
+        "raw": str(raw),
+        "beside": [],
+        "read": read,
+    }
     window["diagnose"] = False
     assert not jobs.do(window)["errors"]
     answer = jobs.do({"kind": "timed", "job": 2, "window": 1, "timing": None})

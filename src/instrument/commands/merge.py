@@ -13,7 +13,7 @@ from ..console import print_line, print_table, print_wrapped
 from ..errors import TraceError
 from ..traces.align import Clock
 from ..traces.merge import MergedTrace, merge_traces
-from ..units import counted, duration, signed_duration
+from ..units import counted, duration, listed, signed_duration
 from . import options
 from .errors import describe, print_message
 from .parsing import subcommand_of
@@ -106,7 +106,7 @@ def _print(console: Console, merged: MergedTrace) -> None:
             "clocks of their machines, which may differ by more than a step.",
         )
     if merged.missing:
-        print_wrapped(console, f"No trace of {counted(len(merged.missing), 'rank')}: {_listed(merged.missing)}.")
+        print_wrapped(console, f"No trace of {counted(len(merged.missing), 'rank')}: {listed(merged.missing)}.")
     for rank, lost in merged.damaged.items():
         print_wrapped(console, f"The file of rank {rank} could not be read completely: {'; '.join(lost.reasons)}.")
     for path, reason in {**merged.failed, **merged.left_out}.items():
@@ -117,10 +117,6 @@ def _certainty(clock: Clock) -> str:
     if clock.source != "collectives":
         return "unknown" if clock.source == "epoch" else ""
     return f"{duration(clock.spread_ns)} ({counted(clock.collectives, 'collective')})"
-
-
-def _listed(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks)) if len(ranks) < 20 else f"{ranks[0]} to {ranks[-1]}"
 
 
 subcommand = subcommand_of(merge_command, name="merge")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import typer
 from ..exporters.choose import exporter_of_tool
 from ..launch.vendor import VENDORS
 from ..windows.rank_selection import check_text
+from ..windows.remote import masked
 from ..windows.schedule import Schedule
 from ..windows.steps import CYCLE, SCHEDULE_OPTIONS, schedule_of
+from ..windows.storage import Keep, Storage
 from ..windows.triggers import Triggers
 
 TORCH_OPTIONS = {"shapes": "record_shapes", "memory": "profile_memory", "stacks": "with_stack"}
+_STORAGE = ("keep", "upload", "upload_timeout")
 # Options that choose windows, and their content.
-_ONLY_TORCH = ("detail", *TORCH_OPTIONS)
+_ONLY_TORCH = ("detail", *_STORAGE, *TORCH_OPTIONS)
 _WINDOWS = ("steps", *SCHEDULE_OPTIONS, "trigger", "out", "ranks", "compile_log", *_ONLY_TORCH)
 _NEEDS = {
     "region": ("ncu",),
@@ -39,12 +43,16 @@ def given(ctx: typer.Context) -> dict[str, Any]:
 
 def as_typed(options: Mapping[str, Any]) -> list[str]:
     """Return the options that choose windows, as they were typed."""
-    given = [(name.replace("_", "-"), options[name]) for name in _WINDOWS if name in options]
+    given = [(_typed(name), options[name]) for name in _WINDOWS if name in options]
     return [
-        f"--{name}" if value is True else f"--{name} {value}"
+        name if value is True else f"{name} {masked(str(value))}"
         for name, values in given
         for value in (values if isinstance(values, list) else [values])
     ]
+
+
+def _typed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def reject_useless(options: Mapping[str, Any], profiler: str) -> None:
@@ -59,10 +67,11 @@ def reject_useless(options: Mapping[str, Any], profiler: str) -> None:
         needed = _NEEDS.get(name)
         if needed is not None and profiler not in needed:
             which = " or ".join(filter(None, (", ".join(needed[:-1]), needed[-1])))
-            raise ValueError(f"--{name} has no effect with --profiler {profiler}: it needs --profiler {which}")
+            raise ValueError(
+                f"{_typed(name)} has no effect with --profiler {profiler}: it needs --profiler {which}"
+            )
         if profiler == "none" and name in _WINDOWS:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} has no effect with --profiler none, which opens no window")
+            raise ValueError(f"{_typed(name)} has no effect with --profiler none, which opens no window")
     if profiler in VENDORS and "ranks" in options and options.get("steps") == "all":
         raise ValueError(
             f"--ranks has no effect with --steps all and --profiler {profiler}, which then records every rank"
@@ -71,11 +80,49 @@ def reject_useless(options: Mapping[str, Any], profiler: str) -> None:
 
 def ignored_options(options: Mapping[str, Any]) -> str | None:
     """Return a message about options that only torch.profiler has, if another tool records this process."""
-    names = [f"--{name}" for name in _ONLY_TORCH if name in options]
+    names = [_typed(name) for name in _ONLY_TORCH if name in options]
     tool = exporter_of_tool() if names else None
     if tool is None:
         return None
     return f"ignored under {tool.replace('_', ' ')}, as only torch.profiler has them: {', '.join(names)}"
+
+
+def storage(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``--keep``, ``--upload`` and ``--upload-timeout`` as `loop_from_environment` takes them.
+
+    Args:
+        options: the options that were given.
+
+    Raises:
+        ValueError: one of them is not accepted, or has no effect.
+    """
+    if "upload_timeout" in options and "upload" not in options:
+        raise ValueError("--upload-timeout has no effect without --upload")
+    made = {name: options[name] for name in _STORAGE if name in options}
+    if "keep" in made:
+        made["keep"] = _limits(made["keep"])
+    try:
+        Storage(**made)
+    except ValueError as error:
+        text = str(error).replace('"upload"', "--upload").replace('"upload_timeout"', "--upload-timeout")
+        raise ValueError(text) from None
+    return made | {"keep": asdict(made["keep"])} if "keep" in made else made
+
+
+def _limits(text: str) -> Keep:
+    """Return the limits that ``--keep`` lists.
+
+    Raises:
+        ValueError: the text has another form, or a limit is not accepted.
+    """
+    given = [part.strip().partition("=") for part in text.split(",")]
+    limits: dict[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in given}
+    if len(limits) < len(given) or not limits.keys() <= {field.name for field in fields(Keep)}:
+        raise ValueError(f"--keep must be limits such as windows=20,age=7d,total=50G, each once: {text}")
+    try:
+        return Keep(**limits)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--keep {text}: {error}") from None
 
 
 def schedule_arguments(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:

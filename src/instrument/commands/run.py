@@ -161,6 +161,24 @@ def run(
         bool,
         typer.Option("--compile-log", help="Write torch's log of what is compiled in a window beside its trace."),
     ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="How long the files of windows stay, such as 'windows=20,age=7d,total=50G' (torch.profiler).",
+            metavar="LIMITS",
+        ),
+    ] = None,
+    upload: Annotated[
+        str | None,
+        typer.Option(
+            help="The remote folder that windows are copied to, such as s3://bucket/runs/x (torch.profiler).",
+            metavar="URL",
+        ),
+    ] = None,
+    upload_timeout: Annotated[
+        float | None,
+        typer.Option(help="How long the end of the run waits for uploads (default 60).", metavar="SECONDS"),
+    ] = None,
     shapes: Annotated[
         bool, typer.Option("--shapes", help="Record the shapes of inputs (torch.profiler).")
     ] = False,
@@ -205,6 +223,7 @@ def run(
             loop["compile_log"] = True
         if "detail" in given:
             loop["detail"] = detail.value
+        loop |= options.storage(given)
         if syncs or budget:
             loop |= {"syncs": True, "budget": options.parse_budgets(budget or [])}
         if trigger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -116,8 +117,15 @@ def note_stop() -> None:
         profiler._run_on_profiler_stop()
 
 
-def kineto_step() -> None:
-    """Count a step as torch's own profiler does; a step that several profilers count is one step."""
+def kineto_step(job: Mapping[str, Any] | None = None) -> None:
+    """Count a step as torch's own profiler does; a step that several profilers count is one step.
+
+    With ``job``, a trace that Kineto's daemon starts has it as "distributedInfo". Kineto forgets it after each
+    trace, and does not say when one begins.
+    """
+    add = getattr(sys.modules.get("torch.autograd"), "_add_metadata_json", None)
+    if add is not None and job is not None and not running_anywhere():  # else torch has written more
+        add("distributedInfo", json.dumps(job))
     tracker = getattr(sys.modules.get("torch.autograd.profiler"), "KinetoStepTracker", None)
     if tracker is not None:
         tracker.increment_step("ProfilerStep")

@@ -28,11 +28,13 @@ class RankArrivals(NamedTuple):
         last: how often it arrived last.
         waited_ns: how long it waited for the last rank, over all collectives.
         caused_ns: how long all other ranks waited when it was the last.
+        late_ns: how much later than the first rank it then arrived, in the median; 0 if it was never the last.
     """
 
     last: int
     waited_ns: int
     caused_ns: int
+    late_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,19 @@ class Arrivals:
 
 
 def arrivals(traces: Mapping[int, Trace], missing: tuple[int, ...] = ()) -> Arrivals:
+    """Return who arrived last at each collective that the ranks share; see `arrivals_of`.
+
+    Args:
+        traces: the traces by rank; `RankContent` is enough.
+        missing: the ranks of the job without a trace.
+    """
+    found = {rank: collective_sequences(trace, collective_kernels(trace)) for rank, trace in traces.items()}
+    return arrivals_of(found, missing)
+
+
+def arrivals_of(
+    sequences: Mapping[int, Mapping[Group, CollectiveSequence]], missing: tuple[int, ...] = ()
+) -> Arrivals:
     """Return who arrived last at each collective that the ranks share.
 
     Collectives are the same if they have the same place in the same process group, counted within each step if
@@ -74,11 +89,11 @@ def arrivals(traces: Mapping[int, Trace], missing: tuple[int, ...] = ()) -> Arri
     different numbers of collectives.
 
     Args:
-        traces: the traces by rank; `RankContent` is enough.
+        sequences: by rank, its collectives by process group.
         missing: the ranks of the job without a trace.
     """
-    sequences = {rank: collective_sequences(trace, collective_kernels(trace)) for rank, trace in traces.items()}
     last, waited, caused = Counter[int](), Counter[int](), Counter[int]()
+    late: dict[int, list[Array]] = {rank: [] for rank in sorted(sequences)}
     count, unmatched = 0, Counter[str]()
     for group in sorted({group for each in sequences.values() for group in each}):
         ranks = sorted(rank for rank in sequences if group in sequences[rank])
@@ -98,7 +113,13 @@ def arrivals(traces: Mapping[int, Trace], missing: tuple[int, ...] = ()) -> Arri
             last[rank] += int(is_last.sum())
             waited[rank] += int(waits[row].sum())
             caused[rank] += int(waits[:, is_last].sum())
-    found = {rank: RankArrivals(last[rank], waited[rank], caused[rank]) for rank in sorted(traces)}
+            late[rank].append(waits[:, is_last].max(axis=0))
+    found = {
+        rank: RankArrivals(
+            last[rank], waited[rank], caused[rank], int(np.median(np.concatenate(times))) if last[rank] else 0
+        )
+        for rank, times in late.items()
+    }
     return Arrivals(found, count, dict(unmatched), missing)
 
 

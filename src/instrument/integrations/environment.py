@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
+from typing import Any
+
+import instrument
 
 from .. import log
 from ..config import RUN
@@ -21,8 +24,7 @@ def loop_from_environment() -> AutomaticLoop | None:
     if not text:
         return None
     try:
-        given = json.loads(text)
-        loop = AutomaticLoop(**given)
+        loop = _loop(**json.loads(text))
     except (TypeError, ValueError) as error:  # an environment variable must not stop a training job
         log.warning(f"{RUN} is ignored", reason=str(error))
         return None
@@ -30,3 +32,8 @@ def loop_from_environment() -> AutomaticLoop | None:
         return None
     Loop.requested = loop
     return loop
+
+
+def _loop(*, keep: dict[str, Any] | None = None, **given: Any) -> AutomaticLoop:
+    """Return the loop of the arguments ``given``; ``keep``: the arguments of `instrument.keep`."""
+    return AutomaticLoop(**given) if keep is None else AutomaticLoop(keep=instrument.keep(**keep), **given)

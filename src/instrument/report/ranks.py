@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from rich.console import Console
 
 from ..console import print_line, print_table, print_wrapped
+from ..diagnosis.arrivals import Arrivals, arrivals_of
 from ..diagnosis.job import job_of
 from ..diagnosis.metrics import Metrics, metrics
+from ..diagnosis.rank_times import RankTimes
 from ..traces.align import Clock
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.salvage import OTHER_TYPES
-from ..units import counted, duration, percent, signed_duration
+from ..units import counted, duration, listed, percent, signed_duration
 
-_MAX_LISTED_RANKS = 20  # ranks on one line
 _FILES = 20
 _CLOCK = (
     '"clock" is the offset to add to the times of a rank to get times on the clock of the lowest rank, by the '
@@ -49,10 +50,10 @@ def print_rank_table(traces: TraceSet, collectives: Collectives, *, title: str =
     if several:
         _print_late_rank(traces, collectives, console)
     if traces.missing:
-        print_line(console, f"Missing: rank {_numbers(traces.missing)}")
+        print_line(console, f"Missing: rank {listed(traces.missing)}")
     if several and traces.guessed:
         print_line(
-            console, f"Neither the file nor its name gives the rank; numbered by name: {_numbers(traces.guessed)}"
+            console, f"Neither the file nor its name gives the rank; numbered by name: {listed(traces.guessed)}"
         )
     for path, reason in traces.failed.items():
         print_line(console, f"Cannot read {path}: {reason}")
@@ -70,20 +71,40 @@ def print_rank_table(traces: TraceSet, collectives: Collectives, *, title: str =
 def _print_late_rank(traces: TraceSet, collectives: Collectives, console: Console) -> None:
     """Print which rank the others wait for at the collectives that all share."""
     found = job_of(traces, collectives).arrivals
-    rank = found.latest
-    if rank is not None:
-        waited = duration(found.ranks[rank].caused_ns / max(len(found.ranks) - 1, 1))
-        times = f"{found.ranks[rank].last} of {counted(found.collectives, 'collective')}"
-        print_wrapped(
-            console, f"Rank {rank} arrives last at {times}: each other rank waits {waited} for it on average."
-        )
+    if found.latest is not None:
+        waited = duration(found.ranks[found.latest].caused_ns / max(len(found.ranks) - 1, 1))
+        print_wrapped(console, f"{_late_rank(found, found.latest)}: each other rank waits {waited} for it.")
     elif found.unmatched and found.unknown:
         print_wrapped(console, f"It is not known which rank arrives last at the collectives: {found.unknown}.")
 
 
-def _numbers(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - _MAX_LISTED_RANKS} more" if len(ranks) > _MAX_LISTED_RANKS else ""
-    return ", ".join(map(str, ranks[:_MAX_LISTED_RANKS])) + more
+def describe_ranks(times: Mapping[int, RankTimes], missing: Sequence[int]) -> list[str]:
+    """Return which rank the others wait for in the recorded steps, and which ranks are not compared.
+
+    Args:
+        times: the ranks that are compared.
+        missing: the others that recorded.
+    """
+    found = arrivals_of({rank: each.collectives for rank, each in times.items()})
+    texts = []
+    if found.latest is not None:
+        steps = next(iter(times.values())).steps
+        waited = found.ranks[found.latest].caused_ns / (len(times) - 1) / len(steps)
+        step = duration(sum(steps.values()) / len(steps))
+        texts.append(
+            f"{_late_rank(found, found.latest)}: each other rank waits {duration(waited)} for it "
+            f"in a step of {step}."
+        )
+    if missing:
+        texts.append(f"Not compared, as they left no times beside the trace: rank {listed(missing)}.")
+    return texts
+
+
+def _late_rank(found: Arrivals, rank: int) -> str:
+    """Return how often a rank arrives last, and how late."""
+    each = found.ranks[rank]
+    times = f"{each.last} of {counted(found.collectives, 'collective')}"
+    return f"Rank {rank} arrives last at {times}, {duration(each.late_ns)} late in the median"
 
 
 def _cells(numbers: Metrics, clock: Clock) -> list[str]:

@@ -29,6 +29,7 @@ def print_summary(
     *,
     files: Sequence[Path],
     folder: Path,
+    ranks: Sequence[str] = (),
     hidden: Sequence[str] = (),
     expand: bool = False,
     console: Console,
@@ -42,12 +43,13 @@ def print_summary(
         summary: What to print.
         files: The traces that the summary was computed from; may be empty.
         folder: The folder to open in TensorBoard.
+        ranks: Sentences on the ranks of the job.
         hidden: Regions that were not recorded because they are inside compiled code.
         expand: Print regions that differ only in the numbers in their names as one row each.
         console: Where to print. Long names are cut to its width.
     """
     print_line(console, headline(summary), bold=True)
-    for text in describe_steps(summary):
+    for text in (*describe_steps(summary), *ranks):
         print_wrapped(console, text)
     regions = summary.regions if expand else join_numbered(summary.regions)
     if regions:

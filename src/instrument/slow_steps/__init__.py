@@ -1,1 +1,1 @@
-"""Which step of a running loop was slow, and in which phase, without a trace?"""
+"""Finds the slow steps of a running loop, and the phase that made each slow, without a trace."""

@@ -225,4 +225,4 @@ class BlackBox:
         known[OTHER] = PhaseTime(
             times.duration_ns - sum(times.phases_ns), usual.duration_ns - sum(usual.phases_ns)
         )
-        return dict(sorted(known.items(), key=lambda item: -abs(item[1].delta_ns)))
+        return dict(sorted(known.items(), key=lambda item: -item[1].delta_ns))

@@ -37,8 +37,8 @@ class SlowStep:
         duration_ns: its length.
         usual_ns: the length of a usual step.
         score: how many times the noise it is above that, on a logarithmic scale (a robust z-score).
-        phases: the time of each phase in both steps, the largest difference first; "other" is the time outside
-            all phases.
+        phases: the time of each phase in both steps, the one that grew most first; "other" is the time outside all
+            phases.
         period: it recurs: every so many steps there is one like it; 0 if it does not.
     """
 
@@ -56,7 +56,7 @@ class SlowStep:
 
     @property
     def cause(self) -> str:
-        """The phase with the largest difference."""
+        """The phase that took the most time more than usual."""
         return next(iter(self.phases))
 
     def __str__(self) -> str:

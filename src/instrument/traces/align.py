@@ -115,7 +115,7 @@ def collective_sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], Col
     rows = trace.gpu.where(mask)
     name = np.where(rows.collective > 0, rows.collective, rows.name)
     used, inverse = np.unique(name, return_inverse=True)
-    name = np.array([zlib.crc32(trace.strings[code].encode(errors="replace")) for code in used], np.int64)[inverse]
+    name = np.array([name_hash(trace.strings[code]) for code in used], np.int64)[inverse]
     step = np.where(rows.step >= 0, trace.steps.number[rows.step], -1) if trace.steps else rows.step
     members = _members(trace)
     # Each process group has its own stream; groups without names are matched in order of their streams.
@@ -131,6 +131,11 @@ def collective_sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], Col
                 step[selected], name[selected], end_ns[selected], rows.duration_ns[selected]
             )
     return result
+
+
+def name_hash(name: str) -> int:
+    """Return the number that stands for a name in `CollectiveSequence`, the same on all ranks."""
+    return zlib.crc32(name.encode(errors="replace"))
 
 
 def _members(trace: Trace) -> dict[str, str]:

@@ -22,7 +22,7 @@ from .ranks import TraceSet, read_ranks
 from .read import check_ranks_path
 from .slim_note import note_losses
 from .trace import ReadLosses
-from .trace_files import MERGED_SUFFIX, find_trace_files, rank_from_name
+from .trace_files import MERGED_MARK, MERGED_SUFFIX, find_trace_files, is_merged, rank_from_name
 
 StrPath = str | os.PathLike[str]
 
@@ -140,8 +140,11 @@ def _read(
         if not Path(paths).is_file():
             check_ranks_path(paths)
     files = find_trace_files(paths)
-    found = _read_chosen(files.files, chosen, partial(read_rank_file, steps=steps))
+    merged = [path for path in files.files if is_merged(path)]
+    of_ranks = [path for path in files.files if path not in merged] or merged
+    found = _read_chosen(of_ranks, chosen, partial(read_rank_file, steps=steps))
     found.left_out |= dict.fromkeys(files.others, "only the last of these folders is read")
+    found.left_out |= dict.fromkeys(set(merged).difference(of_ranks), "it is a merged trace")
     if chosen is not None:
         found.failed = {path: why for path, why in found.failed.items() if rank_from_name(path) in {None, *chosen}}
     if found.failed and not skip_unreadable:
@@ -206,7 +209,7 @@ class _Merging:
     def texts(self) -> Iterator[bytes]:
         """Yield the JSON, rank by rank; each file is read again."""
         lowest = self.files[min(self.files)]
-        about: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
+        about: dict[str, Any] = {"schemaVersion": 1, MERGED_MARK: True, "displayTimeUnit": "ms"}
         if lowest.epoch_ns:
             about["baseTimeNanoseconds"] = lowest.epoch_ns
         yield msgspec.json.encode(about)[:-1] + b',"traceEvents":['

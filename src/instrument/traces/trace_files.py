@@ -6,6 +6,7 @@ import fnmatch
 import glob
 import os
 import re
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -20,11 +21,15 @@ SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
 MERGED_SUFFIX = ".merged.json.gz"
 """The end of the names of merged traces, which are not read with the ranks of a folder."""
 
+MERGED_MARK = "instrument_merged"
+"""A key at the beginning of merged traces, which may have other names."""
+
 MAX_FILES = 20_000
 """The number of files that are read together; each takes at least some ms and 25 kB."""
 
 _MAX_NAMES = 1_000_000  # of files and folders that are searched
 _MAX_PROBED_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 10  # the mark of a merged trace is in these
 
 _NAMED = [
     re.compile(pattern, re.IGNORECASE)
@@ -93,17 +98,20 @@ def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
 
 def _in_folder(folder: Path) -> FoundFiles:
     chosen = _traces(_with_trace_suffix(_matches(folder, ["*"])))
-    if chosen:
+    if not all(map(is_merged, chosen)):
         return FoundFiles(chosen)
     by_folder: dict[Path, list[Path]] = {}
     for path in _with_trace_suffix(_matches(folder, ["**", "*"])):
         by_folder.setdefault(path.parent, []).append(path)
-    found = [(path, files) for path in _natural_order(by_folder) if (files := _traces(by_folder[path]))]
+    found = [(path, _traces(by_folder[path])) for path in _natural_order(by_folder)]
+    found = [(path, files) for path, files in found if not all(map(is_merged, files))]
     if found and all(_FOLDER.match(path.name) for path, _ in found):
         return FoundFiles([path for _, files in found for path in files])
     if found:
         last = _last_of_each_rank(found)
         return FoundFiles(dict(found)[last], [path for path, _ in found if path != last])
+    if chosen:
+        return FoundFiles(chosen)
     others = sum(map(len, by_folder.values()))
     if others:
         count = "1 file" if others == 1 else f"{others:,} files"
@@ -185,6 +193,18 @@ def _traces(paths: Iterable[Path]) -> list[Path]:
     # nsys writes the .sqlite of a report beside it
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}
     return _natural_order(files - twins)
+
+
+def is_merged(path: Path) -> bool:
+    """Return whether a file is a merged trace, as its beginning says."""
+    if ".json" not in path.suffixes:
+        return False
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith(b"\x1f\x8b"):
+        with suppress(zlib.error):
+            head = zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
+    return f'"{MERGED_MARK}":'.encode() in head
 
 
 def _could_be_trace(path: Path) -> bool:

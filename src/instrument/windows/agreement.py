@@ -7,6 +7,7 @@ delays no other.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -15,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from ..compat.distributed import job_store
@@ -32,9 +32,7 @@ _LEAST_STEPS = 3  # between a decision and its window, as ranks may be a step or
 _PATIENCE = 10  # polls that a rank has between the announcement of an entry and the entry itself
 _END_S = 1.0  # time limit for the end of the thread
 _PREFIX = "instrument/windows/"
-_numbers = {
-    "profiles": 0
-}  # how many agreements began in this process: the same profile has the same one on all ranks
+_numbers = itertools.count(1)  # of the agreements in this process: the same profile has the same one on all ranks
 
 
 class Agreement:
@@ -46,11 +44,15 @@ class Agreement:
     Args:
         decided: called with each request, and its first step, on the thread.
         step: returns the number of the current step.
+        done: returns how many steps ended, also where the numbers jump.
     """
 
-    def __init__(self, decided: Callable[[WindowRequest], None], step: Callable[[], int]) -> None:
+    def __init__(
+        self, decided: Callable[[WindowRequest], None], step: Callable[[], int], done: Callable[[], int]
+    ) -> None:
         self._decided = decided
         self._step = step
+        self._done = done
         self._asked: deque[WindowRequest] = deque()
         self._ended = threading.Event()
         self._process = os.getpid()
@@ -58,18 +60,19 @@ class Agreement:
         self._thread: threading.Thread | None = None
         self._leads = False
         self._read = {"ask": 0, "decision": 0}  # how many entries of each kind were read
-        self._speed: deque[tuple[float, int]] = deque(maxlen=20)  # the time and the step of each of the last polls
+        self._progress: deque[tuple[float, int]] = deque(maxlen=20)  # time and steps done at the last polls
         self._agreed: WindowRequest | None = None  # rank 0's last decision
         self._waited = 0  # polls since the next entry was announced
 
     @classmethod
-    def begin(cls, decided: Callable[[WindowRequest], None], step: Callable[[], int]) -> Agreement | None:
+    def begin(
+        cls, decided: Callable[[WindowRequest], None], step: Callable[[], int], done: Callable[[], int]
+    ) -> Agreement | None:
         """Start the thread; return None in a job with one rank, or without a store."""
-        number = _numbers["profiles"] = _numbers["profiles"] + 1
-        store = job_store(f"{_PREFIX}{number}/")
+        store = job_store(f"{_PREFIX}{next(_numbers)}/")
         if store is None:
             return None
-        made = cls(decided, step)
+        made = cls(decided, step, done)
         made._store, made._leads = store, rank() == 0
         follow = guard.contained(FEATURE)(made._follow)
         made._thread = threading.Thread(target=follow, name="instrument ranks", daemon=True)
@@ -94,10 +97,10 @@ class Agreement:
     def _follow(self) -> None:
         try:
             while not self._ended.wait(POLL_S):
-                self._speed.append((time.monotonic(), self._step()))
+                self._progress.append((time.monotonic(), self._done()))
                 while self._asked:
                     self._put("ask", self._asked.popleft())
-                if self._leads and len(self._speed) >= _LEAST_POLLS:
+                if self._leads and len(self._progress) >= _LEAST_POLLS:
                     for request in self._new("ask"):
                         self._agreed = replace(request, first=self._first_step())
                         self._put("decision", self._agreed)
@@ -115,7 +118,8 @@ class Agreement:
 
     def _ahead(self, seconds: float) -> int:
         """Return a step that the loop does not reach in ``seconds``, by its fastest steps in the last 10 s."""
-        speeds = [(last - first) / (ended - began) for (began, first), (ended, last) in pairwise(self._speed)]
+        polls = itertools.pairwise(self._progress)
+        speeds = [(last - first) / (ended - began) for (began, first), (ended, last) in polls]
         return self._step() + max(_LEAST_STEPS, math.ceil(1.2 * max(speeds) * seconds))
 
     def _put(self, kind: str, request: WindowRequest) -> None:

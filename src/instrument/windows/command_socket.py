@@ -92,7 +92,9 @@ class CommandSocket:
         while listening.is_valid:
             try:
                 connection, _ = listening.accept()
-            except OSError:  # `end` was called
+            except OSError:
+                if self._socket is listening:  # else `end` was called
+                    raise
                 return
             with connection, Suppressed(OSError):
                 connection.settimeout(_TIMEOUT_S)
@@ -106,7 +108,8 @@ class CommandSocket:
             if not isinstance(given, dict):
                 raise ValueError("a command must be an object")
             reason = str(given.get("reason") or "instrument trigger")
-            active = integer("steps", given.get("steps") or self._default.active, least=1)
+            steps = given.get("steps")
+            active = self._default.active if steps is None else integer("steps", steps, least=1)
             ranks = chosen_ranks(given.get("ranks"))
         except (ValueError, TypeError, RecursionError) as error:
             return {"error": str(error)}
@@ -143,7 +146,7 @@ def sockets_of(target: str) -> list[Path]:
     if target.isdecimal() and not folder.is_dir():
         return [_socket_of(int(target))]
     if not folder.is_dir():
-        raise ValueError(f'"TARGET" must be the number of a process or the folder of a run: {target!r}')
+        raise ValueError(f'"PID|RUN" must be the number of a process or the folder of a run: {target!r}')
     found = sorted(path for path in folder.iterdir() if path.name.startswith(_PREFIX) and path.suffix == _SUFFIX)
     if not found:
         raise ValueError(f'no process with the trigger "command" records into {target}')
@@ -171,6 +174,7 @@ def ask(path: Path, command: dict[str, Any]) -> dict[str, Any] | None:
 
     Raises:
         OSError: the process does not answer in time, or belongs to somebody else.
+        ValueError: the answer is not JSON.
     """
     with _connected(path) as connection:
         if connection is None:

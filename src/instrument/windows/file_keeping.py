@@ -46,8 +46,8 @@ class FileKeeping:
         Raises:
             OSError: the manifest cannot be written; the next call tries again.
         """
-        if files_of(entry):
-            self._upload(entry, files_of(entry))
+        if files := files_of(entry):
+            self._upload(entry, [*files, *files_of(entry, "diagnosis")])
         self._remove_old(entry["rank"])
 
     def note_uploads(self) -> str | None:

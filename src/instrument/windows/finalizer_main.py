@@ -16,6 +16,7 @@ import queue
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from ..exporters.raw_trace import compress
 from ..part_file import remove_stale_parts, sync
 from ..process_id import start_time
 from ..run_folder import NAME
+from ..units import counted
 from .file_keeping import FileKeeping
 from .manifest import append, describe_files, uncompressed_entry
 from .storage import Storage
@@ -42,6 +44,7 @@ Job = Mapping[str, Any]
 _UPLOADING = "uploading windows"  # the name of the feature in the log
 _ORPHAN_LIMIT_S = 600  # time limit for the work after the training process has exited, ...
 _CHECK_INTERVAL_S = 5  # ... which is checked this often
+_RANKS_WAIT_S = 5.0  # how long the summary waits for the times of other ranks, after its own
 
 
 class FinalizerJobs:
@@ -51,6 +54,8 @@ class FinalizerJobs:
         self._on_uploaded = on_uploaded
         self._summary: Summary | None = None
         self._files: list[str] = []
+        self._compared: list[tuple[Path, list[int]]] = []  # its times of each window; all ranks that record it
+        self._wait_until = 0.0  # for the times of other ranks
         self._windows_without_timing: dict[
             int, tuple[dict[str, Any], str, Summary | None, Path | None]
         ] = {}  # windows without timing so far
@@ -66,6 +71,7 @@ class FinalizerJobs:
             "uploads": self._note_uploads,
             "trace": self._process_trace,
             "wake": lambda job: {},
+            "hurry": lambda job: {},
             "end": self._return_state,
         }
 
@@ -94,21 +100,50 @@ class FinalizerJobs:
             self._add_error("saving a window", error)
             self._unsynced.add(raw)
             entry = uncompressed_entry(entry, raw.exists(), f"{type(error).__name__}: {error}")
-        self._unsynced.add(path.parent)
-        if path.exists():
-            entry["files"] = describe_files([path], folder)
-            if job["read"]:
-                self._files.append(str(path))
+        beside = [file for file in map(Path, job["beside"]) if file.exists()]
+        self._unsynced.update((path.parent, *beside))
+        entry["files"] = describe_files([path, *beside] if path.exists() else beside, folder)
+        if path.exists() and job["read"]:
+            self._files.append(str(path))
         summary = None
         if raw.exists():
             with self._collect_error("the summary"):
-                summary = _read(raw, entry, summarized=job["read"])
+                summary = self._read(raw, job)
         diagnosed = path if job["diagnose"] and path.exists() else None
         self._windows_without_timing[job["job"]] = entry, job["folder"], summary, diagnosed
         if path != raw:
             with self._collect_error("saving a window"):
                 raw.unlink(missing_ok=True)
         return {"held": True}
+
+    def _read(self, raw: Path, job: Job) -> Summary | None:
+        """Put the counts of the trace into the line, and its losses; return its summary if ``job`` asks for it.
+
+        A trace that neither the summary nor the comparison of ranks needs is read only if it has fewer kernels
+        than launches.
+        """
+        entry = job["entry"]
+        counts = entry["trace"] = trace_counts(raw)
+        if not (job["read"] or job["ranks"]) and counts["kernels_recorded"] >= counts["kernels_launched"]:
+            return None
+        from ..traces.kineto import read_kineto
+        from ..traces.lost_kernels import lost_at_head
+        from ..traces.summary import summarize
+
+        trace = read_kineto(raw)
+        if lost := lost_at_head(trace):
+            said = (
+                f"the GPU's profiling interface lost the kernels of the first {lost} launches; "
+                "record with warmup=1"
+            )
+            entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
+        if job["ranks"] and trace.steps:
+            with self._collect_error("comparing ranks"):
+                from .other_ranks import write_times
+
+                self._compared.append((write_times(trace, raw, entry["rank"]), job["ranks"]))
+                self._wait_until = time.monotonic() + _RANKS_WAIT_S
+        return summarize(trace) if job["read"] else None
 
     def _add_timing(self, job: Job) -> dict[str, Any]:
         """Diagnose a window, write its line, and add it to the summary."""
@@ -160,6 +195,7 @@ class FinalizerJobs:
             return {"text": None}
         from rich.console import Console
 
+        from ..console import print_line
         from ..report.summary import print_summary
 
         terminal = job["terminal"]
@@ -168,8 +204,14 @@ class FinalizerJobs:
         console = Console(file=file, force_terminal=terminal["colors"], width=terminal["columns"])
         there = [path for path in self._files if Path(path).exists()]  # others were removed, as `keep` says
         files = [_relative_path(path, job["cwd"]) for path in there]
+        folder = _relative_path(job["folder"], job["cwd"])
+        if job["phase"]:
+            windows = counted(len({Path(path).parent for path in self._files}), "window")
+            print_line(
+                console, f"{job['phase']}: {windows} in {folder}; a step is one block of this phase", bold=True
+            )
         print_summary(
-            self._summary, files=files, folder=_relative_path(job["folder"], job["cwd"]), hidden=job["hidden"],
+            self._summary, files=files, folder=folder, ranks=self._describe_ranks(), hidden=job["hidden"],
             console=console,
         )  # fmt: skip
         if job["diagnose"] and there:
@@ -178,6 +220,16 @@ class FinalizerJobs:
         file.flush()
         file.seek(0)
         return {"text": file.read()}
+
+    def _describe_ranks(self) -> list[str]:
+        """Return who arrived late at the collectives of the windows; waits a few seconds for other ranks."""
+        with self._collect_error("comparing ranks"):
+            if self._compared:
+                from ..report.ranks import describe_ranks
+                from .other_ranks import gather_times
+
+                return describe_ranks(*gather_times(self._compared, self._wait_until))
+        return []
 
     def _process_trace(self, job: Job) -> dict[str, Any]:
         """Compress a trace that the program exported; write its summary and its diagnosis beside it."""
@@ -195,7 +247,7 @@ class FinalizerJobs:
     def _start(self, job: Job) -> dict[str, Any]:
         """Continue from the state of an earlier process; remove what killed processes left unfinished."""
         if job["state"] is not None:
-            self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
+            self._summary, self._files, self._compared = pickle.loads(base64.b64decode(job["state"]))
         folder = Path(job["folder"])
         self._keeping = FileKeeping(folder, job["run"], Storage.from_json(job["storage"]), self._on_uploaded)
         for written in (folder, *folder.glob("window-*")):
@@ -226,7 +278,7 @@ class FinalizerJobs:
 
     def _return_state(self, _: Job) -> dict[str, Any]:
         """Return the state that `_start` takes."""
-        state = pickle.dumps((self._summary, self._files))
+        state = pickle.dumps((self._summary, self._files, self._compared))
         return {"state": base64.b64encode(state).decode()}
 
     def _add_error(self, what: str, error: Exception) -> None:
@@ -253,25 +305,6 @@ def _print_diagnosis(path: Path, console: Console) -> None:
 
     print_line(console, "What is slow in the last window", bold=True, space=True)
     console.print(diagnose(path), soft_wrap=True)
-
-
-def _read(raw: Path, entry: dict[str, Any], *, summarized: bool) -> Summary | None:
-    """Put the counts of the trace into ``entry``, and its losses; return its summary if it is ``summarized``.
-
-    A trace without a summary is read only if it has fewer kernels than launches.
-    """
-    counts = entry["trace"] = trace_counts(raw)
-    if not summarized and counts["kernels_recorded"] >= counts["kernels_launched"]:
-        return None
-    from ..traces.kineto import read_kineto
-    from ..traces.lost_kernels import lost_at_head
-    from ..traces.summary import summarize
-
-    trace = read_kineto(raw)
-    if lost := lost_at_head(trace):
-        said = f"the GPU's profiling interface lost the kernels of the first {lost} launches; record with warmup=1"
-        entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
-    return summarize(trace) if summarized else None
 
 
 def _supported_encoding(encoding: str) -> str:
@@ -315,6 +348,14 @@ def main(parent: int) -> None:
         os._exit(0)  # threads of a connection may wait for minutes
 
 
+def _take_more_cpu() -> None:
+    """Take the program's share of the CPU, as it only waits now."""
+    with suppress(OSError):  # a kernel without autogroups
+        Path("/proc/self/autogroup").write_text("0")
+    with suppress(OSError, AttributeError):  # only a privileged process gets back what `nice` gave away
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
 def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:
     with suppress(OSError):  # the training process has exited
         number = {"job": job["job"]} if "job" in job else {}
@@ -342,7 +383,10 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
                 break
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                jobs.put(json.loads(line))
+                job = json.loads(line)
+                if job["kind"] == "hurry":  # now, not after the jobs before it
+                    _take_more_cpu()
+                jobs.put(job)
     finally:  # also after a malformed line, which raises
         signal.alarm(_ORPHAN_LIMIT_S)
         jobs.put(None)

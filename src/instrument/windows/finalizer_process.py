@@ -23,7 +23,7 @@ FEATURE = "finishing a window"
 _CODE = """\
 import os, sys
 if hasattr(os, "nice"):
-    os.nice(19)
+    os.nice(10)
 from importlib.util import module_from_spec, spec_from_file_location
 sys.path += [folder for folder in {path!r} if folder not in sys.path]
 spec = spec_from_file_location("instrument", {init!r}, submodule_search_locations=[{package!r}])
@@ -32,8 +32,9 @@ spec.loader.exec_module(package)
 from instrument.windows.finalizer_main import main
 main({parent})
 """
-# `nice` comes before the imports, which take half a second of CPU time. Isolated mode ignores the current folder,
-# and the package is loaded from the folder of this file.
+# `nice` comes before the imports, which take half a second of CPU time. Without privileges it is for good,
+# so it leaves this process some of the CPU even if the program uses all cores. Isolated mode ignores the current
+# folder, and the package is loaded from the folder of this file.
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _BUFFER_BYTES = 1 << 15  # bytes that the connection buffers
@@ -129,8 +130,10 @@ class FinalizerProcess:
     def end(self, timeout: float, waiting: Callable[[], None] = lambda: None) -> None:
         """Wait until the work is done and all answers are passed on; kill the process after ``timeout`` s.
 
-        ``waiting`` is called ten times a second meanwhile.
+        ``waiting`` is called ten times a second meanwhile. The process no longer yields the CPU to this one.
         """
+        if self.ended is None:
+            self.send({"kind": "hurry", "job": 0})
         self.close()
         deadline = time.monotonic() + timeout
         if self._thread is not None:

@@ -9,7 +9,9 @@ from typing import Any
 from .. import log
 from ..guard import guard
 from ..regions import dispatch
+from ..run_folder import traces_of
 from .manifest import Manifest
+from .rank import world_size
 from .recording import Recording
 from .requests import RequestedWindows
 from .schedule import NEVER, Window, span
@@ -130,9 +132,15 @@ class Outcomes:
         reason = "; ".join([*missing, *failures]) or None
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
         read = self._prints_summary and self.holds_steps(recording)
+        ranks = self._ranks_of(recording.window) if recording.steps is not None else []
         return self.finalizer.add_recorded(
-            recording.capture, files, read=read, diagnose=read and self._diagnose, **line
+            recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks, **line
         )
+
+    def _ranks_of(self, window: Window) -> list[int]:
+        """Return the ranks of the job that record ``window``."""
+        chosen = self._windows.chosen_ranks(window) or self._ranks
+        return sorted(range(world_size()) if chosen is None else chosen)
 
     def holds_steps(self, recording: Recording) -> bool:
         """Return whether ``recording`` has steps, or could not mark any."""
@@ -186,7 +194,8 @@ class Outcomes:
         """Print the summary of the windows so far, on the rank that prints it."""
         dispatch.log_hidden()
         if self._prints_summary:
-            self.finalizer.report(sorted(dispatch.compiled_away), self._on_summary, diagnose=self._diagnose)
+            hidden = sorted(dispatch.compiled_away)
+            self.finalizer.report(hidden, self._on_summary, diagnose=self._diagnose, phase=self._windows.phase)
 
     def warn_if_nothing_was_recorded(self, first: int, steps: int, scheduled: int | None, end_reason: str) -> None:
         """Warn if no window even began, and suggest what to write instead; each text is logged once.
@@ -210,7 +219,7 @@ class Outcomes:
             fix = by_hand if self.stepped_by_hand else "there were no steps"
         if steps > 0 and self.stepped_by_hand:
             fix += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
-        files = [file["path"] for window in windows for file in window["files"]]
+        files = [path for window in windows for path in traces_of(window)]
         rest = f" ({files[0]} covers the time after the last complete step)" if files else ""
         text = f"no {'step' if files else 'window'} was recorded in {self._out}{rest}: {reason}; {fix}"
         if text not in _logged_warnings:

@@ -21,13 +21,13 @@ class PhaseProfile(Protocol):
     def step(self) -> None:
         """Count a step."""
 
-    def pause(self, *, begun: bool, cut: bool = ..., error: BaseException | None = ...) -> None:
+    def pause(self, *, begun: bool, cut: bool = ..., error: BaseException | None = ..., wait: bool = ...) -> None:
         """Close an open window until `start`."""
 
-    def suspend_steps(self) -> None:
-        """Leave out calls of `step`."""
+    def suspend_steps(self) -> int:
+        """Leave out calls of `step` on this thread; return the thread."""
 
-    def resume_steps(self) -> None:
+    def resume_steps(self, thread: int) -> None:
         """Count them again."""
 
 
@@ -55,10 +55,11 @@ class Phase:
         self._training = training
         self._profile = profile
         self._region = annotate(name)
+        self._thread: int | None = None  # whose steps are left out
 
     def __enter__(self) -> None:
         with guard.contained(FEATURE):
-            self._training.suspend_steps()
+            self._thread = self._training.suspend_steps()
             self._profile.start()
         self._region.__enter__()
 
@@ -68,6 +69,7 @@ class Phase:
             self._region.__exit__(kind, error, traceback)
             if error is None:
                 self._profile.step()
-            self._profile.pause(begun=error is None, cut=error is not None, error=error)
+            self._profile.pause(begun=error is None, cut=error is not None, error=error, wait=False)
         finally:
-            self._training.resume_steps()
+            if self._thread is not None:
+                self._training.resume_steps(self._thread)

@@ -25,6 +25,17 @@ def world_size() -> int:
     return int(given) if given.isdecimal() and 0 < len(given) < 10 else 1
 
 
+def job_without_nccl() -> dict[str, Any] | None:
+    """Return the rank for a trace of Kineto's daemon; None outside a job, and with NCCL, whose calls give it."""
+    group = _process_group()
+    if group is None:
+        return {"backend": "none", "rank": rank(), "world_size": world_size()} if "RANK" in os.environ else None
+    backend = str(group.get_backend())
+    if "nccl" in backend:
+        return None
+    return {"backend": backend, "rank": rank(), "world_size": world_size()}
+
+
 def process_suffix() -> str:
     """Return a suffix that keeps files of sibling processes apart; empty in a process group."""
     if _process_group() is not None:

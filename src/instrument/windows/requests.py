@@ -42,6 +42,7 @@ class _Added:
     stop: int
     planned_before: int = field(compare=False)  # how many planned windows begin before it
     recorded: bool = field(compare=False)  # by this rank
+    ranks: frozenset[int] | None = field(compare=False)  # that record it; None is those of the profile
     reasons: list[str] = field(compare=False, default_factory=list)
 
 
@@ -52,18 +53,19 @@ class RequestedWindows:
 
     Args:
         planned: the schedule.
-        name: the beginning of the label of each window; empty for none.
+        phase: the beginning of the label of each window: the phase of the program; empty for training steps.
 
     Attributes:
+        phase: as given.
         records_planned: whether this rank records planned windows that no request joined.
         open_ended: whether further requests are expected.
     """
 
-    def __init__(self, planned: Schedule | TorchSchedule, name: str = "") -> None:
+    def __init__(self, planned: Schedule | TorchSchedule, phase: str = "") -> None:
         self.records_planned = True
         self.open_ended = False
         self._planned = planned
-        self._name = name
+        self.phase = phase
         self._added: list[_Added] = []  # in order
         self._joined: dict[int, tuple[Window, list[str]]] = {}  # planned windows with requests, by their number
         self._begun: Window | None = None  # the planned window that began last, by its number in the schedule
@@ -127,15 +129,19 @@ class RequestedWindows:
             planned, added = self._planned_from(first), self._added_from(first)
             if planned is None or (added is not None and added.warmup < planned.warmup):
                 if added is None or stop <= added.warmup:
-                    return self._add(_Added(first, active, stop, self._begun_before(planned), recorded), request)
+                    before = self._begun_before(planned)
+                    return self._add(_Added(first, active, stop, before, recorded, request.ranks), request)
                 if first <= added.active:
                     added.recorded |= recorded
+                    both = added.ranks is not None and request.ranks is not None
+                    added.ranks = (added.ranks or frozenset()) | (request.ranks or frozenset()) if both else None
                     added.reasons.append(request.reason)
                     return self._window_of(added)
                 first = added.stop
             else:
                 if stop <= planned.warmup:
-                    return self._add(_Added(first, active, stop, planned.index - 1, recorded), request)
+                    before = planned.index - 1
+                    return self._add(_Added(first, active, stop, before, recorded, request.ranks), request)
                 if first <= planned.active or planned.stop == NEVER:
                     return self._join(planned, request, recorded)
                 first = planned.stop
@@ -151,23 +157,28 @@ class RequestedWindows:
         return self._numbered(planned)
 
     def opened_by(self, window: Window) -> list[str]:
-        """Return why ``window`` was opened: "schedule", and the reasons of requests."""
+        """Return why ``window`` was opened: "schedule", and the reasons of requests, each once."""
         added = self._added_with(window.index)
         if added is not None:
-            return added.reasons
+            return list(dict.fromkeys(added.reasons))
         _, reasons = self._joined.get(self._planned_number(window.index), (None, []))
-        return [SCHEDULE] * self.records_planned + reasons
+        return list(dict.fromkeys([SCHEDULE] * self.records_planned + reasons))
+
+    def chosen_ranks(self, window: Window) -> frozenset[int] | None:
+        """Return the ranks that requests chose for ``window``; None if those of the profile record it."""
+        added = self._added_with(window.index)
+        return None if added is None else added.ranks
 
     def label(self, window: Window) -> int | str:
         """Return the number of a planned window in the schedule, and "step-812" for a requested one.
 
-        With the name "eval", that is "eval-0001" and "eval-step-812".
+        In the phase "eval", that is "eval-0001" and "eval-step-812".
         """
         added = self._added_with(window.index)
         if added is not None:
-            return f"{self._name and f'{self._name}-'}step-{added.active}"
+            return f"{self.phase and f'{self.phase}-'}step-{added.active}"
         number = self._planned_number(window.index)
-        return f"{self._name}-{number:04d}" if self._name else number
+        return f"{self.phase}-{number:04d}" if self.phase else number
 
     def at(self, step: int) -> tuple[Phase, Window | None]:
         """Return the phase of ``step``, and the window that it belongs to (None in `Phase.WAIT`)."""

@@ -57,9 +57,13 @@ def remove_old_windows(
 def _beyond_limits(
     stored: StoredWindows, keep: Keep, rank: int, now_ns: int
 ) -> list[tuple[StoredWindow, dict[Path, int], str]]:
-    """Return the windows to remove, oldest first, with their files and the reason."""
+    """Return the windows to remove, oldest first, with their files and the reason.
+
+    A window without steps, as at the end of a loop, counts as older than those with steps.
+    """
     beyond, number, total = [], 0, 0
-    for window in reversed(stored.of_rank(rank)):
+    newest_first = stored.of_rank(rank)[::-1]
+    for window in sorted(newest_first, key=lambda window: not window.has_steps):
         files = files_on_disk(stored.folder, window)
         if not files or is_pinned(stored.folder, window):
             continue

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..guard import guard
 from ..part_file import part_file
+from ..run_folder import BLACK_BOX
 from ..slow_steps.box import BlackBox
 from .requests import WindowRequest
 
@@ -37,11 +39,13 @@ class SlowStepWindows:
             self.box = BlackBox(first_step=first_step)
         self.box.start()
 
-    def followed_by(self, step: Callable[[int | None], None]) -> Callable[..., None]:
-        """Return a function that ends a step in the box and then calls ``step``."""
+    def followed_by(self, step: Callable[[int | None], None], left_out: Sequence[int]) -> Callable[..., None]:
+        """Return a function that ends a step in the box and calls ``step``, except on threads in ``left_out``."""
         end_step = self.box.end_step
 
         def end_and_count(global_step: int | None = None) -> None:
+            if left_out and threading.get_ident() in left_out:
+                return
             try:
                 slow = end_step()
                 if slow is not None:
@@ -57,9 +61,10 @@ class SlowStepWindows:
         return end_and_count
 
     @guard.contained(FEATURE)
-    def write(self, trace: Path) -> None:
-        """Write the times of the steps before a window beside its trace."""
-        path = trace.with_name(f"{trace.name.partition('.pt.trace')[0]}.black_box.json")
+    def write(self, trace: Path) -> Path | None:
+        """Write the times of the steps before a window beside its trace; return the file."""
+        path = trace.with_name(f"{trace.name.partition('.pt.trace')[0]}{BLACK_BOX}")
         with part_file(path) as part:
             part.write_text(self.box.to_json())
             part.replace(path)  # the loop does not wait for the disk
+        return path

@@ -46,8 +46,8 @@ def keep(*, windows: int | None = None, age: str | None = None, total: str | Non
     Args:
         windows: the number of windows that stay; None for all.
         age: the age up to which they stay, in s, m, h, d or w, such as "7d"; None for any.
-        total: the size of all that stay, in B, kB, MB, GB or TB (powers of 1000) or KiB, MiB, GiB or TiB (of
-            1024), such as "20GB"; None for any.
+        total: the size of all that stay, in B, kB, MB, GB or TB (powers of 1000; also k, M, G, T) or KiB, MiB, GiB
+            or TiB (of 1024), such as "20GB"; None for any.
 
     Raises:
         TypeError, ValueError: a value that is not accepted, or none is given.

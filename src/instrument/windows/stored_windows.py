@@ -27,6 +27,7 @@ class StoredWindow:
         paths: the paths of the files relative to the folder of the run.
         end_ns: when the recording ended, in ns since the epoch; 0 if unknown.
         uploaded_paths: those of the files that were uploaded.
+        has_steps: whether a file has steps.
     """
 
     run: str
@@ -35,6 +36,7 @@ class StoredWindow:
     paths: list[str] = field(default_factory=list)
     end_ns: int = 0
     uploaded_paths: set[str] = field(default_factory=set)
+    has_steps: bool = False
 
     @property
     def uploaded(self) -> bool:
@@ -89,6 +91,7 @@ class StoredWindows:
         elif "event" not in line and paths:
             window = self._windows.pop(key, None) or StoredWindow(*key)  # to the end: it is the newest
             window.paths += paths
+            window.has_steps |= line.get("steps") is not None
             window.end_ns = line["end_ns"] if isinstance(line.get("end_ns"), int) else 0
             self._windows[key] = window
 

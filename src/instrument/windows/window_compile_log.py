@@ -57,11 +57,14 @@ class WindowCompileLog:
             self._file.close()
 
     @guard.contained(_FEATURE)
-    def save(self, stem: str) -> None:
-        """Give the file its name, which begins as that of the trace."""
+    def save(self, stem: str) -> Path | None:
+        """Give the file its name, which begins as that of the trace; return it, if there is one."""
         with self._cleanup:
-            if self._part is not None:
-                publish(self._part, self._folder / f"{stem}{COMPILE_LOG}")
+            if self._part is None:
+                return None
+            path = self._folder / f"{stem}{COMPILE_LOG}"
+            publish(self._part, path)
+        return path
 
     @guard.contained(_FEATURE)
     def discard(self) -> None:

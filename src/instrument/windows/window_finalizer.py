@@ -62,7 +62,14 @@ class WindowFinalizer:
         self._waiting: WaitingLine | None = None  # while `finish` waits
 
     def add_recorded(
-        self, capture: Capture, files: Sequence[Path], *, read: bool, diagnose: bool = False, **entry: Any
+        self,
+        capture: Capture,
+        files: Sequence[Path],
+        *,
+        read: bool,
+        diagnose: bool = False,
+        ranks: Sequence[int] = (),
+        **entry: Any,
     ) -> int:
         """Begin to finish a window whose ``files`` were saved; `add_timing` completes it.
 
@@ -71,6 +78,7 @@ class WindowFinalizer:
             files: the files that it saved.
             read: whether the summary includes its trace.
             diagnose: whether its diagnosis is written beside its trace.
+            ranks: the ranks that record it; the summary compares several.
             entry: the arguments of `Manifest.entry`.
 
         Returns:
@@ -88,8 +96,9 @@ class WindowFinalizer:
             else:
                 read = read and settings.summary
                 self._windows_to_read += read
-                places = {"folder": str(folder), "raw": str(raw)}
-                number = self._register(kind="window", entry=line, **places, read=read, diagnose=diagnose)
+                compared = list(ranks) if settings.summary and len(ranks) > 1 else []
+                job = {"folder": str(folder), **_places(raw, files), "read": read, "diagnose": diagnose}
+                number = self._register(kind="window", entry=line, **job, ranks=compared)
                 self._submit(number)
         except BaseException as error:
             with guard.contained(FEATURE):
@@ -109,7 +118,7 @@ class WindowFinalizer:
     ) -> None:
         """Write the line of a window that cannot be sent to the process, and keep its raw trace."""
         line = {**self._manifest.entry(**entry), "files": describe_files(files, self._manifest.folder)}
-        job = {"entry": line} if capture.raw is None else {"entry": line, "raw": str(capture.raw)}
+        job = {"entry": line} if capture.raw is None else {"entry": line, **_places(capture.raw, files)}
         self._finish_without_process(job, f"{type(error).__name__}: {error}")
 
     @guard.contained(FEATURE)
@@ -142,6 +151,7 @@ class WindowFinalizer:
         on_summary: Callable[[str], None] | None = None,
         *,
         diagnose: bool = False,
+        phase: str = "",
     ) -> None:
         """Print the summary of the windows so far, unless it was printed.
 
@@ -149,6 +159,7 @@ class WindowFinalizer:
             hidden: regions inside compiled code.
             on_summary: called with the text, on another thread; None writes it to `stderr`.
             diagnose: whether the text ends with a diagnosis of the last window.
+            phase: the phase of the program that these are windows of; empty for training steps.
         """
         with guard.contained("the summary"):
             unreported, unread = self._unreported_windows, self._windows_to_read
@@ -157,7 +168,8 @@ class WindowFinalizer:
                 self._on_summary = on_summary
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
                 terminal = _terminal(self.stderr or sys.stderr)
-                self._send("report", **places, hidden=list(hidden), diagnose=diagnose, terminal=terminal)
+                said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase}
+                self._send("report", **places, **said, terminal=terminal)
             if unreported and self._hint and settings.summary:
                 windows = "1 window" if unreported == 1 else f"{unreported} windows"
                 (on_summary or self._print)(f"instrument: {windows} {self._hint}\n")
@@ -303,7 +315,13 @@ class WindowFinalizer:
             entry = {**entry, "reason": "; ".join([*reasons, f"not in the summary: {reason}"])}
         else:
             path, entry = raw, uncompressed_entry(entry, raw.exists(), reason)
-        return {**entry, "files": describe_files([path] if path.exists() else [], self._manifest.folder)}
+        files = [file for file in (path, *map(Path, job["beside"])) if file.exists()]
+        return {**entry, "files": describe_files(files, self._manifest.folder)}
+
+
+def _places(raw: Path, files: Sequence[Path]) -> dict[str, Any]:
+    """Return the fields of a job with the paths of a raw trace and of the files beside it."""
+    return {"raw": str(raw), "beside": [str(path) for path in files if path != raw]}
 
 
 def _finishing(sizes: Sequence[int]) -> str:

@@ -43,7 +43,7 @@ _IN_CAPTURE = "step() was called while a CUDA graph was captured, when nothing c
 class WindowRecorder(TorchProfilerApi):
     """The part of a profile that records: what happens when a window opens, ends or fails.
 
-    `Profile` decides when; nothing here follows the schedule or the loop.
+    `ScheduleFollower` decides when; nothing here follows the schedule or the loop.
 
     Args:
         out: the folder that everything is written to.
@@ -241,7 +241,7 @@ class WindowRecorder(TorchProfilerApi):
     def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
     ) -> None:
-        """End the window: on time, or early because the loop ended (see `Profile.end` and `Profile.pause`)."""
+        """End the window: on time, or early because the loop ended (see `RunEnder.end` and `RunEnder.pause`)."""
         window = recording.window
         if begun or cut:
             self._times.cancel()
@@ -276,7 +276,7 @@ class WindowRecorder(TorchProfilerApi):
             try:
                 self._untimed_number = self._outcomes.add_recorded(recording, files, entry, missing, failures)
             except BaseException:
-                if self._finalizer.received == received:  # interrupted before: `Profile._end` accounts for it
+                if self._finalizer.received == received:  # interrupted before: `RunEnder._end` accounts for it
                     self._recording = recording
                 raise
             self._times.close(self.step_num)
@@ -305,17 +305,17 @@ class WindowRecorder(TorchProfilerApi):
         window = recording.window
         stem = f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}"
         with recording.cost.stall():
-            files = recording.capture.save(self._folder(window), stem)
-            if recording.compile_log is not None:
-                recording.compile_log.save(stem)
-        if self._slow_steps is not None and files:
-            self._slow_steps.write(files[0])
-        self._last_trace_bytes = sum(size_of(path) or 0 for path in files)
+            traces = recording.capture.save(self._folder(window), stem)
+            compiled = recording.compile_log.save(stem) if recording.compile_log is not None else None
+        times = self._slow_steps.write(traces[0]) if self._slow_steps is not None and traces else None
+        files = [path for path in (*traces, compiled, times) if path is not None]
+        self._last_trace_bytes = sum(size_of(path) or 0 for path in traces)
         missing = self._outcomes.missing_reasons(
             recording, self.step_num + complete, self._end_reason, self._postponement_reason
         )
-        recording.save_result = files, self._outcomes.entry(window, recording), missing + recording.incomplete
-        return recording.save_result
+        result = files, self._outcomes.entry(window, recording), missing + recording.incomplete
+        recording.save_result = result
+        return result
 
     def _folder(self, window: Window) -> Path:
         """Return the folder of the files of ``window``."""

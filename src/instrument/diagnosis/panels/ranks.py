@@ -7,12 +7,10 @@ from typing import Any
 
 from ...page.names import shown_name
 from ...traces.rank_content import RankContent
-from ...units import counted
+from ...units import counted, listed
 from ..arrivals import RankArrivals
 from ..diagnosis_data import DiagnosisData
 from ..job import Job
-
-_LISTED = 20  # ranks in a note
 
 
 def ranks_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
@@ -62,5 +60,4 @@ def _notes(job: Job) -> list[str]:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - _LISTED:,} more" if len(ranks) > _LISTED else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_LISTED]))}{more}"
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"

@@ -62,7 +62,8 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     row = int(np.argmax(longest.duration_ns))
     name = longest.strings[longest.name[row]]
     single = "SingleProcess" in name
-    how = "The DataLoader has no worker processes: " if single else "The workers do not keep up: "
+    workers = "MultiProcess" in name
+    why = "The DataLoader has no worker processes" * single + "The workers do not keep up" * workers
     share_of_step = "the GPU idles " * known + percent_of_step(facts, win)
     yield facts.finding(
         f"The loop waits {duration(waited)} {facts.each_step} for the next batch: {share_of_step}",
@@ -72,7 +73,7 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
             *([idle_of(facts, "input")] if known else []),
         ),
         fix=Fix(
-            how + "load batches ahead of the loop, in more worker processes.",
+            (f"{why}: load" if why else "Load") + " batches ahead of the loop, in more worker processes.",
             "DataLoader(dataset, batch_size=64)" if single else "DataLoader(dataset, num_workers=2)",
             "DataLoader(dataset, batch_size=64, num_workers=8, pin_memory=True, persistent_workers=True)"
             if single

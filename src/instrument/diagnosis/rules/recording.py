@@ -38,7 +38,10 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
             Evidence("stretch", stretch, "1", "Median step in the window / median step outside."),
             Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
         ),
-        fix=Fix("Record without stacks, shapes and memory events, or with Nsight Systems, which costs less."),
+        fix=Fix(
+            'Record less: without stacks, shapes and memory events, or with detail="regions"; or with Nsight '
+            "Systems, which costs less."
+        ),
     )
 
 
