@@ -1,7 +1,7 @@
 """Reads pickles of plain data, such as memory snapshots, in pieces; runs nothing that a pickle names.
 
-`pickle.Unpickler` can refuse globals too, but a file of 20 bytes makes it take 64 GB for its memo, and it keeps the
-equal lists of frames in a snapshot, which are most of it, apart.
+`pickle.Unpickler` can refuse globals too, but a file of 20 bytes makes it take 64 GB for its memo, and it keeps
+apart the equal lists of frames in a snapshot, which are most of it.
 """
 
 from __future__ import annotations

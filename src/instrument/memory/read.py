@@ -1,0 +1,226 @@
+"""`read_memory`: reads memory snapshots of torch and torch_npu into tables."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import TraceError
+from ..traces.table import Array, Interner, Strings, Table, TooLargeError
+from .pickled_data import DataReader, PickleError
+from .snapshot import MemorySnapshot
+
+_NUMBERS = ("device", "address", "bytes", "stream", "time_ns", "stack")
+_TEXTS = ("action", "user_metadata", "compile_context")
+_MOST = 2**63  # the first number that a column cannot hold
+
+
+def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
+    """Read a memory snapshot, as ``torch.cuda.memory._dump_snapshot`` or `instrument.profile` writes it.
+
+    Nothing in the file is run. The file is read in pieces; a snapshot takes about four times its size in memory
+    while it is read.
+
+    Args:
+        path: the file.
+
+    Raises:
+        TraceError: the file is not a snapshot, is damaged, or holds more than plain data.
+        OSError: the file cannot be opened.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        if file.peek(1)[:1] != b"\x80":
+            raise TraceError(path, "it is no pickle, as torch writes memory snapshots")
+        events = _Events()
+        try:
+            data = DataReader(file, os.fstat(file.fileno()).st_size, events.take).read()
+            return _snapshot(path, data, events)
+        except (PickleError, TooLargeError, _FormatError, RecursionError) as error:
+            raise TraceError(path, str(error)) from None
+
+
+class _FormatError(Exception):
+    """The data are not those of a snapshot; the message says what is wrong."""
+
+
+class _Stacks:
+    """Numbers the stacks and the frames."""
+
+    def __init__(self, strings: Strings) -> None:
+        self._strings = strings
+        self._frames: Interner[tuple[int, int, int]] = Interner()
+        self._numbers: Interner[tuple[int, ...]] = Interner()
+        self._known: dict[int, tuple[int, Any]] = {}  # by the id of the list, which stays alive
+        self._known_frames: dict[int, tuple[int, Any]] = {}
+        assert self._numbers[()] == 0
+
+    def number(self, frames: object) -> int:
+        """Return the number of a list of frames."""
+        if not frames or not isinstance(frames, (list, tuple)):
+            return 0
+        known = self._known.get(id(frames))
+        if known is None:
+            number = self._numbers[tuple(map(self._frame, frames))]
+            known = self._known[id(frames)] = number, frames
+        return known[0]
+
+    def _frame(self, frame: Any) -> int:
+        known = self._known_frames.get(id(frame))
+        if known is None:
+            if not isinstance(frame, Mapping):
+                raise _FormatError("a frame of a stack is no dictionary")
+            name, file = (self._strings[_text(frame.get(key))] for key in ("name", "filename"))
+            number = self._frames[name, file, _number(frame.get("line"), 0)]
+            known = self._known_frames[id(frame)] = number, frame
+        return known[0]
+
+    def stacks(self) -> list[tuple[int, ...]]:
+        """Return the rows of the frames of each stack."""
+        return list(self._numbers)
+
+    def table(self, strings: list[str]) -> Table:
+        """Return the frames."""
+        name, file, line = np.array(list(self._frames), np.int64).reshape(-1, 3).T
+        return Table({"name": name.astype(np.int32), "file": file.astype(np.int32), "line": line}, strings)
+
+
+class _Events:
+    """The events of all devices, in the order of the file."""
+
+    def __init__(self) -> None:
+        self.strings = Strings()
+        self.stacks = _Stacks(self.strings)
+        self._columns = {name: array("q") for name in (*_NUMBERS, *_TEXTS)}
+
+    def take(self, item: dict[Any, Any]) -> None:
+        """Move an event into the columns, and leave its dictionary empty; leave other dictionaries alone."""
+        if "action" not in item or "addr" not in item:
+            return
+        columns = self._columns
+        columns["device"].append(-1)
+        columns["address"].append(_number(item["addr"]))
+        columns["bytes"].append(_number(item.get("size"), 0))
+        columns["stream"].append(_number(item.get("stream")))
+        columns["time_ns"].append(_time_ns(item.get("time_us")))
+        columns["stack"].append(self.stacks.number(item.get("frames")))
+        for name in _TEXTS:
+            columns[name].append(self.strings[_text(item.get(name))])
+        item.clear()
+
+    def table(self, devices: Sequence[int], strings: list[str]) -> Table:
+        """Return the events, of which each device has so many."""
+        if sum(devices) != len(self._columns["device"]):
+            raise _FormatError("its events are not those of its devices")
+        columns: dict[str, Array] = {}
+        for name, values in self._columns.items():
+            columns[name] = np.frombuffer(values, np.int64) if len(values) else np.empty(0, np.int64)
+        columns["device"] = np.repeat(np.arange(len(devices)), devices)
+        return Table(columns, strings)
+
+
+def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
+    if not isinstance(data, dict) or not isinstance(data.get("segments"), (list, tuple)):
+        raise _FormatError("it is no memory snapshot: it has no segments")
+    by_device = [_items(each, "device_traces") for each in _items(data.get("device_traces", ()), "device_traces")]
+    segments = _mappings(data["segments"], "segments")
+    blocks = [
+        (row, block)
+        for row, segment in enumerate(segments)
+        for block in _mappings(segment.get("blocks", ()), "blocks")
+    ]
+    annotations = _mappings(data.get("external_annotations", ()), "external_annotations")
+    settings = data.get("allocator_settings")
+    code, stack = events.strings, events.stacks.number
+    segment_rows = [
+        (
+            _number(each.get("device"), 0),
+            _number(each.get("address")),
+            _number(each.get("total_size"), 0),
+            _number(each.get("active_size"), 0),
+            _number(each.get("stream")),
+            code[_text(each.get("segment_type"))],
+            int(bool(each.get("is_expandable"))),
+            stack(each.get("frames")),
+        )
+        for each in segments
+    ]
+    block_rows = [
+        (
+            row,
+            _number(each.get("address")),
+            _number(each.get("size"), 0),
+            _number(each.get("requested_size"), 0),
+            code[_text(each.get("state"))],
+            stack(_frames_of_block(each)),
+        )
+        for row, each in blocks
+    ]
+    annotation_rows = [
+        (
+            code[_text(each.get("name"))],
+            code[_text(each.get("stage"))],
+            _number(each.get("device"), 0),
+            _time_ns(each.get("time_us")),
+        )
+        for each in annotations
+    ]
+    columns = ("device", "address", "bytes", "active_bytes", "stream", "kind", "expandable", "stack")
+    made = {
+        "segments": _table(columns, segment_rows),
+        "blocks": _table(("segment", "address", "bytes", "requested_bytes", "state", "stack"), block_rows),
+        "annotations": _table(("name", "stage", "device", "time_ns"), annotation_rows),
+    }
+    strings = list(events.strings)
+    return MemorySnapshot(
+        path,
+        events.table([len(each) for each in by_device], strings),
+        **{name: Table(table, strings) for name, table in made.items()},
+        frames=events.stacks.table(strings),
+        stacks=events.stacks.stacks(),
+        settings=settings if isinstance(settings, dict) else {},
+    )
+
+
+def _frames_of_block(block: Mapping[str, Any]) -> object:
+    """Return the frames of a block; torch before 2.2 has them in the last entry of its history."""
+    history = block.get("history")
+    if "frames" in block or not isinstance(history, list) or not history or not isinstance(history[-1], dict):
+        return block.get("frames")
+    return history[-1].get("frames")
+
+
+def _table(names: Sequence[str], rows: Sequence[tuple[int, ...]]) -> dict[str, Array]:
+    return dict(zip(names, np.array(rows, np.int64).reshape(-1, len(names)).T, strict=True))
+
+
+def _items(value: object, name: str) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise _FormatError(f'its "{name}" is no list')
+    return value
+
+
+def _mappings(value: object, name: str) -> list[Mapping[str, Any]]:
+    found = _items(value, name)
+    if not all(isinstance(each, dict) for each in found):
+        raise _FormatError(f'its "{name}" has an entry that is no dictionary')
+    return list(found)
+
+
+def _number(value: object, otherwise: int = -1) -> int:
+    """Return an integer that fits into a column."""
+    return value if isinstance(value, int) and -_MOST <= value < _MOST else otherwise
+
+
+def _time_ns(time_us: object) -> int:
+    """Return a time in ns since the epoch; -1 if it is not known."""
+    return time_us * 1000 if isinstance(time_us, int) and 0 <= time_us < _MOST // 1000 else -1
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
