@@ -32,6 +32,7 @@ ORDER = [
     ["replay"],
     ["syncs"],
     ["stepping"],
+    ["memory"],
     ["traces"],
     ["page"],
     ["modules"],

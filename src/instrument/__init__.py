@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from .dryrun.run import dry_run
     from .errors import CaptureError, InstrumentError, LaunchError, SyncError, TraceError
     from .findings import Finding
+    from .memory.read import read_memory
+    from .memory.snapshot import MemorySnapshot
     from .modules.annotate import annotate_modules
     from .modules.service import Handle
     from .modules.step import annotate_step
@@ -46,6 +48,7 @@ __all__ = [
     "InstrumentError",
     "Keep",
     "LaunchError",
+    "MemorySnapshot",
     "MergedTrace",
     "Metrics",
     "Profile",
@@ -76,6 +79,7 @@ __all__ = [
     "metrics",
     "no_syncs",
     "profile",
+    "read_memory",
     "read_trace",
     "read_traces",
     "rule",
@@ -94,6 +98,7 @@ _HOMES = {
     "InstrumentError": ".errors",
     "Keep": ".windows.storage",
     "LaunchError": ".errors",
+    "MemorySnapshot": ".memory.snapshot",
     "MergedTrace": ".traces.merge",
     "Metrics": ".diagnosis.metrics",
     "Profile": ".windows.profile",
@@ -124,6 +129,7 @@ _HOMES = {
     "metrics": ".diagnosis.metrics",
     "no_syncs": ".syncs.live",
     "profile": ".windows.api",
+    "read_memory": ".memory.read",
     "read_trace": ".traces.read",
     "read_traces": ".traces.read",
     "rule": ".diagnosis.diagnose",

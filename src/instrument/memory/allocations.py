@@ -5,39 +5,32 @@ from __future__ import annotations
 import numpy as np
 
 from ..traces.table import Array, Table
-from .snapshot import MemorySnapshot
 
 _ALLOCATED, _FREED = "alloc", "free_completed"
 _ACTIVE = "active"  # how the states of blocks in use begin
 
 
-def allocations(snapshot: MemorySnapshot) -> Table:
-    """Return the allocations of all devices, the older ones first.
+def pair_allocations(events: Table, segments: Table, blocks: Table) -> Table:
+    """Return the allocations that the tables of a `MemorySnapshot` show, as its ``allocations``.
 
-    Columns: ``device``, ``address`` and ``bytes``; ``begin``, the row of the event that allocates it, or -1 if it is
-    older than the recorded events; ``end``, the row of the event that frees it, or the number of events if it
-    is still in use; ``stack``, that of the allocation or, for older ones, of the block.
-
-    Memory is in use until its free is complete, as a stream may still read it. An address that is allocated
-    again without a free between was freed by an event that is not recorded: the first allocation ends there.
+    An address that is allocated again without a free between was freed by an event that is not recorded: the first
+    allocation ends there.
     """
-    events = snapshot.events
-    rows, allocated = _of_addresses(snapshot)
+    rows, allocated = _of_addresses(events)
     key = np.stack((events.device[rows], events.address[rows]))
     same = np.append((key[:, 1:] == key[:, :-1]).all(axis=0), False)  # as the next one
     following = np.append(rows[1:], 0)
     begun = np.flatnonzero(allocated)
     end = np.where(same[begun], following[begun], len(events))
     older = np.flatnonzero(~allocated & ~np.append(False, same[:-1]))  # the first event of its address is a free
-    recorded = _columns(snapshot, rows[begun], rows[begun], end)
-    freed = _columns(snapshot, rows[older], np.full(len(older), -1), rows[older])
-    parts = (freed, _never_seen(snapshot, key), recorded)
+    recorded = _columns(events, rows[begun], rows[begun], end)
+    freed = _columns(events, rows[older], np.full(len(older), -1), rows[older])
+    parts = (freed, _never_seen(segments, blocks, key, len(events)), recorded)
     return Table({name: np.concatenate([part[name] for part in parts]) for name in recorded}, events.strings)
 
 
-def _of_addresses(snapshot: MemorySnapshot) -> tuple[Array, Array]:
+def _of_addresses(events: Table) -> tuple[Array, Array]:
     """Return the rows of the allocations and frees by device, address and time, and which are allocations."""
-    events = snapshot.events
     names = np.array([1 if name == _ALLOCATED else 2 if name == _FREED else 0 for name in events.strings])
     kind = names[events.action]
     rows = np.flatnonzero(kind)
@@ -45,17 +38,15 @@ def _of_addresses(snapshot: MemorySnapshot) -> tuple[Array, Array]:
     return rows, kind[rows] == 1
 
 
-def _columns(snapshot: MemorySnapshot, rows: Array, begin: Array, end: Array) -> dict[str, Array]:
-    events = snapshot.events
+def _columns(events: Table, rows: Array, begin: Array, end: Array) -> dict[str, Array]:
     columns = {name: events[name][rows] for name in ("device", "address", "bytes", "stack")}
     return columns | {"begin": begin, "end": end}
 
 
-def _never_seen(snapshot: MemorySnapshot, seen: Array) -> dict[str, Array]:
-    """Return the blocks in use whose device and address no event names."""
-    blocks, count = snapshot.blocks, len(snapshot.events)
+def _never_seen(segments: Table, blocks: Table, seen: Array, count: int) -> dict[str, Array]:
+    """Return the blocks in use that ``seen`` lacks, by device and address; there are ``count`` events."""
     active = np.array([name.startswith(_ACTIVE) for name in blocks.strings])[blocks.state]
-    device = snapshot.segments.device[blocks.segment]
+    device = segments.device[blocks.segment]
     known = set(zip(*seen.tolist(), strict=True))
     places = zip(device.tolist(), blocks.address.tolist(), strict=True)
     rows = np.flatnonzero(active & np.array([place not in known for place in places], bool))

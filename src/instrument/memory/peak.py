@@ -18,7 +18,7 @@ class Peak:
         bytes: the memory in use.
         event: the row of the event after which it was in use; -1 if that was before the first event.
         before_bytes: how much of it is older than the recorded events.
-        rows: the rows of the allocations in use, the largest first.
+        rows: the rows of the `MemorySnapshot.allocations` in use, the largest first.
     """
 
     device: int
@@ -32,7 +32,7 @@ def peak_of(allocations: Table, device: int, events: int) -> Peak:
     """Return the first time at which ``device`` used the most memory.
 
     Args:
-        allocations: those of a snapshot.
+        allocations: those of a `MemorySnapshot`.
         device: the GPU.
         events: the number of events of the snapshot.
     """

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 
 _BLOCK = 1 << 22  # bytes that are read at once
 _LONGEST = 9  # bytes of an opcode and its number, or the size of its text
-_FREE_CONTAINERS = 100_000  # for small files
-_BYTES_PER_CONTAINER = 8  # at least, in larger files: a list of one byte takes 60 in memory
+_FREE_CONTAINERS = 50_000  # for small files
+_BYTES_PER_CONTAINER = 4  # at least, in larger files: a list of one byte takes 60 in memory
 _BATCH = 1000  # a pickler adds the items of a list in batches of so many
 
 # A list of objects that the memo has, such as the frames of an event.
@@ -53,6 +53,7 @@ class DataReader:
 
     def __init__(self, file: BinaryIO, size: int, take: Callable[[dict[Any, Any]], object]) -> None:
         self._file = file
+        self._size = size
         self._take = take
         self._containers_left = _FREE_CONTAINERS + size // _BYTES_PER_CONTAINER
         self._data = b""
@@ -96,10 +97,13 @@ class DataReader:
                 outer.append(stack)
                 stack = []
                 at += 1
+                self._count_container()
             elif op in _SIZED:
                 width, convert = _SIZED[op]
                 start = at + 1 + width
                 stop = start + int.from_bytes(data[at + 1 : start], "little")
+                if stop - at > self._size:
+                    raise ValueError("a text or a number is longer than the file")
                 if stop > len(data):
                     data, end = self._more(at, stop - at)
                     start, stop, at = 1 + width, stop - at, 0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..traces.table import Table
+from .allocations import pair_allocations
+from .peak import Peak, peak_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,23 @@ class MemorySnapshot:
     def devices(self) -> list[int]:
         """The numbers of the GPUs that have segments or events."""
         return sorted({*self.segments.device.tolist(), *self.events.device.tolist()})
+
+    @cached_property
+    def allocations(self) -> Table:
+        """What was allocated when, the oldest first.
+
+        Columns: ``device``, ``address`` and ``bytes``; ``begin``, the row of the event that allocates it, or -1 if
+        it is older than the recorded events; ``end``, the row of the event that completes its free, or the number
+        of events if it is still in use; ``stack``, that of the allocation or, for older ones, of the block.
+        """
+        return pair_allocations(self.events, self.segments, self.blocks)
+
+    def peak(self, device: int = 0) -> Peak:
+        """Return the first time at which ``device`` used the most memory.
+
+        Memory is in use from its allocation until its free is complete, as a stream may still read it.
+        """
+        return peak_of(self.allocations, device, len(self.events))
 
     def __repr__(self) -> str:
         sizes = f"{len(self.events):,} events, {len(self.segments):,} segments"
