@@ -22,7 +22,7 @@ PATH = "megatron.core."
 
 def outline(folder: Path, keep: str, rank: int = 0) -> list[str]:
     """Return the main thread's regions in the first window whose names match, indented by nesting."""
-    (file,) = (folder / "window-0001").glob(f"rank{rank}.*")
+    (file,) = (folder / "window-0001").glob(f"rank{rank}.*.pt.trace.json.gz")
     events = [event for event in annotations(file) if re.fullmatch(keep, event["name"])]
     lines, open_ends = [], []
     for event in events:

@@ -212,7 +212,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     script.write_text(RANKS)
     command = [sys.executable, script, tmp_path / "out"]
     warm.run(command, environment(), timeout=100, check=True, ranks=2)
-    traces = sorted((tmp_path / "out").rglob("rank*.json*"))
+    traces = sorted((tmp_path / "out").rglob("rank*.pt.trace.json*"))
     assert len(traces) == 2
     for trace, transfer in zip(traces, ("recv", "send"), strict=True):
         names = Counter(event["name"] for event in annotations(trace))

@@ -169,4 +169,5 @@ def test_two_profiles_with_overlapping_windows(out: Path, caplog: pytest.LogCapt
     assert [("recorded", None)] == reasons(first.windows)
     assert [("skipped", reason), ("recorded", None)] == reasons(second.windows)
     (line,) = [record.message for record in caplog.records if reason in record.message]
-    assert line == f"instrument: window not recorded (window=1, reason={reason})"
+    fields = "window=1, step=3, rank=0, opened_by=schedule"
+    assert line == f"instrument: window.skipped ({fields}, reason={reason})"

@@ -146,4 +146,4 @@ def test_an_error_of_the_program(tmp_path: Path, mode: str, expected: int) -> No
     assert expected == code
     assert [(1, "recorded"), (2, "partial")] == statuses(lines)
     assert ([3, 3], 4) == (lines[1]["steps"], lines[1]["cut_step"])
-    assert "the loop ended in step 4" == lines[1]["reason"]
+    assert lines[1]["reason"].startswith("the loop ended in step 4: ")

@@ -41,6 +41,7 @@ def finished(folder: Path, trace: dict[str, Any], *, read: bool) -> dict[str, An
         "raw": str(raw),
         "beside": [],
         "read": read,
+        "ranks": [],
     }
     window["diagnose"] = False
     assert not jobs.do(window)["errors"]
