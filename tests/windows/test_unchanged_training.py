@@ -118,11 +118,12 @@ def test_a_run_that_reaches_its_end(tmp_path: Path, mode: str) -> None:
 
 
 def test_a_finishing_process_that_is_killed(tmp_path: Path) -> None:
-    """The window that is open then is finished by another process."""
+    """Another process finishes the window that is open then, or it stays as torch wrote it, and its line says so."""
     code, lines, _ = trained(tmp_path, "finalizer")
     assert 0 == code
     assert [(1, "recorded"), (2, "recorded")] == statuses(lines)
-    assert None is lines[1]["reason"]
+    killed = "not compressed: the process that finishes windows was ended by SIGKILL"  # noticed after the window
+    assert lines[1]["reason"] in (None, killed)
     assert_files_are_there(tmp_path, lines)
 
 
