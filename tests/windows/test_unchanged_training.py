@@ -118,7 +118,7 @@ def test_a_run_that_reaches_its_end(tmp_path: Path, mode: str) -> None:
 
 
 def test_a_finishing_process_that_is_killed(tmp_path: Path) -> None:
-    """Another process finishes the window that is open then, or it stays as torch wrote it, and its line says so."""
+    """Another process finishes the window that is open then, or its line says that it stays as torch wrote it."""
     code, lines, _ = trained(tmp_path, "finalizer")
     assert 0 == code
     assert [(1, "recorded"), (2, "recorded")] == statuses(lines)
