@@ -112,14 +112,14 @@ def test_peak_of_real_snapshots(name: str) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "no pickle"),
-        (b"\x1f\x8b", "no pickle"),
-        (b'{"traceEvents": []}', "no pickle"),
+        (b"", "not a pickle"),
+        (b"\x1f\x8b", "not a pickle"),
+        (b'{"traceEvents": []}', "not a pickle"),
         (pickle.dumps([]), "no segments"),
         (pickle.dumps({"segments": 5}), "no segments"),
-        (pickle.dumps({"segments": [5]}), "no dictionary"),
-        (pickle.dumps({"segments": [], "device_traces": 5}), "no list"),
-        (pickle.dumps({"segments": [], "device_traces": [5]}), "no list"),
+        (pickle.dumps({"segments": [5]}), "not a dictionary"),
+        (pickle.dumps({"segments": [], "device_traces": 5}), "not a list"),
+        (pickle.dumps({"segments": [], "device_traces": [5]}), "not a list"),
         (pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc"}]]}), "not those of its devices"),
         (pickle.dumps({"segments": [], "x": {"action": "alloc", "addr": 5}}), "not those of its devices"),
         (

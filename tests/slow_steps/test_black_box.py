@@ -56,7 +56,7 @@ def test_a_slow_step_is_found_with_its_phase(clock: Clock, make: Make) -> None:
 
 
 def test_the_cause_is_the_phase_that_took_longer(clock: Clock, make: Make) -> None:
-    """A phase that took less time than usual is no cause, however large the difference is."""
+    """A phase that took less time than usual is not the cause, however large the difference is."""
     box = make()
     run(box, clock, 100, data=20.0, forward=5.0)
     run(box, clock, 1, data=1.0, forward=22.0, backward=22.0)

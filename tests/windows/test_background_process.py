@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from instrument.windows import background_process
+from instrument.windows import background_process, finalizer_process
 from instrument.windows.background_process import BackgroundProcess
 from instrument.windows.finalizer_process import FinalizerProcess
 
@@ -89,6 +89,26 @@ def test_the_process_yields_the_cpu_to_training(monkeypatch: pytest.MonkeyPatch,
         assert "ended with exit code 0" == process.wait()
     assert b"done" in text
     assert (b"nice 19" in text) == Path("/proc/self/autogroup").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
+def test_the_process_takes_its_share_of_the_cpu_while_the_program_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The priority of its session is the usual one from the call of `end` on."""
+    told = tmp_path / "priority"
+    more = f"""
+import instrument.windows.finalizer_main as at, pathlib
+take = at._take_more_cpu
+priority = pathlib.Path("/proc/self/autogroup")
+at._take_more_cpu = lambda: (take(), pathlib.Path({str(told)!r}).write_text(priority.read_text()))
+"""
+    line = "exec_module(package)\n"
+    monkeypatch.setattr(finalizer_process, "_CODE", finalizer_process._CODE.replace(line, line + more))
+    process = FinalizerProcess(lambda answer: None, lambda process: None)
+    assert not told.exists()
+    process.end(60)
+    assert told.read_text().endswith("nice 0\n")
 
 
 WITH_HANDLER = f"""{BEGIN}

@@ -196,3 +196,4 @@ def test_a_phase_in_a_forked_child(out: Path) -> None:
             os._exit(0)
         os.waitpid(child, 0)
     assert ["eval-0001"] == [line["window"] for line in manifest(out) if line["window"] != 1]
+    assert 1 == len(list((out / "window-eval-0001").iterdir()))

@@ -228,11 +228,11 @@ class DataReader:
 
 def _add_items(target: Any, items: list[Any]) -> None:
     if type(target) is not dict or len(items) % 2:
-        raise ValueError("items of what is no dictionary")
+        raise ValueError("it adds items to a value that is not a dictionary")
     target.update(zip(items[::2], items[1::2], strict=True))
 
 
 def _list(target: Any) -> list[Any]:
     if type(target) is not list:
-        raise ValueError("items of what is no list")
+        raise ValueError("it adds items to a value that is not a list")
     return target

@@ -36,7 +36,7 @@ def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
     path = Path(path)
     with path.open("rb") as file:
         if file.peek(1)[:1] != b"\x80":
-            raise TraceError(path, "it is no pickle, as torch writes memory snapshots")
+            raise TraceError(path, "it is not a pickle, the format in which torch writes memory snapshots")
         events = _Events()
         try:
             data = DataReader(file, os.fstat(file.fileno()).st_size, events.take).read()
@@ -74,7 +74,7 @@ class _Stacks:
         known = self._known_frames.get(id(frame))
         if known is None:
             if not isinstance(frame, Mapping):
-                raise _FormatError("a frame of a stack is no dictionary")
+                raise _FormatError("a frame of a stack is not a dictionary")
             name, file = (self._strings[_text(frame.get(key))] for key in ("name", "filename"))
             number = self._frames[name, file, _number(frame.get("line"), 0)]
             known = self._known_frames[id(frame)] = number, frame
@@ -126,7 +126,7 @@ class _Events:
 
 def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
     if not isinstance(data, dict) or not isinstance(data.get("segments"), (list, tuple)):
-        raise _FormatError("it is no memory snapshot: it has no segments")
+        raise _FormatError("it is not a memory snapshot: it has no segments")
     by_device = [_items(each, "device_traces") for each in _items(data.get("device_traces", ()), "device_traces")]
     segments = _mappings(data["segments"], "segments")
     blocks = [
@@ -201,14 +201,14 @@ def _table(names: Sequence[str], rows: Sequence[tuple[int, ...]]) -> dict[str, A
 
 def _items(value: object, name: str) -> Sequence[Any]:
     if not isinstance(value, (list, tuple)):
-        raise _FormatError(f'its "{name}" is no list')
+        raise _FormatError(f'its "{name}" is not a list')
     return value
 
 
 def _mappings(value: object, name: str) -> list[Mapping[str, Any]]:
     found = _items(value, name)
     if not all(isinstance(each, dict) for each in found):
-        raise _FormatError(f'its "{name}" has an entry that is no dictionary')
+        raise _FormatError(f'its "{name}" has an entry that is not a dictionary')
     return list(found)
 
 

@@ -104,7 +104,7 @@ class Profile(ScheduleFollower):
         self._preemptible = preemptible
         self._marks_steps = marks_steps
         self._phases = {}
-        self._threads_in_phase = []
+        self._threads_in_phase = []  # a thread is in it once for each of its open phases
         self._triggers = triggers
         schedule.open_ended = bool(triggers) or slow_step_window > 0
         self._slow_steps = SlowStepWindows(self.request, slow_step_window) if slow_step_window else None
@@ -124,7 +124,7 @@ class Profile(ScheduleFollower):
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: nullcontext())
     def phase(self, name: str, schedule: Schedule | str | None = None) -> AbstractContextManager[object]:
-        """Return a context manager for a part of the program that is no training step, such as an evaluation.
+        """Return a context manager for a part of the program between training steps, such as an evaluation.
 
         Calls of `step` in its block do not count. Each block is one step of a profile of its own, counted from 0,
         whose windows are called ``window-eval-0001``. Such a window is skipped while one of the training is open.
@@ -157,13 +157,6 @@ class Profile(ScheduleFollower):
         self._threads_in_phase.remove(thread)
         if self._slow_steps is not None and self._recording is None and not self._threads_in_phase:
             self._slow_steps.box.resume()
-
-    def _choose_step(self) -> None:
-        """Have `step` end a step in the black box too, while it runs."""
-        step = self._plain_step
-        if self._slow_steps is not None and self._started:
-            step = self._slow_steps.followed_by(step, self._threads_in_phase)
-        self.step = step  # type: ignore[method-assign]
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
     def trigger(
@@ -280,7 +273,8 @@ class Profile(ScheduleFollower):
         if self._slow_steps is not None:
             with guard.contained("the black box"):
                 self._slow_steps.begin(self.step_num)
-                self._choose_step()
+                # Without a black box, `step` is the method itself and costs no more.
+                self.step = self._slow_steps.followed_by(self._plain_step, self._threads_in_phase)  # type: ignore[method-assign]
         if self._schedule.open_ended:
             with guard.contained("agreeing on windows"):
                 self._agreement = Agreement.begin(
@@ -295,7 +289,7 @@ class Profile(ScheduleFollower):
         self._forgotten_step.remove()
         if self._slow_steps is not None:
             self._slow_steps.box.stop()
-            self._choose_step()
+            self.step = self._plain_step  # type: ignore[method-assign]
         if self._agreement is not None:
             self._agreement.end()
 

@@ -23,7 +23,7 @@ class ScheduleFollower(RunEnder):
     """The part of a profile that follows the loop; no error reaches the loop but wrong arguments of `step`."""
 
     _marks_steps = False
-    _threads_in_phase: list[int] = []  # noqa: RUF012  # a thread is in it once for each of its open phases
+    _threads_in_phase: list[int] = []  # noqa: RUF012  # stays empty: each profile gets its own
     _forgotten_step: ForgottenStep
 
     @property
@@ -34,7 +34,7 @@ class ScheduleFollower(RunEnder):
     def step(self, global_step: int | None = None) -> None:
         """Count a step: the current one ends, the next one begins.
 
-        Costs two comparisons unless a window is open or due. In a `Profile.phase` of this thread, does nothing.
+        Costs three comparisons unless a window is open or due. Does nothing in a `Profile.phase` of this thread.
 
         Args:
             global_step: the number of the step that begins, which is the number of steps done so far: the

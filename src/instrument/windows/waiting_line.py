@@ -18,7 +18,7 @@ class WaitingLine:
 
     Args:
         text: the line.
-        stream: the file to write to; there is no line if it is not a terminal.
+        stream: the file to write to; nothing is written if it is not a terminal.
     """
 
     def __init__(self, text: str, stream: Any) -> None:

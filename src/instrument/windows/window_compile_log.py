@@ -17,7 +17,7 @@ _FEATURE = "the log of torch.compile"
 
 
 class WindowCompileLog:
-    """Writes what torch compiles from `start` to `stop`; there is no file if nothing is compiled.
+    """Writes what torch compiles from `start` to `stop`; no file is written if nothing is compiled.
 
     Args:
         folder: the folder of the window.
