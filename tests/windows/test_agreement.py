@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from instrument.windows import agreement
+from instrument.windows.agreement import Agreement
+from instrument.windows.requests import WindowRequest
 
 from ..support import programs, warm
+from ..support.finalizers import eventually
 
 pytestmark = pytest.mark.process
 
@@ -112,3 +119,20 @@ def test_a_rank_that_dies(tmp_path: Path) -> None:
     assert [(0, "recorded", ["rank 1 asks and dies"])] == [
         (line["rank"], line["status"], line["opened_by"]) for line in lines
     ]
+
+
+def test_a_jump_of_the_step_number_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the jump to a checkpoint's step, a window is agreed a few steps ahead of it."""
+    monkeypatch.setattr(agreement, "POLL_S", 0.01)
+    monkeypatch.setattr(agreement, "job_store", lambda prefix: torch.distributed.HashStore())
+    step, done = 10, 0
+    decided: list[WindowRequest] = []
+    made = Agreement.begin(decided.append, lambda: step, lambda: done)
+    assert made is not None
+    time.sleep(0.05)  # a few polls
+    step, done = 100_000, 1
+    time.sleep(0.05)
+    made.propose(WindowRequest("asked", 3, 1))
+    eventually(lambda: bool(decided))
+    made.end()
+    assert 100_000 < (decided[0].first or 0) < 101_000

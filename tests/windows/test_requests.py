@@ -214,3 +214,11 @@ def test_loss_does_not_change(out: Path) -> None:
     plain = train(12)
     with instrument.profile(out, schedule="1") as prof:
         assert plain == train(12, prof.step, lambda number: prof.trigger(steps=1) if number % 4 == 2 else None)
+
+
+def test_equal_reasons_are_said_once() -> None:
+    """Such as those of ranks that see the same file touched."""
+    windows = RequestedWindows(instrument.schedule("50"))
+    for _ in range(2):
+        window = windows.add(WindowRequest("touched", 3, 1), 5)
+    assert ["touched"] == windows.opened_by(window)
