@@ -67,9 +67,12 @@ class SnapshotDump:
             self._notify()
 
     def wait(self, timeout: float, waiting: Callable[[], None]) -> None:
-        """Wait until it is over; give up after ``timeout`` s. ``waiting`` is called ten times a second."""
+        """Wait until it is over, and the calls of `when_done` are made; give up after ``timeout`` s.
+
+        ``waiting`` is called ten times a second.
+        """
         deadline = time.monotonic() + timeout
-        while not self.done and time.monotonic() < deadline and self._thread.is_alive():
+        while self._thread.is_alive() and time.monotonic() < deadline:
             self._thread.join(_WAIT_S)
             waiting()
         if not self.done:
