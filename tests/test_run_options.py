@@ -206,6 +206,16 @@ def test_wrong_values_of_memory(value: str, message: str) -> None:
     assert message in result.stderr
 
 
+def test_memory_without_a_profiler() -> None:
+    """Windows of memory alone are windows, with their options; other options still have no effect."""
+    found = settings("--profiler", "none", "--memory", "snapshot", "--steps", "all", "--ranks", "0")
+    assert ("none", 0) == (found["exporter"], found["at"])
+    assert "record" not in found
+    result = run("--profiler", "none", "--memory", "snapshot", "--detail", "full")
+    assert "--detail has no effect with --profiler none" in result.stderr
+    assert "--memory has no effect with --profiler nsys" in run("--memory=snapshot", "--profiler", "nsys").stderr
+
+
 def test_the_memory_history_reaches_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of the program have the options of the command line."""
     monkeypatch.setenv(RUN, json.dumps(settings("--memory", "snapshot,size=1GB")))

@@ -169,6 +169,57 @@ def test_out_of_memory(out: Path, allocator: Allocator) -> None:
     assert snapshots(out) == [out / memory["file"]]
 
 
+def test_a_whole_run_without_a_profiler(out: Path, allocator: Allocator) -> None:
+    """An error at any step is caught, and the newest events are there; nothing else is written."""
+
+    def body(number: int) -> None:
+        allocator.allocate()
+        if number == 8:
+            allocator.run_out()
+
+    memory = instrument.memory_history(entries=5)
+    with (
+        pytest.raises(torch.cuda.OutOfMemoryError),
+        instrument.profile(out, memory=memory, exporter="none") as prof,
+    ):
+        train(10, prof.step, body)
+    (line,) = manifest(out)
+    assert ("none", [line["memory"]["file"]]) == (line["exporter"], [file["path"] for file in line["files"]])
+    found = instrument.read_memory(out / line["memory"]["file"])
+    assert 5 == len(found.events)
+    assert "ProfilerStep#8" in found.annotations.text("name")
+
+
+def test_events_without_times(out: Path, allocator: Allocator) -> None:
+    """Those of torch 2.1 have none, so that regions cannot be matched to them."""
+
+    def body(number: int) -> None:
+        allocator.allocate()
+        for event in allocator.events:
+            event.pop("time_us", None)
+
+    run(out, body, schedule="2", memory="snapshot")
+    (memory,) = memories(out)
+    assert "recorded" == memory["status"]
+    assert "this version of torch does not say when an event was" in memory["reason"]
+
+
+def test_the_snapshot_goes_with_its_window(out: Path, tmp_path: Path, allocator: Allocator) -> None:
+    """An upload copies it, and retention removes it."""
+    pytest.importorskip("fsspec")
+    remote = tmp_path / "remote"
+    run_with_torch(
+        out, allocating(allocator), schedule="1,5", memory=instrument.memory_history(every="0.001s"),
+        keep=instrument.keep(windows=1), upload=f"file://{remote}",
+    )  # fmt: skip
+    first, second = (line for line in manifest(out) if "event" not in line)
+    assert [second["memory"]["file"]] == [str(path.relative_to(out)) for path in snapshots(out)]
+    assert sorted(line["memory"]["file"] for line in (first, second)) == sorted(
+        str(path.relative_to(remote)) for path in snapshots(remote)
+    )
+    assert 2 == sum(len(traces_of(line)) for line in (first, second))
+
+
 def test_an_error_that_the_program_handles(out: Path, allocator: Allocator) -> None:
     """The first one of a window is written, and training goes on with the same result."""
 

@@ -153,11 +153,20 @@ class WindowMemory:
         self._region_count = len(regions)
         snapshot["external_annotations"] = [*snapshot.get("external_annotations", ()), *regions]
         path = self._folder / f"{self._prefix}.{time.time_ns()}{MEMORY_SNAPSHOT}"
-        full = any(len(events) >= self._options.entries for events in snapshot.get("device_traces", ()))
-        self._reason = f"only the newest {self._options.entries:,} events of a GPU were kept" if full else None
+        self._reason = self._lacks(snapshot)
         self.dump = SnapshotDump(snapshot, path, self._options.size_bytes)
         self.stopped_at = time.monotonic()
         self.dump.start()
+
+    def _lacks(self, snapshot: dict[str, Any]) -> str | None:
+        """Return what torch left out of a snapshot."""
+        histories = [events for events in snapshot.get("device_traces", ()) if events]
+        reasons = []
+        if any(len(events) >= self._options.entries for events in histories):
+            reasons.append(f"only the newest {self._options.entries:,} events of a GPU were kept")
+        if not all("time_us" in events[0] for events in histories):
+            reasons.append("this version of torch does not say when an event was, so that none is in a region")
+        return "; ".join(reasons) or None
 
     def _set_aside(self, reason: str) -> None:
         """Note that there will be no snapshot for ``reason``, and log that, once for each."""

@@ -66,15 +66,19 @@ def reject_useless(options: Mapping[str, Any], profiler: str) -> None:
     """
     if "names" in options and options.get("modules") == "none":
         raise ValueError("--names has no effect with --modules none")
+    snapshot = options.get("memory", MEMORY_EVENTS) != MEMORY_EVENTS
     for name in options:
         needed = _NEEDS.get(name)
+        if name == "memory" and snapshot:
+            needed = ("torch", "none", "auto")
         if needed is not None and profiler not in needed:
             which = " or ".join(filter(None, (", ".join(needed[:-1]), needed[-1])))
             raise ValueError(
                 f"{_typed(name)} has no effect with --profiler {profiler}: it needs --profiler {which}"
             )
-        if profiler == "none" and name in _WINDOWS:
-            raise ValueError(f"{_typed(name)} has no effect with --profiler none, which opens no window")
+        if profiler == "none" and name in _WINDOWS and not snapshot:
+            opens = "which opens windows with --memory snapshot alone"
+            raise ValueError(f"{_typed(name)} has no effect with --profiler none, {opens}")
     if profiler in VENDORS and "ranks" in options and options.get("steps") == "all":
         raise ValueError(
             f"--ranks has no effect with --steps all and --profiler {profiler}, which then records every rank"

@@ -253,8 +253,10 @@ def run(
         loop["run_options"] = options.as_typed(given)
     except ValueError as error:
         raise exit_unusable(error) from None
-    if profiler in (Profiler.torch, Profiler.none):
-        loop |= {"exporter": "torch_profiler"} if profiler is Profiler.torch else {"record": False}
+    if profiler is Profiler.torch:
+        loop["exporter"] = "torch_profiler"
+    elif profiler is Profiler.none:
+        loop |= {"exporter": "none"} if "memory" in loop else {"record": False}
     started = environment(loop)
     if flags := " and ".join(excluding_options(line)):
         lost = "no step and no region is recorded" if profiler.value in VENDORS else "nothing is recorded"
@@ -263,7 +265,7 @@ def run(
         count = options.windows(loop)
         request = LaunchRequest(line, out.absolute(), count, started, region or (), launches, option or ())
         raise typer.Exit(_run_under_tool(profiler.value, request, print_command))
-    if profiler is not Profiler.none and (reason := unwritable(out.absolute())):
+    if loop.get("record", True) and (reason := unwritable(out.absolute())):
         print_message(f"{reason}; the program runs, but its windows will not be saved")
     if profiler is Profiler.auto and (sentence := options.ignored_options(given)):
         print_message(sentence)

@@ -99,9 +99,9 @@ def profile(
             in a window, with its regions, beside its trace, as ``rank0.TIME.memory.pickle``, also when an
             allocation fails in the window; `instrument.read_memory` reads it. The first window has one, later
             ones as often as the cost allows. It holds the loop for seconds at the end of the window.
-        exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", or an object
-            with the methods of an exporter. "auto" means the vendor's tool that the process runs under, else
-            torch.profiler.
+        exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", "none" (for
+            ``memory`` alone), or an object with the methods of an exporter. "auto" means the vendor's tool that
+            the process runs under, else torch.profiler.
         ranks: the ranks that record, also as text ("0,7", "node=0", "local=0", "sample=4") or from
             `choose_ranks`; None for all. The other ranks only count steps, and never wait.
         first_step: the number of the first step, for a resumed run. Named steps and periods of a schedule
