@@ -40,6 +40,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/stalls.py
 	$(BIN)/python benchmarks/windows.py
+	$(BIN)/python benchmarks/memory_snapshots.py
 	$(BIN)/python benchmarks/syncs.py
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/page.py
