@@ -97,6 +97,52 @@ def steps(plain: bool) -> Outcome:
     return outcome(losses, model, calls)
 
 
+def memory(plain: bool) -> Outcome:
+    """Train with the memory of each window, by a stub of torch's allocator, in which an allocation fails."""
+    torch.manual_seed(0)
+    model, losses, failures = Net(), [], Counter[str]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    allocator: Any = None
+    if not plain:
+        import pytest
+
+        from tests.support.allocator import Allocator
+
+        allocator = Allocator()
+        allocator.install(pytest.MonkeyPatch())
+
+    def train(step: Any, annotate: Any) -> Outcome:
+        for number, batch in enumerate(batches()):
+            with annotate("forward"):
+                loss = model(batch).square().mean()
+            try:
+                if number == 5:
+                    if not plain:
+                        allocator.run_out()
+                    raise torch.OutOfMemoryError
+                if not plain:
+                    allocator.allocate()
+            except torch.OutOfMemoryError:
+                failures["out of memory"] += 1
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            step()
+        return outcome(losses, model, failures)
+
+    if plain:
+        return train(lambda: None, contextlib.nullcontext)
+    import instrument
+
+    history = instrument.memory_history(every="0.001s", size="1kB")
+    schedule = instrument.schedule(**PLAN, repeat=2)
+    with instrument.profile("out", schedule=schedule, memory=history, exporter="none") as prof:
+        found = train(prof.step, instrument.annotate)
+    assert not allocator.on
+    return found
+
+
 def plain_loop(calls: Counter[str]) -> Outcome:
     """Train in a loop without any call of the library."""
     torch.manual_seed(0)
@@ -285,6 +331,7 @@ SCENARIOS: dict[str, Callable[[bool], Outcome]] = {
     "lightning": lightning,
     "lightning_profiler": lightning_profiler,
     "server": server,
+    "memory": memory,
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from ..support.programs import ROOT, environment
 
-SCENARIOS = ("steps", "run", "transformers", "accelerate", "lightning", "lightning_profiler", "server")
+SCENARIOS = ("steps", "run", "transformers", "accelerate", "lightning", "lightning_profiler", "server", "memory")
 SAMPLE = 6  # faults in each scenario, of some two thousand
 SEED = 11
 

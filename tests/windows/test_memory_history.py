@@ -190,6 +190,22 @@ def test_a_whole_run_without_a_profiler(out: Path, allocator: Allocator) -> None
     assert "ProfilerStep#8" in found.annotations.text("name")
 
 
+def test_a_whole_run_beside_windows_of_torch(out: Path, tmp_path: Path, allocator: Allocator) -> None:
+    """Two profiles of a loop do not disturb each other: one of the memory, one of a profiler."""
+    memory = instrument.profile(tmp_path / "memory", exporter="none", memory="snapshot")
+    with memory, instrument.profile(out, schedule="2-3,6", memory="snapshot") as prof:
+
+        def step() -> None:
+            prof.step()
+            memory.step()
+
+        assert expected(10) == train(10, step, allocating(allocator))
+    assert [("recorded", None)] * 2 == reasons(manifest(out))
+    assert {"not recorded"} == {found["status"] for found in memories(out)}
+    (whole,) = memories(tmp_path / "memory")
+    assert ("recorded", 10) == (whole["status"], whole["entries"])
+
+
 def test_events_without_times(out: Path, allocator: Allocator) -> None:
     """Those of torch 2.1 have none, so that regions cannot be matched to them."""
 
@@ -255,7 +271,7 @@ def test_a_program_that_records_itself(out: Path, allocator: Allocator, caplog: 
     assert allocator.on
     assert 7 == len(allocator.events)
     assert ["not recorded"] * 2 == [memory["status"] for memory in memories(out)]
-    assert "the program records its own history" in memories(out)[0]["reason"]
+    assert "a history of GPU memory is on already" in memories(out)[0]["reason"]
     assert 1 == sum("goes on undisturbed" in record.message for record in caplog.records)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..guard import guard
 from ..units import parse_duration, parse_size
 
 STACKS = ("python", "all")
@@ -40,6 +41,7 @@ class MemoryHistory:
         return None if self.every is None else parse_duration(self.every, "every")
 
 
+@guard.prepared("recording GPU memory", otherwise=lambda **_: None)
 def memory_history(
     *, stacks: str = "python", entries: int = 100_000, size: str = "500MB", every: str | None = None
 ) -> MemoryHistory:

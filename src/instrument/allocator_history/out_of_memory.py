@@ -42,10 +42,10 @@ class OutOfMemory:
         if listener in self._listeners:
             self._listeners.remove(listener)
 
+    @guard.contained(FEATURE)
     def _observe(self, device: int, requested: int, allowed: int, free: int) -> None:
         for listener in tuple(self._listeners):
-            with guard.contained(FEATURE):
-                listener(FailedAllocation(device, requested, allowed, free))
+            listener(FailedAllocation(device, requested, allowed, free))
 
 
 out_of_memory = OutOfMemory()

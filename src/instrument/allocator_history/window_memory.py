@@ -24,7 +24,7 @@ from .region_log import RegionLog
 FEATURE = "recording GPU memory"
 _NO_CUDA = "there is nothing to record: this build of torch has no allocator of CUDA or ROCm"
 _NO_GPU = "there is nothing to record: the program did not use a GPU of CUDA or ROCm in the window"
-_BEFORE = "the program records its own history of GPU memory, which goes on undisturbed"
+_BEFORE = "a history of GPU memory is on already, of the program or of another window, and goes on undisturbed"
 _DURING = "the program turned its own history of GPU memory on or off in the window, so this one gave way"
 _GIVEN_UP = "the window was given up"
 _logged: set[str] = set()  # reasons, each of which is logged once per process
@@ -140,6 +140,7 @@ class WindowMemory:
         except BaseException:
             self._on = True
             raise
+        self._regions = RegionLog()  # the other one may be large
 
     def _on_out_of_memory(self, failed: FailedAllocation) -> None:
         if self._on and self.dump is None:
