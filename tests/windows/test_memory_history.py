@@ -240,11 +240,13 @@ def test_an_error_that_the_program_handles(out: Path, allocator: Allocator) -> N
     """The first one of a window is written, and training goes on with the same result."""
 
     def body(number: int) -> None:
+        assert allocator.on == (number == 2)
         allocator.allocate()
         with pytest.raises(torch.cuda.OutOfMemoryError):
             allocator.run_out(number)
 
     run(out, body, schedule="2-6", memory="snapshot")
+    assert [DEFAULTS, ("attach",), ("snapshot",), OFF] == allocator.calls
     (memory,) = memories(out)
     assert ("recorded", 2, 1) == (memory["status"], memory["out_of_memory"]["requested_bytes"], memory["entries"])
 

@@ -102,6 +102,8 @@ class WindowMemory:
         """Note that step ``number`` begins; with None, that the last one ends."""
         if self._on:
             self._regions.step(number)
+            if self.dump is not None:  # taken at an out-of-memory error on any thread; torch turns off on this one
+                self.discard()
 
     def stop(self) -> None:
         """Turn the history off as it was before, and begin to write it."""
