@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ class _Server:
         atexit.register(self._close)
 
     def _close(self) -> None:
+        if self._process.poll() is None:
+            self._socket.shutdown(socket.SHUT_RDWR)  # also if a forked process has the socket too
         self._answers.close()
         self._socket.close()
         self._process.wait()
@@ -45,7 +48,7 @@ class _Server:
         """Run one program; return its exit code, negative for a signal, or None if it took too long."""
         self._socket.sendall(json.dumps(request).encode() + b"\n")
         late = threading.Event()
-        timers: list[threading.Timer] = []
+        timers: dict[int, threading.Timer] = {}
 
         def kill(process: int) -> None:
             late.set()
@@ -53,10 +56,19 @@ class _Server:
 
         try:
             while "status" not in (answer := json.loads(self._answers.readline())):
-                timers.append(threading.Timer(timeout, kill, [answer["process"]]))
-                timers[-1].start()
+                timer = timers[answer["process"]] = threading.Timer(timeout, kill, [answer["process"]])
+                timer.start()
+        except (
+            BaseException
+        ):  # such as the end of the time for the test; the answer would be that to the next request
+            for process in [*timers, self._process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            self._close()
+            _server.cache_clear()
+            raise
         finally:
-            for timer in timers:
+            for timer in timers.values():
                 timer.cancel()
         return None if late.is_set() else int(answer["status"])
 
