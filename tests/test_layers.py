@@ -22,6 +22,7 @@ ORDER = [
     ["integrations"],
     ["__init__"],
     ["windows"],
+    ["allocator_history"],
     ["exporters"],
     ["slow_steps"],
     ["dryrun"],

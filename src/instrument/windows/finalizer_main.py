@@ -29,7 +29,7 @@ from ..process_id import start_time
 from ..run_folder import NAME
 from ..units import counted
 from .file_keeping import FileKeeping
-from .manifest import append, describe_files, uncompressed_entry
+from .manifest import add_snapshot, append, describe_files, uncompressed_entry
 from .storage import Storage
 from .trace_counts import trace_counts
 
@@ -151,6 +151,8 @@ class FinalizerJobs:
             return {}
         entry, folder, summary, diagnosed = self._windows_without_timing.pop(job["window"])
         entry["timing"] = job["timing"]
+        entry["memory"] = job.get("memory", entry["memory"])
+        add_snapshot(entry, Path(folder))
         if diagnosed is not None:
             with self._collect_error("the diagnosis"):
                 entry["diagnosis"] = _write_diagnosis(diagnosed, entry, Path(folder))

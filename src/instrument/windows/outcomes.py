@@ -13,7 +13,7 @@ from ..run_folder import traces_of
 from .manifest import Manifest
 from .rank import world_size
 from .recording import Recording
-from .requests import RequestedWindows
+from .requests import SCHEDULE, RequestedWindows
 from .schedule import NEVER, Window, span
 from .storage import Storage
 from .window_finalizer import WindowFinalizer
@@ -107,7 +107,12 @@ class Outcomes:
             "exporter": self._exporter,
             "hidden_regions": sorted(dispatch.compiled_away),
             "cost": recording and recording.cost.entry(),
+            "memory": recording and recording.memory and recording.memory.entry(),
         }
+
+    def was_requested(self, window: Window) -> bool:
+        """Return whether somebody asked for ``window``, beside a schedule."""
+        return any(reason != SCHEDULE for reason in self._windows.opened_by(window))
 
     def add_recorded(
         self,
@@ -134,8 +139,9 @@ class Outcomes:
         read = self._prints_summary and self.holds_steps(recording)
         ranks = self._ranks_of(recording.window) if recording.steps is not None else []
         return self.finalizer.add_recorded(
-            recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks, **line
-        )
+            recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks,
+            history=recording.memory, **line,
+        )  # fmt: skip
 
     def _ranks_of(self, window: Window) -> list[int]:
         """Return the ranks of the job that record ``window``."""
@@ -156,7 +162,9 @@ class Outcomes:
         step: int | None = None,
     ) -> None:
         """Write the line of a window without files; with ``step``, log that it was skipped or failed there."""
-        self.finalizer.add_unrecorded(**self.entry(window, recording) | {"status": status, "reason": reason})
+        history = recording.memory if recording is not None else None
+        line = self.entry(window, recording) | {"status": status, "reason": reason}
+        self.finalizer.add_unrecorded(history, **line)
         if step is not None:
             log.warning(f"window.{status}", **self.fields(window, step), reason=reason)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .. import stderr
+from ..allocator_history.window_memory import MemoryRecorder
 from ..config import settings
 from ..cuda_graphs import GraphFollower
 from ..exporters.capture import Exporter
@@ -58,6 +59,7 @@ class Profile(ScheduleFollower):
         preemptible: the profile stops when another one starts, and does not start while another one runs.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
         compile_log: whether torch's log of what is compiled in a window is written beside its trace.
+        memory: records the history of GPU memory in windows; None for none.
         marks_steps: whether the program marks the steps of its training with it.
 
     Attributes:
@@ -88,6 +90,7 @@ class Profile(ScheduleFollower):
         preemptible: bool,
         keeps_events: bool,
         compile_log: bool,
+        memory: MemoryRecorder | None,
         marks_steps: bool,
     ) -> None:
         super().__init__(
@@ -100,6 +103,7 @@ class Profile(ScheduleFollower):
             has_schedule=has_schedule,
             keeps_events=keeps_events,
             compile_log=compile_log,
+            memory=memory,
         )
         self._preemptible = preemptible
         self._marks_steps = marks_steps

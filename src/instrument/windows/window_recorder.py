@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from .. import log
+from ..allocator_history.window_memory import MemoryRecorder, WindowMemory
 from ..compat import autograd
 from ..config import settings
 from ..cuda_graphs import cuda_graphs
@@ -55,6 +56,7 @@ class WindowRecorder(TorchProfilerApi):
         has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
         compile_log: whether torch's log of what is compiled in a window is written beside its trace.
+        memory: records the history of GPU memory in windows; None for none.
     """
 
     # A profile that could not be made has only these.
@@ -80,6 +82,7 @@ class WindowRecorder(TorchProfilerApi):
         has_schedule: bool,
         keeps_events: bool,
         compile_log: bool,
+        memory: MemoryRecorder | None,
     ) -> None:
         super().__init__()
         self.step_num = first_step
@@ -95,6 +98,7 @@ class WindowRecorder(TorchProfilerApi):
         self._has_schedule = has_schedule
         self._keeps_events = keeps_events
         self._writes_compile_log = compile_log
+        self._memory = memory
         self._times = StepTimes()
         self._first = first_step
         self._started = False
@@ -211,7 +215,9 @@ class WindowRecorder(TorchProfilerApi):
                 with cost.stall():
                     capture = self._exporter.capture()
                 compile_log = WindowCompileLog(self._folder(window)) if self._writes_compile_log else None
-                self._recording = Recording(window, capture, self.step_num, cost, compile_log)
+                self._recording = Recording(
+                    window, capture, self.step_num, cost, compile_log, self._window_memory(window)
+                )
                 if compile_log is not None:
                     compile_log.start()
                 self._times.open()
@@ -303,7 +309,7 @@ class WindowRecorder(TorchProfilerApi):
             recording.leave_out(self.step_num)
         recording.stop()
         window = recording.window
-        stem = f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}"
+        stem = f"{self._prefix}.{recording.end_ns}"
         with recording.cost.stall():
             traces = recording.capture.save(self._folder(window), stem)
             compiled = recording.compile_log.save(stem) if recording.compile_log is not None else None
@@ -316,6 +322,18 @@ class WindowRecorder(TorchProfilerApi):
         result = files, self._outcomes.entry(window, recording), missing + recording.incomplete
         recording.save_result = result
         return result
+
+    def _window_memory(self, window: Window) -> WindowMemory | None:
+        """Return what records the history of GPU memory in ``window``."""
+        if self._memory is None:
+            return None
+        requested = self._outcomes.was_requested(window)
+        return self._memory.window(self._folder(window), self._prefix, requested=requested)
+
+    @property
+    def _prefix(self) -> str:
+        """How the names of the files of a window begin; the time follows."""
+        return f"rank{self._outcomes.rank}{process_suffix()}"
 
     def _folder(self, window: Window) -> Path:
         """Return the folder of the files of ``window``."""
