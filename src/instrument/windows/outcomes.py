@@ -161,12 +161,12 @@ class Outcomes:
             log.warning(f"window.{status}", **self.fields(window, step), reason=reason)
 
     def fields(self, window: Window, step: int) -> dict[str, Any]:
-        """Return the fields of each event of ``window`` in the log."""
+        """Return the fields of each event of ``window`` in the log, as the manifest has them, and ``step``."""
         return {
             "window": self._windows.label(window),
             "step": step,
             "rank": self.rank,
-            "opened_by": "; ".join(self._windows.opened_by(window)),
+            "opened_by": self._windows.opened_by(window),
         }
 
     def missing_reasons(self, recording: Recording, next_step: int, end_reason: str, postponed: str) -> list[str]:

@@ -27,7 +27,7 @@ from .outcomes import Outcomes
 from .rank import process_suffix
 from .recording import Recording, SaveResult
 from .requests import RequestedWindows, WindowRequest
-from .schedule import NEVER, Phase, Window, span
+from .schedule import NEVER, Phase, Window
 from .slow_step_windows import SlowStepWindows
 from .timing import StepTimes
 from .torch_api import TorchProfilerApi
@@ -283,9 +283,9 @@ class WindowRecorder(TorchProfilerApi):
         log.info(
             "window.closed",
             **self._outcomes.fields(window, self.step_num),
-            steps=recording.steps and span(recording.steps[0], recording.steps[1] + 1),
+            steps=recording.steps and list(recording.steps),
             seconds=recording.seconds,
-            stall_seconds=entry["cost"]["stall_s"],
+            stall_s=entry["cost"]["stall_s"],
             bytes=self._last_trace_bytes,
         )
         if failure is not None:
