@@ -91,6 +91,29 @@ def test_json_for_log_collectors(tmp_path: Path) -> None:
     assert {"timestamp", "level", "window", "step", "rank", "seconds", "bytes"} <= lines[1].keys()
 
 
+def test_the_summary_in_json(tmp_path: Path) -> None:
+    """With `INSTRUMENT_LOG=json` the summary is an event too: nothing on standard error is not JSON."""
+    program = """
+import instrument, torch
+with instrument.profile("out", schedule="1-2,4", keep=instrument.keep(windows=1), diagnose=True) as prof:
+    for _ in range(6):
+        with instrument.annotate("forward"):
+            torch.ones(3).sum()
+        prof.step()
+"""
+    printed = stderr_of(tmp_path, program, INSTRUMENT_LOG="json", INSTRUMENT_SUMMARY="1")
+    lines = [json.loads(line) for line in printed]
+    (summary,) = [line for line in lines if line["event"] == "summary"]
+    (trace,) = (tmp_path / "out").glob("window-*/*.gz")
+    assert ([str(trace.relative_to(tmp_path))], 1) == (summary["files"], summary["removed_files"])
+    assert [1, 2, 4] == summary["step_numbers"]
+    (region,) = [region for region in summary["regions"] if region["path"] == ["forward"]]
+    assert (3, 3) == (region["calls"], region["steps"])
+    assert region["cpu_ns"] <= sum(summary["step_times_ns"]) == summary["step_ns"]
+    assert summary["diagnosis"] == instrument.diagnose(trace).verdict
+    assert summary["operators"]
+
+
 def test_json_has_the_traceback(caplog: pytest.LogCaptureFixture) -> None:
     """An error is a part of the object, so that it stays on one line."""
     instrument.configure(log="json")
