@@ -251,5 +251,6 @@ def diagnosis_of(
         idle_gaps=longest_gaps(facts) if facts.gpu else (),
         job=facts.job,
         steps_from=facts.trace.steps_from,
+        opened_by=str(facts.trace.metadata.get("instrument_opened_by", "")),
         facts=facts,
     )

@@ -58,6 +58,7 @@ class DiagnosisData:
         job: the ranks of the job; None if only this trace is known.
         steps_from: the name of the regions whose calls are the steps, with "*" for numbers; empty if the profiler
             marked the steps.
+        opened_by: why the window was opened, "schedule" or what requested it; empty if the trace does not say.
         facts: what the rules read, and the trace; None in a diagnosis that was not made by `diagnose`.
         regions: the outermost regions with their times per step, the longest first.
     """
@@ -89,6 +90,7 @@ class DiagnosisData:
     source: str = ""
     job: Job | None = field(default=None, repr=False, compare=False)
     steps_from: str = ""
+    opened_by: str = ""
     facts: TraceFacts | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -100,6 +102,11 @@ class DiagnosisData:
     def each_step(self) -> str:
         """The words after a time per step: "per step", or "in the window" for a trace without steps."""
         return "per step" if self.has_steps else "in the window"
+
+    @property
+    def opened_text(self) -> str:
+        """Why the window was opened, as a sentence; empty if nothing but its schedule did."""
+        return f"Opened by: {self.opened_by}." if self.opened_by not in ("", "schedule") else ""
 
     @property
     def coverage_text(self) -> str:

@@ -93,12 +93,16 @@ class Outcomes:
         """Warn if the folder cannot be written to, unless the user was ``warned`` before."""
         self._manifest.check(warned=warned)
 
+    def opened_by(self, window: Window) -> list[str]:
+        """Return why ``window`` was opened: "schedule", and the reasons of requests."""
+        return self._windows.opened_by(window)
+
     def entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
         """Return the fields of the line of ``window``, except its status and reason."""
         return {
             "rank": self.rank,
             "window": self._windows.label(window),
-            "opened_by": self._windows.opened_by(window),
+            "opened_by": self.opened_by(window),
             "planned_steps": (window.active, window.stop - 1 if window.stop < NEVER else None),
             "steps": recording and recording.steps,
             "cut_step": recording and recording.cut_step,
@@ -166,7 +170,7 @@ class Outcomes:
             "window": self._windows.label(window),
             "step": step,
             "rank": self.rank,
-            "opened_by": self._windows.opened_by(window),
+            "opened_by": self.opened_by(window),
         }
 
     def missing_reasons(self, recording: Recording, next_step: int, end_reason: str, postponed: str) -> list[str]:

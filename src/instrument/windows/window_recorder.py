@@ -218,9 +218,8 @@ class WindowRecorder(TorchProfilerApi):
                 log.info("window.opened", **self._outcomes.fields(window, self.step_num))
             self._recording.window = window
             if phase is Phase.ACTIVE:
-                self._recording.step(
-                    self.step_num, self._metadata, self._has_schedule or self.step_num > self._first
-                )
+                about = {**self._metadata, "instrument_opened_by": "; ".join(self._outcomes.opened_by(window))}
+                self._recording.step(self.step_num, about, self._has_schedule or self.step_num > self._first)
                 self._times.begin(self.step_num, recording=True)
             else:
                 self._recording.warm_up()
