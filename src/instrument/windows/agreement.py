@@ -25,7 +25,7 @@ from .requests import WindowRequest
 
 FEATURE = "agreeing on a window"
 POLL_S = 0.5  # how often a rank asks the store; one small message each time
-_NOTICE_S = 4 * POLL_S  # between a decision and its window: every rank has asked at least twice
+NOTICE_S = 4 * POLL_S  # between a decision and its window: every rank has asked at least twice
 _JOIN_S = 1.5 * POLL_S  # a request this long before an agreed window still reaches all ranks in time
 _LEAST_POLLS = 3  # before the first decision, as the speed of the loop is not known earlier
 _LEAST_STEPS = 3  # between a decision and its window, as ranks may be a step or two apart
@@ -114,7 +114,7 @@ class Agreement:
         agreed = self._agreed
         if agreed is not None and agreed.first is not None and self._ahead(_JOIN_S) <= agreed.first:
             return agreed.first
-        return self._ahead(_NOTICE_S)
+        return self._ahead(NOTICE_S)
 
     def _ahead(self, seconds: float) -> int:
         """Return a step that the loop does not reach in ``seconds``, by its fastest steps in the last 10 s."""

@@ -79,6 +79,10 @@ class Outcomes:
         """Whether this rank does not record."""
         return self._ranks is not None and self.rank not in self._ranks
 
+    def is_chosen(self, ranks: frozenset[int] | None) -> bool:
+        """Return whether this rank is among ``ranks``; None stands for those of the profile."""
+        return not self.excluded if ranks is None else self.rank in ranks
+
     @property
     def stepped_by_hand(self) -> bool:
         """Whether the user's own code calls ``step()``."""

@@ -22,11 +22,11 @@ from ..interrupts import is_interrupt
 from ..regions.annotation import annotate
 from ..slow_steps.box import BlackBox
 from ..stepping.program_steps import program_steps
-from .agreement import Agreement
+from .agreement import NOTICE_S, Agreement
 from .forgotten_step import ForgottenStep
 from .outcomes import Outcomes
 from .phase import Phase, check_name
-from .rank import rank
+from .rank import rank, world_size
 from .rank_selection import chosen_ranks
 from .requests import RequestedWindows, WindowRequest
 from .schedule import Schedule, integer
@@ -269,7 +269,7 @@ class Profile(ScheduleFollower):
 
     def _attach_sources(self) -> None:
         """Attach what requests windows while the profile runs."""
-        self._triggers.begin(self.request, self._state)
+        self._triggers.begin(self.request, self._request_and_answer)
         if self._slow_steps is not None:
             with guard.contained("the black box"):
                 self._slow_steps.begin(self.step_num)
@@ -309,9 +309,25 @@ class Profile(ScheduleFollower):
         """The black box that times the steps, if the profile has one."""
         return None if self._slow_steps is None else self._slow_steps.box
 
-    def _state(self) -> dict[str, Any]:
-        """Return what `instrument trigger` prints about this process."""
-        return {"process": self._process, "rank": self._outcomes.rank, "step": self.step_num}
+    def _request_and_answer(self, request: WindowRequest) -> dict[str, Any]:
+        """Make a request; return what `instrument trigger` prints about it.
+
+        Returns:
+            ``process``, ``rank``, ``step``; ``records``: whether this rank records the window; ``opens``: whether
+            any rank does, as far as this one knows; ``within_s``: the time until then, null for the next step.
+        """
+        agreed = self._agreement is not None and self._agreement.active
+        self.request(request)
+        records = self._outcomes.is_chosen(request.ranks)
+        elsewhere = request.ranks is None or min(request.ranks) < world_size()
+        return {
+            "process": self._process,
+            "rank": self._outcomes.rank,
+            "step": self.step_num,
+            "records": records,
+            "opens": records or (agreed and elsewhere),
+            "within_s": NOTICE_S if agreed else None,
+        }
 
     def __enter__(self) -> Profile:
         try:

@@ -152,12 +152,10 @@ class WindowRecorder(TorchProfilerApi):
         """Add the requested windows to the schedule, before ``step``."""
         while self._requests:
             request = self._requests.popleft()
-            chosen = request.ranks
             if request.first is not None and request.first < step:
                 late = f" (agreed for step {request.first}, learned of at step {step})"
                 request = replace(request, reason=request.reason + late)
-            recorded = self._outcomes.rank in chosen if chosen is not None else not self._outcomes.excluded
-            self._schedule.add(request, step, recorded=recorded)
+            self._schedule.add(request, step, recorded=self._outcomes.is_chosen(request.ranks))
 
     def _must_postpone(self, phase: Phase, window: Window | None, over: bool) -> bool:
         """Return whether a change that is due at this step has to wait for the next one.
