@@ -266,6 +266,17 @@ def test_a_merged_trace_is_read_as_one(job: Path) -> None:
     assert len(instrument.metrics(trace)["per_gpu"]) == 2
 
 
+def test_a_diagnosis_of_a_merged_trace(job: Path) -> None:
+    """It says that times are sums over the ranks, and how to get those of the job."""
+    found = instrument.diagnose(merge_traces(job).path)
+    assert (0, 1) == found.merged_ranks
+    assert "A merged trace of 2 ranks: their times add up. To diagnose the job, give the folder of" in " ".join(
+        str(found).split()
+    )
+    assert [0, 1] == json.loads(found.to_json())["merged_ranks"]
+    assert () == instrument.diagnose(job).merged_ranks
+
+
 def test_a_merged_trace_among_the_files(job: Path) -> None:
     """It is left out when the folder is merged again, and does not hide the folders of ranks."""
     merged = merge_traces(job, job / "all.json.gz")

@@ -138,6 +138,11 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
             "Regions of one thread overlap, as the regions of asyncio tasks do: every open region counts, so "
             "shares may add up to more than 100 %."
         )
+    elif summary.parallel_ns * 100 > summary.step_ns > 0:
+        yield (
+            "Regions of several threads run at the same time: every open region counts, so shares may add up to "
+            "more than 100 %."
+        )
     if summary.unplaced:
         yield (
             f"Not in the region of their backward pass: {counted(summary.unplaced, 'call')} on autograd's "
