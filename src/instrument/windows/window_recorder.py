@@ -19,6 +19,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Exporter
 from ..guard import guard
 from ..interrupts import is_interrupt
+from ..process_id import machine
 from ..regions import dispatch, region
 from .change_queue import ChangeQueue
 from .disk_space import refuse_full_disk
@@ -216,7 +217,7 @@ class WindowRecorder(TorchProfilerApi):
                 log.info("window.opened", **self._outcomes.fields(window, self.step_num))
             self._recording.window = window
             if phase is Phase.ACTIVE:
-                about = {**self._metadata, "instrument_opened_by": "; ".join(self._outcomes.opened_by(window))}
+                about = self._metadata | self._about(window) if self._recording.start_ns is None else {}
                 self._recording.step(self.step_num, about, self._has_schedule or self.step_num > self._first)
                 self._times.begin(self.step_num, recording=True)
             else:
@@ -234,6 +235,11 @@ class WindowRecorder(TorchProfilerApi):
             if self._recording is not None and not self._started:  # by another thread's `stop`
                 self._next_due_step = NEVER
                 self._abandon(self._recording)
+
+    def _about(self, window: Window) -> dict[str, str]:
+        """Return what the trace says of the window and of where it was recorded."""
+        reasons = "; ".join(self._outcomes.opened_by(window))
+        return {"instrument_opened_by": reasons, "instrument_machine": machine()}
 
     def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
