@@ -14,7 +14,7 @@ import instrument
 from instrument.config import settings
 from instrument.windows.window_finalizer import WindowFinalizer
 
-from .training import Recorder, expected, manifest, names, train
+from .training import Recorder, expected, manifest, names, statuses, train
 
 
 def lines(out: Path) -> dict[int | str, tuple[str, list[int] | None]]:
@@ -124,6 +124,18 @@ def test_phases_that_are_not_reached(out: Path) -> None:
                 pass
         train(4, prof.step)
     assert ["not reached"] * 2 == [entry["status"] for entry in manifest(out) if entry["window"] != 1]
+
+
+def test_many_windows_of_a_phase_that_are_not_reached(out: Path) -> None:
+    """They have one line, which says how many there are."""
+    with instrument.profile(out, schedule="1", exporter=Recorder()) as prof:
+        for number in range(3):
+            with prof.phase("eval", "1,5,7,9"):
+                assert number < 3
+        train(4, prof.step)
+    entries = [entry for entry in manifest(out) if entry["window"] != 1]
+    assert [("eval-0001", "recorded"), ("eval-0002", "not reached")] == statuses(entries)
+    assert "the loop ended before step 3; 2 more windows of this phase were not reached" == entries[1]["reason"]
 
 
 def test_with_a_black_box(out: Path) -> None:

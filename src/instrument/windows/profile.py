@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -232,7 +232,7 @@ class Profile(ScheduleFollower):
         for profile in others:
             if profile._preemptible:
                 profile.stop()
-        self._started, self._end_was_interrupted, self._windows_to_account_for = True, False, None
+        self._started, self._end_was_interrupted = True, False
         Profile._running.add(self)
         self._first = self.step_num
         self._process = os.getpid()
@@ -300,9 +300,9 @@ class Profile(ScheduleFollower):
             return
         planned = [window["window"] for window in before.windows if isinstance(window["window"], int)]
         accounted = max(planned, default=0)
-        for window in islice(self._schedule.after(accounted), 1000):
-            if window.index <= self._last_finished_index:
-                self._outcomes.note(window, "not reached", reason)
+        later = self._schedule.after(accounted)
+        earlier = takewhile(lambda window: window.index <= self._last_finished_index, later)
+        self._outcomes.note_not_reached(earlier, reason)
 
     @property
     def black_box(self) -> BlackBox | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from itertools import islice
+from itertools import takewhile
 
 from .. import log
 from ..compat import profilers
@@ -94,9 +94,9 @@ class ScheduleFollower(RunEnder):
     def _pass_windows(self, step: int, reached: int, reason: str) -> None:
         """Note the windows from step ``reached`` to ``step`` as not reached, or plan those in between again."""
         if step > reached:
-            for window in islice(self._schedule.after(self._last_finished_index), 1000):
-                if window.stop <= step and not self._never_records:
-                    self._outcomes.note(window, "not reached", reason)
+            passed = takewhile(lambda window: window.stop <= step, self._schedule.after(self._last_finished_index))
+            if not self._never_records:
+                self._outcomes.note_not_reached(passed, reason)
         self._schedule.go_to(step, reached)
         self._last_finished_index, self._continued_index = self._schedule.last_before(step), 0
         following = self._schedule.next_window(step)
