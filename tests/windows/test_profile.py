@@ -379,7 +379,7 @@ def test_declared_options_include_all_of_torchs() -> None:
         (ValueError, {"ranks": ["01"]}, "\"ranks\" must hold integers >= 0: ['01']"),
         (ValueError, {"ranks": "a"}, '"ranks" must be ranks such as "0,7"'),
         (ValueError, {"first_step": -1}, '"first_step" must be an integer >= 0: -1'),
-        (ValueError, {"first_step": 1.5}, '"first_step" must be an integer >= 0: 1.5'),
+        (TypeError, {"first_step": 1.5}, '"first_step" must be an integer >= 0: 1.5'),
         (
             ValueError,
             {"exporter": "perfetto"},

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..arguments import integer
 from ..descriptors import OwnDescriptor, OwnSocket
 from ..guard import guard
 from ..interrupts import Suppressed
 from .rank_selection import chosen_ranks
 from .requests import WindowRequest
-from .schedule import integer
 
 FEATURE = "commands of instrument trigger"
 _PREFIX, _SUFFIX = ".instrument-", ".sock"

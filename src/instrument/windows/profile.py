@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .. import stderr
+from ..arguments import integer
 from ..config import settings
 from ..cuda_graphs import GraphFollower
 from ..exporters.capture import Exporter
@@ -29,7 +30,7 @@ from .phase import Phase, check_name
 from .rank import rank, world_size
 from .rank_selection import chosen_ranks
 from .requests import RequestedWindows, WindowRequest
-from .schedule import Schedule, integer
+from .schedule import Schedule
 from .schedule_follower import ScheduleFollower
 from .slow_step_windows import SlowStepWindows
 from .torch_api import TorchProfilerApi

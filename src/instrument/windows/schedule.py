@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import operator
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -11,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
 from typing import TYPE_CHECKING, ClassVar
+
+from ..arguments import integer
 
 if TYPE_CHECKING:
     from torch.profiler import ProfilerAction
@@ -295,32 +296,6 @@ def _parse(at: str | int | Iterable[int], active: int | None) -> Iterator[tuple[
         if dash and active is not None:
             raise ValueError(f'"active" must be left out with ranges in "at", {at!r}: {active!r}')
         yield int(low), (int(high) + 1 if dash else int(low) + (active or 1))
-
-
-def integer(name: str, value: object, least: int = 0, why: str = "", *, several: bool = False) -> int:
-    """Return ``value`` as an int.
-
-    Args:
-        name: the argument, for the error.
-        value: what was given for it or, with ``several``, one of its items.
-        least: the smallest accepted integer, ...
-        why: ... and the reason for it, for the error.
-        several: whether the argument holds several integers.
-
-    Raises:
-        TypeError, ValueError: ``value`` is not an integer, or too small.
-    """
-    accepted = f"hold integers >= {least}" if several else f"be an integer >= {least}"
-    message = f'"{name}" must {accepted}{why}: {value!r}'
-    if isinstance(value, bool):
-        raise TypeError(message)
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(message) from None
-    if number < least:
-        raise ValueError(message)
-    return number
 
 
 def _reject_others(kind: str, **others: int) -> None:

@@ -7,6 +7,7 @@ import threading
 from itertools import takewhile
 
 from .. import log
+from ..arguments import integer
 from ..compat import profilers
 from ..cuda_graphs import cuda_graphs
 from ..guard import guard
@@ -15,7 +16,7 @@ from .forgotten_step import ForgottenStep
 from .rank import job_without_nccl
 from .recording import Recording
 from .run_ender import RunEnder
-from .schedule import NEVER, integer
+from .schedule import NEVER
 from .window_recorder import FEATURE
 
 
