@@ -24,7 +24,7 @@ import instrument
 from instrument.integrations import vllm
 from instrument.integrations.loop import Loop
 from instrument.integrations.server import CHECK_INTERVAL_S, OnDemandSchedule, Server
-from instrument.windows.schedule import Phase
+from instrument.windows.schedule import StepAction
 from tests.integrations.trees import recorded, traces, tree
 from tests.support import nsys, warm
 from tests.support.programs import ROOT, environment, python
@@ -232,10 +232,10 @@ def test_on_demand_schedule(requests: list[str | None], warmup: int, active: int
             open_until = step if what in ("stop", "toggle") else open_until
         elif what in ("start", "toggle"):
             open_until, count, first = step + warmup + active, count + 1, step + warmup
-        phase, window = plan.at(step)
-        assert (phase is Phase.WAIT) == (window is None) == (step >= open_until)
+        action, window = plan.at(step)
+        assert (action is StepAction.WAIT) == (window is None) == (step >= open_until)
         if window is not None:
-            assert (window.index, phase is Phase.ACTIVE) == (count, step >= first)
+            assert (window.index, action is StepAction.ACTIVE) == (count, step >= first)
         following = plan.next_window(step)
         assert following is not None
         assert following.index == count + (window is None)

@@ -26,7 +26,7 @@ from .. import log
 from ..arguments import integer
 from ..guard import guard
 from ..interrupts import Suppressed
-from ..windows.schedule import Phase, Schedule, Window
+from ..windows.schedule import Schedule, StepAction, Window
 from .adapter import Adapter, Removal, leave_inert
 from .loop import Loop
 
@@ -55,14 +55,14 @@ class OnDemandSchedule(Schedule):
         """Have the next step "start" a window of ``active`` steps, "stop" the open one, or "toggle"."""
         self._requests.put((action, active or self._active))
 
-    def at(self, step: int) -> tuple[Phase, Window | None]:
-        """Return the phase of ``step``, which begins, and its window."""
+    def at(self, step: int) -> tuple[StepAction, Window | None]:
+        """Return what the profiler does in ``step``, which begins, and its window."""
         while not self._requests.empty():
             self._handle(step, *self._requests.get())
         window = self._window_at(step)
         if window is None:
-            return Phase.WAIT, None
-        return (Phase.WARMUP if step < window.active else Phase.ACTIVE), window
+            return StepAction.WAIT, None
+        return (StepAction.WARMUP if step < window.active else StepAction.ACTIVE), window
 
     def next_window(self, step: int) -> Window | None:
         """Return the window that ``step`` is in or, outside one, the earliest that may still be requested."""

@@ -26,7 +26,7 @@ from ..stepping.program_steps import program_steps
 from .agreement import NOTICE_S, Agreement
 from .forgotten_step import ForgottenStep
 from .outcomes import Outcomes
-from .phase import Phase, check_name
+from .phase_block import PhaseBlock, check_name
 from .rank import rank, world_size
 from .rank_selection import chosen_ranks
 from .requests import RequestedWindows, WindowRequest
@@ -143,7 +143,7 @@ class Profile(ScheduleFollower):
             return annotate(name)
         if name not in self._phases:
             self._phases[name] = self.new_phase(name, schedule)
-        return Phase(name, self, self._phases[name])
+        return PhaseBlock(name, self, self._phases[name])
 
     def suspend_steps(self) -> int:
         """Leave out calls of `step` on this thread until `resume_steps`, which takes the result."""

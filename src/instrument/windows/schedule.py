@@ -20,7 +20,7 @@ NEVER = sys.maxsize  # a step that no loop reaches
 _USER_NAMES = ("at", "count", "finite", "next_window", "window", "windows")
 
 
-class Phase(enum.Enum):
+class StepAction(enum.Enum):
     """What the profiler does during one step."""
 
     WAIT = "wait"
@@ -94,16 +94,16 @@ class Schedule(ABC):
             raise ValueError(f'"step" must be an integer >= 0: {step!r}')
         return self.window(self._index(step))
 
-    def at(self, step: int) -> tuple[Phase, Window | None]:
-        """Return the phase of ``step``, and the window that it belongs to (None in `Phase.WAIT`).
+    def at(self, step: int) -> tuple[StepAction, Window | None]:
+        """Return what the profiler does in ``step``, and its window (None in `StepAction.WAIT`).
 
         Raises:
             ValueError: ``step`` is negative.
         """
         window = self.next_window(step)
         if window is None or step < window.warmup:
-            return Phase.WAIT, None
-        return (Phase.WARMUP if step < window.active else Phase.ACTIVE), window
+            return StepAction.WAIT, None
+        return (StepAction.WARMUP if step < window.active else StepAction.ACTIVE), window
 
     def __call__(self, step: int) -> ProfilerAction:
         """Return the `torch.profiler.ProfilerAction` of ``step``, for ``torch.profiler.profile(schedule=...)``.
@@ -113,11 +113,11 @@ class Schedule(ABC):
         """
         from torch.profiler import ProfilerAction
 
-        phase, window = self.at(step)
-        if phase is Phase.ACTIVE:
+        action, window = self.at(step)
+        if action is StepAction.ACTIVE:
             last = window is not None and step == window.stop - 1
             return ProfilerAction.RECORD_AND_SAVE if last else ProfilerAction.RECORD
-        return ProfilerAction.WARMUP if phase is Phase.WARMUP else ProfilerAction.NONE
+        return ProfilerAction.WARMUP if action is StepAction.WARMUP else ProfilerAction.NONE
 
     def starting(self, step: int) -> Schedule:
         """Return the schedule of a loop that begins with ``step``: cycles start there, named steps stay."""

@@ -149,9 +149,9 @@ class ScheduleFollower(RunEnder):
                 recording.note_foreign_step(self._schedule.label(recording.window))
                 return
             self._add_requested(step)
-            phase, window = self._schedule.at(step)
+            action, window = self._schedule.at(step)
             over = recording is not None and (window is None or window.index != recording.window.index)
-            if self._must_postpone(phase, window, over):
+            if self._must_postpone(action, window, over):
                 return
             if recording is not None and (over or recording.ended_early):
                 self._close_in_loop(recording)
@@ -160,7 +160,7 @@ class ScheduleFollower(RunEnder):
             if window is None:
                 self._wait_for_window(step)
             elif window.index > self._last_finished_index or window.index == self._continued_index:
-                self._record_step(phase, window)
+                self._record_step(action, window)
             elif self._schedule.plans_ahead or window.stop < NEVER:  # the rest of a failed window
                 self._next_due_step = window.stop
 

@@ -28,7 +28,7 @@ from .outcomes import Outcomes
 from .rank import process_suffix
 from .recording import Recording, SaveResult
 from .requests import RequestedWindows, WindowRequest
-from .schedule import NEVER, Phase, Window
+from .schedule import NEVER, StepAction, Window
 from .slow_step_windows import SlowStepWindows
 from .timing import StepTimes
 from .torch_api import TorchProfilerApi
@@ -158,7 +158,7 @@ class WindowRecorder(TorchProfilerApi):
                 request = replace(request, reason=request.reason + late)
             self._schedule.add(request, step, recorded=self._outcomes.is_chosen(request.ranks))
 
-    def _must_postpone(self, phase: Phase, window: Window | None, over: bool) -> bool:
+    def _must_postpone(self, action: StepAction, window: Window | None, over: bool) -> bool:
         """Return whether a change that is due at this step has to wait for the next one.
 
         At the end of a backward pass, torch undoes a start or stop of its profiler in that pass. The start and the
@@ -167,7 +167,7 @@ class WindowRecorder(TorchProfilerApi):
         recording = self._recording
         if self._exporter.name == "torch_profiler" and autograd.in_backward():
             self._postponement_reason = _IN_BACKWARD
-        elif cuda_graphs.capturing and self._is_due(phase, window, over):
+        elif cuda_graphs.capturing and self._is_due(action, window, over):
             self._postponement_reason = _IN_CAPTURE
             if over and recording is not None:
                 self._end_recorded_step(recording)
@@ -180,13 +180,17 @@ class WindowRecorder(TorchProfilerApi):
             ]
         return True
 
-    def _is_due(self, phase: Phase, window: Window | None, over: bool) -> bool:
+    def _is_due(self, action: StepAction, window: Window | None, over: bool) -> bool:
         """Return whether a recording opens, starts or ends at this step."""
         if self._recording is None:
             return window is not None and (
                 window.index > self._last_finished_index or window.index == self._continued_index
             )
-        return over or self._recording.ended_early or (phase is Phase.ACTIVE and self._recording.start_ns is None)
+        return (
+            over
+            or self._recording.ended_early
+            or (action is StepAction.ACTIVE and self._recording.start_ns is None)
+        )
 
     def _note_missed(self, window: Window | None) -> None:
         """Note windows that ended before they could open, now that ``window`` can."""
@@ -198,7 +202,7 @@ class WindowRecorder(TorchProfilerApi):
         if put_off and window is None:
             self._postponement_reason = ""
 
-    def _record_step(self, phase: Phase, window: Window) -> None:
+    def _record_step(self, action: StepAction, window: Window) -> None:
         capture = None
         try:
             if self._recording is None:
@@ -216,7 +220,7 @@ class WindowRecorder(TorchProfilerApi):
                 self._times.open()
                 log.info("window.opened", **self._outcomes.fields(window, self.step_num))
             self._recording.window = window
-            if phase is Phase.ACTIVE:
+            if action is StepAction.ACTIVE:
                 about = self._metadata | self._about(window) if self._recording.start_ns is None else {}
                 self._recording.step(self.step_num, about, self._has_schedule or self.step_num > self._first)
                 self._times.begin(self.step_num, recording=True)

@@ -1,4 +1,4 @@
-"""`Phase`: a part of the program between training steps, such as an evaluation."""
+"""`PhaseBlock`: a block of a part of the program between training steps, such as an evaluation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_name(name: object) -> str:
     return name
 
 
-class Phase:
+class PhaseBlock:
     """A context manager that counts its block as one step of ``profile``, within a region.
 
     Args:
