@@ -6,7 +6,6 @@ import atexit
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
@@ -19,7 +18,7 @@ from ..config import settings
 from ..cuda_graphs import GraphFollower
 from ..exporters.capture import Exporter
 from ..guard import guard
-from ..interrupts import is_interrupt
+from ..interrupts import Suppressed, is_interrupt
 from ..regions.annotation import annotate
 from ..slow_steps.box import BlackBox
 from ..stepping.program_steps import program_steps
@@ -145,17 +144,16 @@ class Profile(ScheduleFollower):
             self._phases[name] = self.new_phase(name, schedule)
         return PhaseBlock(name, self, self._phases[name])
 
-    def suspend_steps(self) -> int:
-        """Leave out calls of `step` on this thread until `resume_steps`, which takes the result."""
-        thread = threading.get_ident()
+    def suspend_steps(self, thread: int) -> None:
+        """Leave out calls of `step` on ``thread`` until `resume_steps`."""
         self._threads_in_phase.append(thread)
         if self._slow_steps is not None:
             self._slow_steps.box.pause()
-        return thread
 
     def resume_steps(self, thread: int) -> None:
-        """Count calls of `step` on ``thread`` again, unless it is in an outer phase."""
-        self._threads_in_phase.remove(thread)
+        """Count calls of `step` on ``thread`` again, unless it is in an outer phase or `suspend_steps` failed."""
+        with Suppressed(ValueError):
+            self._threads_in_phase.remove(thread)
         if self._slow_steps is not None and self._recording is None and not self._threads_in_phase:
             self._slow_steps.box.resume()
 

@@ -205,6 +205,11 @@ class MicroStepIterator(StepIterator[T]):
         super().__init__(iterable, counter, again)
         self._groups = StepIterator(_Groups(iterable, accumulate), counter, again)
 
+    @property
+    def profile(self) -> Profile:
+        """The profile that records the steps."""
+        return self._groups.profile
+
     def __iter__(self) -> Iterator[T]:
         for group in self._groups:
             for item in group:
