@@ -174,7 +174,7 @@ def test_a_lost_entry_of_one_kind_costs_the_other_no_patience(store: LossyStore)
     for kind in ("ask", "decision"):
         store.add(f"{kind}/count", 1)  # announced, and not written yet
     for _ in range(agreement._PATIENCE):
-        assert [] == made._new("ask") == made._new("decision")
+        assert [] == made._new("decision") == made._new("ask")
     store.set("decision/1", '{"reason": "late", "active": 1, "warmup": 0, "first": 9, "ranks": null}')
     assert ["late"] == [each.reason for each in made._new("decision")]
 
