@@ -22,7 +22,7 @@ TOOL_VARIABLES = (
 )  # fmt: skip
 
 # Messages of nsys 2022.4 when it fails by itself, about once in some hundred runs.
-NSYS_FAILED = ("Connection to the Agent lost", "Local Endpoint is not available")
+NSYS_FAILED = ("Connection to the Agent lost", "Local Endpoint is not available", "ProcessWaiterImpl.cpp")
 _NUMBERS = itertools.count()
 
 
