@@ -91,3 +91,11 @@ def test_timeout(tmp_path: Path) -> None:
     assert error.value.stdout == "1\n"
     assert warm.run([sys.executable, "-c", "print(signal)"], env=environment()).returncode == 1
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def test_further_imports(tmp_path: Path) -> None:
+    """A program may find more packages imported, and no other program does."""
+    code = "import os, sys; print('graphlib' in sys.modules, os.getcwd()); sys.exit(3)"
+    for imports in (("graphlib",), (), ("graphlib",)):
+        done = warm.run([sys.executable, "-c", code], environment(), cwd=tmp_path, imports=imports)
+        assert (3, f"{bool(imports)} {tmp_path}\n") == (done.returncode, done.stdout)

@@ -80,6 +80,7 @@ def profile(
     env: Mapping[str, str] | None = None,
     check: bool = True,
     own_process: bool = False,
+    imports: tuple[str, ...] = (),
 ) -> Report:
     """Record a Python program, which `tests.support.warm.run` runs.
 
@@ -91,6 +92,7 @@ def profile(
         env: further environment variables of the program.
         check: False returns the report of a failed program, with its exit code.
         own_process: nsys starts the program, and so knows the names of its process and threads; slower.
+        imports: packages that the program finds imported, besides torch.
 
     Raises:
         AssertionError: nsys or the program failed.
@@ -101,7 +103,7 @@ def profile(
         fixed: list[str | Path] = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "-o", folder / "report"]
         command = [nsys(), "profile", *fixed, *options]
         line = python(program(script, folder), args)
-        with alone(), nullcontext(line) if own_process else _stand_in(line) as started:
+        with alone(), nullcontext(line) if own_process else _stand_in(line, imports) as started:
             done = run([*command, *started], environment(env), check=check, timeout=120)
         files = sorted(folder.glob("*.nsys-rep"), key=lambda path: (len(path.name), path.name))
         return Report(done.returncode, done.stdout, done.stderr, files)
@@ -110,7 +112,7 @@ def profile(
 
 
 @contextmanager
-def _stand_in(command: Sequence[str | Path]) -> Iterator[list[str | Path]]:
+def _stand_in(command: Sequence[str | Path], imports: tuple[str, ...]) -> Iterator[list[str | Path]]:
     """Yield what nsys is to start in place of `command`, which `warm.run` runs as soon as nsys has done so.
 
     NVTX itself loads the injection of nsys, into any process that has the variables of a program under nsys.
@@ -122,7 +124,7 @@ def _stand_in(command: Sequence[str | Path]) -> Iterator[list[str | Path]]:
         except OSError:  # nsys has ended without starting anything
             return
         with suppress(BrokenPipeError), connection, connection.makefile("rw") as stream:  # or it ends too soon
-            done = warm.run(command, json.loads(stream.readline()), timeout=100)
+            done = warm.run(command, json.loads(stream.readline()), timeout=100, imports=imports)
             answer = {"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
             stream.write(json.dumps(answer) + "\n")
 
