@@ -48,7 +48,8 @@ def unchanged() -> list[str]:
 def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Return the folder and the output of the script."""
     out = tmp_path_factory.mktemp("script") / "out"
-    return out, warm.run(python(SCRIPT, ["--out", str(out)]), environment({"COLUMNS": "100"}), check=True, imports=IMPORTS)
+    env = environment({"COLUMNS": "100"})
+    return out, warm.run(python(SCRIPT, ["--out", str(out)]), env, check=True, imports=IMPORTS)
 
 
 def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], unchanged: list[str]) -> None:

@@ -33,9 +33,8 @@ IMPORTS = ("megatron.core.models.gpt.gpt_model", "megatron.core.optimizer", "meg
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    env = clean({"INSTRUMENT": "0"})
-    done = warm.run(python(SCRIPT, ["--cpu", "--out", str(tmp_path_factory.mktemp("plain"))]), env, check=True, imports=IMPORTS)
-    return losses(done.stdout)
+    command = python(SCRIPT, ["--cpu", "--out", str(tmp_path_factory.mktemp("plain"))])
+    return losses(warm.run(command, clean({"INSTRUMENT": "0"}), check=True, imports=IMPORTS).stdout)
 
 
 STEP = """\
