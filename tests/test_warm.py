@@ -110,3 +110,11 @@ def test_interrupt(tmp_path: Path) -> None:
             os.kill(process, 0)
             time.sleep(0.01)
     assert warm.run([sys.executable, "-c", "raise SystemExit(7)"], env=environment()).returncode == 7
+
+
+def test_further_imports(tmp_path: Path) -> None:
+    """A program may find more packages imported, and no other program does."""
+    code = "import os, sys; print('graphlib' in sys.modules, os.getcwd()); sys.exit(3)"
+    for imports in (("graphlib",), (), ("graphlib",)):
+        done = warm.run([sys.executable, "-c", code], environment(), cwd=tmp_path, imports=imports)
+        assert (3, f"{bool(imports)} {tmp_path}\n") == (done.returncode, done.stdout)

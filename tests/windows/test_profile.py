@@ -383,7 +383,7 @@ def test_declared_options_include_all_of_torchs() -> None:
         (
             ValueError,
             {"exporter": "perfetto"},
-            '"auto", one of torch_profiler, nsight_systems, nsight_compute, rocprof, vtune, or',
+            '"auto", one of torch_profiler, nsight_systems, nsight_compute, rocprof, vtune, none, or',
         ),
         (TypeError, {"exporter": 3}, '"exporter" must be a name or an object with a method "capture": 3'),
         (
