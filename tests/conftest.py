@@ -29,6 +29,10 @@ __all__ = ["browser", "open_page"]
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
+# The models of the tests are small, and several workers share the cores: more threads only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
 HERE = Path(__file__).parent
 
 # A job in the background ignores these, and programs inherit that; tests send them.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .support.programs import environment, program, python, run
+from .support.programs import NSYS_FAILED, ToolFailed, environment, program, python, run
 
 LEAVE_CHILD = """
     import subprocess, sys
@@ -35,3 +35,10 @@ def test_a_program_that_fails(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ended with 4\nstdout:\nout\n\nstderr:\nerr\n"):
         run(python(program("import sys; print('out'); print('err', file=sys.stderr); sys.exit(4)", tmp_path)),
             environment())  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NSYS_FAILED)
+def test_a_failure_of_nsys_itself(text: str) -> None:
+    """Such a failure has its own error, so that the test records again."""
+    with pytest.raises(ToolFailed, match=text):
+        run(["sh", "-c", f"echo '{text}' >&2; exit 1"], environment())

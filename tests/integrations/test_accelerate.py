@@ -28,6 +28,7 @@ from tests.support.net import Net
 from tests.support.programs import ROOT, environment, python
 
 SCRIPT = ROOT / "integrations" / "accelerate" / "train.py"
+IMPORTS = ("accelerate", "transformers.models.gpt2.modeling_gpt2")  # of the script
 NAMES = {"micro-step", "backward", "checkpoint", "clip_grad_norm_", "Optimizer.step", "GPT2LMHeadModel"}
 MICRO_STEP = "micro-step\n  GPT2LMHeadModel\n  backward\n"
 STEP = f"{MICRO_STEP * 2}  clip_grad_norm_\n  Optimizer.step#AdamW.step\n"
@@ -40,14 +41,15 @@ def losses(output: str) -> list[str]:
 @pytest.fixture(scope="module")
 def unchanged() -> list[str]:
     """Return the losses that the script prints without this library."""
-    return losses(warm.run(python(SCRIPT), environment({"INSTRUMENT": "0"}), check=True).stdout)
+    return losses(warm.run(python(SCRIPT), environment({"INSTRUMENT": "0"}), check=True, imports=IMPORTS).stdout)
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Return the folder and the output of the script."""
     out = tmp_path_factory.mktemp("script") / "out"
-    return out, warm.run(python(SCRIPT, ["--out", str(out)]), environment({"COLUMNS": "100"}), check=True)
+    env = environment({"COLUMNS": "100"})
+    return out, warm.run(python(SCRIPT, ["--out", str(out)]), env, check=True, imports=IMPORTS)
 
 
 def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], unchanged: list[str]) -> None:
@@ -67,7 +69,7 @@ def test_regions_of_the_script(script: tuple[Path, subprocess.CompletedProcess[s
 @pytest.mark.nsys
 def test_nsight_systems(tmp_path: Path, unchanged: list[str]) -> None:
     """Under Nsight Systems every step of the run has its ranges."""
-    report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path / "out")])
+    report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path / "out")], imports=IMPORTS)
     found = [r for r in nsys.ranges(report.file) if r.kind == "push_pop"]
     assert STEP * 4 + "checkpoint\n" + STEP * 2 == tree(found, NAMES) + "\n"
     assert unchanged == losses(report.stdout)

@@ -27,6 +27,7 @@ if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed: pip install deepspeed", allow_module_level=True)
 
 SCRIPT = ROOT / "integrations/deepspeed/train.py"
+IMPORTS = ("deepspeed",)  # of the script
 PARTS = [
     "step", "micro-step", "forward", "Sequential", "backward", "DeepSpeedEngine.forward",
     "DeepSpeedEngine.backward", "DeepSpeedEngine.allreduce_gradients", "Optimizer.step",
@@ -43,7 +44,7 @@ STEP = f"step\n{MICRO_STEP}{MICRO_STEP}  Optimizer.step#AdamW.step"
 
 
 def start(*args: str | Path, **env: str) -> str:
-    return warm.run([*python(SCRIPT), *args], environment(env), check=True).stdout
+    return warm.run([*python(SCRIPT), *args], environment(env), check=True, imports=IMPORTS).stdout
 
 
 def losses(text: str) -> list[str]:
@@ -74,7 +75,7 @@ def test_regions_of_the_script(annotated: tuple[Path, str]) -> None:
 @pytest.mark.nsys
 def test_nsight_systems(tmp_path: Path) -> None:
     """A report of Nsight Systems has the ranges."""
-    report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path)])
+    report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path)], imports=IMPORTS)
     parts = [part for part in PARTS if part != "Sequential"]
     assert STEP.replace("      Sequential\n", "") in tree(nsys.ranges(report.file), parts)
 

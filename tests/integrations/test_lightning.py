@@ -24,7 +24,7 @@ from instrument.integrations.loop import Loop
 from ..conftest import annotations
 from ..support import nsys, warm
 from ..support.programs import environment as environ
-from ..support.programs import python, run
+from ..support.programs import python
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -57,21 +57,22 @@ pytestmark = pytest.mark.filterwarnings(
 
 # The script, in its own process
 
+IMPORTS = ("lightning.pytorch", "pytorch_lightning")
+
 
 @pytest.fixture(scope="module", params=["lightning", "pytorch_lightning"])
 def script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """Return the script's output and its folder."""
     out = tmp_path_factory.mktemp("script")
-    done = warm.run(
-        python(SCRIPT, ["--out", str(out)]), environ({"LIGHTNING": request.param, "COLUMNS": "100"}), check=True
-    )
+    env = environ({"LIGHTNING": request.param, "COLUMNS": "100"})
+    done = warm.run(python(SCRIPT, ["--out", str(out)]), env, check=True, imports=IMPORTS)
     assert "Where the step went" in done.stderr
     return done.stdout, out
 
 
 @pytest.fixture(scope="module")
 def plain() -> str:
-    return warm.run(python(SCRIPT), environ({"INSTRUMENT": "0"}), check=True).stdout
+    return warm.run(python(SCRIPT), environ({"INSTRUMENT": "0"}), check=True, imports=IMPORTS).stdout
 
 
 def test_script_losses(script: tuple[str, Path], plain: str) -> None:
@@ -114,7 +115,7 @@ def test_script_regions(script: tuple[str, Path]) -> None:
 @pytest.mark.nsys
 def test_script_nsight_systems(tmp_path: Path, plain: str) -> None:
     """A report of nsys has the ranges of every step, the sanity check and the windows."""
-    report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path / "out")])
+    report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path / "out")], imports=IMPORTS)
     assert plain == report.stdout[report.stdout.index("steps") :][: len(plain)]
     names = Counter(found.name for found in nsys.ranges(report.file) if found.domain == "instrument")
     expected = {
@@ -126,7 +127,8 @@ def test_script_nsight_systems(tmp_path: Path, plain: str) -> None:
 
 def test_two_processes(tmp_path: Path) -> None:
     """Each rank of DDP records its window."""
-    run(python(SCRIPT, ["--out", str(tmp_path), "--strategy", "ddp"]), environ())
+    command = python(SCRIPT, ["--out", str(tmp_path), "--strategy", "ddp"])
+    warm.run(command, environ(), check=True, imports=IMPORTS)  # starts the second one
     lines = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
     assert {0: [3, 3], 1: [3, 3]} == {line["rank"]: line["steps"] for line in lines}  # 2 epochs of 2 steps
     for trace in tmp_path.glob("window-*/*.gz"):

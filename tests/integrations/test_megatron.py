@@ -28,12 +28,13 @@ from tests.integrations.megatron_support import FOLDER, PATH, SCRIPT, losses, ou
 
 # The script, alone, under torchrun and under nsys
 
+IMPORTS = ("megatron.core.models.gpt.gpt_model", "megatron.core.optimizer", "megatron.core.pipeline_parallel")
+
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    env = clean({"INSTRUMENT": "0", "OMP_NUM_THREADS": "1"})
-    done = warm.run(python(SCRIPT, ["--cpu", "--out", str(tmp_path_factory.mktemp("plain"))]), env, check=True)
-    return losses(done.stdout)
+    command = python(SCRIPT, ["--cpu", "--out", str(tmp_path_factory.mktemp("plain"))])
+    return losses(warm.run(command, clean({"INSTRUMENT": "0"}), check=True, imports=IMPORTS).stdout)
 
 
 STEP = """\
@@ -93,8 +94,7 @@ SHOWN = (
 
 def test_regions_of_a_step(plain: list[str], tmp_path: Path) -> None:
     """The trace has the expected tree for each step, and the losses are bit-identical."""
-    env = clean({"OMP_NUM_THREADS": "1"})
-    done = warm.run(python(SCRIPT, ["--cpu", "--out", str(tmp_path)]), env, check=True)
+    done = warm.run(python(SCRIPT, ["--cpu", "--out", str(tmp_path)]), clean(), check=True, imports=IMPORTS)
     assert losses(done.stdout) == plain
     assert len(plain) == 6
     found = "\n".join(outline(tmp_path, SHOWN)) + "\n"
@@ -105,7 +105,7 @@ def test_regions_of_a_step(plain: list[str], tmp_path: Path) -> None:
 
 def two_ranks(script_args: list[str], env: dict[str, str]) -> str:
     command = python(SCRIPT, ["--cpu", *script_args])
-    return warm.run(command, clean({"OMP_NUM_THREADS": "1", **env}), check=True, ranks=2).stdout
+    return warm.run(command, clean(env), check=True, ranks=2, imports=IMPORTS).stdout
 
 
 def test_interleaved_pipeline(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_interleaved_pipeline(tmp_path: Path) -> None:
 @pytest.mark.nsys
 def test_nsight_systems(plain: list[str], tmp_path: Path) -> None:
     """The report has the ranges with micro-batch and stage, and none of Megatron's own ranges in addition."""
-    report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--cpu"], env={"OMP_NUM_THREADS": "1"})
+    report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--cpu"], imports=IMPORTS)
     assert losses(report.stdout) == plain
     ranges = nsys.ranges(report.file)
     forward = [found for found in ranges if found.name == "forward"]

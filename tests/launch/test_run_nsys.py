@@ -95,11 +95,23 @@ def reports(script: Path) -> list[str]:
 BOTH = ["nsys-TIME.1.nsys-rep", "nsys-TIME.2.nsys-rep"]
 
 
-def test_the_run_ends_with_the_summary_of_its_reports(script: Path) -> None:
-    """Each window has one report; the summary adds up their regions; the program's output is complete."""
-    done = launched(script, "exit", 255)
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str], list[str]]:
+    """Return the script, how its first run ended, with exit code 255, and its reports."""
+    script = tmp_path_factory.mktemp("first") / "train.py"
+    script.write_text(TRAIN)
+    nsys()
+    with alone():
+        return script, launched(script, "exit", 255), reports(script)
+
+
+def test_the_run_ends_with_the_summary_of_its_reports(
+    first: tuple[Path, subprocess.CompletedProcess[str], list[str]],
+) -> None:
+    """Each window has one report; the summary adds up their regions; code and output are the program's."""
+    _, done, written = first
     assert 255 == done.returncode, done.stderr
-    assert BOTH == reports(script)
+    assert BOTH == written
     assert "trained\n" in done.stdout
     assert re.search(r"Where the step went: \d.* \(mean of steps \d.*\)", done.stderr)
     assert re.search(r"\nforward +1 +\d", done.stderr)
@@ -117,32 +129,39 @@ def test_how_many_windows(script: Path, windows: int | None) -> None:
     assert len(listed[1].split(", ")) == (2 if windows == 1 else 4)
 
 
-def test_a_second_run_leaves_the_reports_of_the_first(script: Path) -> None:
+def test_a_second_run_leaves_the_reports_of_the_first(
+    first: tuple[Path, subprocess.CompletedProcess[str], list[str]],
+) -> None:
     """The reports of each run have different names."""
-    launched(script)
+    script, *_ = first
     launched(script)
     assert 4 == len(reports(script))
 
 
-@pytest.mark.parametrize(("how", "value", "code"), [
-    ("exit", 3, 3), ("die", signal.SIGKILL, 137), ("die", signal.SIGSEGV, 139), ("die", signal.SIGTERM, 143),
-])  # fmt: skip
-def test_how_the_program_ends(script: Path, how: str, value: int, code: int) -> None:
-    """The program's exit code is returned, and the reports exist, however it ended."""
-    done = launched(script, how, value)
+@pytest.mark.parametrize(("value", "code"), [(signal.SIGKILL, 137), (signal.SIGSEGV, 139), (signal.SIGTERM, 143)])
+def test_signals_that_kill_the_program(script: Path, value: int, code: int) -> None:
+    """The exit code is the shell's for that signal, and the reports exist."""
+    done = launched(script, "die", value)
     assert (code, BOTH) == (done.returncode, reports(script))
 
 
-def test_only_the_program_is_awaited_and_ended(script: Path) -> None:
-    """Processes that the program left behind continue, and are not waited for."""
+def test_a_program_that_leaves_a_process(tmp_path: Path) -> None:
+    """It has the caller's variables and those that nsys adds; the process continues, and is not waited for."""
     start = time.monotonic()
-    code = "import subprocess; print('pid', subprocess.Popen(['sleep', '97'], stdin=-3, stdout=-3, stderr=-3).pid)"
-    line = launching("nsys", script.parent / "out", [sys.executable, "-c", code], windows=0)
-    done = run(line, environment())
+    code = """
+import json, os, subprocess
+print("ENV", json.dumps(dict(os.environ)))
+print("pid", subprocess.Popen(["sleep", "97"], stdin=-3, stdout=-3, stderr=-3).pid)
+"""
+    line = launching("nsys", tmp_path, [sys.executable, "-c", code], windows=0)
+    done = run(line, environment({"MINE": "a b 'c'"}))
     left = int(re.search(r"pid (\d+)", done.stdout)[1])  # type: ignore[index]
     assert b"sleep\x0097\x00" == Path(f"/proc/{left}/cmdline").read_bytes()
     subprocess.run(["kill", str(left)], check=True)
     assert time.monotonic() - start < 90
+    arrived = json.loads(re.search(r"ENV (\{.*\})", done.stdout)[1])  # type: ignore[index]
+    assert "a b 'c'" == arrived["MINE"]
+    assert arrived["NVTX_INJECTION64_PATH"].endswith("libToolsInjection64.so")
 
 
 def signalled(script: Path, how: str, *signals: int) -> tuple[int, str]:
@@ -207,13 +226,3 @@ def test_torchrun_outside(script: Path) -> None:
     done = run([str(torchrun), "--nproc-per-node=2", "--no-python", *inner], environment())
     assert [f"nsys-TIME-rank{rank}.{window}.nsys-rep" for rank in (0, 1) for window in (1, 2)] == reports(script)
     assert 1 == done.stderr.count("Where the step went")
-
-
-def test_the_environment_is_intact(tmp_path: Path) -> None:
-    """The program gets the caller's variables and those that nsys adds."""
-    code = "import os, json; print('ENV', json.dumps(dict(os.environ)))"
-    line = launching("nsys", tmp_path, [sys.executable, "-c", code], windows=0)
-    done = run(line, environment({"MINE": "a b 'c'"}))
-    arrived = json.loads(re.search(r"ENV (\{.*\})", done.stdout)[1])  # type: ignore[index]
-    assert "a b 'c'" == arrived["MINE"]
-    assert arrived["NVTX_INJECTION64_PATH"].endswith("libToolsInjection64.so")

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import json
 import shutil
+import socket
 import sqlite3
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from tests.support import warm
 from tests.support.programs import ToolFailed, environment, program, python, run
 from tests.support.ranges import Node, Range, tree
 
@@ -74,8 +79,10 @@ def profile(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     check: bool = True,
+    own_process: bool = False,
+    imports: tuple[str, ...] = (),
 ) -> Report:
-    """Record a Python program.
+    """Record a Python program, which `tests.support.warm.run` runs.
 
     Args:
         script: source text, or the path of a file.
@@ -84,6 +91,8 @@ def profile(
         args: the program's arguments.
         env: further environment variables of the program.
         check: False returns the report of a failed program, with its exit code.
+        own_process: nsys starts the program, and so knows the names of its process and threads; slower.
+        imports: packages that the program finds imported, besides torch.
 
     Raises:
         AssertionError: nsys or the program failed.
@@ -92,13 +101,44 @@ def profile(
     def record() -> Report:
         folder = Path(tempfile.mkdtemp(prefix="nsys-", dir=tmp_path))
         fixed: list[str | Path] = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "-o", folder / "report"]
-        command = [nsys(), "profile", *fixed, *options, *python(program(script, folder), args)]
-        with alone():
-            done = run(command, environment(env), check=check, timeout=120)
+        command = [nsys(), "profile", *fixed, *options]
+        line = python(program(script, folder), args)
+        with alone(), nullcontext(line) if own_process else _stand_in(line, imports) as started:
+            done = run([*command, *started], environment(env), check=check, timeout=120)
         files = sorted(folder.glob("*.nsys-rep"), key=lambda path: (len(path.name), path.name))
         return Report(done.returncode, done.stdout, done.stderr, files)
 
     return recorded(record)
+
+
+@contextmanager
+def _stand_in(command: Sequence[str | Path], imports: tuple[str, ...]) -> Iterator[list[str | Path]]:
+    """Yield what nsys is to start in place of `command`, which `warm.run` runs as soon as nsys has done so.
+
+    NVTX itself loads the injection of nsys, into any process that has the variables of a program under nsys.
+    """
+
+    def serve() -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # nsys has ended without starting anything
+            return
+        with suppress(BrokenPipeError), connection, connection.makefile("rw") as stream:  # or it ends too soon
+            done = warm.run(command, json.loads(stream.readline()), timeout=100, imports=imports)
+            answer = {"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+            stream.write(json.dumps(answer) + "\n")
+
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        address = f"{folder}/socket"
+        listener.bind(address)
+        listener.listen()
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(serve)
+            try:
+                yield [sys.executable, "-E", "-S", Path(__file__).with_name("nsys_stand_in.py"), address]
+            finally:
+                listener.shutdown(socket.SHUT_RDWR)
+                served.result()
 
 
 def recorded(record: Callable[[], T]) -> T:

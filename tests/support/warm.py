@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +29,43 @@ class _Server:
         mine, other = socket.socketpair()
         code = f"import sys; sys.path.insert(0, {str(_FOLDER)!r})\nimport warm_server\nexec(warm_server.program())"
         env = {name: value for name, value in os.environ.items() if not name.startswith(("INSTRUMENT", "PYTHON"))}
+        env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a look for GPUs that leaves CUDA to the children
         with other:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-c", code, str(other.fileno())], env=env, pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
-        self._socket, self._answers = mine, mine.makefile()
+        self._connect(mine)
+        atexit.register(process.wait)
+        atexit.register(process.kill)  # before that
         atexit.register(self._close)
 
+    def _connect(self, connection: socket.socket) -> None:
+        self._socket, self._answers = connection, connection.makefile()
+
+    def with_imports(self, imports: Sequence[str]) -> _Server:
+        """Return a child of this server that has imported these packages too."""
+        child = object.__new__(_Server)
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address := f"{folder}/socket")
+            listener.listen()
+            self._socket.sendall(json.dumps({"address": address, "imports": imports}).encode() + b"\n")
+            child._connect(listener.accept()[0])
+        atexit.register(child._close)
+        return child
+
     def _close(self) -> None:
+        """End the connection, and so the server once it waits for a request."""
+        with suppress(OSError):  # closed before, or its server is gone
+            self._socket.shutdown(socket.SHUT_RDWR)  # also if a forked process has the socket too
         self._answers.close()
         self._socket.close()
-        self._process.wait()
 
     def run(self, request: Mapping[str, object], timeout: float) -> int | None:
         """Run one program; return its exit code, negative for a signal, or None if it took too long."""
         self._socket.sendall(json.dumps(request).encode() + b"\n")
         late = threading.Event()
-        timers: list[threading.Timer] = []
+        timers: dict[int, threading.Timer] = {}
 
         def kill(process: int) -> None:
             late.set()
@@ -53,27 +73,34 @@ class _Server:
 
         try:
             while "status" not in (answer := json.loads(self._answers.readline())):
-                timers.append(threading.Timer(timeout, kill, [answer["process"]]))
-                timers[-1].start()
+                timer = timers[answer["process"]] = threading.Timer(timeout, kill, [answer["process"]])
+                timer.start()
+        except BaseException:  # such as a test that takes too long: the next request would get this answer
+            for process in timers:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            self._close()
+            _server.cache_clear()
+            raise
         finally:
-            for timer in timers:
+            for timer in timers.values():
                 timer.cancel()
         return None if late.is_set() else int(answer["status"])
 
 
 @functools.cache
-def _server(process: int) -> _Server:
-    return _Server()
+def _server(process: int, imports: tuple[str, ...]) -> _Server:
+    return _server(process, ()).with_imports(imports) if imports else _Server()
 
 
 def run(
     command: Sequence[str | Path], env: Mapping[str, str], *, cwd: Path | None = None, input: str = "",
-    timeout: float = 300, check: bool = False, ranks: int = 0,
+    timeout: float = 300, check: bool = False, ranks: int = 0, imports: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run ``command``, which starts this Python, as `subprocess.run` does; its output is captured as text.
 
     With ``check``, a failure is an `AssertionError` that shows what the program printed. With ``ranks``, that many
-    processes run the program, as under torchrun.
+    processes run the program, as under torchrun. With ``imports``, it finds these packages imported as well.
 
     Raises:
         subprocess.TimeoutExpired: it was killed after ``timeout`` seconds.
@@ -86,7 +113,7 @@ def run(
             path.write_text(input if path.name == "stdin" else "")
         request: dict[str, Any] = {name: str(path) for name, path in files.items()}
         request |= {"command": line, "env": dict(env), "cwd": str(cwd or Path.cwd()), "ranks": ranks}
-        status = _server(os.getpid()).run(request, timeout)
+        status = _server(os.getpid(), imports).run(request, timeout)
         output, errors = (files[name].read_bytes().decode() for name in ("stdout", "stderr"))
     if status is None:
         raise subprocess.TimeoutExpired(line, timeout, output, errors)

@@ -3,7 +3,8 @@
 Each request is a line of JSON on the socket that the first argument names: ``command``, ``env``, ``cwd``, the
 files for standard input, output and error, and the number of ``ranks``, 0 for a single process. The answers are
 the ``process`` number of the child and its exit ``status``. `instrument run` becomes the program that it starts:
-its child ends, and the next one is the program.
+its child ends, and the next one is the program. A request with an ``address`` starts a further server, which
+imports the packages ``imports`` and takes its requests from the socket there.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ def program() -> CodeType:
     with socket.socket(fileno=int(sys.argv[1])) as connection, connection.makefile() as requests:
         for line in requests:
             request = json.loads(line)
+            if address := request.get("address"):
+                if not os.fork():
+                    return _further(address, request["imports"])
+                continue
             if request["command"][1:4] == ["-m", "instrument", "run"]:
                 read, write = os.pipe()
                 child = os.fork()
@@ -52,6 +57,18 @@ def program() -> CodeType:
                 return _program(request)
             _answer(connection, status=_wait(child, connection))
     os._exit(0)
+
+
+def _further(address: str, imports: list[str]) -> CodeType:
+    """Serve requests as a process that has imported more packages."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    for name in imports:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    sys.argv[1] = str(connection.detach())
+    return program()
 
 
 def _wait(child: int, connection: socket.socket) -> int:

@@ -66,9 +66,8 @@ PROGRAM = """
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[nsys.Report, Path]:
     """Return a report of the real nsys, and its export with all tables."""
     folder = tmp_path_factory.mktemp("real")
-    report = nsys.profile(
-        PROGRAM, tmp_path=folder, args=[str(folder / "out")], env={"RANK": "3", "WORLD_SIZE": "8"}
-    )
+    env = {"RANK": "3", "WORLD_SIZE": "8"}
+    report = nsys.profile(PROGRAM, tmp_path=folder, args=[str(folder / "out")], env=env, own_process=True)
     database = folder / "full.sqlite"
     command = [nsys.nsys(), "export", "--lazy=false", "--type=sqlite", f"--output={database}", str(report.file)]
     subprocess.run(command, check=True, capture_output=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..allocator_history.options import MemoryHistory, chosen_history
 from ..allocator_history.window_memory import MemoryRecorder
+from ..arguments import integer
 from ..config import LAUNCHED
 from ..exporters.capture import Exporter
 from ..exporters.choose import ExporterName, choose
@@ -20,7 +21,7 @@ from .profile import Profile
 from .rank_selection import chosen_ranks
 from .remote import masked
 from .requests import RequestedWindows
-from .schedule import NEVER, NOTHING, Schedule, integer, schedule
+from .schedule import NEVER, NOTHING, Schedule, schedule
 from .storage import Keep, Storage
 from .torch_schedule import TorchSchedule
 from .triggers import Triggers
@@ -180,8 +181,7 @@ def new_profile(
         TypeError, ValueError: as `profile`.
     """
     folder = folder_of(out)
-    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
-        raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
+    first_step = integer("first_step", first_step)
     for name, callback in (("on_trace_ready", on_trace_ready), ("on_summary", on_summary)):
         if callback is not None and not callable(callback):
             raise TypeError(f'"{name}" must be a function: {callback!r}')

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import log
 from ..allocator_history.dump import SnapshotDump
 from ..allocator_history.window_memory import WindowMemory
 from ..config import settings
@@ -196,7 +197,8 @@ class WindowFinalizer:
 
         Args:
             hidden: regions inside compiled code.
-            on_summary: called with the text, on another thread; None writes it to `stderr`.
+            on_summary: called with the text, on another thread; None writes it to `stderr` or, where the log is
+                JSON, makes it an event of the log.
             diagnose: whether the text ends with a diagnosis of the last window.
             phase: the phase of the program that these are windows of; empty for training steps.
         """
@@ -211,12 +213,16 @@ class WindowFinalizer:
             if unread and settings.summary:
                 self._on_summary = on_summary
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
-                terminal = _terminal(self.stderr or sys.stderr)
+                as_event = on_summary is None and log.output.format == "json"
+                terminal = None if as_event else _terminal(self.stderr or sys.stderr)
                 said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase}
                 self._send("report", **places, **said, terminal=terminal)
             if unreported and self._hint and settings.summary:
                 windows = "1 window" if unreported == 1 else f"{unreported} windows"
-                (on_summary or self._print)(f"instrument: {windows} {self._hint}\n")
+                if on_summary is None and log.output.format == "json":
+                    log.info("summary", recorded=f"{windows} {self._hint}")
+                else:
+                    (on_summary or self._print)(f"instrument: {windows} {self._hint}\n")
 
     @guard.contained(FEATURE)
     def close(self) -> None:
@@ -317,19 +323,24 @@ class WindowFinalizer:
     def _handle_answer(self, answer: Mapping[str, Any]) -> None:
         try:
             self._state = answer.get("state", self._state)
+            about = _about(answer if "entry" in answer else self._jobs.get(answer.get("job", 0), {}))
             job = {} if answer.get("held") else self._jobs.pop(answer.get("job", 0), {})
+            for line in answer["noted"]:
+                _log_noted(line)
             if "entry" in answer:
                 self._jobs.pop(answer.get("window", 0), None)
                 self._manifest.add(answer["entry"], written=answer["written"])
             elif "entry" in job:
                 self._finish_without_process(job, "; ".join(error for _, error in answer["errors"]))
+            if "summary" in answer:
+                log.info("summary", **answer["summary"])
             if answer.get("text"):
                 if self._waiting is not None:
                     self._waiting.erase()
                 with guard.contained("the summary"):
                     (self._on_summary or self._print)(answer["text"])
             for feature, error in answer["errors"]:
-                guard.failed(feature, CaptureError(error))
+                guard.failed(feature, CaptureError(error), **about)
         except BaseException as error:  # even SystemExit, which `on_summary` may raise: the thread must continue
             self._failure = self._failure or (error if isinstance(error, Exception) else None)
             if answer.get("written"):  # its line is in the manifest
@@ -348,18 +359,18 @@ class WindowFinalizer:
     def _abandon_jobs(self, how: str) -> None:
         """Finish the jobs that the process left: keep raw traces, write the lines with the reason, and log it."""
         reason = f"the process that finishes windows {how}"
-        abandoned = False
+        abandoned = []
         for number in sorted(self._jobs):
             job = self._jobs.pop(number, {})  # another thread or a signal handler may have taken it
-            abandoned = abandoned or bool(job)
             if "entry" in job:
                 self._finish_without_process(job, reason)
-        if not abandoned:
-            return
-        try:
-            guard.failed(FEATURE, CaptureError(reason))
-        except Exception as error:
-            self._failure = self._failure or error
+            if job:
+                abandoned.append(_about(job))
+        for about in [each for each in abandoned if each] or abandoned[:1]:
+            try:
+                guard.failed(FEATURE, CaptureError(reason), **about)
+            except Exception as error:
+                self._failure = self._failure or error
 
     def _finish_without_process(self, job: Mapping[str, Any], reason: str) -> None:
         entry = self._entry_with_raw_trace(job, reason) if "raw" in job else job["entry"]
@@ -384,6 +395,17 @@ class WindowFinalizer:
 def _places(raw: Path, files: Sequence[Path]) -> dict[str, Any]:
     """Return the fields of a job with the paths of a raw trace and of the files beside it."""
     return {"raw": str(raw), "beside": [str(path) for path in files if path != raw]}
+
+
+def _about(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an event about the window of a job or of an answer; empty if it is about none."""
+    return {name: job["entry"][name] for name in ("window", "rank")} if "entry" in job else {}
+
+
+def _log_noted(line: Mapping[str, Any]) -> None:
+    """Log what happened to files: a line of the manifest with the key ``event``."""
+    fields = {name: value for name, value in line.items() if name not in ("event", "run", "time_ns")}
+    (log.warning if line.get("left") else log.info)(f"window.{line['event']}", **fields)
 
 
 def _finishing(sizes: Sequence[int]) -> str:
