@@ -201,6 +201,57 @@ def test_step_0(tmp_path: Path, program: str) -> None:
     assert "Linear" in done.stderr
 
 
+GRADIENTS = f"""{MODEL}
+parameters = list(model.parameters())
+for number in range(6):
+    gradients = torch.autograd.grad(model(torch.ones(1, 2)).sum(), parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients):
+            parameter -= gradient
+"""
+FUNCTIONAL = """
+import torch
+weight = torch.ones(2, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+for number in range(6):
+    (weight.grad,) = torch.autograd.grad(weight.square().sum(), weight)
+    optimizer.step()
+"""
+WITHOUT_TORCH_OPTIMIZER = """
+import torch
+weight = torch.ones(2, requires_grad=True)
+for number in range(6):
+    loss = weight.square().sum()
+    (first,) = torch.autograd.grad(loss, weight, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum() + loss, [weight])
+    with torch.no_grad():
+        weight -= 0.01 * second
+"""
+
+
+@pytest.mark.parametrize("program", [GRADIENTS, FUNCTIONAL, WITHOUT_TORCH_OPTIMIZER])
+@pytest.mark.parametrize("steps", ["0", "2"])
+def test_loops_that_compute_gradients_without_backward(tmp_path: Path, program: str, steps: str) -> None:
+    """A call of `torch.autograd.grad` begins step 0, and without an optimizer ends each step."""
+    write(tmp_path, program)
+    done = run(tmp_path, [*RUN, "--steps", steps, "--", "train.py"])
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    assert ("recorded", [int(steps)] * 2) == (entry["status"], entry["steps"]), done.stderr
+    assert 6 == entry["timing"]["run_steps"]
+    said = "no optimizer step and no backward() was seen, so each call of torch.autograd.grad counts as a step"
+    assert (program is not FUNCTIONAL) == (said in " ".join(done.stderr.split()))
+
+
+def test_gradients_beside_a_backward_pass(tmp_path: Path) -> None:
+    """Passes of `backward()` are the stronger sign: gradients for a penalty or a plot end no step."""
+    gradients = "torch.autograd.grad(model(torch.ones(1, 2)).sum(), [*model.parameters()])"
+    program = BY_HAND.replace("    model(", f"    {gradients}\n    model(")
+    write(tmp_path, program)
+    run(tmp_path, [*RUN, "--steps", "3", "--", "train.py"])
+    (entry,) = [entry for entry in entries_in(tmp_path / "runs/instrument") if entry["status"] == "recorded"]
+    assert ([3, 3], 6) == (entry["steps"], entry["timing"]["run_steps"])
+
+
 ACTOR_CRITIC = f"""{MODEL}
 critic = torch.nn.Linear(2, 1)
 optimizers = [torch.optim.SGD(network.parameters(), 0.1) for network in (critic, model)]

@@ -147,8 +147,8 @@ def run(
     step_on: Annotated[
         str | None,
         typer.Option(
-            help="What ends a step: optimizer, backward, forward, or a function (package.module:Class.method, "
-            "train.py:train_step); detected by default.",
+            help="What ends a step: optimizer, backward, grad, forward, or a function "
+            "(package.module:Class.method, train.py:train_step); detected by default.",
             metavar="SIGN",
         ),
     ] = None,

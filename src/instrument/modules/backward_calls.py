@@ -1,4 +1,4 @@
-"""Wraps `torch.autograd.backward`, which `torch.Tensor.backward` calls as well."""
+"""Wraps `torch.autograd.backward`, which `torch.Tensor.backward` calls as well, and `torch.autograd.grad`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,40 @@ def wrap_backward(
     Args:
         begin: called before; its errors are contained.
         end: called with what ``begin`` returned, unless that is None, after any call; must not raise.
-        then: called after a successful call outside any backward pass, once no other wrapper of this function
+        then: called after a successful call outside any backward pass, once no other wrapper of these functions
             runs on the thread; its errors are contained.
     """
+    return _wrap("backward", begin, end, then, lambda *_, **__: True)
 
+
+def wrap_grad(begin: Callable[[], None], then: Callable[[], None]) -> Patch:
+    """Return a patch that calls functions around `torch.autograd.grad` as `wrap_backward` does.
+
+    ``then`` is not called where a graph of the gradients is created, as another pass goes through that.
+    """
+    return _wrap("grad", begin, _nothing, then, _ends_pass)
+
+
+def _ends_pass(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    *_: Any,
+    **__: Any,
+) -> bool:
+    """Return whether a call of `torch.autograd.grad` with these arguments creates no graph."""
+    return not create_graph
+
+
+def _wrap(
+    name: str,
+    begin: Callable[[], T | None],
+    end: Callable[[T], None],
+    then: Callable[[], None] | None,
+    ends_pass: Callable[..., bool],
+) -> Patch:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
@@ -70,12 +100,12 @@ def wrap_backward(
                 if begun is not None:
                     end(begun)
             if outermost:
-                _run_callbacks(then)
+                _run_callbacks(then if ends_pass(*args, **kwargs) else None)
             return result
 
         return backward
 
-    return Patch(torch.autograd, "backward", make)
+    return Patch(torch.autograd, name, make)
 
 
 @guard.contained(FEATURE)

@@ -58,7 +58,7 @@ class StepClock:
     name = "black box"
     __slots__ = (
         "_began_ns", "_blocks", "_columns", "_inner", "_inner_ns", "_lap_step", "_last_row", "_names",
-        "_opened_ns", "_paused_ns", "_phase", "_review", "_row", "_rows", "_thread", "_width",
+        "_opened_ns", "_paused_ns", "_phase", "_review", "_row", "_rows", "_since_ns", "_thread", "_width",
         "first_step", "limit_ns", "phases",
     )  # fmt: skip
 
@@ -80,6 +80,7 @@ class StepClock:
         self._thread = get_ident()  # of the loop
         self._phase = 0  # the column of the open phase
         self._opened_ns = _CLOSED  # when that phase was opened, unless none is open or the clock is paused
+        self._since_ns = 0  # when its part in the current step began
         self._inner = 0  # the column of a phase in that of the optimizer
         self._inner_ns = _CLOSED  # when it was opened
         self._paused_ns = 0  # when the clock was paused
@@ -121,7 +122,7 @@ class StepClock:
 
     def leave_out(self) -> None:
         """Begin the current step now: what ran so far is part of no step."""
-        self._began_ns = self._paused_ns = perf_counter_ns()
+        self._began_ns = self._since_ns = self._paused_ns = perf_counter_ns()
 
     def _split_phase(self, now: int) -> None:
         """Divide an open phase between two steps; a step that ends during a pause has no time."""
@@ -129,20 +130,20 @@ class StepClock:
             self._rows[self._row : self._row + self._width] = [0] * self._width
             self._paused_ns = now
             return
-        self._close_phase(self._opened_ns, now)
+        self._close_phase(now)
+        self._since_ns = now
         if self._opened_ns < self._began_ns:  # open for a whole step: it is around the loop, or was never closed
             self._opened_ns = _CLOSED
 
-    def _close_phase(self, opened_ns: int, now: int) -> None:
-        since = opened_ns if opened_ns > self._began_ns else self._began_ns
-        self._rows[self._row + self._phase] += now - since
+    def _close_phase(self, now: int) -> None:
+        self._rows[self._row + self._phase] += now - self._since_ns
 
     def pause(self) -> None:
         """Stop the clock; steps that end meanwhile have no time."""
         if self._opened_ns != _PAUSED:
             self._paused_ns = now = perf_counter_ns()
             if self._opened_ns:
-                self._close_phase(self._opened_ns, now)
+                self._close_phase(now)
             self._opened_ns = _PAUSED
 
     def resume(self) -> None:
@@ -167,14 +168,13 @@ class StepClock:
         if not column or get_ident() != self._thread:
             return None
         self._phase = column
-        self._opened_ns = now = perf_counter_ns()
+        self._opened_ns = self._since_ns = now = perf_counter_ns()
         return now
 
     def pop(self, opened_ns: int | None) -> None:
         """Close the phase, if `push` opened one and it is still open."""
-        if opened_ns == self._opened_ns:
-            since = opened_ns if opened_ns > self._began_ns else self._began_ns
-            self._rows[self._row + self._phase] += perf_counter_ns() - since
+        if opened_ns is self._opened_ns:  # the same object: comparing large numbers takes longer
+            self._rows[self._row + self._phase] += perf_counter_ns() - self._since_ns
             self._opened_ns = _CLOSED
         elif opened_ns is not None:
             self._pop_inner(-opened_ns)

@@ -42,8 +42,9 @@ class StepFollower:
     """Calls ``on_step()`` at the end of each step, from `follow` to `remove`.
 
     In order of preference, a step ends where the program itself marks it (`instrument.steps`, ``prof.step()``);
-    after the step of the first optimizer; if no optimizer was created, after each backward pass; and before the
-    first backward pass, after each call of the outermost model that no backward pass can follow. Backward passes
+    after the step of the first optimizer; if no optimizer was created, after each backward pass; before the first
+    of those, after each call of `torch.autograd.grad` that creates no graph; and before the first of those, after
+    each call of the outermost model that no backward pass can follow. Backward passes
     and calls count on one thread, the thread of the first of them, until that thread has ended. A replay of a CUDA
     graph counts as what was captured, unless it happens inside a call or pass of the same kind, which counts
     itself. So a call of a callable from `make_graphed_callables` is one step, and its warm-up calls do not count.
@@ -54,7 +55,8 @@ class StepFollower:
         on_step: called at the end of each step.
         on_restart: called when a stronger sign appears: all steps that ended so far are a part of step 0, which
             ends with the next call of ``on_step``.
-        step_on: "optimizer", "backward" or "forward" to count only these; or a function, whose calls are steps.
+        step_on: "optimizer", "backward", "grad" or "forward" to count only these; or a function, whose calls are
+            steps.
         weakest: the weakest of `SIGNS` that counts.
         on_begin: called once, when step 0 begins: when a DataLoader loads a batch, gradients are zeroed, a model
             is called, a backward pass starts or, as with a closure, an optimizer's step.
@@ -146,6 +148,11 @@ class StepFollower:
                 "no optimizer step was seen, so each backward pass counts as a step; "
                 "use --step-on to choose something else"
             )
+        if self.by == "grad" and self._step_on is None:
+            return (
+                "no optimizer step and no backward() was seen, so each call of torch.autograd.grad counts as a "
+                "step; use --step-on to choose something else"
+            )
         if self.by == "forward" and self._step_on is None:
             return (
                 f"no optimizer step and no backward pass was seen, so each call of {_model_name(self.model)} "
@@ -182,6 +189,7 @@ class StepFollower:
         import torch
 
         yield backward_calls.wrap_backward(self._begin_step_0, then=self._end_pass)
+        yield backward_calls.wrap_grad(self._begin_step_0, self._end_grad)
         yield Patch(torch.optim.Optimizer, "__init__", self._make_init)
         yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
@@ -332,6 +340,20 @@ class StepFollower:
     def _on_pass_replay(self) -> None:
         if not autograd.in_backward():
             self._end_pass()
+
+    @guard.contained(FEATURE)
+    @without_compiler
+    def _end_grad(self) -> None:
+        """Count a call of `torch.autograd.grad`."""
+        if self._defer_or_skip(self._on_grad_replay):
+            return
+        may_count = self._step_on is None and self.by in (None, "forward", "grad")
+        if self._step_on == "grad" or (may_count and not self._expects_optimizer()):
+            self._end_step("grad")
+
+    def _on_grad_replay(self) -> None:
+        if not autograd.in_backward():
+            self._end_grad()
 
     def _follow_model(self, model: Any) -> None:
         if self._on_model_found is not None:

@@ -21,7 +21,7 @@ FEATURE = "following the function whose calls are steps"
 _running_numbers: ContextVar[tuple[int, ...]] = ContextVar("inside", default=())
 """In this thread or task: the numbers of the `FunctionCallSteps` whose functions are running, each once."""
 _numbers = itertools.count()  # instead of one ContextVar each: those are never freed
-SIGNS = ("forward", "backward", "optimizer", "program")
+SIGNS = ("forward", "grad", "backward", "optimizer", "program")
 """Events that may end a step, from the weakest sign of one to the strongest."""
 
 
@@ -29,8 +29,8 @@ def check_step_on(step_on: str | None) -> str | None:
     """Return ``step_on`` with the absolute path of a file in it.
 
     Raises:
-        ValueError: it is not "optimizer", "backward", "forward" or a function as `FunctionCallSteps` takes it,
-            or it names a file that does not exist.
+        ValueError: it is not "optimizer", "backward", "grad", "forward" or a function as `FunctionCallSteps` takes
+            it, or it names a file that does not exist.
     """
     if step_on is None or step_on in SIGNS[:-1]:
         return step_on
