@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "pictures"
 TRACES = ROOT / os.environ.get("INSTRUMENT_TRACES", "build/traces")
 MAX_BYTES = 120_000
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def screenshot(browser: Browser, picture: Picture, url: str) -> bytes:
         tab.goto(url)
         tab.wait_for_selector("[data-ready]")
         tab.evaluate("document.fonts.ready")
-        tab.wait_for_timeout(300)  # charts draw in the next frame
+        tab.evaluate(DRAWN)  # charts draw in the next frame
         boxes = [box for each in picture.show if (box := tab.locator(each).first.bounding_box())]
         if not boxes:
             return tab.screenshot(animations="disabled")

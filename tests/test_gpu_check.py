@@ -59,11 +59,17 @@ def test_rehearsal(tmp_path: Path, check: Run, monkeypatch: pytest.MonkeyPatch) 
 
 def test_rehearsal_of_forks(tmp_path: Path) -> None:
     """The check runs in a new process, as a fork after multi-threaded computation may hang in OpenMP."""
-    out = tmp_path / "results.json"
-    arguments = ["-m", "scripts.gpu_check", "fork", "--rehearse", "--out", str(out)]
+    code = """
+from pathlib import Path
+from scripts.gpu_check.check import CheckContext
+from scripts.gpu_check.driver import fork
+context = CheckContext(Path(), "cpu")
+fork(context)
+print(context.figures)
+"""
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    warm.run([sys.executable, *arguments], os.environ | {"PYTHONPATH": path}, check=True)
-    assert json.loads(out.read_text())["checks"]["fork"]["status"] == "passed"
+    done = warm.run([sys.executable, "-c", code], os.environ | {"PYTHONPATH": path}, cwd=tmp_path, check=True)
+    assert "children that used the GPU" in done.stdout
 
 
 def test_all_are_rehearsed() -> None:

@@ -6,11 +6,11 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -75,20 +75,33 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+NUMBERED = """
+import os, runpy, sys
+from pathlib import Path
+script, number = sys.argv[1:3]
+del sys.argv[1:3]
+Path(number).write_text(f"{os.getpid()}\\n")
+runpy.run_path(script, run_name="__main__")
+"""
+
+
 def test_running_server(tmp_path: Path) -> None:
     """A running server records windows on a signal and a touched file, and continues."""
-    command = [*python(SCRIPT), "--out", tmp_path, "--requests", "1000000", "--pause", "0.01"]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        threading.Thread(target=server.stdout.read, daemon=True).start()
+    number = tmp_path / "number"
+    options = ["--out", tmp_path, "--requests", "1000000", "--pause", "0.01"]
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(warm.run, [sys.executable, "-c", NUMBERED, SCRIPT, number, *options], environment())
+        wait_for(lambda: number.exists() and number.read_text().endswith("\n"))
+        process = int(number.read_text())
         try:
             wait_for(lambda: len(manifest(tmp_path)) == 1)  # the script's own
-            os.kill(server.pid, signal.SIGUSR2)
+            os.kill(process, signal.SIGUSR2)
             wait_for(lambda: len(manifest(tmp_path)) == 2)
             (tmp_path / "trigger").touch()
             wait_for(lambda: len(manifest(tmp_path)) == 3)
         finally:
-            server.kill()
+            os.kill(process, signal.SIGKILL)
+        assert -signal.SIGKILL == ended.result().returncode
     assert ["recorded"] * 3 == [entry["status"] for entry in manifest(tmp_path)]
     assert [8] * 3 == [entry["steps"][1] - entry["steps"][0] + 1 for entry in manifest(tmp_path)]
 
