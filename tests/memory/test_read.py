@@ -58,6 +58,21 @@ def test_blocks_of_older_torch(tmp_path: Path) -> None:
     assert ["forward"] == [found.frames.text("name")[row] for row in found.stacks[found.blocks.stack[0]]]
 
 
+def test_failed_allocation(tmp_path: Path) -> None:
+    """Its event has the free memory of the device instead of an address."""
+    failed = {"action": "oom", "device_free": 77, "size": 2**40, "stream": 0, "frames": FRAMES}
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [[event("alloc", 1, 8), failed]]))
+    assert ["alloc", "oom"] == found.events.text("action")
+    assert [-1, 77] == found.events.device_free_bytes.tolist()
+    assert 8 == found.peak().bytes
+
+
+def test_stack_of_older_memory(tmp_path: Path) -> None:
+    """It is not that of the event that frees it."""
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [[event("free_completed", 1, 8)]]))
+    assert [0] == found.allocations.stack.tolist()
+
+
 def replay(traces: list[list[dict[str, Any]]], device: int, blocks: list[tuple[int, int]]) -> int:
     """Return the peak of a device, from its events one by one."""
     seen: set[int] = set()

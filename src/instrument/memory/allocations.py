@@ -25,6 +25,7 @@ def pair_allocations(events: Table, segments: Table, blocks: Table) -> Table:
     older = np.flatnonzero(~allocated & ~np.append(False, same[:-1]))  # the first event of its address is a free
     recorded = _columns(events, rows[begun], rows[begun], end)
     freed = _columns(events, rows[older], np.full(len(older), -1), rows[older])
+    freed["stack"] = np.zeros_like(freed["stack"])  # those of the events say where it was freed
     parts = (freed, _never_seen(segments, blocks, key, len(events)), recorded)
     return Table({name: np.concatenate([part[name] for part in parts]) for name in recorded}, events.strings)
 

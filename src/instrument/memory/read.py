@@ -15,8 +15,9 @@ from ..traces.table import Array, Interner, Strings, Table, TooLargeError
 from .pickled_data import DataReader, PickleError
 from .snapshot import MemorySnapshot
 
-_NUMBERS = ("device", "address", "bytes", "stream", "time_ns", "stack")
+_NUMBERS = ("device", "address", "bytes", "stream", "time_ns", "stack", "device_free_bytes")
 _TEXTS = ("action", "user_metadata", "compile_context")
+_DEVICE_FREE = "device_free"  # what a failed allocation has instead of an address
 _MOST = 2**63  # the first number that a column cannot hold
 
 
@@ -100,11 +101,12 @@ class _Events:
 
     def take(self, item: dict[Any, Any]) -> None:
         """Move an event into the columns, and leave its dictionary empty; leave other dictionaries alone."""
-        if "action" not in item or "addr" not in item:
+        if "action" not in item or ("addr" not in item and _DEVICE_FREE not in item):
             return
         columns = self._columns
         columns["device"].append(-1)
-        columns["address"].append(_number(item["addr"]))
+        columns["address"].append(_number(item.get("addr")))
+        columns["device_free_bytes"].append(_number(item.get(_DEVICE_FREE)))
         columns["bytes"].append(_number(item.get("size"), 0))
         columns["stream"].append(_number(item.get("stream")))
         columns["time_ns"].append(_time_ns(item.get("time_us")))

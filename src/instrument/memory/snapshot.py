@@ -21,7 +21,8 @@ class MemorySnapshot:
         path: the file.
         events: the recorded events, in order for each device. Columns: ``action`` (text: "alloc",
             "free_requested", "free_completed", "segment_alloc", "segment_map", "oom", ...), ``device``,
-            ``address``, ``bytes``, ``stream``, ``time_ns`` (since the epoch; -1 if unknown), ``stack``, and the
+            ``address``, ``bytes``, ``stream``, ``time_ns`` (since the epoch; -1 if unknown), ``stack``,
+            ``device_free_bytes`` (what the driver had left when an allocation failed, "oom"; else -1), and the
             texts ``user_metadata`` and ``compile_context``.
         segments: what the allocator had from the driver when the snapshot was taken. Columns: ``device``,
             ``address``, ``bytes``, ``active_bytes``, ``stream``, ``kind`` (text: "small" or "large"),
@@ -56,7 +57,8 @@ class MemorySnapshot:
 
         Columns: ``device``, ``address`` and ``bytes``; ``begin``, the row of the event that allocates it, or -1 if
         it is older than the recorded events; ``end``, the row of the event that completes its free, or the number
-        of events if it is still in use; ``stack``, that of the allocation or, for older ones, of the block.
+        of events if it is still in use; ``stack``, that of the allocation or, for older ones, of the block; 0 for
+        older ones that are freed, as the stack of a free is not that of what it frees.
         """
         return pair_allocations(self.events, self.segments, self.blocks)
 
