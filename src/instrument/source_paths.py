@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
 
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _ROOT_MARKERS = (".git", "pyproject.toml")
+_IN_TORCH = re.compile(
+    r".*[\\/]torch[\\/](?=(?:nn|optim|autograd|utils|distributed|cuda|fx|jit|functional|_\w+)[\\/.])"
+)
+_LIBRARY = re.compile(
+    r"[\\/](?:site|dist)-packages[\\/]|[\\/]lib[\\/]python3|\\Lib\\|^<(?!stdin|ipython)"
+)  # the last are texts that a library compiles, such as "<string>"
 
 
 @lru_cache(maxsize=1024)
@@ -34,3 +41,17 @@ def portable(file: str) -> str:
         return path.as_posix()
     root = root_of(path.parent)
     return path.relative_to(root).as_posix() if root else path.name
+
+
+def path_in_torch(file: str) -> str:
+    """Return the path of a file inside torch, such as ``nn/modules/module.py``; empty for other files.
+
+    By the path alone, with the separators of any system: the file may be on another machine.
+    """
+    found = _IN_TORCH.match(file)
+    return file[found.end() :].replace("\\", "/") if found else ""
+
+
+def is_library(file: str) -> bool:
+    """Whether a source file is one of an installed package or of Python, by the path alone as `path_in_torch`."""
+    return bool(_LIBRARY.search(file) or path_in_torch(file))

@@ -41,7 +41,7 @@ def _of_addresses(events: Table) -> tuple[Array, Array]:
 
 def _columns(events: Table, rows: Array, begin: Array, end: Array) -> dict[str, Array]:
     columns = {name: events[name][rows] for name in ("device", "address", "bytes", "stack")}
-    return columns | {"begin": begin, "end": end}
+    return columns | {"requested_bytes": columns["bytes"], "begin": begin, "end": end}
 
 
 def _never_seen(segments: Table, blocks: Table, seen: Array, count: int) -> dict[str, Array]:
@@ -51,6 +51,6 @@ def _never_seen(segments: Table, blocks: Table, seen: Array, count: int) -> dict
     known = set(zip(*seen.tolist(), strict=True))
     places = zip(device.tolist(), blocks.address.tolist(), strict=True)
     rows = np.flatnonzero(active & np.array([place not in known for place in places], bool))
-    columns = {name: blocks[name][rows] for name in ("address", "bytes", "stack")}
+    columns = {name: blocks[name][rows] for name in ("address", "bytes", "requested_bytes", "stack")}
     ages = {"begin": np.full(len(rows), -1), "end": np.full(len(rows), count)}
     return {"device": device[rows], **columns, **ages}

@@ -10,7 +10,12 @@ from typing import Any
 
 from ..traces.table import Table
 from .allocations import pair_allocations
+from .breakdown import Breakdown, Place, add_up
+from .categories import categorize
+from .passes import Passes, passes_of
 from .peak import Peak, peak_of
+from .regions import regions_of
+from .stacks import StackFacts, module_calls, stack_facts
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,33 @@ class MemorySnapshot:
     def allocations(self) -> Table:
         """What was allocated when, the oldest first.
 
-        Columns: ``device``, ``address`` and ``bytes``; ``begin``, the row of the event that allocates it, or -1 if
-        it is older than the recorded events; ``end``, the row of the event that completes its free, or the number
-        of events if it is still in use; ``stack``, that of the allocation or, for older ones, of the block; 0 for
-        older ones that are freed, as the stack of a free is not that of what it frees.
+        Columns: ``device``, ``address`` and ``bytes``; ``requested_bytes``, fewer for older memory alone, as an
+        event has the size that was asked for, and a block that of what was given; ``begin``, the row of the event
+        that allocates it, or -1 if it is older than the recorded events; ``end``, the row of the event that
+        completes its free, or the number of events if it is still in use; ``stack``, that of the allocation or,
+        for older ones, of the block; 0 for older ones that are freed, as a free has a stack of its own.
         """
         return pair_allocations(self.events, self.segments, self.blocks)
+
+    @cached_property
+    def uses(self) -> Table:
+        """What each allocation is for, in rows beside ``allocations``.
+
+        Columns: ``category`` (text, of `instrument.memory.categories.CATEGORIES`); ``evidence`` (text, of
+        `instrument.memory.categories.EVIDENCE`), what the category rests on without a line; ``line``, the row in
+        ``frames`` of the innermost line of the program, else of a library, or -1.
+        """
+        return categorize(self.allocations, len(self.events), self.passes, self.stack_facts)
+
+    @cached_property
+    def stack_facts(self) -> StackFacts:
+        """What each stack tells."""
+        return stack_facts(self.frames, self.stacks)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """The pass of a step that each event belongs to."""
+        return passes_of(self.events, self.annotations, self.stack_facts)
 
     def peak(self, device: int = 0) -> Peak:
         """Return the first time at which ``device`` used the most memory.
@@ -68,6 +94,33 @@ class MemorySnapshot:
         Memory is in use from its allocation until its free is complete, as a stream may still read it.
         """
         return peak_of(self.allocations, device, len(self.events))
+
+    def break_down(self, device: int = 0) -> Breakdown:
+        """Return what the memory at the peak of ``device`` is: by line, module, region and category."""
+        peak = self.peak(device)
+        used, uses = self.allocations.where(peak.rows), self.uses.where(peak.rows)
+        modules = {stack: self._module_calls(stack) for stack in set(used.stack.tolist())}
+        same = zip(
+            map(self._place, uses.line.tolist()),
+            (modules[stack] for stack in used.stack.tolist()),
+            regions_of(self.events, self.annotations, used.begin),
+            uses.text("category"),
+            uses.text("evidence"),
+            strict=True,
+        )
+        return Breakdown(peak, add_up(zip(same, used.bytes.tolist(), strict=True)))
+
+    def _module_calls(self, stack: int) -> tuple[Place, ...]:
+        """Return the lines that call the modules around an allocation, the outermost first."""
+        places = map(self._place, module_calls(self.frames, self.stacks[stack]))
+        return tuple(place for place in places if place is not None)
+
+    def _place(self, row: int) -> Place | None:
+        """Return the line of a frame; None for row -1."""
+        if row < 0:
+            return None
+        file, name = (self.frames.strings[self.frames[column][row]] for column in ("file", "name"))
+        return Place(file, int(self.frames.line[row]), name)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.events):,} events, {len(self.segments):,} segments"

@@ -1,0 +1,140 @@
+"""`Breakdown`: what the memory at the peak is, by line, module, region and category."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from .categories import CATEGORIES, EVIDENCE
+from .peak import Peak
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Place(NamedTuple):
+    """A line of the program; of a library where no frame is the program's.
+
+    Attributes:
+        file: the path, as the recording machine has it.
+        line: the number of the line.
+        function: the name of the function.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{'/'.join(self.file.replace(chr(92), '/').split('/')[-2:])}:{self.line}"
+
+
+_Same = tuple[Place | None, tuple[Place, ...], str, str, str]  # place, modules, region, category and evidence
+
+
+class Use(NamedTuple):
+    """Memory in use at the peak that has the same line, modules, region, category and evidence.
+
+    Attributes:
+        place: the line that allocated it; None if no frame of Python is known.
+        modules: the lines that call the modules around it, the outermost first.
+        region: the innermost region that was open; empty if none is known.
+        category: one of `CATEGORIES`.
+        evidence: what the category rests on, if there is no line: a key of `EVIDENCE`.
+        bytes: how much.
+        blocks: in how many blocks.
+    """
+
+    place: Place | None
+    modules: tuple[Place, ...]
+    region: str
+    category: str
+    evidence: str
+    bytes: int
+    blocks: int
+
+    @property
+    def inferred(self) -> bool:
+        """Whether no line is known, but other evidence for the category."""
+        return self.place is None and bool(EVIDENCE[self.evidence])
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """What the memory at the peak of a GPU is. All parts add up to its bytes.
+
+    Attributes:
+        peak: the peak.
+        uses: what was in use, the largest first.
+    """
+
+    peak: Peak
+    uses: tuple[Use, ...]
+
+    @property
+    def known_bytes(self) -> int:
+        """The bytes whose line is known."""
+        return sum(use.bytes for use in self.uses if use.place is not None)
+
+    @property
+    def inferred_bytes(self) -> int:
+        """The bytes without a line whose category other evidence shows."""
+        return sum(use.bytes for use in self.uses if use.inferred)
+
+    @property
+    def unknown_bytes(self) -> int:
+        """The bytes of which nothing is known."""
+        return self.peak.bytes - self.known_bytes - self.inferred_bytes
+
+    def by_line(self) -> dict[tuple[Place, str], tuple[int, int]]:
+        """Return the known bytes and blocks by line and category, the largest first."""
+        return _sums((use for use in self.uses if use.place), lambda use: (_known(use.place), use.category))
+
+    def by_evidence(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return the inferred bytes and blocks by category and evidence, the largest first."""
+        return _sums((use for use in self.uses if use.inferred), lambda use: (use.category, use.evidence))
+
+    def by_module(self) -> dict[tuple[Place, ...], tuple[int, int]]:
+        """Return the bytes and blocks that were allocated in modules, by the lines that call these."""
+        return _sums((use for use in self.uses if use.modules), lambda use: use.modules)
+
+    def by_region(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes and blocks that were allocated in regions, by the innermost one."""
+        return _sums((use for use in self.uses if use.region), lambda use: use.region)
+
+    def by_category(self) -> dict[str, tuple[int, int]]:
+        """Return the known, and the other bytes of each category, in the order of `CATEGORIES`."""
+        known, other = defaultdict[str, int](int), defaultdict[str, int](int)
+        for use in self.uses:
+            (other if use.place is None else known)[use.category] += use.bytes
+        return {name: (known[name], other[name]) for name in CATEGORIES}
+
+
+def _known(place: Place | None) -> Place:
+    assert place is not None
+    return place
+
+
+def _sums(uses: Iterable[Use], key: Callable[[Use], _Key]) -> dict[_Key, tuple[int, int]]:
+    found = defaultdict[_Key, list[int]](lambda: [0, 0])
+    for use in uses:
+        sums = found[key(use)]
+        sums[0] += use.bytes
+        sums[1] += use.blocks
+    return {key: (size, count) for key, (size, count) in sorted(found.items(), key=lambda item: -item[1][0])}
+
+
+def add_up(rows: Iterable[tuple[_Same, int]]) -> tuple[Use, ...]:
+    """Return the uses of blocks, the largest first.
+
+    Args:
+        rows: what is the same for all blocks of a use, and the bytes of each block.
+    """
+    found = defaultdict[_Same, list[int]](lambda: [0, 0])
+    for same, size in rows:
+        sums = found[same]
+        sums[0] += size
+        sums[1] += 1
+    uses = (Use(*same, size, blocks) for same, (size, blocks) in found.items())
+    return tuple(sorted(uses, key=lambda use: -use.bytes))

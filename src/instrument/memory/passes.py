@@ -1,0 +1,72 @@
+"""The passes of a step that the events of a snapshot belong to: forward, backward, optimizer."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from ..traces.table import Array, Table
+from .stacks import BACKWARD, MODULE, OPTIMIZER, PYTHON, StackFacts
+
+FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP = range(3)
+_UNKNOWN = -1
+_STEP_OF_OPTIMIZER = re.compile(r"^Optimizer\.step#")
+
+
+class Passes(NamedTuple):
+    """The pass of each event; what is neither backward pass nor optimizer counts as forward.
+
+    Attributes:
+        kind: which of the three.
+        number: counts up from one pass to the next on its GPU.
+    """
+
+    kind: Array
+    number: Array
+
+
+def passes_of(events: Table, annotations: Table, facts: StackFacts) -> Passes:
+    """Return the passes of the events of a `MemorySnapshot`.
+
+    An event without frames of Python, where others have some, is on a thread of autograd. An event of the program
+    outside of modules begins no new pass.
+    """
+    kind, number = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
+    frees = np.array([name.startswith("free") for name in events.strings])[events.action]
+    for device in np.unique(events.device).tolist():
+        own = np.flatnonzero(events.device == device)
+        marks, free = facts.marks[events.stack[own]], frees[own]
+        kind[own] = found = _kinds(marks, free, _in_optimizer(events.time_ns[own], annotations, device))
+        begins = (found != FORWARD_PASS) | (marks & MODULE > 0)
+        strong = _filled(np.where(begins, found, _UNKNOWN))
+        number[own] = np.cumsum(np.append(0, np.diff(strong) != 0)) if len(own) else strong
+    return Passes(kind, number)
+
+
+def _kinds(marks: Array, free: Array, in_optimizer: Array) -> Array:
+    kind = np.full(len(marks), _UNKNOWN)
+    python = marks & PYTHON > 0
+    for those in (free, ~free):  # the stacks of frees are perhaps not recorded
+        if python[those].any():
+            kind[those] = np.where(python[those], FORWARD_PASS, BACKWARD_PASS)
+    kind[marks & BACKWARD > 0] = BACKWARD_PASS
+    kind[(marks & OPTIMIZER > 0) | in_optimizer] = OPTIMIZER_STEP
+    return _filled(kind)
+
+
+def _filled(kind: Array) -> Array:
+    """Replace each unknown kind by the one before it, and those before the first by the forward pass."""
+    last = np.maximum.accumulate(np.where(kind != _UNKNOWN, np.arange(len(kind)), -1))
+    return np.where(last >= 0, kind[last], FORWARD_PASS)
+
+
+def _in_optimizer(time_ns: Array, annotations: Table, device: int) -> Array:
+    """Return which times are within a step of an optimizer, as torch marks them."""
+    own = annotations.where((annotations.device == device) & annotations.matching("name", _STEP_OF_OPTIMIZER))
+    own = own.where(np.argsort(own.time_ns, kind="stable"))
+    starts = np.array([name == "START" for name in own.strings])[own.stage]
+    depth = np.append(0, np.cumsum(np.where(starts, 1, -1)))
+    inside: Array = depth[np.searchsorted(own.time_ns, time_ns, "right")] > 0
+    return inside

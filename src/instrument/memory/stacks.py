@@ -1,0 +1,139 @@
+"""What the stacks of a snapshot tell: the line of the program, and the part of a step that it belongs to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+import numpy as np
+
+from ..source_paths import is_library, path_in_torch
+from ..traces.table import Array, Table
+
+PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS = (1 << bit for bit in range(6))
+"""Marks of a stack: it has frames of Python, of an optimizer, of the backward pass, of a call of an ``nn.Module``,
+of what a library computes in, or of what makes or moves the parameters of a module."""
+
+_MODULE_FILE = "nn/modules/module.py"
+_CALL = "_call_impl"
+_MAKES_PARAMETERS = {"_apply", "convert", "to_empty", "load_state_dict", "_load_from_state_dict"}  # of nn.Module
+_BACKWARD_FILES = ("autograd/__init__.py", "autograd/graph.py", "_tensor.py")
+_BACKWARD_NAMES = {"backward", "grad", "_engine_run_backward", "_make_grads"}
+_NOT_AN_OPTIMIZER = ("optim/lr_scheduler.py", "optim/swa_utils.py")
+_ENGINE = re.compile(r"autograd::(?:python::PythonEngine|Engine)::|Backward\d*::apply|AccumulateGrad")
+_WORKSPACE = re.compile("[wW]ork[sS]pace")
+_ROOTS = {"<module>", "_bootstrap", "_run_module_as_main"}  # the outermost frames of threads that Python starts
+_FAR = 1 << 40
+
+
+class StackFacts(NamedTuple):
+    """What each stack tells, by its number.
+
+    Attributes:
+        line: the row in ``frames`` of the innermost frame of the program or, without one, of Python; -1 without
+            frames of Python.
+        marks: the marks, added up.
+    """
+
+    line: Array
+    marks: Array
+
+
+def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
+    """Return what the stacks of a `MemorySnapshot` tell."""
+    files, names = frames.text("file"), frames.text("name")
+    marks = np.array([_marks(*each) for each in zip(files, names, strict=True)] or [0])
+    users = (marks & PYTHON > 0) & ~_by_text(frames, is_library)
+    roots = np.array([name in _ROOTS for name in names] or [False])
+    flat = np.fromiter(chain.from_iterable(stacks), np.int64)
+    sizes = np.array([len(stack) for stack in stacks])
+    starts = np.cumsum(sizes) - sizes
+    by_stack = _Reduced(flat, starts, sizes)
+    python = marks[flat] & PYTHON > 0
+    innermost = by_stack.lowest(python)
+    own = by_stack.lowest(users[flat])
+    line = np.where(own >= 0, own, innermost)
+    found = by_stack.union(marks[flat])
+    outermost = by_stack.highest(python)
+    rooted = roots[flat[outermost]] & (outermost >= 0) if len(flat) else outermost >= 0
+    if rooted.sum() * 2 > (outermost >= 0).sum():  # else roots are not recorded
+        # autograd's threads call hooks, custom functions and checkpointed parts
+        found = np.where((outermost >= 0) & ~rooted, found | BACKWARD, found)
+    return StackFacts(np.where(line >= 0, flat[line] if len(flat) else line, -1), found)
+
+
+class _Reduced(NamedTuple):
+    """Reduces values of frames to one for each stack."""
+
+    flat: Array
+    starts: Array
+    sizes: Array
+
+    def _reduce(self, function: np.ufunc, values: Array, empty: int) -> Array:
+        """Return the result for each stack, and ``empty`` for stacks without frames."""
+        some = self.sizes > 0
+        result = np.full(len(self.sizes), empty)
+        if some.any():
+            result[some] = function.reduceat(values, self.starts[some])
+        return result
+
+    def union(self, values: Array) -> Array:
+        return self._reduce(np.bitwise_or, values, 0)
+
+    def lowest(self, wanted: Array) -> Array:
+        """Return the place in ``flat`` of the innermost wanted frame; -1 if there is none."""
+        places = self._reduce(np.minimum, np.where(wanted, np.arange(len(self.flat)), _FAR), _FAR)
+        return np.where(places < _FAR, places, -1)
+
+    def highest(self, wanted: Array) -> Array:
+        """Return the place in ``flat`` of the outermost wanted frame; -1 if there is none."""
+        return self._reduce(np.maximum, np.where(wanted, np.arange(len(self.flat)), -1), -1)
+
+
+def _by_text(frames: Table, function: Callable[[str], bool]) -> Array:
+    known: dict[int, bool] = {}
+    for code in np.unique(frames.file).tolist():
+        known[code] = function(frames.strings[code])
+    return np.array([known[code] for code in frames.file.tolist()] or [False])
+
+
+def _marks(file: str, name: str) -> int:
+    """Return the marks of a frame."""
+    if not _is_python(file):
+        return (BACKWARD if _ENGINE.search(name) else 0) | (WORKSPACE if _WORKSPACE.search(name) else 0)
+    inside = path_in_torch(file)
+    if inside.startswith("optim/"):
+        return PYTHON | (0 if inside in _NOT_AN_OPTIMIZER or name == "zero_grad" else OPTIMIZER)
+    if inside == _MODULE_FILE:
+        return PYTHON | (MODULE if name == _CALL else PARAMETERS if name in _MAKES_PARAMETERS else 0)
+    if inside in _BACKWARD_FILES and name in _BACKWARD_NAMES:
+        return PYTHON | BACKWARD
+    return PYTHON | (PARAMETERS if name == "__init__" or inside == "nn/parameter.py" else 0)
+
+
+def module_calls(frames: Table, stack: Sequence[int]) -> tuple[int, ...]:
+    """Return the rows of the frames that call a module, the outermost first: the modules around an allocation.
+
+    Frames have no names of modules; the line that calls one tells it from others of its class.
+    """
+    rows = list(stack)
+    found = []
+    for place, row in enumerate(rows):
+        if frames.strings[frames.name[row]] == _CALL and _inside(frames, row) == _MODULE_FILE:
+            callers = (
+                row
+                for row in rows[place + 1 :]
+                if _is_python(frames.strings[frames.file[row]]) and not _inside(frames, row)
+            )
+            found += list(islice(callers, 1))
+    return tuple(reversed(found))
+
+
+def _inside(frames: Table, row: int) -> str:
+    return path_in_torch(frames.strings[frames.file[row]])
+
+
+def _is_python(file: str) -> bool:
+    return file.endswith(".py") or file.startswith("<")
