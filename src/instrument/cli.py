@@ -26,6 +26,7 @@ SUBCOMMANDS = (
     "compare",
     "slim",
     "merge",
+    "memory",
     "syncs",
     "doctor",
 )

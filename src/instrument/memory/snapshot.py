@@ -10,6 +10,7 @@ from typing import Any
 
 from ..traces.table import Table
 from .allocations import pair_allocations
+from .allocator_state import AllocatorState, state_of
 from .breakdown import Breakdown, Place, add_up
 from .categories import categorize
 from .passes import Passes, passes_of
@@ -109,6 +110,10 @@ class MemorySnapshot:
             strict=True,
         )
         return Breakdown(peak, add_up(zip(same, used.bytes.tolist(), strict=True)))
+
+    def state(self, device: int = 0) -> AllocatorState:
+        """Return what the allocator of ``device`` held when the snapshot was taken: reserved, in use, holes."""
+        return state_of(self, device)
 
     def _module_calls(self, stack: int) -> tuple[Place, ...]:
         """Return the lines that call the modules around an allocation, the outermost first."""

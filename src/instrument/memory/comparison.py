@@ -1,0 +1,46 @@
+"""`compare_peaks`: two peaks part by part, which add up to their difference."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from .breakdown import Breakdown, Use
+
+
+class ChangedPart(NamedTuple):
+    """A part of the memory at two peaks.
+
+    Attributes:
+        category: one of `instrument.memory.categories.CATEGORIES`.
+        name: the line that allocates it, as "FOLDER/FILE:LINE FUNCTION"; without one, the category's evidence.
+        before_bytes: its size at the first peak.
+        after_bytes: its size at the second one.
+    """
+
+    category: str
+    name: str
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def change_bytes(self) -> int:
+        """By how much it grew."""
+        return self.after_bytes - self.before_bytes
+
+
+def compare_peaks(before: Breakdown, after: Breakdown) -> list[ChangedPart]:
+    """Return the parts of two peaks, by line and category, the largest change first.
+
+    All changes add up to the difference of the peaks. A line that moved, as code was added above it, is two parts.
+    """
+    sizes = defaultdict[tuple[str, str], list[int]](lambda: [0, 0])
+    for place, each in enumerate((before, after)):
+        for use in each.uses:
+            sizes[use.category, _name(use)][place] += use.bytes
+    parts = [ChangedPart(*key, *both) for key, both in sizes.items()]
+    return sorted(parts, key=lambda part: (-abs(part.change_bytes), part.category, part.name))
+
+
+def _name(use: Use) -> str:
+    return f"{use.place} {use.place.function}" if use.place is not None else use.evidence

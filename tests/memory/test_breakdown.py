@@ -1,0 +1,203 @@
+"""What the peak is: all parts add up to it, and categories follow from stacks, passes and sizes."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import instrument
+from instrument.memory.breakdown import Breakdown
+from instrument.memory.categories import CATEGORIES, EVIDENCE
+from instrument.memory.comparison import compare_peaks
+from instrument.source_paths import is_library
+
+from ..support.shared_traces import shared
+from .snapshots import block, event, segment, write
+from .test_read import PEAKS
+
+MODULE = "/usr/lib/python3.11/site-packages/torch/nn/modules/module.py"
+ROOT = {"name": "<module>", "filename": "/home/me/train.py", "line": 1}
+
+
+def frames(*lines: tuple[str, str, int]) -> list[dict[str, Any]]:
+    """Return a stack, the innermost frame first, that a script started."""
+    return [*({"filename": file, "name": name, "line": line} for file, name, line in lines), ROOT]
+
+
+FORWARD = frames(
+    ("/home/me/model.py", "forward", 12), (MODULE, "_call_impl", 9), ("/home/me/train.py", "train", 40)
+)
+OPTIMIZER = frames(
+    ("/usr/lib/python3.11/site-packages/torch/optim/adam.py", "step", 5), ("/home/me/train.py", "train", 42)
+)
+BATCH = frames(("/home/me/data.py", "load", 3))
+STEP = [
+    event("alloc", 1, 640, frames=BATCH),
+    event("alloc", 2, 320, frames=FORWARD),  # an activation
+    event("alloc", 3, 80, frames=FORWARD),  # freed in the forward pass
+    event("free_completed", 3, 80, frames=FORWARD),
+    event("alloc", 4, 70, frames=[]),  # freed in the backward pass
+    event("free_completed", 2, 320, frames=[]),
+    event("alloc", 5, 1000, frames=[]),  # the gradient of the parameter
+    event("free_completed", 4, 70, frames=[]),
+    event("alloc", 6, 1000, frames=OPTIMIZER),
+    event("alloc", 7, 1000, frames=OPTIMIZER),
+    event("alloc", 8, 90, frames=OPTIMIZER),
+    event("free_completed", 8, 90, frames=OPTIMIZER),
+]
+OLDER = [segment([{**block(100, 1000), "frames": []}])]
+
+
+def replayed(path: Path, device: int) -> tuple[int, Counter[tuple[str, int] | None]]:
+    """Return the peak of a GPU, and the bytes of each line of the program then, by a loop over dictionaries."""
+    data = pickle.loads(path.read_bytes())
+    traces = data.get("device_traces") or [[]]
+    events = traces[device] if device < len(traces) else []
+    alive: dict[int, tuple[int, tuple[str, int] | None]] = {}
+    first: dict[int, str] = {}
+    for each in events:
+        if each["action"] in ("alloc", "free_completed"):
+            if each["addr"] not in first and each["action"] == "free_completed":
+                alive[each["addr"]] = each["size"], None
+            first.setdefault(each["addr"], each["action"])
+    for part in data["segments"]:
+        address = part["address"]
+        for each in part["blocks"] if part["device"] == device else []:
+            at = each.get("address", address)
+            if each["state"].startswith("active") and at not in first:
+                alive[at] = each["size"], line_of(each.get("frames", []))
+            address += each["size"]
+    used = most = sum(size for size, _ in alive.values())
+    peak = dict(alive)
+    for each in events:
+        if each["action"] == "alloc":
+            used += each["size"] - alive.get(each["addr"], (0, None))[0]
+            alive[each["addr"]] = each["size"], line_of(each.get("frames", []))
+        elif each["action"] == "free_completed" and each["addr"] in alive:
+            used -= alive.pop(each["addr"])[0]
+        if used > most:
+            most, peak = used, dict(alive)
+    lines = Counter[tuple[str, int] | None]()
+    for size, line in peak.values():
+        lines[line] += size
+    return most, lines
+
+
+def line_of(stack: list[dict[str, Any]]) -> tuple[str, int] | None:
+    python = [each for each in stack if each["filename"].endswith(".py") or each["filename"].startswith("<")]
+    own = [each for each in python if not is_library(each["filename"])]
+    return next(((each["filename"], each["line"]) for each in own or python), None)
+
+
+def lines_of(found: Breakdown) -> Counter[tuple[str, int] | None]:
+    lines = Counter[tuple[str, int] | None]()
+    for use in found.uses:
+        lines[use.place and (use.place.file, use.place.line)] += use.bytes
+    return lines
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_lines_of_real_snapshots(name: str) -> None:
+    """Bytes by line are those of a replay of the events; all but 5 % has a line or evidence."""
+    path = shared(f"memory/{name}.pickle")
+    found = instrument.read_memory(path).break_down()
+    most, lines = replayed(path, 0)
+    assert (most, lines) == (found.peak.bytes, lines_of(found))
+    assert found.unknown_bytes <= 0.05 * most
+    assert most == sum(use.bytes for use in found.uses) == sum(map(sum, found.by_category().values()))
+
+
+addresses = st.integers(1, 6)
+events = st.lists(
+    st.builds(
+        event, st.sampled_from(["alloc", "free_requested", "free_completed", "oom"]), addresses,
+        st.integers(1, 1000), frames=st.sampled_from([FORWARD, OPTIMIZER, BATCH, []]),
+    ),
+    max_size=40,
+)  # fmt: skip
+
+
+@given(events)
+def test_every_byte_is_in_one_part(
+    tmp_path_factory: pytest.TempPathFactory, recorded: list[dict[str, Any]]
+) -> None:
+    """Whatever the events are, the parts add up, and each has a category and evidence that are described."""
+    sizes: dict[int, int] = {}
+    for each in recorded:  # a free has the size of its allocation
+        each["size"] = sizes[each["addr"]] = (
+            each["size"] if each["action"] == "alloc" else sizes.get(each["addr"], each["size"])
+        )
+    found = instrument.read_memory(
+        write(tmp_path_factory.mktemp("made") / "a.pickle", [recorded], OLDER)
+    ).break_down()
+    assert found.peak.bytes == sum(use.bytes for use in found.uses)
+    assert found.peak.bytes == found.known_bytes + found.inferred_bytes + found.unknown_bytes
+    assert {use.category for use in found.uses} <= CATEGORIES.keys()
+    assert {use.evidence for use in found.uses} <= EVIDENCE.keys()
+
+
+def test_a_step(tmp_path: Path) -> None:
+    """Each part of a step has its category; those without a line are inferred, with the evidence."""
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [STEP], OLDER)).break_down()
+    sizes = {name: sum(both) for name, both in found.by_category().items() if any(both)}
+    assert {
+        "parameters": 1000,
+        "gradients": 1000,
+        "optimizer_state": 2000,
+        "temporaries": 90,
+        "other": 640,
+    } == sizes
+    assert {("parameters", "older parameter"): (1000, 1), ("gradients", "sized gradient"): (1000, 1)} == (
+        found.by_evidence()
+    )
+    known = {(place.line, category): number for (place, category), (number, _) in found.by_line().items()}
+    assert {(42, "optimizer_state"): 2000, (42, "temporaries"): 90, (3, "other"): 640} == known
+
+
+def test_the_peak_of_a_forward_pass(tmp_path: Path) -> None:
+    """Activations have the line that allocates them, and those that call the modules around it."""
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [STEP[:6]], OLDER)).break_down()
+    (use,) = (use for use in found.uses if use.category == "activations")
+    assert ("me/model.py:12", 320, 1) == (str(use.place), use.bytes, use.blocks)
+    assert ["me/train.py:40"] == [str(place) for place in use.modules]
+
+
+def test_regions(tmp_path: Path) -> None:
+    """The region is the innermost range that was open, or what the program set as metadata."""
+    timed = [{**each, "time_us": at} for at, each in enumerate(STEP[:2])]
+    timed.append({**event("alloc", 9, 5, frames=BATCH), "time_us": 2, "user_metadata": "mine"})
+    marks = [("START", "outer", 0), ("START", "inner", 1), ("END", "inner", 1), ("END", "outer", 2)]
+    given = [{"stage": stage, "name": name, "device": 0, "time_us": at} for stage, name, at in marks]
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [timed], external_annotations=given)).break_down()
+    assert {"outer": (960, 2), "mine": (5, 1)} == found.by_region()
+
+
+def test_changes_add_up() -> None:
+    """The changes of the parts are the difference of the peaks, also by category."""
+    before, after = (
+        instrument.read_memory(shared(f"memory/{name}.pickle")).break_down()
+        for name in ("ctx128_forward", "ctx128_forward_mixed")
+    )
+    parts = compare_peaks(before, after)
+    assert after.peak.bytes - before.peak.bytes == sum(part.change_bytes for part in parts)
+    assert ("activations", 6_502_809_600) == (parts[0].category, parts[0].change_bytes)  # autocast keeps its casts
+
+
+def test_state(tmp_path: Path) -> None:
+    """Reserved and used memory, the largest hole across blocks that touch, and what failed."""
+    parts = [
+        segment([block(0, 8), block(8, 16, "inactive"), block(24, 4, "inactive"), block(28, 1)]),
+        {**segment([block(40, 19, "inactive")]), "address": 40},
+        segment([block(100, 500, "inactive")], device=1),
+    ]
+    first, second = (event("oom", 0, bytes, device_free=3) for bytes in (64, 32))
+    path = write(tmp_path / "a.pickle", [[first, event("segment_free", 90, 7)], [second]], parts)
+    state = instrument.read_memory(path).state()
+    assert (48, 9, 20, 1) == (state.reserved_bytes, state.used_bytes, state.largest_hole_bytes, state.returned)
+    assert [(64, 3, 0)] == list(state.failures)
