@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import threading
 from collections.abc import Callable
@@ -92,6 +93,16 @@ def test_each_region_has_its_thread_and_its_end(out: Path, allocator: Allocator)
     assert all(["START", "END"] == [entry["stage"] for entry in pair] for pair in by_range.values())
     threads = {entry["name"]: entry["thread"] for entry in entries}
     assert threads["mine"] == threading.get_ident() != threads["other"]
+
+
+def test_the_event(out: Path, allocator: Allocator, caplog: pytest.LogCaptureFixture) -> None:
+    """A snapshot that is written is an event, with the fields of the manifest."""
+    caplog.set_level(logging.INFO, "instrument")
+    run(out, allocating(allocator), schedule="2,5", memory=instrument.memory_history(every="1h"))
+    (record,) = [record.__dict__ for record in caplog.records if record.__dict__["event"] == "window.memory"]
+    first, _ = memories(out)
+    assert ("INFO", 1, 0) == (record["levelname"], record["window"], record["rank"])
+    assert first == {name: record[name] for name in first}
 
 
 def test_options(out: Path, allocator: Allocator) -> None:

@@ -34,6 +34,7 @@ class SnapshotDump:
     Attributes:
         done: whether it is over.
         entries: the events in the file.
+        bytes: its size; None if there is no file.
         dropped: the events that were left out, as the file would have been too large.
         seconds: how long it took.
         failure: why there is no file, in words; None if there is.
@@ -44,6 +45,7 @@ class SnapshotDump:
         self.done = False
         self.entries = count_events(snapshot)
         self.dropped = 0
+        self.bytes: int | None = None
         self.seconds = 0.0
         self.failure: str | None = None
         self._size_bytes = size_bytes
@@ -106,7 +108,9 @@ class SnapshotDump:
                 left = count_events(snapshot)
                 self.dropped, self.entries = self.dropped + self.entries - left, left
             self.check()
+            size = part.stat().st_size
             publish(part, self.path)
+            self.bytes = size
 
     def _fits(self, snapshot: Snapshot, part: Path) -> bool:
         """Write the snapshot to ``part``, unless it is too large."""

@@ -222,7 +222,7 @@ class WindowMemory:
             "status": status,
             "reason": reason,
             "file": f"{self._folder.name}/{dump.path.name}" if dump else None,
-            "bytes": None,
+            "bytes": dump.bytes if dump else None,
             "entries": dump.entries if dump else None,
             "regions": self._region_count if dump else None,
             "stacks": self._options.stacks,

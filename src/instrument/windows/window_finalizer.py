@@ -151,7 +151,7 @@ class WindowFinalizer:
         entry = job["entry"]
         entry["timing"] = timing
         if history is not None:
-            entry["memory"] = history.entry()
+            entry["memory"] = _log_memory(entry, history)
         if "raw" in job:
             self._send("timed", window=number, timing=timing, memory=entry["memory"])
         elif self._jobs.pop(number, None) is not None:
@@ -163,7 +163,7 @@ class WindowFinalizer:
         if dump is None:
             self._ordered.add(call)
             return
-        self._dumps.append(dump)
+        self._dumps = [other for other in self._dumps if not other.done] + [dump]
         self._ordered.add(call, lambda: dump.done)
         dump.when_done(self._ordered.make)
 
@@ -174,8 +174,9 @@ class WindowFinalizer:
 
     @guard.contained(FEATURE)
     def _write_unrecorded(self, entry: dict[str, Any], history: WindowMemory | None) -> None:
-        memory = history.entry() if history is not None else None
-        self._write_line(self._manifest.entry(**entry | {"memory": memory}))
+        if history is not None:
+            entry["memory"] = _log_memory(entry, history)
+        self._write_line(self._manifest.entry(**entry))
 
     def _write_line(self, entry: dict[str, Any]) -> None:
         add_snapshot(entry, self._manifest.folder)
@@ -400,6 +401,15 @@ def _places(raw: Path, files: Sequence[Path]) -> dict[str, Any]:
 def _about(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an event about the window of a job or of an answer; empty if it is about none."""
     return {name: job["entry"][name] for name in ("window", "rank")} if "entry" in job else {}
+
+
+def _log_memory(entry: Mapping[str, Any], history: WindowMemory) -> dict[str, Any] | None:
+    """Return the outcome of the memory snapshot of a window for its line, and log it."""
+    memory = history.entry()
+    if memory is not None and history.dump is not None:
+        about = {name: entry[name] for name in ("window", "rank")}
+        (log.warning if memory["status"] == "failed" else log.info)("window.memory", **about, **memory)
+    return memory
 
 
 def _log_noted(line: Mapping[str, Any]) -> None:
