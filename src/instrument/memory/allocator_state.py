@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ..traces.table import Array
-
-if TYPE_CHECKING:
-    from .snapshot import MemorySnapshot
+from ..traces.table import Array, Table
 
 _ACTIVE = "active"  # how the states of blocks in use begin
 _FAILED, _RETURNED = re.compile("^oom$"), re.compile("^segment_(?:free|unmap)$")
@@ -54,9 +51,8 @@ class AllocatorState(NamedTuple):
         return self.reserved_bytes - self.used_bytes
 
 
-def state_of(snapshot: MemorySnapshot, device: int) -> AllocatorState:
-    """Return what the allocator of ``device`` held when ``snapshot`` was taken."""
-    segments, blocks, events = snapshot.segments, snapshot.blocks, snapshot.events
+def state_of(events: Table, segments: Table, blocks: Table, device: int) -> AllocatorState:
+    """Return what the allocator of ``device`` held, from the tables of a `MemorySnapshot`."""
     own = blocks.where(segments.device[blocks.segment] == device)
     used = np.array([name.startswith(_ACTIVE) for name in own.strings])[own.state]
     of_device = events.device == device

@@ -113,7 +113,7 @@ class MemorySnapshot:
 
     def state(self, device: int = 0) -> AllocatorState:
         """Return what the allocator of ``device`` held when the snapshot was taken: reserved, in use, holes."""
-        return state_of(self, device)
+        return state_of(self.events, self.segments, self.blocks, device)
 
     def _module_calls(self, stack: int) -> tuple[Place, ...]:
         """Return the lines that call the modules around an allocation, the outermost first."""
