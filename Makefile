@@ -13,8 +13,9 @@ unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of interpreters: without
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
 
+# A test that hangs fails after five minutes, and shows where each thread was; the longest takes half a minute.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0 --timeout 300
 
 # The tests to run while working: all but frameworks, vendors' tools and corpora, whose files tests/conftest.py lists.
 test-fast: $(VENV)/.installed-test

@@ -130,7 +130,7 @@ def test_accessibility(page: Callable[..., Path], open_page: OpenPage) -> None:
         page(
             "<main><h2>Time</h2><button aria-expanded='false'><b>Sort</b></button><p>3 <b>ms</b></p>"
             "<p aria-hidden='true'>hidden</p><div><span>idle</span></div>"
-            "<input type='range' aria-label='zoom' value='3' aria-valuetext='3 ms'>"
+            "<input type='range' aria-label='zoom' value='3'>"
             "<svg role='img' aria-label='chart' aria-description='40% idle'></svg></main>"
         )
     )
@@ -143,7 +143,7 @@ def test_accessibility(page: Callable[..., Path], open_page: OpenPage) -> None:
         '      StaticText "3 "',
         '      StaticText "ms"',
         '    StaticText "idle"',
-        '    slider "zoom" value="3 ms"',
+        '    slider "zoom" value="3"',
         '    image "chart" description="40% idle"',
     ]
 

@@ -22,6 +22,7 @@ ORDER = [
     ["integrations"],
     ["__init__"],
     ["windows"],
+    ["allocator_history"],
     ["exporters"],
     ["slow_steps"],
     ["dryrun"],
@@ -43,11 +44,11 @@ ORDER = [
     ["console", "errors", "gpu", "identity", "imports", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
     ["findings", "part_file", "run_folder"],
-    ["interrupts", "live_objects", "printable", "process_id", "source_paths", "units"],
+    ["arguments", "interrupts", "live_objects", "printable", "process_id", "source_paths", "units"],
 ]
 # Modules that adapters may import besides the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {
-    "config", "errors", "guard", "identity", "imports", "interrupts", "log", "patch",
+    "arguments", "config", "errors", "guard", "identity", "imports", "interrupts", "log", "patch",
     "modules.service", "regions.dispatch", "regions.region", "stepping.optimizer_steps",
     "windows.api", "windows.profile", "windows.schedule", "windows.steps", "windows.trace_processor",
 }  # fmt: skip

@@ -51,11 +51,13 @@ def test_each_window_is_a_line_when_it_opens_and_when_it_closes(
     run(tmp_path / "out")
     assert ["window.opened", "window.closed"] * 2 == events(caplog)
     opened, closed = (record.__dict__ for record in caplog.records[:2])
-    assert (1, 1, 0, "schedule") == tuple(opened[name] for name in ("window", "step", "rank", "opened_by"))
-    assert (1, 4, 0, "2-3") == tuple(closed[name] for name in ("window", "step", "rank", "steps"))
+    assert (1, 1, 0, ["schedule"]) == tuple(opened[name] for name in ("window", "step", "rank", "opened_by"))
     line = manifest(tmp_path / "out")[0]
+    same = ("window", "rank", "opened_by", "steps")  # names, types and values
+    assert [line[name] for name in same] == [closed[name] for name in same]
+    assert (4, [2, 3]) == (closed["step"], closed["steps"])
     assert closed["seconds"] == (line["end_ns"] - line["start_ns"]) / 1e9
-    assert closed["stall_seconds"] == line["cost"]["stall_s"]
+    assert closed["stall_s"] == line["cost"]["stall_s"]
     assert closed["bytes"] > line["files"][0]["bytes"]  # before compression
     assert closed["message"].startswith(
         "instrument: window.closed (window=1, step=4, rank=0, opened_by=schedule, "
@@ -87,6 +89,29 @@ def test_json_for_log_collectors(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in stderr_of(tmp_path, INSTRUMENT_LOG="json")]
     assert ["window.opened", "window.closed"] == [line["event"] for line in lines]
     assert {"timestamp", "level", "window", "step", "rank", "seconds", "bytes"} <= lines[1].keys()
+
+
+def test_the_summary_in_json(tmp_path: Path) -> None:
+    """With `INSTRUMENT_LOG=json` the summary is an event too: nothing on standard error is not JSON."""
+    program = """
+import instrument, torch
+with instrument.profile("out", schedule="1-2,4", keep=instrument.keep(windows=1), diagnose=True) as prof:
+    for _ in range(6):
+        with instrument.annotate("forward"):
+            torch.ones(3).sum()
+        prof.step()
+"""
+    printed = stderr_of(tmp_path, program, INSTRUMENT_LOG="json", INSTRUMENT_SUMMARY="1")
+    lines = [json.loads(line) for line in printed]
+    (summary,) = [line for line in lines if line["event"] == "summary"]
+    (trace,) = (tmp_path / "out").glob("window-*/*.gz")
+    assert ([str(trace.relative_to(tmp_path))], 1) == (summary["files"], summary["removed_files"])
+    assert [1, 2, 4] == summary["step_numbers"]
+    (region,) = [region for region in summary["regions"] if region["path"] == ["forward"]]
+    assert (3, 3) == (region["calls"], region["steps"])
+    assert region["cpu_ns"] <= sum(summary["step_times_ns"]) == summary["step_ns"]
+    assert summary["diagnosis"] == instrument.diagnose(trace).verdict
+    assert summary["operators"]
 
 
 def test_json_has_the_traceback(caplog: pytest.LogCaptureFixture) -> None:

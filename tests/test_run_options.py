@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import instrument
 from instrument import commands
+from instrument.allocator_history.options import MemoryHistory
 from instrument.cli import app
 from instrument.commands.run import Profiler
 from instrument.config import RUN
@@ -166,6 +168,61 @@ def test_the_recorded_detail() -> None:
     assert [settings("--detail", name)["detail"] for name in DETAILS] == list(DETAILS)
     assert "--detail has no effect with --profiler nsys" in run("--detail", "full", "--profiler", "nsys").stderr
     assert 2 == run("--detail", "all").exit_code
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--memory"], {"profile_memory": True}),
+        (["--memory", "events"], {"profile_memory": True}),
+        (["--memory", "--shapes"], {"profile_memory": True, "record_shapes": True}),
+        (["--memory", "snapshot"], {"memory": asdict(instrument.memory_history())}),
+        (["--memory=snapshot,stacks=all,entries=9"], {"memory": asdict(MemoryHistory("all", 9))}),
+    ],
+)
+@pytest.mark.parametrize("separator", [[], ["--"]])
+def test_memory(words: list[str], expected: dict[str, object], separator: list[str]) -> None:
+    """`--memory` takes a value or none: the word after it may be the program."""
+    result = CliRunner().invoke(app, ["run", "--print-command", *words, *separator, "train.py", "a"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith(" train.py a\n")
+    (text,) = [word for word in shlex.split(result.stdout) if word.startswith("INSTRUMENT_RUN=")]
+    assert expected.items() <= json.loads(text.partition("=")[2]).items()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("all", "--memory must be events, or snapshot with options such as"),
+        ("snapshot,stack=all", "each once: snapshot,stack=all"),
+        ("snapshot,entries=1,entries=2", "each once: snapshot,entries=1,entries=2"),
+        ("snapshot,entries=0", '--memory snapshot,entries=0: "entries" must be an integer >= 1: 0'),
+    ],
+)
+def test_wrong_values_of_memory(value: str, message: str) -> None:
+    """The message names the option, the value and what is accepted."""
+    result = run(f"--memory={value}")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
+def test_memory_without_a_profiler() -> None:
+    """Windows of memory alone are windows, with their options; other options still have no effect."""
+    found = settings("--profiler", "none", "--memory", "snapshot", "--steps", "all", "--ranks", "0")
+    assert ("none", 0) == (found["exporter"], found["at"])
+    assert "record" not in found
+    result = run("--profiler", "none", "--memory", "snapshot", "--detail", "full")
+    assert "--detail has no effect with --profiler none" in result.stderr
+    assert "--memory has no effect with --profiler nsys" in run("--memory=snapshot", "--profiler", "nsys").stderr
+
+
+def test_the_memory_history_reaches_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of the program have the options of the command line."""
+    monkeypatch.setenv(RUN, json.dumps(settings("--memory", "snapshot,size=1GB")))
+    monkeypatch.setattr(Loop, "requested", None)
+    loop = loop_from_environment.__wrapped__()
+    assert loop is not None
+    assert instrument.memory_history(size="1GB") == loop._recording["memory"]
 
 
 def test_what_happens_to_the_files() -> None:

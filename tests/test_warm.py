@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,23 @@ def test_timeout(tmp_path: Path) -> None:
     assert error.value.stdout == "1\n"
     assert warm.run([sys.executable, "-c", "print(signal)"], env=environment()).returncode == 1
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def test_interrupt(tmp_path: Path) -> None:
+    """A program is killed if the test is interrupted, and the next one gets its own answer."""
+    code = f"""if True:
+    import os, pathlib, signal, time
+    pathlib.Path({str(tmp_path / "process")!r}).write_text(str(os.getpid()))
+    os.kill({os.getpid()}, signal.SIGINT)
+    time.sleep(60)"""
+    with pytest.raises(KeyboardInterrupt):
+        warm.run([sys.executable, "-c", code], env=environment())
+    process = int((tmp_path / "process").read_text())
+    with pytest.raises(ProcessLookupError):
+        for _ in range(200):  # the kernel takes a moment
+            os.kill(process, 0)
+            time.sleep(0.01)
+    assert warm.run([sys.executable, "-c", "raise SystemExit(7)"], env=environment()).returncode == 7
 
 
 def test_further_imports(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
+    from .allocator_history.options import MemoryHistory, memory_history
     from .comparison.comparison import Comparison, compare
     from .config import configure
     from .diagnosis.diagnose import Diagnosis, diagnose, rule
@@ -48,6 +49,7 @@ __all__ = [
     "InstrumentError",
     "Keep",
     "LaunchError",
+    "MemoryHistory",
     "MemorySnapshot",
     "MergedTrace",
     "Metrics",
@@ -75,6 +77,7 @@ __all__ = [
     "dry_run",
     "keep",
     "mark",
+    "memory_history",
     "merge_traces",
     "metrics",
     "no_syncs",
@@ -98,6 +101,7 @@ _HOMES = {
     "InstrumentError": ".errors",
     "Keep": ".windows.storage",
     "LaunchError": ".errors",
+    "MemoryHistory": ".allocator_history.options",
     "MemorySnapshot": ".memory.snapshot",
     "MergedTrace": ".traces.merge",
     "Metrics": ".diagnosis.metrics",
@@ -125,6 +129,7 @@ _HOMES = {
     "dry_run": ".dryrun.run",
     "keep": ".windows.storage",
     "mark": ".regions.annotation",
+    "memory_history": ".allocator_history.options",
     "merge_traces": ".traces.merge",
     "metrics": ".diagnosis.metrics",
     "no_syncs": ".syncs.live",

@@ -40,10 +40,15 @@ class Guard:
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
-        self._logged: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str, str]] = set()
 
-    def failed(self, feature: str, error: Exception) -> None:
+    def failed(self, feature: str, error: Exception, **about: object) -> None:
         """Count and log ``error`` in ``feature``.
+
+        Args:
+            feature: what failed, in words.
+            error: how.
+            about: further fields of the event, such as the window; each kind of failure is logged once for them.
 
         Raises:
             Exception: only ``error`` itself: if it is a `SyncError`, which the user requested, if
@@ -58,20 +63,21 @@ class Guard:
             elif strict:
                 self.failures[feature] += 1
             else:
-                self.note(feature, error)
+                self.note(feature, error, **about)
         except Exception as another:
             log.last_resort(f"{feature} failed and was skipped; training continues", error, another)
         if strict:
             raise error
 
-    def note(self, feature: str, error: Exception) -> None:
-        """Count ``error`` in ``feature``, and log it unless it was logged before; raise nothing."""
+    def note(self, feature: str, error: Exception, **about: object) -> None:
+        """Count ``error`` in ``feature``, and log it as `failed` does; raise nothing."""
         try:
             self.failures[feature] += 1
-            kind = (feature, repr(error))
+            kind = (feature, repr(error), repr(about))
             if kind not in self._logged:
                 self._logged.add(kind)
-                log.warning(f"{feature} failed and was skipped; training continues", error=kind[1], exc_info=error)
+                text = f"{feature} failed and was skipped; training continues"
+                log.warning(text, **about, error=kind[1], exc_info=error)
         except Exception as another:
             log.last_resort(f"{feature} failed and was skipped; training continues", error, another)
 

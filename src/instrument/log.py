@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from . import stderr
 from .interrupts import is_interrupt
@@ -55,8 +55,14 @@ def _log(level: str, event: str, fields: dict[str, Any]) -> None:
 
 def _sentence(event: str, fields: Mapping[str, Any]) -> str:
     """Return an event as one sentence: "instrument: window.skipped (window=1, reason=...)"."""
-    details = ", ".join(f"{name}={printable(str(value))}" for name, value in fields.items())
+    details = ", ".join(f"{name}={printable(_text(value))}" for name, value in fields.items())
     return f"instrument: {printable(str(event))}{f' ({details})' if details else ''}"
+
+
+def _text(value: object) -> str:
+    """Return the value of a field for a sentence; several texts, such as reasons, with semicolons between them."""
+    several = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
+    return "; ".join(cast("list[str]", value)) if several else str(value)
 
 
 def _json(level: str, event: str, fields: Mapping[str, Any], error: BaseException | None) -> str:

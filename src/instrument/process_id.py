@@ -17,6 +17,13 @@ def place() -> str:
     return f"{zlib.crc32(f'{socket.gethostname()} {namespace}'.encode()):08x}"
 
 
+def machine() -> str:
+    """Return eight digits that all processes of this machine have until it starts again, also in containers."""
+    with suppress(OSError):  # not Linux
+        return f"{zlib.crc32(Path('/proc/sys/kernel/random/boot_id').read_bytes()):08x}"
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+
+
 def start_time(process: int) -> str | None:
     """Return a value that differs if the number is reused; None if the process has exited, even as a zombie.
 

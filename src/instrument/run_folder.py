@@ -12,6 +12,7 @@ from .interrupts import Suppressed
 NAME = "manifest.jsonl"
 COMPILE_LOG = ".compile.log"  # how the name of torch's log ends that a window wrote beside its trace
 BLACK_BOX = ".black_box.json"  # ... and that of the times of the steps before it
+MEMORY_SNAPSHOT = ".memory.pickle"  # ... and that of the history of GPU memory
 _OF_ONE_RUN = "manifest.*.jsonl"  # in a folder that windows were uploaded to
 
 
@@ -59,7 +60,7 @@ def files_of(entry: Mapping[str, Any], key: str = "files") -> list[str]:
 
 def traces_of(entry: Mapping[str, Any]) -> list[str]:
     """Return the paths of the traces among `files_of`, without the files that a window wrote beside them."""
-    return [name for name in files_of(entry) if not name.endswith((COMPILE_LOG, BLACK_BOX))]
+    return [name for name in files_of(entry) if not name.endswith((COMPILE_LOG, BLACK_BOX, MEMORY_SNAPSHOT))]
 
 
 def _inside(path: Path) -> bool:

@@ -46,7 +46,7 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
 
 
 def run_warm(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that does not start torchrun, with torch imported."""
+    """Run a command in a process that has imported torch."""
     return warm.run(command, environment(variables), cwd=PROGRAMS, timeout=120, check=True)
 
 
@@ -62,9 +62,8 @@ def instrumented(name: str, *options: str) -> list[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_steps_and_regions(name: str, tmp_path: Path) -> None:
     """The program's steps are counted, one is recorded with its regions, and the output is unchanged."""
-    start = run if name == "ddp" else run_warm
-    plain = start(instrumented(name), INSTRUMENT="0")
-    done = start(instrumented(name, "--steps", "4,1000", "-o", str(tmp_path)))
+    plain = run_warm(instrumented(name), INSTRUMENT="0")
+    done = run_warm(instrumented(name, "--steps", "4,1000", "-o", str(tmp_path)))
     assert without_log(plain.stdout) == without_log(done.stdout)
     assert "Where the step went" in done.stderr
     entries = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]

@@ -173,7 +173,7 @@ def test_the_exporter_is_chosen_by_the_tool(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "ittapi", SimpleNamespace())
     monkeypatch.setattr("instrument.exporters.vendor_tools.RoctxEmitter", SimpleNamespace)
     monkeypatch.setattr("instrument.exporters.vendor_tools.load", lambda: None)
-    assert {"torch_profiler", *VARIABLES} == set(EXPORTERS)
+    assert {"torch_profiler", "none", *VARIABLES} == set(EXPORTERS)
     assert "torch_profiler" == choose("auto", {}).name
     for name, variable in VARIABLES.items():
         assert name == choose(name, {}).name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from io import StringIO
 from itertools import product
@@ -13,7 +14,7 @@ from rich.console import Console
 from instrument.report.summary import print_losses, print_summary
 from instrument.traces.kineto import read_kineto
 from instrument.traces.salvage import OTHER_TYPES
-from instrument.traces.summary import OperatorStat, RegionStat, Summary, summarize
+from instrument.traces.summary import OperatorStat, RegionStat, Summary, merge, summarize
 from instrument.traces.trace import ReadLosses
 
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
@@ -196,6 +197,21 @@ def test_overlapping_regions(overlap_ns: int, explained: bool) -> None:
     assert (
         "Regions of one thread overlap, as the regions of asyncio tasks do: every open region" in text
     ) == explained
+
+
+def test_a_thread_that_works_beside_the_loop(tmp_path: Path) -> None:
+    """Its regions have shares of their own, so that all add up to more than 100 %, which is explained."""
+    ranges = [("ProfilerStep#3", 1, 0, 100), ("loop", 1, 10, 80), ("inner", 1, 20, 50), ("load", 2, 40, 60)]
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": thread, "ts": start, "dur": length}
+        for name, thread, start, length in ranges
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    summary = summarize(read_kineto(tmp_path / "trace.json"))
+    said = "Regions of several threads run at the same time: every open region counts"
+    assert said in " ".join(rendered(summary).split())
+    assert (50_000, 100_000) == (summary.parallel_ns, merge([summary, summary]).parallel_ns)
+    assert said not in " ".join(rendered(summarize(read_kineto(GPU_TRACE))).split())
 
 
 def test_no_steps() -> None:

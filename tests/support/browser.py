@@ -109,7 +109,7 @@ def in_notebook(open_page: OpenPage, folder: Path, framed: str | None) -> Opened
 def _line(node: dict[str, Any]) -> str:
     """Return a node as `role "name" value="..." description="..." state=...`."""
     properties = {each["name"]: each["value"].get("value") for each in node.get("properties", ())}
-    value = properties.get("valuetext") or _value(node, "value")
+    value = _value(node, "value")
     parts = [node["role"]["value"], f'"{_value(node, "name")}"']
     parts += [f'value="{value}"'] if value else []
     parts += [f'description="{_value(node, "description")}"'] if _value(node, "description") else []

@@ -39,15 +39,19 @@ def processes(training: int) -> dict[int, list[str]]:
 
 def finalizer(training: int | None = None) -> int:
     """Return the Python process among the finalizers, once it runs; by default for this process."""
-    running: list[int] = []
+    found: dict[int, list[str]] = {}
 
-    def found() -> bool:
-        lines = processes(training or os.getpid()).items()
-        running[:] = [number for number, line in lines if line[0] != "/bin/sh"]
-        return len(running) == 1
+    def one() -> bool:
+        lines = processes(training or os.getpid())
+        found.clear()
+        found.update({number: line for number, line in lines.items() if line[0] != "/bin/sh"})
+        return len(found) == 1
 
-    eventually(found)
-    return running[0]
+    try:
+        eventually(one)
+    except AssertionError as error:
+        raise AssertionError(f"not one finalizer but {found}") from error
+    return next(iter(found))
 
 
 def eventually(check: Callable[[], bool], every_s: float = 0.05) -> None:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ class _Server:
             )  # fmt: skip
         self._connect(mine)
         atexit.register(process.wait)
-        atexit.register(self._close)  # before that
+        atexit.register(process.kill)  # before that
+        atexit.register(self._close)
 
     def _connect(self, connection: socket.socket) -> None:
         self._socket, self._answers = connection, connection.makefile()
@@ -53,6 +55,9 @@ class _Server:
         return child
 
     def _close(self) -> None:
+        """End the connection, and so the server once it waits for a request."""
+        with suppress(OSError):  # closed before, or its server is gone
+            self._socket.shutdown(socket.SHUT_RDWR)  # also if a forked process has the socket too
         self._answers.close()
         self._socket.close()
 
@@ -60,7 +65,7 @@ class _Server:
         """Run one program; return its exit code, negative for a signal, or None if it took too long."""
         self._socket.sendall(json.dumps(request).encode() + b"\n")
         late = threading.Event()
-        timers: list[threading.Timer] = []
+        timers: dict[int, threading.Timer] = {}
 
         def kill(process: int) -> None:
             late.set()
@@ -68,10 +73,17 @@ class _Server:
 
         try:
             while "status" not in (answer := json.loads(self._answers.readline())):
-                timers.append(threading.Timer(timeout, kill, [answer["process"]]))
-                timers[-1].start()
+                timer = timers[answer["process"]] = threading.Timer(timeout, kill, [answer["process"]])
+                timer.start()
+        except BaseException:  # such as a test that takes too long: the next request would get this answer
+            for process in timers:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            self._close()
+            _server.cache_clear()
+            raise
         finally:
-            for timer in timers:
+            for timer in timers.values():
                 timer.cancel()
         return None if late.is_set() else int(answer["status"])
 

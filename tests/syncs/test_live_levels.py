@@ -293,9 +293,9 @@ def test_budget_of_a_region(path: list[str], named: list[str]) -> None:
     ("arguments", "error", "text"),
     [
         ({"level": "raise"}, ValueError, "\"level\" must be one of log, warn, error: 'raise'"),
-        ({"every": 0}, ValueError, '"every" must be >= 1: 0'),
-        ({"every": 1.5}, TypeError, '"every" must be a number of steps: 1.5'),
-        ({"every": True}, TypeError, '"every" must be a number of steps: True'),
+        ({"every": 0}, ValueError, '"every" must be an integer >= 1: 0'),
+        ({"every": 1.5}, TypeError, '"every" must be an integer >= 1: 1.5'),
+        ({"every": True}, TypeError, '"every" must be an integer >= 1: True'),
         ({"every": 2, "budget": 1}, ValueError, '"every" must be 1 with a budget'),
         ({"every": 2, "level": "error"}, ValueError, '"every" must be 1 with a budget'),
         ({"budget": -1}, ValueError, '"budget" must be >= 0: -1'),

@@ -121,6 +121,64 @@ def test_a_rank_that_dies(tmp_path: Path) -> None:
     ]
 
 
+class LossyStore:
+    """A store of one process; ``fails`` makes its writes raise."""
+
+    def __init__(self) -> None:
+        self._store = torch.distributed.HashStore()
+        self.fails = False
+
+    def add(self, key: str, amount: int) -> int:
+        if self.fails and amount:
+            raise ConnectionError("the store is gone")
+        return int(self._store.add(key, amount))
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._store.get(key))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._store.check(keys))
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> LossyStore:
+    """The store of agreements, which ask it often."""
+    made = LossyStore()
+    monkeypatch.setattr(agreement, "POLL_S", 0.01)
+    monkeypatch.setattr(agreement, "job_store", lambda prefix: made)
+    return made
+
+
+def test_a_request_survives_the_store(store: LossyStore, lenient: None) -> None:
+    """What cannot be passed on becomes this rank's own request, and so does each one that follows."""
+    decided: list[WindowRequest] = []
+    made = Agreement.begin(decided.append, lambda: 1, lambda: 1)
+    assert made is not None
+    store.fails = True
+    made.propose(WindowRequest("first"))
+    made.propose(WindowRequest("second"))
+    eventually(lambda: not made.active)
+    made.propose(WindowRequest("third"))
+    eventually(lambda: 3 == len(decided))
+    assert [("first", None), ("second", None), ("third", None)] == [(each.reason, each.first) for each in decided]
+    made.end()
+
+
+def test_a_lost_entry_of_one_kind_costs_the_other_no_patience(store: LossyStore) -> None:
+    """While a rank waits for a request whose rank died, a decision that is written late is not missed."""
+    made = Agreement(lambda _: None, lambda: 1, lambda: 1)
+    made._store = store
+    for kind in ("ask", "decision"):
+        store.add(f"{kind}/count", 1)  # announced, and not written yet
+    for _ in range(agreement._PATIENCE):
+        assert [] == made._new("decision") == made._new("ask")
+    store.set("decision/1", '{"reason": "late", "active": 1, "warmup": 0, "first": 9, "ranks": null}')
+    assert ["late"] == [each.reason for each in made._new("decision")]
+
+
 def test_a_jump_of_the_step_number_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the jump to a checkpoint's step, a window is agreed a few steps ahead of it."""
     monkeypatch.setattr(agreement, "POLL_S", 0.01)

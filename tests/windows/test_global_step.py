@@ -12,7 +12,7 @@ import torch
 
 import instrument
 
-from .training import Recorder, expected, manifest, reasons, train
+from .training import Recorder, expected, manifest, reasons, statuses, train
 
 
 def count(out: Path, numbers: list[int], schedule: Any, **arguments: Any) -> tuple[list[int], list[Any]]:
@@ -101,6 +101,16 @@ def test_jumps(
     assert captured == [step for step in found if step != numbers[-1]]
     if lines is not None:
         assert lines == reasons(entries)
+
+
+def test_a_window_has_one_line_that_it_was_not_reached(out: Path) -> None:
+    """Also if the loop jumps over it, returns, and ends before it; one that was recorded before has none."""
+    _, entries = count(out, [1, 2, 3, 100, 4, 5, 2, 3], "2,7,50,200")
+    assert [(1, "recorded"), (2, "not reached"), (3, "not reached"), (1, "recorded"), (4, "not reached")] == (
+        statuses(entries)
+    )
+    _, entries = count(out / "back", [1, 2, 3, 4, 1], "2,9")
+    assert [(1, "recorded"), (2, "not reached")] == statuses(entries)
 
 
 def test_the_steps_of_the_run_are_counted(out: Path) -> None:

@@ -63,6 +63,7 @@ def test_a_recorded_window(out: Path) -> None:
         "cut_step": None,
         "exporter": "torch_profiler",
         "hidden_regions": [],
+        "memory": None,
         "diagnosis": [],
     }
     assert expected == entry

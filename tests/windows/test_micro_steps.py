@@ -64,6 +64,19 @@ def test_a_break_in_a_step(out: Path) -> None:
     assert [[1, 1], [2, 3]] == [entry["steps"] for entry in manifest(out)]
 
 
+def test_nested_loops_at_one_place(out: Path) -> None:
+    """The inner loop over the same batches has a profile of its own, as with `steps` of single items."""
+    for accumulate in (1, 2):
+        folder = out / str(accumulate)
+        batches = instrument.steps(range(4), folder, at=9, accumulate=accumulate, exporter=Recorder())
+        outer = batches.profile
+        for _ in batches:
+            for _ in batches:
+                assert batches.profile is not outer
+            break
+        assert 4 // accumulate == batches.profile.step_num
+
+
 @pytest.mark.parametrize("wrong", [0, 1.5, True])
 def test_wrong_numbers(out: Path, wrong: Any) -> None:
     """The call raises."""

@@ -14,7 +14,7 @@ import instrument
 from instrument.config import settings
 from instrument.windows.window_finalizer import WindowFinalizer
 
-from .training import Recorder, expected, manifest, names, train
+from .training import Recorder, expected, manifest, names, statuses, train
 
 
 def lines(out: Path) -> dict[int | str, tuple[str, list[int] | None]]:
@@ -124,6 +124,43 @@ def test_phases_that_are_not_reached(out: Path) -> None:
                 pass
         train(4, prof.step)
     assert ["not reached"] * 2 == [entry["status"] for entry in manifest(out) if entry["window"] != 1]
+
+
+def test_many_windows_of_a_phase_that_are_not_reached(out: Path) -> None:
+    """They have one line, which says how many there are."""
+    with instrument.profile(out, schedule="1", exporter=Recorder()) as prof:
+        for number in range(3):
+            with prof.phase("eval", "1,5,7,9"):
+                assert number < 3
+        train(4, prof.step)
+    entries = [entry for entry in manifest(out) if entry["window"] != 1]
+    assert [("eval-0001", "recorded"), ("eval-0002", "not reached")] == statuses(entries)
+    assert "the loop ended before step 3; 2 more windows of this phase were not reached" == entries[1]["reason"]
+
+
+@pytest.mark.parametrize("place", ["start", "suspend_steps"])
+def test_an_interrupt_at_the_start_of_a_phase(out: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Ctrl-C passes, and steps count again, although the block never ran."""
+    with instrument.profile(out, black_box=True, exporter=Recorder()) as prof:
+        block = prof.phase("eval", "0")
+        owner = prof if place == "suspend_steps" else prof._phases["eval"]
+        original = getattr(owner, place)
+
+        def interrupted(*arguments: Any) -> None:
+            original(*arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, place, interrupted)
+            with pytest.raises(KeyboardInterrupt), block:
+                raise AssertionError("the block ran")
+        prof.step()
+        assert 1 == prof.step_num
+        with prof.phase("eval"):
+            prof.step()
+        prof.step()
+        assert prof.black_box is not None
+        assert 2 == prof.step_num == prof.black_box.step_num
 
 
 def test_with_a_black_box(out: Path) -> None:

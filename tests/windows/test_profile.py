@@ -22,7 +22,7 @@ import instrument
 from instrument.config import settings as instrument_settings
 from instrument.errors import CaptureError
 from instrument.windows.options import TorchProfilerOptions
-from instrument.windows.schedule import Phase, Schedule
+from instrument.windows.schedule import Schedule, StepAction
 
 from ..support.torch_versions import names_activities
 from .training import (
@@ -379,11 +379,11 @@ def test_declared_options_include_all_of_torchs() -> None:
         (ValueError, {"ranks": ["01"]}, "\"ranks\" must hold integers >= 0: ['01']"),
         (ValueError, {"ranks": "a"}, '"ranks" must be ranks such as "0,7"'),
         (ValueError, {"first_step": -1}, '"first_step" must be an integer >= 0: -1'),
-        (ValueError, {"first_step": 1.5}, '"first_step" must be an integer >= 0: 1.5'),
+        (TypeError, {"first_step": 1.5}, '"first_step" must be an integer >= 0: 1.5'),
         (
             ValueError,
             {"exporter": "perfetto"},
-            '"auto", one of torch_profiler, nsight_systems, nsight_compute, rocprof, vtune, or',
+            '"auto", one of torch_profiler, nsight_systems, nsight_compute, rocprof, vtune, none, or',
         ),
         (TypeError, {"exporter": 3}, '"exporter" must be a name or an object with a method "capture": 3'),
         (
@@ -464,24 +464,24 @@ def test_any_schedule_is_followed_exactly(plan: Schedule, length: int, first: in
     if as_function:  # the same plan as a function, in torch's actions
 
         def given(step: int) -> int:
-            phase, window = shifted.at(step + first)
-            if phase is Phase.ACTIVE:
+            action, window = shifted.at(step + first)
+            if action is StepAction.ACTIVE:
                 return 3 if step + first == window.stop - 1 else 2
-            return 1 if phase is Phase.WARMUP else 0
+            return 1 if action is StepAction.WARMUP else 0
 
-    phases = [shifted.at(step)[0] for step in range(first, first + length + 1)]
+    actions = [shifted.at(step)[0] for step in range(first, first + length + 1)]
     with tempfile.TemporaryDirectory() as folder:
         prof = instrument.profile(folder, schedule=given, exporter=recorder, first_step=first)
         with prof:
-            for before, after in pairwise(phases):
+            for before, after in pairwise(actions):
                 calls = len(recorder.calls)
                 prof.step()
-                if before is after is Phase.WAIT:
+                if before is after is StepAction.WAIT:
                     assert [] == recorder.calls[calls:]
         entries = prof.windows
         assert entries == (manifest(Path(folder)) if entries else [])
 
-    active = [first + offset for offset, phase in enumerate(phases) if phase is Phase.ACTIVE]
+    active = [first + offset for offset, action in enumerate(actions) if action is StepAction.ACTIVE]
     assert active == recorder.captured()
     announced = first + length  # announced by the last step(), and never run
     if length and announced in active:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import instrument
 from instrument.windows.requests import RequestedWindows, WindowRequest
-from instrument.windows.schedule import Phase, Schedule, Window
+from instrument.windows.schedule import Schedule, StepAction, Window
 
 from .training import manifest, recorded, statuses, steps, traces, train
 
@@ -38,22 +38,22 @@ requests = st.lists(
 
 def followed(
     planned: Schedule, asked: list[tuple[int, int, int, int | None]]
-) -> tuple[list[tuple[Phase, Window | None]], list[Window], RequestedWindows]:
+) -> tuple[list[tuple[StepAction, Window | None]], list[Window], RequestedWindows]:
     """Return what each step is, the window that serves each request, and the schedule."""
     windows = RequestedWindows(planned)
-    served, phases = [], []
+    served, actions = [], []
     for step in range(STEPS):
         for number, (at, active, warmup, first) in enumerate(asked):
             if at == step:
                 request = WindowRequest(f"request {number}", active, warmup, first)
                 served.append((request, windows.add(request, step)))
-        phases.append(windows.at(step))
+        actions.append(windows.at(step))
         following = windows.next_window(step)
-        if phases[-1][1] is not None:
-            assert phases[-1][1] == following
+        if actions[-1][1] is not None:
+            assert actions[-1][1] == following
     for request, window in served:
         assert request.reason in windows.opened_by(windows.next_window(window.stop - 1) or window)
-    return phases, [window for _, window in served], windows
+    return actions, [window for _, window in served], windows
 
 
 @given(schedules, requests)
@@ -61,17 +61,17 @@ def test_windows_follow_each_other_whatever_is_requested(
     planned: Schedule, asked: list[tuple[int, int, int, int | None]]
 ) -> None:
     """Windows are numbered without a gap, and each recorded step is in one window, from its first to its last."""
-    phases, _, _ = followed(planned, asked)
-    seen: dict[int, list[tuple[int, Phase, Window]]] = {}
-    for step, (phase, window) in enumerate(phases):
+    actions, _, _ = followed(planned, asked)
+    seen: dict[int, list[tuple[int, StepAction, Window]]] = {}
+    for step, (action, window) in enumerate(actions):
         if window is not None:
-            seen.setdefault(window.index, []).append((step, phase, window))
+            seen.setdefault(window.index, []).append((step, action, window))
     assert list(range(1, len(seen) + 1)) == list(seen)
     for of_window in seen.values():
         window = of_window[-1][2]
         expected = list(range(window.warmup, min(window.stop, STEPS)))
         assert expected == [step for step, _, _ in of_window]
-        assert all((phase is Phase.ACTIVE) == (step >= window.active) for step, phase, _ in of_window)
+        assert all((action is StepAction.ACTIVE) == (step >= window.active) for step, action, _ in of_window)
 
 
 @given(schedules, requests)
@@ -79,12 +79,12 @@ def test_planned_windows_stay_as_they_are(
     planned: Schedule, asked: list[tuple[int, int, int, int | None]]
 ) -> None:
     """Requests move no planned step, and change no label of a planned window."""
-    phases, _, windows = followed(planned, asked)
-    for step, (phase, window) in enumerate(phases):
-        expected_phase, expected = planned.at(step)
+    actions, _, windows = followed(planned, asked)
+    for step, (action, window) in enumerate(actions):
+        expected_action, expected = planned.at(step)
         if expected is not None:
             assert window is not None
-            assert (expected_phase, expected.index) == (phase, windows.label(window))
+            assert (expected_action, expected.index) == (action, windows.label(window))
 
 
 @given(schedules, requests)

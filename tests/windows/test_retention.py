@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +61,42 @@ def test_a_run_keeps_its_last_windows(out: Path) -> None:
     assert [1, 2, 3, 4] == [entry["window"] for entry in entries_of(out)]
     assert [3, 4] == [entry["window"] for _, entry in traces_in(out)]
     assert [7] == instrument.read_trace(next(out.glob("window-0004/*"))).steps.number.tolist()
+
+
+def test_the_log_says_what_was_removed(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The event has the fields of the line in the manifest."""
+    caplog.set_level(logging.INFO, "instrument")
+    run(out, schedule=instrument.schedule("1,3"), keep=instrument.keep(windows=1))
+    (line,) = [line for line in manifest(out) if line.get("event") == "removed"]
+    (event,) = [record.__dict__ for record in caplog.records if record.__dict__["event"] == "window.removed"]
+    same = ("rank", "window", "files", "left", "reason")
+    assert [line[name] for name in same] == [event[name] for name in same]
+    assert (1, [], "INFO") == (event["window"], event["left"], event["levelname"])
+
+
+def test_a_file_that_cannot_be_removed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line says which files stay and why, once; those that another process removed are no such files."""
+    first, gone, _ = [write_window(out, window) for window in (1, 2, 3)]
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == first:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        unlink(path)
+        if path == gone:
+            raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    stored = StoredWindows(out)
+    (line,) = remove_old_windows(stored, Keep(windows=1), 0, time.time_ns())
+    left = [{"path": str(first.relative_to(out)), "reason": "Permission denied"}]
+    assert (1, [], left) == (line["window"], line["files"], line["left"])
+    append(out, [json.dumps(line).encode() + b"\n"])
+    assert [] == remove_old_windows(stored, Keep(windows=1), 0, time.time_ns())
+    monkeypatch.setattr(Path, "unlink", unlink)
+    (line,) = remove_old_windows(stored, Keep(windows=1), 0, time.time_ns())
+    assert (1, []) == (line["window"], line["left"])
+    assert not first.exists()
 
 
 def test_a_window_without_steps_replaces_none(out: Path) -> None:
@@ -216,3 +254,4 @@ def test_a_summary_names_the_files_that_are_left(
     printed = capsys.readouterr().err
     assert "window-0003" in printed.replace("\n", "")
     assert "window-0001" not in printed.replace("\n", "")
+    assert "  ... and 2 more files, which were removed" in printed.splitlines()

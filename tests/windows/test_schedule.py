@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instrument.exporters import torch_options
-from instrument.windows.schedule import Phase, Schedule, Window, schedule
+from instrument.windows.schedule import Schedule, StepAction, Window, schedule
 from instrument.windows.steps import SCHEDULE_OPTIONS
 
 ACTION = torch.profiler.ProfilerAction
-PHASE = {
-    ACTION.NONE: Phase.WAIT,
-    ACTION.WARMUP: Phase.WARMUP,
-    ACTION.RECORD: Phase.ACTIVE,
-    ACTION.RECORD_AND_SAVE: Phase.ACTIVE,
+ACTIONS = {
+    ACTION.NONE: StepAction.WAIT,
+    ACTION.WARMUP: StepAction.WARMUP,
+    ACTION.RECORD: StepAction.ACTIVE,
+    ACTION.RECORD_AND_SAVE: StepAction.ACTIVE,
 }
 HORIZON = 120
 
@@ -72,16 +72,16 @@ def torch_schedule(arguments: dict[str, int]) -> Any:
 
 
 def active_steps(plan: Schedule) -> list[int]:
-    return [step for step in range(HORIZON) if plan.at(step)[0] is Phase.ACTIVE]
+    return [step for step in range(HORIZON) if plan.at(step)[0] is StepAction.ACTIVE]
 
 
 @given(cyclic)
 def test_cycles_agree_with_torch(arguments: dict[str, int]) -> None:
-    """Each phase is the one of torch.profiler.schedule, and torch saves exactly at stop - 1."""
+    """Each action is the one of torch.profiler.schedule, and torch saves exactly at stop - 1."""
     plan, oracle = schedule(**arguments), torch_schedule(arguments)
     for step in range(HORIZON):
-        phase, window = plan.at(step)
-        assert PHASE[oracle(step)] is phase
+        action, window = plan.at(step)
+        assert ACTIONS[oracle(step)] is action
         saves = oracle(step) is ACTION.RECORD_AND_SAVE
         assert saves == (window is not None and step == window.stop - 1)
 
@@ -116,9 +116,11 @@ def test_at_and_next_window_agree_with_the_windows(plan: Schedule) -> None:
         following = next((window for window in windows if window.stop > step), None)
         assert following == plan.next_window(step)
         if following is None or step < following.warmup:
-            assert plan.at(step) == (Phase.WAIT, None)
+            assert plan.at(step) == (StepAction.WAIT, None)
         else:
-            assert (Phase.WARMUP if step < following.active else Phase.ACTIVE, following) == plan.at(step)
+            assert (StepAction.WARMUP if step < following.active else StepAction.ACTIVE, following) == plan.at(
+                step
+            )
 
 
 @given(explicit, st.randoms())
@@ -173,7 +175,7 @@ def test_a_schedule_is_a_value(plan: Schedule) -> None:
 def test_far_steps_are_computed_by_arithmetic() -> None:
     """The last of 10**12 windows is found without a search."""
     plan = schedule(every=1000, repeat=10**12)
-    assert (Phase.ACTIVE, Window(10**12, 10**15, 10**15, 10**15 + 1)) == plan.at(10**15)
+    assert (StepAction.ACTIVE, Window(10**12, 10**15, 10**15, 10**15 + 1)) == plan.at(10**15)
     assert plan.next_window(10**15 + 1) is None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import instrument
+from instrument.diagnosis.panels.overview import overview_section
 from instrument.run_folder import traces_in
 from instrument.slow_steps import step_clock
 
@@ -51,6 +52,25 @@ def test_a_slow_step_opens_a_window(out: Path, slow_at: Callable[..., Any]) -> N
     assert ring.name.split(".")[:2] == traces(out)[-1].name.split(".")[:2]
     assert {"path": str(ring.relative_to(out)), "bytes": ring.stat().st_size} == line["files"][1]
     assert [traces(out)[-1]] == [trace for trace, _ in traces_in(out)]
+
+
+def test_a_diagnosis_says_why_its_window_opened(out: Path, slow_at: Callable[..., Any]) -> None:
+    """The first line has the reason, which is in the trace, also in another folder; a plan is no news."""
+    with instrument.profile(out, black_box=True, schedule="3", trigger_steps=2, diagnose=True) as prof:
+        train(150, prof.step, slow_at(110))
+    reason = "step 110 took 63.0 ms, 60.0 ms more than usual: 60.0 ms of it in data"
+    (trace,) = (out / "window-step-112").glob("*.pt.trace.json.gz")
+    found = instrument.diagnose(trace.rename(out / "x.json.gz"))
+    assert (reason, f"Opened by: {reason}.") == (found.opened_by, found.opened_text)
+    assert " ".join(str(found).splitlines()).startswith(f"Opened by: {reason}. {found.verdict[:20]}")
+    assert found.to_markdown().startswith(f"Opened by: {reason}.\n\n**")
+    assert reason == json.loads(found.to_json())["opened_by"]
+    (data,) = (out / "window-step-112").glob("*.diagnosis.json")  # written before the line of the manifest
+    assert reason == json.loads(data.read_text())["opened_by"]
+    assert f"Opened by: {reason}." == overview_section(found)["notes"][0]
+    planned = instrument.diagnose(out / "window-0001")
+    assert ("schedule", "") == (planned.opened_by, planned.opened_text)
+    assert str(planned).startswith(planned.verdict[:20])
 
 
 def test_recorded_steps_are_not_slow(out: Path, slow_at: Callable[..., Any]) -> None:

@@ -330,6 +330,21 @@ def test_a_loop_without_windows_logs_one_warning(
     assert message in record.message
 
 
+@pytest.mark.parametrize(
+    ("at", "first_step", "advised"), [("5010", 0, True), ("5010", 5000, False), ("2", 5000, False)]
+)
+def test_a_resumed_run_that_counts_from_0(
+    out: Path, caplog: pytest.LogCaptureFixture, at: str, first_step: int, advised: bool
+) -> None:
+    """Where the planned steps are beyond the end, the warning says how a resumed run gives its first step."""
+    with instrument.profile(out, schedule=at, first_step=first_step, exporter=Recorder()) as prof:
+        for _ in range(5):
+            prof.step()
+    (record,) = caplog.records
+    advice = "if the run was resumed, give the number of its first step: first_step="
+    assert advised == (advice in record.message)
+
+
 def test_a_program_without_windows_prints_one_line_at_exit(tmp_path: Path) -> None:
     """Without configured logging, the line goes to standard error at exit, after any further epochs."""
     code = 'import instrument\nfor _ in range(3):\n  for _ in instrument.steps(range(9), "x", at="99"): pass'

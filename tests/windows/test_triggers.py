@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
 import instrument
-from instrument.windows import command_socket
-from instrument.windows.command_socket import ask, sockets_of
+from instrument.cli import app
+from instrument.windows import agreement, command_socket
+from instrument.windows.command_socket import CommandSocket, ask, sockets_of
+from instrument.windows.requests import WindowRequest
 from instrument.windows.triggers import DailyAt, Every, TouchedFile
 
+from ..support.finalizers import eventually
 from .training import manifest, train
 
 LIMIT_S = 20
@@ -123,8 +129,84 @@ def test_a_command(out: Path) -> None:
     assert ["asked for 2", "asked for 1"] == opened_by(out)
     assert [2, 1] == [line["steps"][1] - line["steps"][0] + 1 for line in manifest(out)]
     assert not [path for path in out.iterdir() if path.suffix == ".sock"]
-    with pytest.raises(ValueError, match="no process with the trigger"):
+    with pytest.raises(LookupError, match="no process with the trigger"):
         sockets_of(str(out))
+
+
+def triggered(*arguments: str) -> tuple[int, str]:
+    """Return the exit code and the output of `instrument trigger`."""
+    done = CliRunner().invoke(app, ["trigger", *arguments])
+    return done.exit_code, re.sub(r"process \d+, ", "", done.output).replace("instrument: ", "").strip()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "code", "said"),
+    [
+        (None, [], 0, "a window opens at the next step"),
+        ([1], [], 1, "this rank does not record"),
+        (None, ["--ranks", "1"], 1, "this rank does not record"),
+        ([1], ["--ranks", "0"], 0, "a window opens at the next step"),
+    ],
+)
+def test_what_a_process_of_its_own_will_do(
+    out: Path, ranks: list[int] | None, options: list[str], code: int, said: str
+) -> None:
+    """A process opens the window at its next step, unless it does not record."""
+    with instrument.profile(out, triggers="command", ranks=ranks):
+        assert (code, f"rank 0, step 0: {said}") == triggered(str(out), *options)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "code", "said"),
+    [
+        (None, [], 0, "a window opens in about 2 s, at the same step on all ranks that record"),
+        ([1], [], 0, "this rank does not record; a window opens in about 2 s on those that do"),
+        (None, ["--ranks", "1"], 0, "this rank does not record; a window opens in about 2 s on those that do"),
+        (None, ["--ranks", "7"], 1, "this rank does not record"),  # and no such rank is there
+    ],
+)
+def test_what_a_rank_of_a_job_will_do(
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: list[int] | None,
+    options: list[str],
+    code: int,
+    said: str,
+) -> None:
+    """The ranks agree on a step first, whether this rank records or not."""
+    monkeypatch.setattr(agreement, "job_store", lambda prefix: torch.distributed.HashStore())
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with instrument.profile(out, triggers="command", ranks=ranks):
+        assert (code, f"rank 0, step 0: {said}") == triggered(str(out), *options)
+
+
+def test_an_error_does_not_end_the_service(out: Path, lenient: None, caplog: pytest.LogCaptureFixture) -> None:
+    """The command that fails gets no answer, the error is logged, and the next command is answered."""
+    errors = [RuntimeError("on purpose")]
+
+    def request(_: WindowRequest) -> dict[str, Any]:
+        if errors:
+            raise errors.pop()
+        return {"rank": 3}
+
+    listening = CommandSocket(out, WindowRequest(""))
+    listening.begin(request)
+    (path,) = sockets_of(str(out))
+    assert None is ask(path, {})
+    assert {"rank": 3} == ask(path, {})
+    assert "on purpose" in caplog.text
+    listening.end()
+
+
+def test_a_service_that_cannot_go_on(out: Path, lenient: None) -> None:
+    """Its socket is closed and gone, so that nobody waits for an answer."""
+    listening = CommandSocket(out, WindowRequest(""))
+    listening.begin(lambda _: {})
+    assert listening._socket is not None
+    listening._socket.shutdown(socket.SHUT_RDWR)  # `accept` fails
+    eventually(lambda: not list(out.iterdir()))
+    listening.end()
 
 
 def test_a_folder_with_a_long_path(tmp_path: Path) -> None:
@@ -167,6 +249,21 @@ def test_a_dead_process(out: Path) -> None:
         [sys.executable, "-m", "instrument", "trigger", str(out)], capture_output=True, text=True, check=False
     )
     assert (1, "no process answers") == (done.returncode, done.stderr.strip().removeprefix("instrument: "))
+
+
+def test_the_exit_codes(out: Path) -> None:
+    """It is 1 where no process records, whether a folder or a number is given, and 2 for wrong arguments."""
+    out.mkdir(parents=True)
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    assert (1, f'no process with the trigger "command" records into {out}') == triggered(str(out))
+    assert (1, f"cannot look into process {ended.pid}: No such file or directory; give the folder of its run") == (
+        triggered(str(ended.pid))
+    )
+    own = os.getpid()
+    assert (1, f'process {own} has no running profile with the trigger "command"') == triggered(str(own))
+    assert 2 == triggered(str(out / "nowhere"))[0]
+    assert 2 == triggered(str(out), "--ranks", "x")[0]
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,11 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert [] == left
 
 
-def test_a_trace_that_cannot_be_compressed(out: Path) -> None:
-    """The trace is kept uncompressed, and the manifest has the reason."""
+def test_a_trace_that_cannot_be_compressed(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The trace is kept uncompressed, the manifest has the reason, and the log the window too."""
     run(out, on_trace_ready=obstruct)
+    events = [record.__dict__ for record in caplog.records if "saving a window failed" in record.getMessage()]
+    assert [(1, 0), (2, 0)] == [(event["window"], event["rank"]) for event in events]
     for entry in manifest(out):
         assert "recorded" == entry["status"]
         assert entry["reason"].startswith("not compressed: IsADirectoryError: [Errno 21] Is a directory: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -61,6 +62,17 @@ def test_windows_are_copied(out: Path, tmp_path: Path) -> None:
     assert f"file://{remote}" == line["url"]
     assert files_of(line) == [str(trace.relative_to(out)) for trace in traces(out)[:1]]
     assert line["seconds"] > 0
+
+
+def test_the_log_says_what_was_uploaded(out: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The event has the fields of the line in the manifest."""
+    caplog.set_level(logging.INFO, "instrument")
+    run(out, upload=f"file://{tmp_path / 'remote'}", schedule="2")
+    (line,) = [line for line in manifest(out) if line.get("event") == "upload"]
+    (event,) = [record.__dict__ for record in caplog.records if record.__dict__["event"] == "window.upload"]
+    same = ("rank", "window", "files", "url", "status", "seconds")
+    assert [line[name] for name in same] == [event[name] for name in same]
+    assert (1, "done", "INFO") == (event["window"], event["status"], event["levelname"])
 
 
 def test_a_remote_that_fails_for_a_while(out: Path, tmp_path: Path, orders: Path) -> None:

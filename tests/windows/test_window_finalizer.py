@@ -166,7 +166,9 @@ def test_a_process_that_is_killed(out: Path, lenient: None, caplog: pytest.LogCa
     assert ["recorded"] * 4 == [entry["status"] for entry in prof.windows]
     assert [".gz", ".json", ".gz", ".gz"] == [path.suffix for path in traces(out)]
     assert [[0], [1], [2], [3]] == recorded(out)
-    assert "the process that finishes windows was ended by SIGKILL" in caplog.text
+    events = [record.__dict__ for record in caplog.records]
+    event = next(event for event in events if "was ended by SIGKILL" in event["error"])
+    assert (2, 0) == (event["window"], event["rank"])
 
 
 def test_a_process_that_cannot_be_started(

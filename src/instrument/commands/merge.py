@@ -58,7 +58,7 @@ def merge_command(
     """Write one trace of several ranks, on one clock, for Perfetto and chrome://tracing.
 
     The ranks stand below each other, as "rank 3: python" and "rank 3: GPU 0". The clocks are aligned by the ends
-    of common collectives; without these, by the clocks of the machines.
+    of common collectives; without these, by the clock of the machine, or of several machines.
 
     The exit code is 1 if a trace cannot be read or the file cannot be written, and 2 for wrong arguments.
     """
@@ -105,6 +105,12 @@ def _print(console: Console, merged: MergedTrace) -> None:
             'Ranks with "epoch" have no collectives on a GPU in common with the others: they are aligned by the '
             "clocks of their machines, which may differ by more than a step.",
         )
+    if any(clock.source == "unknown" for clock in merged.clocks.values()):
+        print_wrapped(
+            console,
+            'The start of the clock of ranks with "unknown", or of the lowest rank, is missing or impossible: '
+            "their times count from the same moment or, if that cannot be, begin with the same step.",
+        )
     if merged.missing:
         print_wrapped(console, f"No trace of {counted(len(merged.missing), 'rank')}: {listed(merged.missing)}.")
     for rank, lost in merged.damaged.items():
@@ -115,7 +121,7 @@ def _print(console: Console, merged: MergedTrace) -> None:
 
 def _certainty(clock: Clock) -> str:
     if clock.source != "collectives":
-        return "unknown" if clock.source == "epoch" else ""
+        return "" if clock.is_sure else "unknown"
     return f"{duration(clock.spread_ns)} ({counted(clock.collectives, 'collective')})"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from ..allocator_history.options import MemoryHistory
 from ..exporters.choose import exporter_of_tool
 from ..launch.vendor import VENDORS
 from ..windows.rank_selection import check_text
@@ -20,10 +21,12 @@ from ..windows.steps import CYCLE, SCHEDULE_OPTIONS, schedule_of
 from ..windows.storage import Keep, Storage
 from ..windows.triggers import Triggers
 
-TORCH_OPTIONS = {"shapes": "record_shapes", "memory": "profile_memory", "stacks": "with_stack"}
+TORCH_OPTIONS = {"shapes": "record_shapes", "stacks": "with_stack"}
+MEMORY_EVENTS = "events"  # what --memory means alone
+_SNAPSHOT = "snapshot"
 _STORAGE = ("keep", "upload", "upload_timeout")
 # Options that choose windows, and their content.
-_ONLY_TORCH = ("detail", *_STORAGE, *TORCH_OPTIONS)
+_ONLY_TORCH = ("detail", *_STORAGE, *TORCH_OPTIONS, "memory")
 _WINDOWS = ("steps", *SCHEDULE_OPTIONS, "trigger", "out", "ranks", "compile_log", *_ONLY_TORCH)
 _NEEDS = {
     "region": ("ncu",),
@@ -63,15 +66,19 @@ def reject_useless(options: Mapping[str, Any], profiler: str) -> None:
     """
     if "names" in options and options.get("modules") == "none":
         raise ValueError("--names has no effect with --modules none")
+    snapshot = options.get("memory", MEMORY_EVENTS) != MEMORY_EVENTS
     for name in options:
         needed = _NEEDS.get(name)
+        if name == "memory" and snapshot:
+            needed = ("torch", "none", "auto")
         if needed is not None and profiler not in needed:
             which = " or ".join(filter(None, (", ".join(needed[:-1]), needed[-1])))
             raise ValueError(
                 f"{_typed(name)} has no effect with --profiler {profiler}: it needs --profiler {which}"
             )
-        if profiler == "none" and name in _WINDOWS:
-            raise ValueError(f"{_typed(name)} has no effect with --profiler none, which opens no window")
+        if profiler == "none" and name in _WINDOWS and not snapshot:
+            opens = "which opens windows with --memory snapshot alone"
+            raise ValueError(f"{_typed(name)} has no effect with --profiler none, {opens}")
     if profiler in VENDORS and "ranks" in options and options.get("steps") == "all":
         raise ValueError(
             f"--ranks has no effect with --steps all and --profiler {profiler}, which then records every rank"
@@ -115,14 +122,45 @@ def _limits(text: str) -> Keep:
     Raises:
         ValueError: the text has another form, or a limit is not accepted.
     """
-    given = [part.strip().partition("=") for part in text.split(",")]
-    limits: dict[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in given}
-    if len(limits) < len(given) or not limits.keys() <= {field.name for field in fields(Keep)}:
+    limits = _named(text, Keep)
+    if limits is None:
         raise ValueError(f"--keep must be limits such as windows=20,age=7d,total=50G, each once: {text}")
     try:
         return Keep(**limits)
     except (TypeError, ValueError) as error:
         raise ValueError(f"--keep {text}: {error}") from None
+
+
+def _named(text: str, kind: type[Any]) -> dict[str, Any] | None:
+    """Return the arguments of the dataclass ``kind`` in a text ``name=value,...``; None for another text."""
+    given = [part.strip().partition("=") for part in text.split(",")]
+    found: dict[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in given}
+    names = {field.name for field in fields(kind)}
+    return found if len(found) == len(given) and found.keys() <= names else None
+
+
+def is_memory(text: str) -> bool:
+    """Return whether ``text`` is a value of ``--memory``, rather than the program after it."""
+    return text == MEMORY_EVENTS or text.partition(",")[0] == _SNAPSHOT
+
+
+def memory(text: str) -> dict[str, Any]:
+    """Return ``--memory`` as `loop_from_environment` takes it.
+
+    Raises:
+        ValueError: the text has another form, or an option in it is not accepted.
+    """
+    if text == MEMORY_EVENTS:
+        return {"profile_memory": True}
+    what, _, rest = text.partition(",")
+    chosen = _named(rest, MemoryHistory) if rest else {}
+    if what != _SNAPSHOT or chosen is None:
+        accepted = "events, or snapshot with options such as snapshot,stacks=all,entries=50000,size=1GB,every=10m"
+        raise ValueError(f"--memory must be {accepted}, each once: {text}")
+    try:
+        return {"memory": asdict(MemoryHistory(**chosen))}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--memory {text}: {error}") from None
 
 
 def schedule_arguments(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:

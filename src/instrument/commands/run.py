@@ -56,13 +56,21 @@ class Names(str, Enum):
 
 
 class BeforeProgram(Command):
-    """A command whose options end where the program begins: at ``--``, ``-m``, or the first other word."""
+    """A command whose options end where the program begins: at ``--``, ``-m``, or the first other word.
+
+    ``--memory`` alone means ``--memory events``: the word after it may be the program.
+    """
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Set the program and its arguments aside."""
         at = next((at for at, word in enumerate(args) if word in ("--", "-m")), len(args))
         ctx.meta[_PROGRAM] = args[at:]
-        return super().parse_args(ctx, args[:at])
+        own = args[:at]
+        if "--memory" in own:
+            value = own.index("--memory") + 1
+            if not options.is_memory("".join(own[value : value + 1])):
+                own.insert(value, options.MEMORY_EVENTS)
+        return super().parse_args(ctx, own)
 
 
 def run(
@@ -182,7 +190,15 @@ def run(
     shapes: Annotated[
         bool, typer.Option("--shapes", help="Record the shapes of inputs (torch.profiler).")
     ] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Record memory allocations (torch.profiler).")] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Record the GPU's memory: 'snapshot' writes torch's history of it in a window, also as "
+            "'snapshot,stacks=all,entries=50000,size=1GB,every=10m'; alone, or 'events', records allocations "
+            "in the trace (torch.profiler).",
+            metavar="[WHAT]",
+        ),
+    ] = None,
     stacks: Annotated[bool, typer.Option("--stacks", help="Record Python call stacks (torch.profiler).")] = False,
     region: Annotated[
         list[str] | None, typer.Option(help="Measure only the kernels in this region (ncu).", metavar="REGION")
@@ -219,6 +235,8 @@ def run(
             steps, {name: given[name] for name in SCHEDULE_OPTIONS if name in given}
         )
         loop |= {argument: True for name, argument in options.TORCH_OPTIONS.items() if name in given}
+        if memory is not None:
+            loop |= options.memory(memory)
         if compile_log:
             loop["compile_log"] = True
         if "detail" in given:
@@ -235,8 +253,10 @@ def run(
         loop["run_options"] = options.as_typed(given)
     except ValueError as error:
         raise exit_unusable(error) from None
-    if profiler in (Profiler.torch, Profiler.none):
-        loop |= {"exporter": "torch_profiler"} if profiler is Profiler.torch else {"record": False}
+    if profiler is Profiler.torch:
+        loop["exporter"] = "torch_profiler"
+    elif profiler is Profiler.none:
+        loop |= {"exporter": "none"} if "memory" in loop else {"record": False}
     started = environment(loop)
     if flags := " and ".join(excluding_options(line)):
         lost = "no step and no region is recorded" if profiler.value in VENDORS else "nothing is recorded"
@@ -245,7 +265,7 @@ def run(
         count = options.windows(loop)
         request = LaunchRequest(line, out.absolute(), count, started, region or (), launches, option or ())
         raise typer.Exit(_run_under_tool(profiler.value, request, print_command))
-    if profiler is not Profiler.none and (reason := unwritable(out.absolute())):
+    if loop.get("record", True) and (reason := unwritable(out.absolute())):
         print_message(f"{reason}; the program runs, but its windows will not be saved")
     if profiler is Profiler.auto and (sentence := options.ignored_options(given)):
         print_message(sentence)

@@ -28,13 +28,16 @@ def trigger(
         str, typer.Option(help="The reason, for the manifest.", metavar="TEXT")
     ] = "instrument trigger",
 ) -> None:
-    """Open a window in a program that runs, at its next step.
+    """Open a window in a program that runs.
+
+    It opens at the next step or, in a job of several ranks, at a step about two seconds later.
 
     The program has the trigger "command": profile(..., triggers="command"), or instrument run --trigger command.
     With the folder of a run, each of its processes on this machine is asked. The command goes through a socket in
     that folder, which only the user of the program can use.
 
-    The exit code is 0 if a process will record, 1 if none answers, and 2 for wrong arguments.
+    The exit code is 0 if a process will record, 1 if none will, as there is none that answers or its rank is not
+    chosen, and 2 for wrong arguments.
     """
     try:
         command: dict[str, Any] = {"steps": steps, "reason": reason}
@@ -43,25 +46,40 @@ def trigger(
         found = sockets_of(target)
     except ValueError as error:
         raise exit_unusable(error) from None
-    if not sum(_asked(path, command) for path in found):
+    except LookupError as error:
+        print_message(str(error))
+        raise typer.Exit(1) from None
+    answers = [_ask(path, command) for path in found]
+    if not any(answers):
         print_message("no process answers")
+    if not any(answer and answer["opens"] for answer in answers):
         raise typer.Exit(1)
 
 
-def _asked(path: Path, command: dict[str, Any]) -> bool:
-    """Ask one process, and print its answer; return whether it gave one."""
+def _ask(path: Path, command: dict[str, Any]) -> dict[str, Any] | None:
+    """Ask one process, and print its answer; return the answer, None if there is none."""
     try:
         answer = ask(path, command)
     except (OSError, ValueError) as error:
         print_message(f"{printable(path.name)}: {error}")
-        return False
+        return None
     if answer is None:
-        return False
+        return None
     if "error" in answer:
         raise exit_unusable(ValueError(str(answer["error"])))
-    about = ", ".join(f"{name} {answer[name]}" for name in ("process", "rank", "step") if name in answer)
-    typer.echo(printable(f"{about}: a window opens at the next step"))
-    return True
+    about = ", ".join(f"{name} {answer[name]}" for name in ("process", "rank", "step"))
+    typer.echo(printable(f"{about}: {_in_words(answer)}"))
+    return answer
+
+
+def _in_words(answer: dict[str, Any]) -> str:
+    """Return what a process that answered will do."""
+    agreed = f"in about {answer['within_s']:g} s" if answer["within_s"] else ""
+    if answer["records"]:
+        when = f"{agreed}, at the same step on all ranks that record" if agreed else "at the next step"
+        return f"a window opens {when}"
+    elsewhere = f"; a window opens {agreed} on those that do" if answer["opens"] else ""
+    return f"this rank does not record{elsewhere}"
 
 
 subcommand = subcommand_of(trigger)

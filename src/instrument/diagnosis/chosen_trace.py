@@ -88,8 +88,7 @@ def _single(source: Source) -> ChosenTrace | None:
         several = path != "-" and (Path(path).is_dir() or not Path(path).exists())  # a pattern, or a mistake
         found = _files(path) if several else FoundFiles([Path(path)])
         if len(found.files) == 1:
-            left_out = dict.fromkeys(found.others, "only the last of these folders is read")
-            return ChosenTrace(read_file(found.files[0]), None, left_out, named=not several)
+            return ChosenTrace(read_file(found.files[0]), None, found.left_out, named=not several)
     return None
 
 

@@ -18,6 +18,7 @@ from ..page.document import frame, write_page
 from ..run_folder import COMPILE_LOG
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
+from ..traces.merge_note import about_ranks
 from ..traces.region_steps import with_steps
 from ..traces.timing import Timing
 from . import markdown, serialize, terminal
@@ -251,5 +252,7 @@ def diagnosis_of(
         idle_gaps=longest_gaps(facts) if facts.gpu else (),
         job=facts.job,
         steps_from=facts.trace.steps_from,
+        merged_ranks=tuple(about_ranks(facts.trace.metadata)),
+        opened_by=str(facts.trace.metadata.get("instrument_opened_by", "")),
         facts=facts,
     )

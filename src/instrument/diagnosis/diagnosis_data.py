@@ -58,6 +58,8 @@ class DiagnosisData:
         job: the ranks of the job; None if only this trace is known.
         steps_from: the name of the regions whose calls are the steps, with "*" for numbers; empty if the profiler
             marked the steps.
+        merged_ranks: the ranks that a merged trace was made from; empty for other traces.
+        opened_by: why the window was opened, "schedule" or what requested it; empty if the trace does not say.
         facts: what the rules read, and the trace; None in a diagnosis that was not made by `diagnose`.
         regions: the outermost regions with their times per step, the longest first.
     """
@@ -89,6 +91,8 @@ class DiagnosisData:
     source: str = ""
     job: Job | None = field(default=None, repr=False, compare=False)
     steps_from: str = ""
+    merged_ranks: tuple[int, ...] = ()
+    opened_by: str = ""
     facts: TraceFacts | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -102,6 +106,11 @@ class DiagnosisData:
         return "per step" if self.has_steps else "in the window"
 
     @property
+    def opened_text(self) -> str:
+        """Why the window was opened, as a sentence; empty if nothing but its schedule did."""
+        return f"Opened by: {self.opened_by}." if self.opened_by not in ("", "schedule") else ""
+
+    @property
     def coverage_text(self) -> str:
         """The evidence for the verdict, or what prevents a bound, as a sentence."""
         return f"{'Based on' if self.bound else 'Why no bound'}: {self.coverage}."
@@ -110,6 +119,11 @@ class DiagnosisData:
     def source_texts(self) -> list[str]:
         """Sentences on which file was chosen, what marks the steps, and which files are left out."""
         texts = [f"Diagnosed: {self.source}."] if self.source else []
+        if self.merged_ranks:
+            texts.append(
+                f"A merged trace of {counted(len(self.merged_ranks), 'rank')}: their times add up. To diagnose "
+                "the job, give the folder of their own traces."
+            )
         if self.steps_from:
             texts.append(f'A step is a call of the region "{self.steps_from}".')
         guessed = self.job.guessed if self.job is not None and self.job.world_size > 1 else ()

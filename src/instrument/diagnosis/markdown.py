@@ -20,6 +20,9 @@ def to_markdown(diagnosis: DiagnosisData) -> str:
 
 
 def _lines(diagnosis: DiagnosisData) -> Iterator[str]:
+    if diagnosis.opened_text:
+        yield _escaped(diagnosis.opened_text)
+        yield ""
     yield f"**{_escaped(diagnosis.verdict)}**"
     yield ""
     if diagnosis.parts:

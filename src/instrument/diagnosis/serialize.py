@@ -83,7 +83,9 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
     ``definition``), ``abstained`` and ``failed`` (rule and reason), ``ignored`` and ``replaced`` (rules),
     ``thresholds`` (those that were changed, by rule), ``left_out`` (file and what it holds), ``source`` (the file
     and rank, if they were chosen from several), ``steps_from`` (the regions that are the steps; empty for marked
-    steps), ``job`` (null for one trace, or ``world_size``, ``ranks`` that were read, ``missing`` ones, ``guessed``
+    steps), ``merged_ranks`` (of a merged trace; else empty), ``opened_by`` (why
+    the window was opened; empty if unknown),
+    ``job`` (null for one trace, or ``world_size``, ``ranks`` that were read, ``missing`` ones, ``guessed``
     ones that no file names, ``damaged`` files by rank with what is wrong, ``unreadable`` files with the reason),
     ``metrics`` (each metric that is one number, with ``value``, ``unit``, ``definition`` and ``coverage``);
     ``roofline``, the operators with known operations, the longest on the GPU first, each with
@@ -146,6 +148,8 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "source": diagnosis.source,
         "job": diagnosis.job and _job(diagnosis.job),
         "steps_from": diagnosis.steps_from,
+        "merged_ranks": list(diagnosis.merged_ranks),
+        "opened_by": diagnosis.opened_by,
         "roofline": [_operator(row, diagnosis.roofline) for row in diagnosis.roofline.rows[:_OPERATORS]],
         "metrics": dict(_metrics(diagnosis)),
         "replay": diagnosis.replayer and _replay(diagnosis.replayer),

@@ -42,6 +42,7 @@ def render(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
     """Yield the lines of the diagnosis, wrapped to this width."""
     from rich.text import Text
 
+    yield from map(Text, _wrapped(diagnosis.opened_text, width))
     yield from (Text(line, style="bold") for line in _wrapped(diagnosis.verdict, width))
     if diagnosis.parts:
         yield _bar(diagnosis.parts, width)

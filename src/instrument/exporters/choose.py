@@ -16,8 +16,8 @@ _IS_RUNNING_UNDER: Mapping[str, Callable[[], bool]] = {
     "rocprof": tools.rocprof,
     "vtune": tools.vtune,
 }
-EXPORTERS = ("torch_profiler", *_IS_RUNNING_UNDER)
-ExporterName = Literal["auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune"]
+EXPORTERS = ("torch_profiler", *_IS_RUNNING_UNDER, "none")
+ExporterName = Literal["auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", "none"]
 
 
 def exporter_of_tool() -> str | None:
@@ -83,6 +83,10 @@ def _make_exporter(name: str, options: Mapping[str, Any], detail: Detail, keeps_
         from .vendor_tools import VtuneExporter
 
         return VtuneExporter()
+    if name == "none":
+        from .no_profiler import NoProfiler
+
+        return NoProfiler()
     from .torch_profiler import TorchProfilerExporter
 
     return TorchProfilerExporter(options, detail, keeps_events=keeps_events)

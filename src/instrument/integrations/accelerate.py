@@ -16,9 +16,10 @@ from typing import Any
 from torch import nn
 from torch.profiler import ProfilerActivity
 
+from ..arguments import integer
 from ..guard import guard
 from ..windows.steps import SCHEDULE_OPTIONS
-from .adapter import Adapter, CallWrapper, check_first_step
+from .adapter import Adapter, CallWrapper
 from .loop import Loop
 
 try:
@@ -177,7 +178,7 @@ def attach(
         raise TypeError(f'"accelerator" must be an accelerate.Accelerator: {accelerator!r}')
     if profile is not None and not isinstance(profile, ProfileKwargs):
         raise TypeError(f'"profile" must be an accelerate.utils.ProfileKwargs: {profile!r}')
-    check_first_step(first_step)
+    first_step = integer("first_step", first_step)
     profile = profile or getattr(accelerator, "profile_handler", None)
     loop = Loop(**_merge_options(out, profile, options))
     loop.label_evaluation()

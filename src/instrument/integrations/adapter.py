@@ -194,12 +194,6 @@ def as_replacement(original: Callable[..., Any], call: Callable[..., Any]) -> Ca
     return MethodType(method, owner)
 
 
-def check_first_step(first_step: int) -> None:
-    """Raise a ValueError unless ``first_step`` is the number of a step."""
-    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
-        raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
-
-
 def require(package: str, distribution: str = "") -> None:
     """Raise an error that says how to install ``package`` if it is missing.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import instrument
@@ -34,6 +35,7 @@ def loop_from_environment() -> AutomaticLoop | None:
     return loop
 
 
-def _loop(*, keep: dict[str, Any] | None = None, **given: Any) -> AutomaticLoop:
-    """Return the loop of the arguments ``given``; ``keep``: the arguments of `instrument.keep`."""
-    return AutomaticLoop(**given) if keep is None else AutomaticLoop(keep=instrument.keep(**keep), **given)
+def _loop(**given: Any) -> AutomaticLoop:
+    """Return the loop of the arguments ``given``, in which ``keep`` and ``memory`` have those of a function."""
+    made: dict[str, Callable[..., Any]] = {"keep": instrument.keep, "memory": instrument.memory_history}
+    return AutomaticLoop(**{name: made[name](**value) if name in made else value for name, value in given.items()})

@@ -16,7 +16,7 @@ from ..guard import guard, uncaught_error
 from ..identity import IdentitySet
 from ..windows.api import Driver, new_profile
 from ..windows.profile import Profile
-from ..windows.schedule import Phase, Schedule
+from ..windows.schedule import Schedule, StepAction
 from ..windows.steps import SCHEDULE_OPTIONS, schedule_of
 
 FEATURE = "following the framework"
@@ -135,7 +135,7 @@ class Loop:
     def records(self, step: int) -> bool:
         """Return whether ``step`` is recorded, or is warm-up for a recorded step."""
         schedule = self._recording["schedule"] if self.initialized else None
-        return isinstance(schedule, Schedule) and schedule.at(step)[0] is not Phase.WAIT
+        return isinstance(schedule, Schedule) and schedule.at(step)[0] is not StepAction.WAIT
 
     def suggest(self, schedule: Any, **options: Any) -> bool:
         """Use the schedule in the framework's own arguments, unless this loop has one or has begun.

@@ -23,9 +23,10 @@ from types import FrameType
 from typing import Any, Literal, cast
 
 from .. import log
+from ..arguments import integer
 from ..guard import guard
 from ..interrupts import Suppressed
-from ..windows.schedule import Phase, Schedule, Window
+from ..windows.schedule import Schedule, StepAction, Window
 from .adapter import Adapter, Removal, leave_inert
 from .loop import Loop
 
@@ -40,12 +41,9 @@ class OnDemandSchedule(Schedule):
     plans_ahead = False
 
     def __init__(self, warmup: int, active: int) -> None:
-        for name, number, least in (("warmup", warmup, 0), ("active", active, 1)):
-            if type(number) is not int or number < least:
-                raise ValueError(f'"{name}" must be an integer >= {least}: {number!r}')
         self.count: int = 0  # windows so far
-        self._warmup = warmup
-        self._active = active
+        self._warmup = integer("warmup", warmup)
+        self._active = integer("active", active, least=1)
         self._last: Window | None = None  # the last window that was requested
         # A `SimpleQueue`, as a signal may interrupt a `put` and call it.
         self._requests: queue.SimpleQueue[tuple[Action, int]] = queue.SimpleQueue()
@@ -57,14 +55,14 @@ class OnDemandSchedule(Schedule):
         """Have the next step "start" a window of ``active`` steps, "stop" the open one, or "toggle"."""
         self._requests.put((action, active or self._active))
 
-    def at(self, step: int) -> tuple[Phase, Window | None]:
-        """Return the phase of ``step``, which begins, and its window."""
+    def at(self, step: int) -> tuple[StepAction, Window | None]:
+        """Return what the profiler does in ``step``, which begins, and its window."""
         while not self._requests.empty():
             self._handle(step, *self._requests.get())
         window = self._window_at(step)
         if window is None:
-            return Phase.WAIT, None
-        return (Phase.WARMUP if step < window.active else Phase.ACTIVE), window
+            return StepAction.WAIT, None
+        return (StepAction.WARMUP if step < window.active else StepAction.ACTIVE), window
 
     def next_window(self, step: int) -> Window | None:
         """Return the window that ``step`` is in or, outside one, the earliest that may still be requested."""
@@ -159,11 +157,9 @@ class Server(Adapter):
         """Request a window of ``active`` iterations that opens with the next one, on any thread.
 
         Raises:
-            ValueError: ``active`` is not an integer >= 1.
+            TypeError, ValueError: ``active`` is not an integer >= 1.
         """
-        if active is not None and (type(active) is not int or active < 1):
-            raise ValueError(f'"active" must be an integer >= 1: {active!r}')
-        self._schedule.request("start", active)
+        self._schedule.request("start", None if active is None else integer("active", active, least=1))
 
     @guard.contained(FEATURE)
     def stop_profile(self) -> None:

@@ -110,4 +110,4 @@ def _late_rank(found: Arrivals, rank: int) -> str:
 def _cells(numbers: Metrics, clock: Clock) -> list[str]:
     whole = numbers["span_ns"]
     shares = [percent(numbers[name], whole) for name in _NUMBERS]
-    return [duration(whole), *shares, "?" if clock.source == "epoch" else signed_duration(clock.offset_ns)]
+    return [duration(whole), *shares, signed_duration(clock.offset_ns) if clock.is_sure else "?"]

@@ -19,7 +19,7 @@ from .steps import describe_steps, headline
 
 _MAX_REGIONS = 30  # rows
 _MAX_HIDDEN = 10  # names
-_MAX_OPERATORS = 10
+MAX_OPERATORS = 10
 _MAX_FILES = 10
 _BAR = 8
 
@@ -29,6 +29,7 @@ def print_summary(
     *,
     files: Sequence[Path],
     folder: Path,
+    removed_files: int = 0,
     ranks: Sequence[str] = (),
     hidden: Sequence[str] = (),
     expand: bool = False,
@@ -43,6 +44,7 @@ def print_summary(
         summary: What to print.
         files: The traces that the summary was computed from; may be empty.
         folder: The folder to open in TensorBoard.
+        removed_files: How many traces it was computed from that are no longer there.
         ranks: Sentences on the ranks of the job.
         hidden: Regions that were not recorded because they are inside compiled code.
         expand: Print regions that differ only in the numbers in their names as one row each.
@@ -67,7 +69,7 @@ def print_summary(
     if summary.operators:
         _print_operators(summary, console)
     if files:
-        print_files(files, folder, console=console)
+        print_files(files, folder, removed=removed_files, console=console)
 
 
 def print_losses(lost: ReadLosses, *, console: Console) -> None:
@@ -97,7 +99,7 @@ def print_unread_devices(devices: Mapping[str, UnreadDevice], *, console: Consol
 
 
 def _print_regions(summary: Summary, console: Console) -> None:
-    shown = _largest_regions(summary.regions)
+    shown = largest_regions(summary.regions)
     rows = []
     for region in _sort_by_time(shown):
         calls, cpu, own = _means(summary, region, region.cpu_ns, region.self_ns)
@@ -136,6 +138,11 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
             "Regions of one thread overlap, as the regions of asyncio tasks do: every open region counts, so "
             "shares may add up to more than 100 %."
         )
+    elif summary.parallel_ns * 100 > summary.step_ns > 0:
+        yield (
+            "Regions of several threads run at the same time: every open region counts, so shares may add up to "
+            "more than 100 %."
+        )
     if summary.unplaced:
         yield (
             f"Not in the region of their backward pass: {counted(summary.unplaced, 'call')} on autograd's "
@@ -149,7 +156,7 @@ def _print_operators(summary: Summary, console: Console) -> None:
         summary.operators, key=lambda item: max(item.self_ns / whole_ns, (item.gpu_ns or 0) / gpu_ns), reverse=True
     )
     rows = []
-    for operator in ranked[:_MAX_OPERATORS]:
+    for operator in ranked[:MAX_OPERATORS]:
         cells = _means(summary, operator, operator.self_ns)
         cells += _shares(summary, operator, operator.self_ns, operator.gpu_ns)
         rows.append((0, operator.name, cells))
@@ -158,7 +165,7 @@ def _print_operators(summary: Summary, console: Console) -> None:
         rows.append((0, "(in no operator)", ["", "", *_shares(summary, None, None, nowhere_ns)]))
     print_line(console, "")
     print_table(["operator", "calls", "CPU self", *_share_columns(summary)], rows, console)
-    if (hidden := len(ranked) - _MAX_OPERATORS) > 0:
+    if (hidden := len(ranked) - MAX_OPERATORS) > 0:
         print_line(console, f"... and {counted(hidden, 'more operator')}")
 
 
@@ -203,14 +210,24 @@ def _shares(
     return [share, duration((gpu_ns or 0) / steps), percent(gpu_ns or 0, summary.gpu_total_ns)]
 
 
-def print_files(files: Sequence[Path], folder: Path, *, console: Console) -> None:
-    """Print files and how to open them; ``folder`` is the folder to open in TensorBoard."""
+def print_files(files: Sequence[Path], folder: Path, *, removed: int = 0, console: Console) -> None:
+    """Print files and how to open them.
+
+    Args:
+        files: The files.
+        folder: The folder to open in TensorBoard.
+        removed: How many more there were, which were removed.
+        console: Where to print.
+    """
     print_line(console, "")
     print_line(console, "Files", bold=True)
     for path in files[:_MAX_FILES]:
         print_line(console, f"  {path}")
     if len(files) > _MAX_FILES:
         print_line(console, f"  ... and {len(files) - _MAX_FILES} more in {folder}")
+    if removed:
+        were = "which was removed" if removed == 1 else "which were removed"
+        print_line(console, f"  ... and {counted(removed, 'more file')}, {were}")
     print_line(console, "Open one with")
     print_line(console, '  Perfetto     https://ui.perfetto.dev, "Open trace file"')
     print_line(console, "  Chrome       chrome://tracing, Load")
@@ -218,7 +235,7 @@ def print_files(files: Sequence[Path], folder: Path, *, console: Console) -> Non
     print_line(console, "               (pip install torch-tb-profiler)")
 
 
-def _largest_regions(regions: Sequence[RegionStat]) -> list[RegionStat]:
+def largest_regions(regions: Sequence[RegionStat]) -> list[RegionStat]:
     """Return the regions that took the most time on the CPU or the GPU, and the regions around them."""
     ranked = sorted(regions, key=lambda region: max(region.cpu_ns, region.gpu_ns or 0), reverse=True)
     kept = {region.path[:depth] for region in ranked[:_MAX_REGIONS] for depth in range(len(region.path) + 1)}

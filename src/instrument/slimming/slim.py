@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..arguments import integer
 from ..diagnosis.diagnose import diagnose
 from ..errors import TraceError
 from ..part_file import part_file, publish, writing
@@ -82,8 +83,8 @@ def slim(
             file; ``steps`` is not positive; or ``key`` is given without ``anonymize``.
         TraceError, OSError: the trace cannot be read, or ``out`` cannot be written.
     """
-    if steps is not None and (type(steps) is not int or steps < 1):
-        raise (ValueError if type(steps) is int else TypeError)(f'"steps" must be an integer >= 1: {steps!r}')
+    if steps is not None:
+        steps = integer("steps", steps, least=1)
     if key and not anonymize:
         raise ValueError('"key" must be left out without "anonymize"')
     source, names = Path(trace), StandIns(key) if anonymize else Names()

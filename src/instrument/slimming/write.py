@@ -22,7 +22,7 @@ _METADATA = (
     *("baseTimeNanoseconds", "deviceProperties", "distributedInfo"),
     *("record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"),
     *("cuda_runtime_version", "cuda_driver_version", "CudaDriverVersion", "hip_runtime_version"),
-    *("instrument_steps", "instrument_detail", KEY),
+    *("instrument_steps", "instrument_detail", "instrument_opened_by", "instrument_machine", KEY),
 )
 _DEVICE = ("id", "name", "numSms", "maxThreadsPerMultiprocessor", "totalGlobalMem")
 

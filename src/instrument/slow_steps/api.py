@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..arguments import integer
 from ..guard import guard
 from .box import FEATURE, BlackBox
 from .phases import OTHER
@@ -57,9 +58,8 @@ def black_box(
         ...         box.step()
         >>> print(box.report())
     """
-    for name, value, least in (("steps", steps, BLOCK), ("cooldown", cooldown, 0), ("cap", cap, 0)):
-        _check_integer(name, value, least)
-    _check_integer("first_step", first_step, 0)
+    steps, cooldown = integer("steps", steps, BLOCK), integer("cooldown", cooldown)
+    cap, first_step = integer("cap", cap), integer("first_step", first_step)
     if isinstance(slow, bool) or not isinstance(slow, (int, float)):
         raise TypeError(f'"slow" must be a number > 1: {slow!r}')
     if not 1 < slow < float("inf"):
@@ -76,10 +76,3 @@ def black_box(
     )
     box.start(follow=True)
     return box
-
-
-def _check_integer(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f'"{name}" must be an integer >= {least}: {value!r}')
-    if value < least:
-        raise ValueError(f'"{name}" must be an integer >= {least}: {value!r}')

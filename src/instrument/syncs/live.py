@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
+from ..arguments import integer
 from ..guard import guard
 from ..patch import transparent
 from ..regions import dispatch as regions
@@ -55,10 +56,8 @@ def detect_syncs(
     if level not in LEVELS:
         raise ValueError(f'"level" must be one of {", ".join(LEVELS)}: {level!r}')
     limits = Budget(budget) if budget is not None else None
-    if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
-        raise TypeError(f'"every" must be a number of steps: {every!r}')
-    if every is not None and every < 1:
-        raise ValueError(f'"every" must be >= 1: {every!r}')
+    if every is not None:
+        every = integer("every", every, least=1)
     if level == "error" or limits is not None:
         if every not in (None, 1):
             raise ValueError(f'"every" must be 1 with a budget or level "error", which check each step: {every!r}')

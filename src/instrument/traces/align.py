@@ -19,6 +19,10 @@ _POINT_TO_POINT = re.compile("^(i?send|i?recv)")
 _RESOLUTION_NS = 1000  # of older traces; smaller differences have no meaning
 _SHIFTS = sorted(range(-64, 65), key=abs)
 _MIN_PAIRS = 8  # pairs that a shift needs
+_APART_NS = 3600 * 10**9  # the ranks of a job do not begin a window further apart
+
+MACHINE = "instrument_machine"
+"""The key in the metadata of a trace that is the same for all processes of a machine until it starts again."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,9 @@ class Clock:
 
     Attributes:
         offset_ns: add this to times of the rank to get times on the clock of the lowest rank.
-        source: "collectives"; "epoch" if the rank shares no collectives with others, so that the offset comes from
-            the clocks of the machines; "reference" for the lowest rank.
+        source: "collectives"; if the rank shares no collectives with others, "machine" if it ran on the machine of
+            the lowest rank, whose clock it shares, else "epoch", as the offset comes from the clocks of the
+            machines; "unknown" if the start of a clock is missing or impossible; "reference" for the lowest rank.
         against: the rank that it was compared with.
         collectives: the number of collectives that were compared.
         spread_ns: the median absolute deviation of their ends from the offset.
@@ -39,6 +44,11 @@ class Clock:
     against: int
     collectives: int = 0
     spread_ns: int = 0
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the offset holds within a step."""
+        return self.source not in ("epoch", "unknown")
 
 
 def collective_kernels(trace: Trace) -> Array:
@@ -74,8 +84,7 @@ def align(
     lowest = waiting[0] if waiting else 0
     while waiting:
         first = waiting.pop(0)
-        apart = traces[first].epoch_ns - traces[lowest].epoch_ns
-        clocks[first] = Clock(apart, "epoch" if first != lowest else "reference", lowest)
+        clocks[first] = _by_epoch(traces[first], traces[lowest], lowest)
         reached = [first]
         for known in reached:
             for rank in [rank for rank in waiting if sequences[rank]] if sequences[known] else ():
@@ -86,6 +95,31 @@ def align(
                     waiting.remove(rank)
                     reached.append(rank)
     return {rank: clocks[rank] for rank in sorted(clocks)}
+
+
+def _by_epoch(trace: Trace, reference: Trace, lowest: int) -> Clock:
+    """Return the clock of a rank by the start of its clock, if its window then begins near that of the reference.
+
+    The start of torch's clock is the beginning of a quarter of a year, so it is the same for all ranks where one
+    file lacks it or is damaged.
+    """
+    if trace is reference:
+        return Clock(0, "reference", lowest)
+    machine = trace.metadata.get(MACHINE)
+    begin, own = _begin_ns(reference), _begin_ns(trace)
+    if begin is None or own is None:
+        begin = own = 0
+    same = machine is not None and machine == reference.metadata.get(MACHINE)
+    for offset, source in ((trace.epoch_ns - reference.epoch_ns, "machine" if same else "epoch"), (0, "unknown")):
+        if abs(own + offset - begin) < _APART_NS:
+            return Clock(offset, source, lowest)
+    return Clock(begin - own, "unknown", lowest)
+
+
+def _begin_ns(trace: Trace) -> int | None:
+    """Return when the first step or, without steps, the first work of the GPU begins; None without both."""
+    rows = trace.steps or trace.gpu
+    return int(rows.start_ns.min()) if rows else None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from .ranks import TraceSet, read_ranks
 from .read import check_ranks_path
 from .slim_note import note_losses
 from .trace import ReadLosses
-from .trace_files import MERGED_MARK, MERGED_SUFFIX, find_trace_files, is_merged, rank_from_name
+from .trace_files import MERGED_MARK, find_trace_files, rank_from_name
 
 StrPath = str | os.PathLike[str]
 
@@ -139,12 +139,9 @@ def _read(
         paths = last_window(os.fspath(paths), steps)
         if not Path(paths).is_file():
             check_ranks_path(paths)
-    files = find_trace_files(paths)
-    merged = [path for path in files.files if is_merged(path)]
-    of_ranks = [path for path in files.files if path not in merged] or merged
-    found = _read_chosen(of_ranks, chosen, partial(read_rank_file, steps=steps))
-    found.left_out |= dict.fromkeys(files.others, "only the last of these folders is read")
-    found.left_out |= dict.fromkeys(set(merged).difference(of_ranks), "it is a merged trace")
+    files, left_out = find_trace_files(paths)
+    found = _read_chosen(files, chosen, partial(read_rank_file, steps=steps))
+    found.left_out |= left_out
     if chosen is not None:
         found.failed = {path: why for path, why in found.failed.items() if rank_from_name(path) in {None, *chosen}}
     if found.failed and not skip_unreadable:
@@ -187,7 +184,7 @@ def _check_steps(files: Mapping[int, RankFile], steps: tuple[int, int] | None) -
 
 def _default_out(files: list[Path]) -> Path:
     folder = Path(os.path.commonpath([path.absolute().parent for path in files]))
-    return folder.with_name(folder.name + MERGED_SUFFIX)
+    return folder.with_name(f"{folder.name}.merged.json.gz")
 
 
 @dataclass

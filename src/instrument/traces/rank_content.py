@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .align import collective_kernels
+from .align import MACHINE, collective_kernels
 from .communication import Collectives, communication_mask
 from .intervals import clip, merge_overlaps, total_ns
 from .merge_note import KEY
@@ -80,5 +80,5 @@ def _empty(kind: str, texts: list[str]) -> Table:
 
 
 def _about_ranks(trace: Trace) -> dict[str, object]:
-    """Return the metadata that says which rank, or which ranks, the trace is of."""
-    return {key: trace.metadata[key] for key in ("distributedInfo", KEY) if trace.metadata.get(key)}
+    """Return the metadata that says which rank, or which ranks, the trace is of, and where they ran."""
+    return {key: trace.metadata[key] for key in ("distributedInfo", MACHINE, KEY) if trace.metadata.get(key)}

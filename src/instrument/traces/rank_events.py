@@ -60,7 +60,7 @@ def read_rank_file(path: Path, steps: tuple[int, int] | None) -> RankFile:
         steps: the first and the last step whose events are written; None writes all.
 
     Raises:
-        TraceError: the file cannot be read, comes from another profiler, or is a merged trace.
+        TraceError: the file cannot be read, has no event, comes from another profiler, or is a merged trace.
         OSError: the file cannot be opened.
     """
     trace = read_file(path)
@@ -68,6 +68,8 @@ def read_rank_file(path: Path, steps: tuple[int, int] | None) -> RankFile:
         raise TraceError(path, f"only traces of torch.profiler can be merged, not those of {trace.format}")
     if KEY in trace.metadata:
         raise TraceError(path, "it is a merged trace")
+    if not trace.look_up.events:
+        raise TraceError(path, "it has no event")
     own = {"look_up": trace.look_up, "metadata": trace.metadata}
     return RankFile(**vars(content_of(trace)) | own, kept_ns=None if steps is None else _time_of(trace, *steps))
 

@@ -131,7 +131,7 @@ def read_ranks(
     Raises:
         TraceError: no file is found, or none can be read as the trace of a rank.
     """
-    files, others = find_trace_files(paths)
+    files, left_out = find_trace_files(paths)
     results = _read_all(files, read, executor)
     failed = {path: result for path, result in results.items() if isinstance(result, str)}
     read_traces = []
@@ -143,9 +143,7 @@ def read_ranks(
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in list(failed.items())[:3])
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
         raise TraceError(files[0].parent, f"none of {len(failed)} files can be read: {reasons}{more}")
-    return set_of(
-        read_traces, failed=failed, left_out=dict.fromkeys(others, "only the last of these folders is read")
-    )
+    return set_of(read_traces, failed=failed, left_out=left_out)
 
 
 def set_of(

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -123,6 +124,13 @@ def _is_event(text: bytes) -> bool:
     return bool(event.ph) and event.in_time()
 
 
+def _is_untimely(text: bytes) -> bool:
+    """Return whether text that is no event is one but for its time."""
+    with suppress(ValueError, RecursionError):
+        return bool(_decode(text.rstrip(b", \t\r\n")).ph)
+    return False
+
+
 def _skip_damage(text: bytes, place: int, end: int, events: list[bytes], lost: ReadLosses) -> int:
     """Repair the damaged text up to ``end`` if possible; return where to continue."""
     inside = first_event(text, place + 1, end)
@@ -136,7 +144,8 @@ def _skip_damage(text: bytes, place: int, end: int, events: list[bytes], lost: R
     elif end == len(text):
         lost.add("the file ends in an event", events=1, size=end - place)
     else:
-        lost.add("an event that is not JSON", events=1, size=end - place)
+        wrong = "with an impossible time" if _is_untimely(text[place:end]) else "that is not JSON"
+        lost.add(f"an event {wrong}", events=1, size=end - place)
     return end
 
 

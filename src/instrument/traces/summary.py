@@ -13,6 +13,8 @@ import numpy as np
 
 from .communication import Collectives
 from .gpus import count_gpus
+from .intervals import merge_overlaps, total_ns
+from .lanes import group_rows
 from .main_threads import main_thread
 from .missing_backward import MissingBackward
 from .step_content import StepIndex, gpu_work, in_no_region_ns, outside_ns, steps_ns
@@ -99,6 +101,8 @@ class Summary:
         by_time_gpu_ns: The GPU time without a known launch, which counts toward the step in which it ran.
         overlap_ns: How long regions of one thread overlapped without nesting: the sum of the times that each
             region shares with the region before it.
+        parallel_ns: How long outermost regions of several threads were open at the same time, counted for each
+            thread but one.
         unplaced: The number of regions on autograd threads without a parent, because it is unclear which thread
             called their backward pass.
         timing: The timing of the run from the manifest; None if there is none.
@@ -121,6 +125,7 @@ class Summary:
     before_gpu_ns: int = 0
     by_time_gpu_ns: int = 0
     overlap_ns: int = 0
+    parallel_ns: int = 0
     unplaced: int = 0
     timing: Timing | None = None
     lengths: StepLengths | None = None
@@ -196,6 +201,7 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
         before_gpu_ns=int(trace.gpu.duration_ns[work.before].sum()),
         by_time_gpu_ns=int(trace.gpu.duration_ns[work.by_time & work.counted].sum()),
         overlap_ns=_overlap_ns(regions.where(within >= 0)),
+        parallel_ns=_parallel_ns(regions, within >= 0),
         unplaced=trace.unplaced,
         timing=timing,
         lengths=step_lengths(trace, collectives),
@@ -238,6 +244,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         before_gpu_ns=sum(s.before_gpu_ns for s in summaries),
         by_time_gpu_ns=sum(s.by_time_gpu_ns for s in summaries),
         overlap_ns=sum(s.overlap_ns for s in summaries),
+        parallel_ns=sum(s.parallel_ns for s in summaries),
         unplaced=sum(s.unplaced for s in summaries),
         timing=timing,
         lengths=merge_step_lengths((s.lengths, s.step_times_ns) for s in summaries),
@@ -331,6 +338,14 @@ def _overlap_ns(rows: Table) -> int:
     )
     beside = np.flatnonzero((thread[1:] == thread[:-1]) & (parent[1:] == parent[:-1]) & (start[1:] < end[:-1]))
     return int((np.minimum(end[beside], end[beside + 1]) - start[beside + 1]).sum())
+
+
+def _parallel_ns(rows: Table, counted: Array) -> int:
+    """Return `Summary.parallel_ns` of the ``counted`` rows."""
+    outermost = rows.where(counted & ~((rows.parent >= 0) & counted[rows.parent]))
+    start, end = outermost.start_ns, outermost.end_ns
+    each = (merge_overlaps(start[own], end[own]) for _, own in group_rows(outermost.thread))
+    return sum(map(total_ns, each)) - total_ns(merge_overlaps(start, end))
 
 
 def _self_ns(rows: Table) -> Array:

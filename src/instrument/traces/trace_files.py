@@ -8,9 +8,10 @@ import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..errors import TraceError
@@ -18,17 +19,15 @@ from ..errors import TraceError
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
 """The suffixes of trace files in a folder."""
 
-MERGED_SUFFIX = ".merged.json.gz"
-"""The end of the names of merged traces, which are not read with the ranks of a folder."""
-
 MERGED_MARK = "instrument_merged"
-"""A key at the beginning of merged traces, which may have other names."""
+"""A key at the beginning of merged traces, which are not read with the ranks."""
 
 MAX_FILES = 20_000
 """The number of files that are read together; each takes at least some ms and 25 kB."""
 
 _MAX_NAMES = 1_000_000  # of files and folders that are searched
 _MAX_PROBED_BYTES = 1 << 16
+_NOTHING = (b"", b"null", b"[]", b"{}")
 _HEAD_BYTES = 1 << 10  # the mark of a merged trace is in these
 
 _NAMED = [
@@ -60,14 +59,16 @@ def process_from_name(path: Path) -> str:
 
 
 class FoundFiles(NamedTuple):
-    """The files to read, and the folders whose traces are left out."""
+    """The files to read; the files and the folders whose traces are left out, each with the reason."""
 
     files: list[Path]
-    others: Sequence[Path] = ()
+    left_out: Mapping[Path, str] = MappingProxyType({})
 
 
 def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> FoundFiles:
-    """Return the files that ``paths`` selects, as `read_ranks` describes, and the folders that are left out.
+    """Return the files that ``paths`` selects, as `read_ranks` describes, and what is left out.
+
+    Merged traces are left out unless there are no other files.
 
     Raises:
         TraceError: no file is found, or too many.
@@ -76,14 +77,14 @@ def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
         files = [Path(path) for path in paths]
         if not files:
             raise TraceError(Path(), '"paths" must be a folder, a pattern or files: it is empty')
-        return FoundFiles(files)
+        return _of_ranks(files)
     if not str(paths):
         raise TraceError(Path(), '"paths" must be a folder, a pattern or files: it is empty')
     path = Path(paths)
     if path.is_dir():
         files, others = _in_folder(path)
     else:
-        files, others = [path] if path.exists() else _natural_order(_matching(path)), ()
+        files, others = [path] if path.exists() else _natural_order(_matching(path)), []
     if not files:
         raise TraceError(path, "no such file or folder, and no file that matches it as a pattern")
     if len(files) > MAX_FILES:
@@ -93,25 +94,34 @@ def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
             "choose "
             'some with a pattern such as "rank1*.json"',
         )
-    return FoundFiles(files, others)
+    return _of_ranks(files, others)
 
 
-def _in_folder(folder: Path) -> FoundFiles:
+def _of_ranks(files: list[Path], others: Sequence[Path] = ()) -> FoundFiles:
+    """Return the files without merged traces, unless all are; ``others`` are the folders that are left out."""
+    left_out = dict.fromkeys(others, "only the last of these folders is read")
+    merged = dict.fromkeys(filter(is_merged, files), "it is a merged trace")
+    own = [path for path in files if path not in merged]
+    return FoundFiles(own, left_out | merged) if own else FoundFiles(files, left_out)
+
+
+def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files in a folder or in those below it, and the folders that are left out."""
     chosen = _traces(_with_trace_suffix(_matches(folder, ["*"])))
     if not all(map(is_merged, chosen)):
-        return FoundFiles(chosen)
+        return chosen, []
     by_folder: dict[Path, list[Path]] = {}
     for path in _with_trace_suffix(_matches(folder, ["**", "*"])):
         by_folder.setdefault(path.parent, []).append(path)
     found = [(path, _traces(by_folder[path])) for path in _natural_order(by_folder)]
     found = [(path, files) for path, files in found if not all(map(is_merged, files))]
     if found and all(_FOLDER.match(path.name) for path, _ in found):
-        return FoundFiles([path for _, files in found for path in files])
+        return [path for _, files in found for path in files], []
     if found:
         last = _last_of_each_rank(found)
-        return FoundFiles(dict(found)[last], [path for path, _ in found if path != last])
+        return dict(found)[last], [path for path, _ in found if path != last]
     if chosen:
-        return FoundFiles(chosen)
+        return chosen, []
     others = sum(map(len, by_folder.values()))
     if others:
         count = "1 file" if others == 1 else f"{others:,} files"
@@ -188,7 +198,7 @@ def _with_trace_suffix(paths: Iterable[Path]) -> list[Path]:
 
 
 def _traces(paths: Iterable[Path]) -> list[Path]:
-    own = (path for path in paths if not path.name.startswith(".") and not path.name.endswith(MERGED_SUFFIX))
+    own = (path for path in paths if not path.name.startswith("."))
     files = {path for path in own if _could_be_trace(path)}
     # nsys writes the .sqlite of a report beside it
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}
@@ -199,7 +209,8 @@ def is_merged(path: Path) -> bool:
     """Return whether a file is a merged trace, as its beginning says."""
     if ".json" not in path.suffixes:
         return False
-    with path.open("rb") as file:
+    head = b""
+    with suppress(OSError), path.open("rb") as file:  # its reader says what is wrong
         head = file.read(_HEAD_BYTES)
     if head.startswith(b"\x1f\x8b"):
         with suppress(zlib.error):
@@ -208,11 +219,14 @@ def is_merged(path: Path) -> bool:
 
 
 def _could_be_trace(path: Path) -> bool:
-    """Return whether a file may be a trace, and is not a small JSON file of another kind, such as settings."""
+    """Return whether a file may be a trace, and is not a small JSON file of another kind, such as settings.
+
+    A file with the name of a rank that holds nothing is a trace that was lost.
+    """
     if ".json" not in path.suffixes or not 0 < path.stat().st_size < _MAX_PROBED_BYTES:
         return True
     text = path.read_bytes()
-    if text.startswith(b"\x1f\x8b"):
+    if text.startswith(b"\x1f\x8b") or (text.strip() in _NOTHING and rank_from_name(path) is not None):
         return True
     return any(word in text for word in (b"traceEvents", b'"ph"', b"rocprofiler"))
 

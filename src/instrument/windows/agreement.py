@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from .requests import WindowRequest
 
 FEATURE = "agreeing on a window"
 POLL_S = 0.5  # how often a rank asks the store; one small message each time
-_NOTICE_S = 4 * POLL_S  # between a decision and its window: every rank has asked at least twice
+NOTICE_S = 4 * POLL_S  # between a decision and its window: every rank has asked at least twice
 _JOIN_S = 1.5 * POLL_S  # a request this long before an agreed window still reaches all ranks in time
 _LEAST_POLLS = 3  # before the first decision, as the speed of the loop is not known earlier
 _LEAST_STEPS = 3  # between a decision and its window, as ranks may be a step or two apart
@@ -62,7 +63,7 @@ class Agreement:
         self._read = {"ask": 0, "decision": 0}  # how many entries of each kind were read
         self._progress: deque[tuple[float, int]] = deque(maxlen=20)  # time and steps done at the last polls
         self._agreed: WindowRequest | None = None  # rank 0's last decision
-        self._waited = 0  # polls since the next entry was announced
+        self._waited = {"ask": 0, "decision": 0}  # polls since the next entry of each kind was announced
 
     @classmethod
     def begin(
@@ -87,6 +88,8 @@ class Agreement:
     def propose(self, request: WindowRequest) -> None:
         """Pass on a request, on any thread and in a signal handler."""
         self._asked.append(request)
+        if self._store is None:
+            self._keep_asked()
 
     def end(self) -> None:
         """End the thread, which takes milliseconds unless the store hangs; requests not passed on are dropped."""
@@ -99,22 +102,32 @@ class Agreement:
             while not self._ended.wait(POLL_S):
                 self._progress.append((time.monotonic(), self._done()))
                 while self._asked:
-                    self._put("ask", self._asked.popleft())
+                    self._put("ask", self._asked[0])
+                    self._asked.popleft()
                 if self._leads and len(self._progress) >= _LEAST_POLLS:
                     for request in self._new("ask"):
                         self._agreed = replace(request, first=self._first_step())
                         self._put("decision", self._agreed)
                 for request in self._new("decision"):
                     self._decided(request)
-        finally:
-            self._ended.set()  # also where the store is gone: requests are this rank's own from then on
+        except Exception:  # such as of a store that is gone
+            self._store = None
+            self._ended.set()
+            self._keep_asked()
+            raise
+
+    def _keep_asked(self) -> None:
+        """Make the requests that cannot be passed on this rank's own."""
+        with suppress(IndexError):  # another thread takes them too
+            while True:
+                self._decided(self._asked.popleft())
 
     def _first_step(self) -> int:
         """Return the first step of a requested window, which all ranks will reach later."""
         agreed = self._agreed
         if agreed is not None and agreed.first is not None and self._ahead(_JOIN_S) <= agreed.first:
             return agreed.first
-        return self._ahead(_NOTICE_S)
+        return self._ahead(NOTICE_S)
 
     def _ahead(self, seconds: float) -> int:
         """Return a step that the loop does not reach in ``seconds``, by its fastest steps in the last 10 s."""
@@ -136,8 +149,8 @@ class Agreement:
                 values = json.loads(self._store.get(f"{kind}/{number}"))
                 ranks = values.pop("ranks")
                 found.append(WindowRequest(**values, ranks=None if ranks is None else frozenset(ranks)))
-            elif (waited := self._waited) < _PATIENCE:  # its rank is about to write it, unless it died
-                self._waited = waited + 1
+            elif self._waited[kind] < _PATIENCE:  # its rank is about to write it, unless it died
+                self._waited[kind] += 1
                 break
-            self._read[kind], self._waited = number, 0
+            self._read[kind], self._waited[kind] = number, 0
         return found

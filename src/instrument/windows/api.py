@@ -6,8 +6,11 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..allocator_history.options import MemoryHistory, chosen_history
+from ..allocator_history.window_memory import MemoryRecorder
+from ..arguments import integer
 from ..config import LAUNCHED
 from ..exporters.capture import Exporter
 from ..exporters.choose import ExporterName, choose
@@ -18,7 +21,7 @@ from .profile import Profile
 from .rank_selection import chosen_ranks
 from .remote import masked
 from .requests import RequestedWindows
-from .schedule import NEVER, NOTHING, Schedule, integer, schedule
+from .schedule import NEVER, NOTHING, Schedule, schedule
 from .storage import Keep, Storage
 from .torch_schedule import TorchSchedule
 from .triggers import Triggers
@@ -62,6 +65,7 @@ def profile(
     diagnose: bool = False,
     detail: Detail = "operators",
     compile_log: bool = False,
+    memory: Literal["snapshot"] | MemoryHistory | None = None,
     exporter: ExporterName | Exporter = "auto",
     ranks: Iterable[int] | str | None = None,
     first_step: int = 0,
@@ -92,9 +96,13 @@ def profile(
             take precedence.
         compile_log: write torch's structured log (``TORCH_TRACE``) of what is compiled in a window beside its
             trace, as ``rank0.TIME.compile.log``; `diagnose` reads it.
-        exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", or an object
-            with the methods of an exporter. "auto" means the vendor's tool that the process runs under, else
-            torch.profiler.
+        memory: "snapshot", or the result of `instrument.memory_history`: write torch's history of the GPU's memory
+            in a window, with its regions, beside its trace, as ``rank0.TIME.memory.pickle``, also when an
+            allocation fails in the window; `instrument.read_memory` reads it. The first window has one, later
+            ones as often as the cost allows. It holds the loop for seconds at the end of the window.
+        exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", "none" (for
+            ``memory`` alone), or an object with the methods of an exporter. "auto" means the vendor's tool that
+            the process runs under, else torch.profiler.
         ranks: the ranks that record, also as text ("0,7", "node=0", "local=0", "sample=4") or from
             `choose_ranks`; None for all. The other ranks only count steps, and never wait.
         first_step: the number of the first step, for a resumed run. Named steps and periods of a schedule
@@ -131,6 +139,7 @@ def profile(
         diagnose=diagnose,
         detail=detail,
         compile_log=compile_log,
+        memory=memory,
         exporter=exporter,
         ranks=ranks,
         first_step=first_step,
@@ -154,6 +163,7 @@ def new_profile(
     diagnose: bool = False,
     detail: Detail = "operators",
     compile_log: bool = False,
+    memory: Literal["snapshot"] | MemoryHistory | None = None,
     exporter: str | Exporter = "auto",
     ranks: Iterable[int] | str | None = None,
     first_step: int = 0,
@@ -171,8 +181,7 @@ def new_profile(
         TypeError, ValueError: as `profile`.
     """
     folder = folder_of(out)
-    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
-        raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
+    first_step = integer("first_step", first_step)
     for name, callback in (("on_trace_ready", on_trace_ready), ("on_summary", on_summary)):
         if callback is not None and not callable(callback):
             raise TypeError(f'"{name}" must be a function: {callback!r}')
@@ -185,6 +194,7 @@ def new_profile(
     chosen_triggers = Triggers(triggers, folder, active)
     if schedule is None and (chosen_triggers or black_box):
         schedule = NOTHING
+    history = chosen_history(memory)
     storage = Storage(keep, upload, upload_timeout)
     windows = RequestedWindows(_resolved(schedule, first_step), driver.phase)
     outcomes = Outcomes(
@@ -212,6 +222,7 @@ def new_profile(
         preemptible=driver.preemptible,
         keeps_events=driver.keeps_events,
         compile_log=compile_log,
+        memory=MemoryRecorder(history) if history is not None else None,
         marks_steps=not (driver.preemptible or driver.phase),
     )
 
@@ -224,6 +235,7 @@ def new_profile(
             diagnose=diagnose,
             detail=detail,
             compile_log=compile_log,
+            memory=memory,
             exporter=exporter,
             ranks=ranks,
             keep=keep,

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..arguments import integer
 from ..descriptors import OwnDescriptor, OwnSocket
 from ..guard import guard
 from ..interrupts import Suppressed
 from .rank_selection import chosen_ranks
 from .requests import WindowRequest
-from .schedule import integer
 
 FEATURE = "commands of instrument trigger"
 _PREFIX, _SUFFIX = ".instrument-", ".sock"
@@ -45,8 +45,11 @@ class CommandSocket:
         self._place: OwnDescriptor | None = None
         self._socket: OwnSocket | None = None
 
-    def begin(self, ask: Callable[[WindowRequest], None], state: Callable[[], dict[str, Any]]) -> None:
+    def begin(self, request: Callable[[WindowRequest], dict[str, Any]]) -> None:
         """Listen.
+
+        Args:
+            request: called on the thread with each request; returns the answer.
 
         Raises:
             OSError: the folder takes no socket.
@@ -69,7 +72,7 @@ class CommandSocket:
             raise
         self._socket = OwnSocket(server)
         answer = guard.contained(FEATURE)(self._answer_all)
-        arguments = (self._socket, ask, state)
+        arguments = (self._socket, request)
         threading.Thread(target=answer, args=arguments, name="instrument commands", daemon=True).start()
 
     def end(self) -> None:
@@ -86,22 +89,24 @@ class CommandSocket:
         if self._place is not None:
             self._place.close()
 
-    def _answer_all(
-        self, listening: OwnSocket, ask: Callable[[WindowRequest], None], state: Callable[[], dict[str, Any]]
-    ) -> None:
-        while listening.is_valid:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                if self._socket is listening:  # else `end` was called
-                    raise
-                return
-            with connection, Suppressed(OSError):
-                connection.settimeout(_TIMEOUT_S)
-                answer = self._answer(_received(connection), ask) | state()
-                connection.sendall(json.dumps(answer).encode() + b"\n")
+    def _answer_all(self, listening: OwnSocket, request: Callable[[WindowRequest], dict[str, Any]]) -> None:
+        try:
+            while listening.is_valid:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    if self._socket is listening:  # else `end` was called
+                        raise
+                    return
+                with connection, guard.contained(FEATURE), Suppressed(OSError):
+                    connection.settimeout(_TIMEOUT_S)
+                    answer = self._answer(_received(connection), request)
+                    connection.sendall(json.dumps(answer).encode() + b"\n")
+        finally:
+            if self._socket is listening:  # nobody is to wait for an answer
+                self.end()
 
-    def _answer(self, command: bytes, ask: Callable[[WindowRequest], None]) -> dict[str, Any]:
+    def _answer(self, command: bytes, request: Callable[[WindowRequest], dict[str, Any]]) -> dict[str, Any]:
         """Carry out a command; return an answer with the key ``error`` if it is wrong."""
         try:
             given = json.loads(command)
@@ -113,8 +118,7 @@ class CommandSocket:
             ranks = chosen_ranks(given.get("ranks"))
         except (ValueError, TypeError, RecursionError) as error:
             return {"error": str(error)}
-        ask(replace(self._default, reason=reason[:500], active=active, ranks=ranks))
-        return {}
+        return request(replace(self._default, reason=reason[:500], active=active, ranks=ranks))
 
 
 def _address(folder: Path, name: str, descriptor: int) -> str:
@@ -140,7 +144,8 @@ def sockets_of(target: str) -> list[Path]:
         target: the number of a process, or the folder of a run.
 
     Raises:
-        ValueError: there is no such process or folder, or nothing listens there.
+        ValueError: ``target`` is neither.
+        LookupError: nothing listens there.
     """
     folder = Path(target)
     if target.isdecimal() and not folder.is_dir():
@@ -149,7 +154,7 @@ def sockets_of(target: str) -> list[Path]:
         raise ValueError(f'"PID|RUN" must be the number of a process or the folder of a run: {target!r}')
     found = sorted(path for path in folder.iterdir() if path.name.startswith(_PREFIX) and path.suffix == _SUFFIX)
     if not found:
-        raise ValueError(f'no process with the trigger "command" records into {target}')
+        raise LookupError(f'no process with the trigger "command" records into {target}')
     return found
 
 
@@ -161,12 +166,12 @@ def _socket_of(process: int) -> Path:
                 places.append(descriptor.readlink())
     except OSError as error:
         text = f"cannot look into process {process}: {error.strerror}; give the folder of its run"
-        raise ValueError(text) from None
+        raise LookupError(text) from None
     for place in places:
         if place.is_absolute() and place.is_dir():
             for path in place.glob(f"{_PREFIX}*-{process}{_SUFFIX}"):
                 return path
-    raise ValueError(f'process {process} has no running profile with the trigger "command"')
+    raise LookupError(f'process {process} has no running profile with the trigger "command"')
 
 
 def ask(path: Path, command: dict[str, Any]) -> dict[str, Any] | None:

@@ -33,6 +33,7 @@ class FileKeeping:
         self._storage = storage
         self._stored = StoredWindows(folder)
         self._unwritten: list[bytes] = []  # lines, until they are in the manifest
+        self._unlogged: list[Mapping[str, Any]] = []  # lines, until they are taken for the log
         self._uploader = Uploader(storage.upload, on_uploaded) if storage.upload else None
         self._failed = False  # an upload failed, and the user was told
         if self._uploader is not None:  # those that an earlier finishing process left
@@ -67,6 +68,11 @@ class FileKeeping:
                 self._remove_old(upload.entry["rank"])
         told, self._failed = self._failed, self._failed or failure is not None
         return None if told else failure
+
+    def take_unlogged(self) -> list[Mapping[str, Any]]:
+        """Return the lines since the last call."""
+        taken, self._unlogged = self._unlogged, []
+        return taken
 
     def end(self) -> tuple[str | None, bool]:
         """Wait for uploads, as long as the user allows, and write their lines.
@@ -125,6 +131,7 @@ class FileKeeping:
             )
 
     def _note(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self._unlogged += lines
         self._unwritten += [json.dumps(line).encode() + b"\n" for line in lines]
         if self._unwritten:
             append(self._folder, self._unwritten)

@@ -7,8 +7,6 @@ line on standard output.
 from __future__ import annotations
 
 import base64
-import codecs
-import io
 import json
 import os
 import pickle
@@ -27,16 +25,13 @@ from ..exporters.raw_trace import compress
 from ..part_file import remove_stale_parts, sync
 from ..process_id import start_time
 from ..run_folder import NAME
-from ..units import counted
 from .file_keeping import FileKeeping
-from .manifest import append, describe_files, uncompressed_entry
+from .manifest import add_snapshot, append, describe_files, uncompressed_entry
 from .storage import Storage
 from .trace_counts import trace_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from rich.console import Console
 
     from ..traces.summary import Summary
 
@@ -81,7 +76,11 @@ class FinalizerJobs:
         answer: dict[str, Any] = {}
         with self._collect_error(f"job {job['kind']!r}"):
             answer = self._kinds[job["kind"]](job)
-        return {**answer, "errors": self._errors}
+        return {**answer, "noted": self._take_noted(), "errors": self._errors}
+
+    def _take_noted(self) -> list[Mapping[str, Any]]:
+        """Return the lines about files since the last answer, for the log."""
+        return self._keeping.take_unlogged() if self._keeping is not None else []
 
     def jobs_without_timing(self) -> list[Job]:
         """Return jobs that write the lines of windows whose timing never came."""
@@ -151,6 +150,8 @@ class FinalizerJobs:
             return {}
         entry, folder, summary, diagnosed = self._windows_without_timing.pop(job["window"])
         entry["timing"] = job["timing"]
+        entry["memory"] = job.get("memory", entry["memory"])
+        add_snapshot(entry, Path(folder))
         if diagnosed is not None:
             with self._collect_error("the diagnosis"):
                 entry["diagnosis"] = _write_diagnosis(diagnosed, entry, Path(folder))
@@ -190,36 +191,32 @@ class FinalizerJobs:
             self._summary = replace(before, timing=before.timing + timing if before.timing else timing)
 
     def _render_summary(self, job: Job) -> dict[str, Any]:
-        """Render the summary of all windows."""
+        """Render the summary of all windows: as text for a ``terminal``, else as fields of an event."""
         if self._summary is None:
-            return {"text": None}
-        from rich.console import Console
+            return {}
+        from ..report.run_summary import RunSummary
 
-        from ..console import print_line
-        from ..report.summary import print_summary
-
-        terminal = job["terminal"]
-        encoding = _supported_encoding(terminal["encoding"])
-        file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
-        console = Console(file=file, force_terminal=terminal["colors"], width=terminal["columns"])
         there = [path for path in self._files if Path(path).exists()]  # others were removed, as `keep` says
-        files = [_relative_path(path, job["cwd"]) for path in there]
-        folder = _relative_path(job["folder"], job["cwd"])
-        if job["phase"]:
-            windows = counted(len({Path(path).parent for path in self._files}), "window")
-            print_line(
-                console, f"{job['phase']}: {windows} in {folder}; a step is one block of this phase", bold=True
-            )
-        print_summary(
-            self._summary, files=files, folder=folder, ranks=self._describe_ranks(), hidden=job["hidden"],
-            console=console,
-        )  # fmt: skip
+        diagnosis = None
         if job["diagnose"] and there:
             with self._collect_error("the diagnosis"):
-                _print_diagnosis(Path(there[-1]), console)
-        file.flush()
-        file.seek(0)
-        return {"text": file.read()}
+                from ..diagnosis.diagnose import diagnose
+
+                diagnosis = diagnose(Path(there[-1]))
+        rendered = RunSummary(
+            self._summary,
+            windows=len({Path(path).parent for path in self._files}),
+            phase=job["phase"],
+            files=[_relative_path(path, job["cwd"]) for path in there],
+            folder=_relative_path(job["folder"], job["cwd"]),
+            removed_files=len(self._files) - len(there),
+            ranks=self._describe_ranks(),
+            hidden=job["hidden"],
+            diagnosis=diagnosis,
+        )
+        if job["terminal"] is None:
+            return {"summary": rendered.as_fields()}
+        return {"text": rendered.as_text(job["terminal"])}
 
     def _describe_ranks(self) -> list[str]:
         """Return who arrived late at the collectives of the windows; waits a few seconds for other ranks."""
@@ -274,7 +271,7 @@ class FinalizerJobs:
             if self._keeping is not None:
                 failure, hangs = self._keeping.end()
                 self._errors += [(_UPLOADING, failure)] if failure else []
-        return {"errors": self._errors}, hangs
+        return {"noted": self._take_noted(), "errors": self._errors}, hangs
 
     def _return_state(self, _: Job) -> dict[str, Any]:
         """Return the state that `_start` takes."""
@@ -297,20 +294,6 @@ def _write_diagnosis(trace: Path, entry: Mapping[str, Any], folder: Path) -> lis
     from ..traces.timing import Timing
 
     return describe_files(write_diagnosis(trace, Timing.from_manifest(entry)), folder)
-
-
-def _print_diagnosis(path: Path, console: Console) -> None:
-    from ..console import print_line
-    from ..diagnosis.diagnose import diagnose
-
-    print_line(console, "What is slow in the last window", bold=True, space=True)
-    console.print(diagnose(path), soft_wrap=True)
-
-
-def _supported_encoding(encoding: str) -> str:
-    with suppress(LookupError):
-        return codecs.lookup(encoding).name
-    return "utf-8"
 
 
 def _relative_path(path: str, cwd: str | None) -> Path:

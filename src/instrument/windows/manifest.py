@@ -39,8 +39,8 @@ class Manifest:
     is the only one; usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files``
     (``path`` relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees
     them), ``timing`` (see `StepTimes.timing`; null if nothing was recorded), ``cost`` (see `WindowCost.entry`;
-    null if no window was open), ``trace`` (see `trace_counts`; null without a trace of torch.profiler) and
-    ``diagnosis`` (like ``files``).
+    null if no window was open), ``memory`` (see `WindowMemory.entry`; null without ``memory="snapshot"``),
+    ``trace`` (see `trace_counts`; null without a trace of torch.profiler) and ``diagnosis`` (like ``files``).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,6 +73,7 @@ class Manifest:
         hidden_regions: Sequence[str] = (),
         timing: Mapping[str, Any] | None = None,
         cost: Mapping[str, Any] | None = None,
+        memory: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the line of one window, without files."""
         return {
@@ -92,6 +93,7 @@ class Manifest:
             "hidden_regions": list(hidden_regions),
             "timing": timing and dict(timing),
             "cost": cost and dict(cost),
+            "memory": memory and dict(memory),
             "trace": None,
             "diagnosis": [],
         }
@@ -193,6 +195,21 @@ def uncompressed_entry(entry: Mapping[str, Any], kept: bool, why: str) -> dict[s
 def describe_files(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
     """Return the ``files`` of a line: each path relative to ``folder``, and the size in bytes."""
     return [{"path": str(path.relative_to(folder)), "bytes": size_of(path)} for path in files]
+
+
+def add_snapshot(entry: dict[str, Any], folder: Path) -> None:
+    """Complete the line of a window whose memory snapshot was being written, by whether its file is there."""
+    memory = entry["memory"]
+    path = folder / memory["file"] if memory and memory["file"] else None
+    if path is None:
+        return
+    if path.exists():  # whole, as it gets its name last
+        described = describe_files([path], folder)
+        entry["files"] = [*entry["files"], *described]
+        entry["memory"] = {**memory, "status": "recorded", "bytes": described[0]["bytes"]}
+    elif memory["status"] == "writing":
+        reasons = filter(None, (memory["reason"], "it was not written yet when this line was"))
+        entry["memory"] = {**memory, "status": "failed", "reason": "; ".join(reasons)}
 
 
 def size_of(path: Path) -> int | None:

@@ -6,10 +6,11 @@ Only they import this module, as Python 3.10 has no `typing.Unpack`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from torch.profiler import ProfilerActivity
 
+from ..allocator_history.options import MemoryHistory
 from ..exporters.capture import Exporter
 from ..exporters.choose import ExporterName
 from ..exporters.torch_options import Detail
@@ -41,6 +42,7 @@ class ProfileOptions(TorchProfilerOptions, total=False):
     diagnose: bool
     detail: Detail
     compile_log: bool
+    memory: Literal["snapshot"] | MemoryHistory | None
     exporter: ExporterName | Exporter
     ranks: Iterable[int] | str | None
     first_step: int

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ from .. import log
 from ..guard import guard
 from ..regions import dispatch
 from ..run_folder import traces_of
+from ..units import counted
 from .manifest import Manifest
 from .rank import world_size
 from .recording import Recording
-from .requests import RequestedWindows
+from .requests import SCHEDULE, RequestedWindows
 from .schedule import NEVER, Window, span
 from .storage import Storage
 from .window_finalizer import WindowFinalizer
@@ -68,6 +70,7 @@ class Outcomes:
         self._diagnose = diagnose
         self._manifest = Manifest(out)
         self.finalizer = WindowFinalizer(self._manifest, file_hint, storage)
+        self._with_line: set[int | str] = set()  # the labels of the windows that have a line
 
     @property
     def entries(self) -> list[dict[str, Any]]:
@@ -79,10 +82,19 @@ class Outcomes:
         """Whether this rank does not record."""
         return self._ranks is not None and self.rank not in self._ranks
 
+    def is_chosen(self, ranks: frozenset[int] | None) -> bool:
+        """Return whether this rank is among ``ranks``; None stands for those of the profile."""
+        return not self.excluded if ranks is None else self.rank in ranks
+
     @property
     def stepped_by_hand(self) -> bool:
         """Whether the user's own code calls ``step()``."""
         return self._steps_hint.startswith("schedule")
+
+    @property
+    def _takes_first_step(self) -> bool:
+        """Whether the user can give the number of the first step, as not on a command line."""
+        return not self._steps_hint.startswith("--")
 
     @property
     def _prints_summary(self) -> bool:
@@ -93,12 +105,16 @@ class Outcomes:
         """Warn if the folder cannot be written to, unless the user was ``warned`` before."""
         self._manifest.check(warned=warned)
 
+    def opened_by(self, window: Window) -> list[str]:
+        """Return why ``window`` was opened: "schedule", and the reasons of requests."""
+        return self._windows.opened_by(window)
+
     def entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
         """Return the fields of the line of ``window``, except its status and reason."""
         return {
             "rank": self.rank,
             "window": self._windows.label(window),
-            "opened_by": self._windows.opened_by(window),
+            "opened_by": self.opened_by(window),
             "planned_steps": (window.active, window.stop - 1 if window.stop < NEVER else None),
             "steps": recording and recording.steps,
             "cut_step": recording and recording.cut_step,
@@ -107,7 +123,12 @@ class Outcomes:
             "exporter": self._exporter,
             "hidden_regions": sorted(dispatch.compiled_away),
             "cost": recording and recording.cost.entry(),
+            "memory": recording and recording.memory and recording.memory.entry(),
         }
+
+    def was_requested(self, window: Window) -> bool:
+        """Return whether somebody asked for ``window``, beside a schedule."""
+        return any(reason != SCHEDULE for reason in self._windows.opened_by(window))
 
     def add_recorded(
         self,
@@ -129,13 +150,15 @@ class Outcomes:
         Returns:
             The number of the window for `WindowFinalizer.add_timing`.
         """
+        self._with_line.add(entry["window"])
         reason = "; ".join([*missing, *failures]) or None
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
         read = self._prints_summary and self.holds_steps(recording)
         ranks = self._ranks_of(recording.window) if recording.steps is not None else []
         return self.finalizer.add_recorded(
-            recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks, **line
-        )
+            recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks,
+            history=recording.memory, **line,
+        )  # fmt: skip
 
     def _ranks_of(self, window: Window) -> list[int]:
         """Return the ranks of the job that record ``window``."""
@@ -156,17 +179,33 @@ class Outcomes:
         step: int | None = None,
     ) -> None:
         """Write the line of a window without files; with ``step``, log that it was skipped or failed there."""
-        self.finalizer.add_unrecorded(**self.entry(window, recording) | {"status": status, "reason": reason})
+        self._with_line.add(self._windows.label(window))
+        history = recording.memory if recording is not None else None
+        line = self.entry(window, recording) | {"status": status, "reason": reason}
+        self.finalizer.add_unrecorded(history, **line)
         if step is not None:
             log.warning(f"window.{status}", **self.fields(window, step), reason=reason)
 
+    def note_not_reached(self, windows: Iterable[Window], reason: str) -> None:
+        """Write the lines of windows that were not reached, unless they have one; all of a phase have one line.
+
+        At most 1,000 windows are looked at, as a schedule may be long.
+        """
+        without = [each for each in islice(windows, 1000) if self._windows.label(each) not in self._with_line]
+        if self._windows.phase and len(without) > 1:
+            more = counted(len(without) - 1, "more window")
+            reason += f"; {more} of this phase {'was' if len(without) == 2 else 'were'} not reached"
+            without = without[:1]
+        for window in without:
+            self.note(window, "not reached", reason)
+
     def fields(self, window: Window, step: int) -> dict[str, Any]:
-        """Return the fields of each event of ``window`` in the log."""
+        """Return the fields of each event of ``window`` in the log, as the manifest has them, and ``step``."""
         return {
             "window": self._windows.label(window),
             "step": step,
             "rank": self.rank,
-            "opened_by": "; ".join(self._windows.opened_by(window)),
+            "opened_by": self.opened_by(window),
         }
 
     def missing_reasons(self, recording: Recording, next_step: int, end_reason: str, postponed: str) -> list[str]:
@@ -214,6 +253,8 @@ class Outcomes:
             low = first + 2 if steps > 4 else first
             reachable = self._steps_hint.format(span(low, low + min(steps, 3)))
             fix = f"choose steps the run reaches, such as {reachable}"
+            if first == 0 and windows and windows[0]["planned_steps"][0] >= steps and self._takes_first_step:
+                fix += "; if the run was resumed, give the number of its first step: first_step="
         else:
             by_hand = "no step was counted: call step() after each step"
             fix = by_hand if self.stepped_by_hand else "there were no steps"

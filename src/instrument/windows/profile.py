@@ -6,30 +6,31 @@ import atexit
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
 from .. import stderr
+from ..allocator_history.window_memory import MemoryRecorder
+from ..arguments import integer
 from ..config import settings
 from ..cuda_graphs import GraphFollower
 from ..exporters.capture import Exporter
 from ..guard import guard
-from ..interrupts import is_interrupt
+from ..interrupts import Suppressed, is_interrupt
 from ..regions.annotation import annotate
 from ..slow_steps.box import BlackBox
 from ..stepping.program_steps import program_steps
-from .agreement import Agreement
+from .agreement import NOTICE_S, Agreement
 from .forgotten_step import ForgottenStep
 from .outcomes import Outcomes
-from .phase import Phase, check_name
-from .rank import rank
+from .phase_block import PhaseBlock, check_name
+from .rank import rank, world_size
 from .rank_selection import chosen_ranks
 from .requests import RequestedWindows, WindowRequest
-from .schedule import Schedule, integer
+from .schedule import Schedule
 from .schedule_follower import ScheduleFollower
 from .slow_step_windows import SlowStepWindows
 from .torch_api import TorchProfilerApi
@@ -58,6 +59,7 @@ class Profile(ScheduleFollower):
         preemptible: the profile stops when another one starts, and does not start while another one runs.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
         compile_log: whether torch's log of what is compiled in a window is written beside its trace.
+        memory: records the history of GPU memory in windows; None for none.
         marks_steps: whether the program marks the steps of its training with it.
 
     Attributes:
@@ -88,6 +90,7 @@ class Profile(ScheduleFollower):
         preemptible: bool,
         keeps_events: bool,
         compile_log: bool,
+        memory: MemoryRecorder | None,
         marks_steps: bool,
     ) -> None:
         super().__init__(
@@ -100,6 +103,7 @@ class Profile(ScheduleFollower):
             has_schedule=has_schedule,
             keeps_events=keeps_events,
             compile_log=compile_log,
+            memory=memory,
         )
         self._preemptible = preemptible
         self._marks_steps = marks_steps
@@ -142,19 +146,18 @@ class Profile(ScheduleFollower):
             return annotate(name)
         if name not in self._phases:
             self._phases[name] = self.new_phase(name, schedule)
-        return Phase(name, self, self._phases[name])
+        return PhaseBlock(name, self, self._phases[name])
 
-    def suspend_steps(self) -> int:
-        """Leave out calls of `step` on this thread until `resume_steps`, which takes the result."""
-        thread = threading.get_ident()
+    def suspend_steps(self, thread: int) -> None:
+        """Leave out calls of `step` on ``thread`` until `resume_steps`."""
         self._threads_in_phase.append(thread)
         if self._slow_steps is not None:
             self._slow_steps.box.pause()
-        return thread
 
     def resume_steps(self, thread: int) -> None:
-        """Count calls of `step` on ``thread`` again, unless it is in an outer phase."""
-        self._threads_in_phase.remove(thread)
+        """Count calls of `step` on ``thread`` again, unless it is in an outer phase or `suspend_steps` failed."""
+        with Suppressed(ValueError):
+            self._threads_in_phase.remove(thread)
         if self._slow_steps is not None and self._recording is None and not self._threads_in_phase:
             self._slow_steps.box.resume()
 
@@ -232,7 +235,7 @@ class Profile(ScheduleFollower):
         for profile in others:
             if profile._preemptible:
                 profile.stop()
-        self._started, self._end_was_interrupted, self._windows_to_account_for = True, False, None
+        self._started, self._end_was_interrupted = True, False
         Profile._running.add(self)
         self._first = self.step_num
         self._process = os.getpid()
@@ -269,7 +272,7 @@ class Profile(ScheduleFollower):
 
     def _attach_sources(self) -> None:
         """Attach what requests windows while the profile runs."""
-        self._triggers.begin(self.request, self._state)
+        self._triggers.begin(self.request, self._request_and_answer)
         if self._slow_steps is not None:
             with guard.contained("the black box"):
                 self._slow_steps.begin(self.step_num)
@@ -300,18 +303,34 @@ class Profile(ScheduleFollower):
             return
         planned = [window["window"] for window in before.windows if isinstance(window["window"], int)]
         accounted = max(planned, default=0)
-        for window in islice(self._schedule.after(accounted), 1000):
-            if window.index <= self._last_finished_index:
-                self._outcomes.note(window, "not reached", reason)
+        later = self._schedule.after(accounted)
+        earlier = takewhile(lambda window: window.index <= self._last_finished_index, later)
+        self._outcomes.note_not_reached(earlier, reason)
 
     @property
     def black_box(self) -> BlackBox | None:
         """The black box that times the steps, if the profile has one."""
         return None if self._slow_steps is None else self._slow_steps.box
 
-    def _state(self) -> dict[str, Any]:
-        """Return what `instrument trigger` prints about this process."""
-        return {"process": self._process, "rank": self._outcomes.rank, "step": self.step_num}
+    def _request_and_answer(self, request: WindowRequest) -> dict[str, Any]:
+        """Make a request; return what `instrument trigger` prints about it.
+
+        Returns:
+            ``process``, ``rank``, ``step``; ``records``: whether this rank records the window; ``opens``: whether
+            any rank does, as far as this one knows; ``within_s``: the time until then, null for the next step.
+        """
+        agreed = self._agreement is not None and self._agreement.active
+        self.request(request)
+        records = self._outcomes.is_chosen(request.ranks)
+        elsewhere = request.ranks is None or min(request.ranks) < world_size()
+        return {
+            "process": self._process,
+            "rank": self._outcomes.rank,
+            "step": self.step_num,
+            "records": records,
+            "opens": records or (agreed and elsewhere),
+            "within_s": NOTICE_S if agreed else None,
+        }
 
     def __enter__(self) -> Profile:
         try:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from ..arguments import integer
 from .rank import world_size
 
 ACCEPTED = 'ranks such as "0,7", or "node=0", "local=0" or "sample=4", also several with blanks between them'
@@ -50,9 +51,8 @@ def choose_ranks(
         raise ValueError(f"no rank of {world_size()} is at {_described(node=node, local=local, **position)}")
     if sample is None:
         return frozenset(chosen)
-    if isinstance(sample, bool) or not isinstance(sample, int) or sample < 1:
-        raise ValueError(f'"sample" must be an integer >= 1: {sample!r}')
-    return frozenset(random.Random(seed).sample(sorted(chosen), min(sample, len(chosen))))
+    count = min(integer("sample", sample, least=1), len(chosen))
+    return frozenset(random.Random(seed).sample(sorted(chosen), count))
 
 
 def chosen_ranks(ranks: Iterable[int] | str | None) -> frozenset[int] | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import log
+from ..allocator_history.window_memory import WindowMemory
 from ..errors import CaptureError
 from ..exporters.capture import Capture
 from ..regions import dispatch
@@ -31,6 +32,7 @@ class Recording:
         opened_at_step: the number of the step that begins now.
         cost: measures what the window costs.
         compile_log: writes what torch compiles in the window, if the user wants that.
+        memory: records the history of GPU memory in it, likewise.
 
     Attributes:
         steps: the first and the last step that the trace marks so far; None if it marks none.
@@ -49,12 +51,14 @@ class Recording:
         opened_at_step: int,
         cost: WindowCost,
         compile_log: WindowCompileLog | None = None,
+        memory: WindowMemory | None = None,
     ) -> None:
         self.window = window
         self.capture = capture
         self.opened_at_step = opened_at_step
         self.cost = cost
         self.compile_log = compile_log
+        self.memory = memory
         self.steps: tuple[int, int] | None = None
         self.start_ns: int | None = None
         self.end_ns: int | None = None
@@ -110,6 +114,8 @@ class Recording:
         """
         if self.start_ns is None:
             with self.cost.stall():
+                if self.memory is not None:
+                    self.memory.start()  # first: what it needs is not in the trace
                 self.capture.start()
                 self._began_ns, self.start_ns = time.perf_counter_ns(), time.time_ns()  # at once: for an interrupt
             dispatch.active.end_warm_up(self)
@@ -117,10 +123,14 @@ class Recording:
                 self.capture.add_metadata(key, value)
         if mark:
             self.capture.step(number)
+            if self.memory is not None:
+                self.memory.step(number)
             self.steps = (self.steps[0] if self.steps else number, number)
 
     def end_step(self) -> None:
         """End the recorded step before the next one begins."""
+        if self.memory is not None:
+            self.memory.step(None)
         self.capture.step(None)
 
     def leave_out(self, number: int) -> None:
@@ -146,7 +156,7 @@ class Recording:
         """
         if not self.on_own_thread():
             raise CaptureError("the loop ended on another thread than the one that opened the window")
-        self.capture.step(None)
+        self.end_step()
         first, last = self.steps or (1, 0)  # an empty range
         self.capture.add_metadata("instrument_steps", f"{first}-{last}")
         self.capture.add_metadata("instrument_warmup", str(first - self.opened_at_step if self.steps else 0))
@@ -155,12 +165,16 @@ class Recording:
         with self.cost.stall():
             self.capture.stop()
             self.end_ns, self._stopped = self._now_ns(), True
+            if self.memory is not None:
+                self.memory.stop()
 
     def abandon(self) -> None:
         """End the capture after a failure or an unused warm-up; may be called again after an interrupt."""
         try:
             if self.compile_log is not None:
                 self.compile_log.discard()
+            if self.memory is not None:
+                self.memory.discard()
             dispatch.active.end_warm_up(self)
             if self._stopped:
                 return

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import merge
 
-from .schedule import NEVER, Phase, Schedule, Window
+from .schedule import NEVER, Schedule, StepAction, Window
 from .torch_schedule import TorchSchedule
 
 SCHEDULE = "schedule"
@@ -180,18 +180,18 @@ class RequestedWindows:
         number = self._planned_number(window.index)
         return f"{self.phase}-{number:04d}" if self.phase else number
 
-    def at(self, step: int) -> tuple[Phase, Window | None]:
-        """Return the phase of ``step``, and the window that it belongs to (None in `Phase.WAIT`)."""
-        phase, planned = self._planned.at(step)  # called for each step, as schedules that are functions expect
+    def at(self, step: int) -> tuple[StepAction, Window | None]:
+        """Return what the profiler does in ``step``, and its window (None in `StepAction.WAIT`)."""
+        action, planned = self._planned.at(step)  # called for each step, as schedules that are functions expect
         self._begun = planned or self._begun
         added = self._added_from(step)
         if added is not None and added.warmup <= step:
             if not added.recorded:
-                return Phase.WAIT, None
-            return (Phase.WARMUP if step < added.active else Phase.ACTIVE), self._window_of(added)
+                return StepAction.WAIT, None
+            return (StepAction.WARMUP if step < added.active else StepAction.ACTIVE), self._window_of(added)
         if planned is None or not self._is_recorded(planned):
-            return Phase.WAIT, None
-        return phase, self._numbered(planned)
+            return StepAction.WAIT, None
+        return action, self._numbered(planned)
 
     def next_window(self, step: int) -> Window | None:
         """Return the window that ``step`` is in, else the next one; None if no further one is known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,18 @@ def remove_old_windows(
         uploaded_only: whether a window that was not uploaded stays.
 
     Returns:
-        A line for the manifest for each window whose files were removed.
+        A line for the manifest for each window whose files were removed, or cannot be, which is said once.
     """
     lines = []
     for window, files, reason in _beyond_limits(stored, keep, rank, now_ns):
         if uploaded_only and not window.uploaded:
             continue
-        removed = {path: size for path, size in files.items() if _remove(path)}
+        removed, left = _remove(files)
         for folder in {path.parent for path in removed}:
             with suppress(OSError):  # not empty
                 folder.rmdir()
-        if removed:
+        if removed or left.keys() - stored.unremovable:
+            stored.unremovable.update(left)
             lines.append(
                 {
                     "event": "removed",
@@ -46,6 +48,10 @@ def remove_old_windows(
                     "files": [
                         {"path": path.relative_to(stored.folder).as_posix(), "bytes": size}
                         for path, size in removed.items()
+                    ],
+                    "left": [
+                        {"path": path.relative_to(stored.folder).as_posix(), "reason": why}
+                        for path, why in left.items()
                     ],
                     "reason": reason,
                     "time_ns": now_ns,
@@ -85,8 +91,15 @@ def _reason(keep: Keep, number: int, total: int, age_s: float) -> str:
     return ""
 
 
-def _remove(path: Path) -> bool:
-    with suppress(OSError):  # the folder is read-only, or another process removed it
-        path.unlink()
-        return True
-    return False
+def _remove(files: Mapping[Path, int]) -> tuple[dict[Path, int], dict[Path, str]]:
+    """Remove files; return those that were removed, and the others with the reason."""
+    removed, left = dict[Path, int](), dict[Path, str]()
+    for path, size in files.items():
+        try:
+            path.unlink()
+            removed[path] = size
+        except FileNotFoundError:  # another process removed it
+            continue
+        except OSError as error:  # such as a folder that cannot be written to
+            left[path] = error.strerror or repr(error)
+    return removed, left

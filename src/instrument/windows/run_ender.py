@@ -7,14 +7,13 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any, ClassVar
 
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..guard import exiting, guard, uncaught_error
 from .loop_end import first_line, loop_ended
-from .schedule import NEVER, Window
+from .schedule import NEVER
 from .window_recorder import FEATURE, WindowRecorder
 
 
@@ -29,7 +28,6 @@ class RunEnder(WindowRecorder):
     _process = 0  # that began the run
     _no_more_windows = False  # every window has begun
     _end_was_interrupted = False  # an interrupt cut off a part of the end
-    _windows_to_account_for: list[Window] | None = None  # after the end, the windows that were not reached
 
     @property
     def finished(self) -> bool:
@@ -84,12 +82,8 @@ class RunEnder(WindowRecorder):
         self._complete_last_window(self.step_num + complete)
         with guard.contained("ending"):
             self._add_requested(self.step_num + complete)
-            if self._windows_to_account_for is None:
-                left = () if self._never_records else self._schedule.after(self._last_finished_index)
-                self._windows_to_account_for = list(islice(left, 1000))
-            while self._windows_to_account_for:
-                self._outcomes.note(self._windows_to_account_for[0], "not reached", self._end_reason)
-                del self._windows_to_account_for[0]
+            if not self._never_records:
+                self._outcomes.note_not_reached(self._schedule.after(self._last_finished_index), self._end_reason)
         return True
 
     def _end_run(self, begun: bool = False, complete: bool = False, error: BaseException | None = None) -> bool:

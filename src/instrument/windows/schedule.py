@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import operator
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -12,6 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
+from ..arguments import integer
+
 if TYPE_CHECKING:
     from torch.profiler import ProfilerAction
 
@@ -19,7 +20,7 @@ NEVER = sys.maxsize  # a step that no loop reaches
 _USER_NAMES = ("at", "count", "finite", "next_window", "window", "windows")
 
 
-class Phase(enum.Enum):
+class StepAction(enum.Enum):
     """What the profiler does during one step."""
 
     WAIT = "wait"
@@ -93,16 +94,16 @@ class Schedule(ABC):
             raise ValueError(f'"step" must be an integer >= 0: {step!r}')
         return self.window(self._index(step))
 
-    def at(self, step: int) -> tuple[Phase, Window | None]:
-        """Return the phase of ``step``, and the window that it belongs to (None in `Phase.WAIT`).
+    def at(self, step: int) -> tuple[StepAction, Window | None]:
+        """Return what the profiler does in ``step``, and its window (None in `StepAction.WAIT`).
 
         Raises:
             ValueError: ``step`` is negative.
         """
         window = self.next_window(step)
         if window is None or step < window.warmup:
-            return Phase.WAIT, None
-        return (Phase.WARMUP if step < window.active else Phase.ACTIVE), window
+            return StepAction.WAIT, None
+        return (StepAction.WARMUP if step < window.active else StepAction.ACTIVE), window
 
     def __call__(self, step: int) -> ProfilerAction:
         """Return the `torch.profiler.ProfilerAction` of ``step``, for ``torch.profiler.profile(schedule=...)``.
@@ -112,11 +113,11 @@ class Schedule(ABC):
         """
         from torch.profiler import ProfilerAction
 
-        phase, window = self.at(step)
-        if phase is Phase.ACTIVE:
+        action, window = self.at(step)
+        if action is StepAction.ACTIVE:
             last = window is not None and step == window.stop - 1
             return ProfilerAction.RECORD_AND_SAVE if last else ProfilerAction.RECORD
-        return ProfilerAction.WARMUP if phase is Phase.WARMUP else ProfilerAction.NONE
+        return ProfilerAction.WARMUP if action is StepAction.WARMUP else ProfilerAction.NONE
 
     def starting(self, step: int) -> Schedule:
         """Return the schedule of a loop that begins with ``step``: cycles start there, named steps stay."""
@@ -295,32 +296,6 @@ def _parse(at: str | int | Iterable[int], active: int | None) -> Iterator[tuple[
         if dash and active is not None:
             raise ValueError(f'"active" must be left out with ranges in "at", {at!r}: {active!r}')
         yield int(low), (int(high) + 1 if dash else int(low) + (active or 1))
-
-
-def integer(name: str, value: object, least: int = 0, why: str = "", *, several: bool = False) -> int:
-    """Return ``value`` as an int.
-
-    Args:
-        name: the argument, for the error.
-        value: what was given for it or, with ``several``, one of its items.
-        least: the smallest accepted integer, ...
-        why: ... and the reason for it, for the error.
-        several: whether the argument holds several integers.
-
-    Raises:
-        TypeError, ValueError: ``value`` is not an integer, or too small.
-    """
-    accepted = f"hold integers >= {least}" if several else f"be an integer >= {least}"
-    message = f'"{name}" must {accepted}{why}: {value!r}'
-    if isinstance(value, bool):
-        raise TypeError(message)
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(message) from None
-    if number < least:
-        raise ValueError(message)
-    return number
 
 
 def _reject_others(kind: str, **others: int) -> None:

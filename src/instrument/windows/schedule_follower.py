@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from itertools import islice
+from itertools import takewhile
 
 from .. import log
+from ..arguments import integer
 from ..compat import profilers
 from ..cuda_graphs import cuda_graphs
 from ..guard import guard
@@ -15,7 +16,7 @@ from .forgotten_step import ForgottenStep
 from .rank import job_without_nccl
 from .recording import Recording
 from .run_ender import RunEnder
-from .schedule import NEVER, integer
+from .schedule import NEVER
 from .window_recorder import FEATURE
 
 
@@ -94,9 +95,9 @@ class ScheduleFollower(RunEnder):
     def _pass_windows(self, step: int, reached: int, reason: str) -> None:
         """Note the windows from step ``reached`` to ``step`` as not reached, or plan those in between again."""
         if step > reached:
-            for window in islice(self._schedule.after(self._last_finished_index), 1000):
-                if window.stop <= step and not self._never_records:
-                    self._outcomes.note(window, "not reached", reason)
+            passed = takewhile(lambda window: window.stop <= step, self._schedule.after(self._last_finished_index))
+            if not self._never_records:
+                self._outcomes.note_not_reached(passed, reason)
         self._schedule.go_to(step, reached)
         self._last_finished_index, self._continued_index = self._schedule.last_before(step), 0
         following = self._schedule.next_window(step)
@@ -148,9 +149,9 @@ class ScheduleFollower(RunEnder):
                 recording.note_foreign_step(self._schedule.label(recording.window))
                 return
             self._add_requested(step)
-            phase, window = self._schedule.at(step)
+            action, window = self._schedule.at(step)
             over = recording is not None and (window is None or window.index != recording.window.index)
-            if self._must_postpone(phase, window, over):
+            if self._must_postpone(action, window, over):
                 return
             if recording is not None and (over or recording.ended_early):
                 self._close_in_loop(recording)
@@ -159,7 +160,7 @@ class ScheduleFollower(RunEnder):
             if window is None:
                 self._wait_for_window(step)
             elif window.index > self._last_finished_index or window.index == self._continued_index:
-                self._record_step(phase, window)
+                self._record_step(action, window)
             elif self._schedule.plans_ahead or window.stop < NEVER:  # the rest of a failed window
                 self._next_due_step = window.stop
 

@@ -13,11 +13,12 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .. import log
+from ..arguments import integer
 from ..guard import guard
 from ..regions.annotation import annotate
 from .api import Driver, folder_of, new_profile, uncounted_profile
 from .profile import Profile
-from .schedule import NOTHING, Schedule, integer, span
+from .schedule import NOTHING, Schedule, span
 from .schedule import schedule as make_schedule
 from .window_recorder import FEATURE
 
@@ -203,6 +204,11 @@ class MicroStepIterator(StepIterator[T]):
     ) -> None:
         super().__init__(iterable, counter, again)
         self._groups = StepIterator(_Groups(iterable, accumulate), counter, again)
+
+    @property
+    def profile(self) -> Profile:
+        """The profile that records the steps."""
+        return self._groups.profile
 
     def __iter__(self) -> Iterator[T]:
         for group in self._groups:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from ..arguments import integer
 from ..units import parse_duration, parse_size
 from .remote import check_url
 
@@ -21,9 +22,8 @@ class Keep:
     total: str | None = None
 
     def __post_init__(self) -> None:
-        if self.windows is not None and (type(self.windows) is not int or self.windows < 1):
-            kind = ValueError if type(self.windows) is int else TypeError
-            raise kind(f'"windows" must be an integer >= 1: {self.windows!r}')
+        if self.windows is not None:
+            object.__setattr__(self, "windows", integer("windows", self.windows, least=1))
         if (self.windows, self.age_s, self.total_bytes) == (None, None, None):
             raise ValueError('"keep" needs one of windows, age and total, such as keep(windows=10)')
 

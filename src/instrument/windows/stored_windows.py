@@ -49,10 +49,15 @@ class StoredWindows:
 
     Args:
         folder: the folder of the run.
+
+    Attributes:
+        folder: as given.
+        unremovable: the files that could not be removed, as the manifest says.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.unremovable: set[Path] = set()
         self._read_bytes = 0
         self._windows: dict[tuple[Any, ...], StoredWindow] = {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .schedule import Phase, Window
+from .schedule import StepAction, Window
 
 _NONE, _WARMUP, _RECORD_AND_SAVE = 0, 1, 3  # the values of torch.profiler.ProfilerAction
 
@@ -32,12 +32,12 @@ class TorchSchedule:
         """Return the schedule of a loop that begins with ``step``, for which the function gets 0."""
         return TorchSchedule(self._action_of_step, step)
 
-    def at(self, step: int) -> tuple[Phase, Window | None]:
-        """Return the phase of ``step``, and the window that it belongs to."""
+    def at(self, step: int) -> tuple[StepAction, Window | None]:
+        """Return what the profiler does in ``step``, and the window that it belongs to."""
         action = int(getattr(decided := self._action_of_step(step - self._first), "value", decided))
         if action == _NONE:
             self._window = None
-            return Phase.WAIT, None
+            return StepAction.WAIT, None
         window = self._window
         if window is None or window.stop <= step or (action == _WARMUP and window.active < step):
             self._index += 1
@@ -47,7 +47,7 @@ class TorchSchedule:
         elif action == _RECORD_AND_SAVE:
             window = replace(window, stop=step + 1)
         self._window = window
-        return (Phase.WARMUP if action == _WARMUP else Phase.ACTIVE), window
+        return (StepAction.WARMUP if action == _WARMUP else StepAction.ACTIVE), window
 
     def next_window(self, step: int) -> Window | None:
         """Return the window that may begin at the next step; an open one ends."""

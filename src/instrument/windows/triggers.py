@@ -83,12 +83,12 @@ class Triggers:
     def __bool__(self) -> bool:
         return bool(self._triggers or self._socket)
 
-    def begin(self, ask: Ask, state: Callable[[], dict[str, Any]]) -> None:
+    def begin(self, ask: Ask, answer: Callable[[WindowRequest], dict[str, Any]]) -> None:
         """Begin to request windows.
 
         Args:
-            ask: called on any thread with each request.
-            state: returns what `instrument trigger` prints about the process: its rank and its step.
+            ask: called on any thread, and in a signal handler, with each request.
+            answer: called in its place with those of `instrument trigger`; returns what that prints.
         """
         if self._folder is not None:
             with guard.contained(FEATURE):
@@ -96,7 +96,7 @@ class Triggers:
         if self._socket is not None:
             with guard.contained(FEATURE):
                 self._begun.append(self._socket)
-                self._socket.begin(ask, state)
+                self._socket.begin(answer)
         for trigger in self._triggers:
             with guard.contained(FEATURE):
                 self._begun.append(trigger)

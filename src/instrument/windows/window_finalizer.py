@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import sys
@@ -9,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import log
+from ..allocator_history.dump import SnapshotDump
+from ..allocator_history.window_memory import WindowMemory
 from ..config import settings
 from ..errors import CaptureError
 from ..exporters.capture import Capture
@@ -18,7 +22,8 @@ from ..interrupts import Suppressed, is_interrupt
 from ..part_file import remove_stale_parts
 from ..units import counted
 from .finalizer_process import FEATURE, FinalizerProcess
-from .manifest import Manifest, describe_files, size_of, uncompressed_entry
+from .manifest import Manifest, add_snapshot, describe_files, size_of, uncompressed_entry
+from .ordered_calls import OrderedCalls
 from .storage import Storage
 from .waiting_line import WaitingLine
 
@@ -60,6 +65,9 @@ class WindowFinalizer:
         self._on_summary: Callable[[str], None] | None = None
         self._failure: Exception | None = None  # raised by `finish`, with strict settings
         self._waiting: WaitingLine | None = None  # while `finish` waits
+        self._ordered = OrderedCalls()  # of which some wait until a memory snapshot is written
+        self._histories: dict[int, WindowMemory] = {}  # of windows without timing so far, by their number
+        self._dumps: list[SnapshotDump] = []  # those that may not be over
 
     def add_recorded(
         self,
@@ -69,6 +77,7 @@ class WindowFinalizer:
         read: bool,
         diagnose: bool = False,
         ranks: Sequence[int] = (),
+        history: WindowMemory | None = None,
         **entry: Any,
     ) -> int:
         """Begin to finish a window whose ``files`` were saved; `add_timing` completes it.
@@ -79,6 +88,7 @@ class WindowFinalizer:
             read: whether the summary includes its trace.
             diagnose: whether its diagnosis is written beside its trace.
             ranks: the ranks that record it; the summary compares several.
+            history: recorded the history of GPU memory in it.
             entry: the arguments of `Manifest.entry`.
 
         Returns:
@@ -93,12 +103,14 @@ class WindowFinalizer:
             if raw is None:
                 self._unreported_windows += 1
                 number = self._register(entry={**line, "files": describe_files(files, folder)})
+                self._follow_dump(number, history)
             else:
                 read = read and settings.summary
                 self._windows_to_read += read
                 compared = list(ranks) if settings.summary and len(ranks) > 1 else []
                 job = {"folder": str(folder), **_places(raw, files), "read": read, "diagnose": diagnose}
                 number = self._register(kind="window", entry=line, **job, ranks=compared)
+                self._follow_dump(number, history)
                 self._submit(number)
         except BaseException as error:
             with guard.contained(FEATURE):
@@ -121,24 +133,52 @@ class WindowFinalizer:
         job = {"entry": line} if capture.raw is None else {"entry": line, **_places(capture.raw, files)}
         self._finish_without_process(job, f"{type(error).__name__}: {error}")
 
+    def _follow_dump(self, number: int, history: WindowMemory | None) -> None:
+        if history is not None and history.dump is not None:
+            self._histories[number] = history
+
     @guard.contained(FEATURE)
     def add_timing(self, number: int, timing: dict[str, Any]) -> None:
         """Write the line of a window, which `add_recorded` numbered, with the times of the steps around it."""
+        history = self._histories.pop(number, None)
+        self._after_dump(history, functools.partial(self._send_timing, number, timing, history))
+
+    @guard.contained(FEATURE)
+    def _send_timing(self, number: int, timing: dict[str, Any], history: WindowMemory | None) -> None:
         job = self._jobs.get(number)
         if job is None:  # the line is written already
             return
-        job["entry"]["timing"] = timing
+        entry = job["entry"]
+        entry["timing"] = timing
+        if history is not None:
+            entry["memory"] = history.entry()
         if "raw" in job:
-            self._send("timed", window=number, timing=timing)
+            self._send("timed", window=number, timing=timing, memory=entry["memory"])
         elif self._jobs.pop(number, None) is not None:
-            self._write_line(job["entry"])
+            self._write_line(entry)
+
+    def _after_dump(self, history: WindowMemory | None, call: Callable[[], object]) -> None:
+        """Make ``call`` once the snapshot of ``history`` is written or failed, in order with other calls."""
+        dump = history.dump if history is not None else None
+        if dump is None:
+            self._ordered.add(call)
+            return
+        self._dumps.append(dump)
+        self._ordered.add(call, lambda: dump.done)
+        dump.when_done(self._ordered.make)
 
     @guard.contained(FEATURE)
-    def add_unrecorded(self, **entry: Any) -> None:
-        """Write the line of a window without files."""
-        self._write_line(self._manifest.entry(**entry))
+    def add_unrecorded(self, history: WindowMemory | None, **entry: Any) -> None:
+        """Write the line of a window without files, but for a snapshot that ``history`` may have taken."""
+        self._after_dump(history, functools.partial(self._write_unrecorded, entry, history))
+
+    @guard.contained(FEATURE)
+    def _write_unrecorded(self, entry: dict[str, Any], history: WindowMemory | None) -> None:
+        memory = history.entry() if history is not None else None
+        self._write_line(self._manifest.entry(**entry | {"memory": memory}))
 
     def _write_line(self, entry: dict[str, Any]) -> None:
+        add_snapshot(entry, self._manifest.folder)
         self._drop_ended_process()
         if self._jobs:  # the lines of earlier windows come first
             self._send("line", entry=entry, folder=str(self._manifest.folder))
@@ -157,37 +197,63 @@ class WindowFinalizer:
 
         Args:
             hidden: regions inside compiled code.
-            on_summary: called with the text, on another thread; None writes it to `stderr`.
+            on_summary: called with the text, on another thread; None writes it to `stderr` or, where the log is
+                JSON, makes it an event of the log.
             diagnose: whether the text ends with a diagnosis of the last window.
             phase: the phase of the program that these are windows of; empty for training steps.
         """
+        self._ordered.add(functools.partial(self._report, hidden, on_summary, diagnose, phase))
+
+    def _report(
+        self, hidden: Sequence[str], on_summary: Callable[[str], None] | None, diagnose: bool, phase: str
+    ) -> None:
         with guard.contained("the summary"):
             unreported, unread = self._unreported_windows, self._windows_to_read
             self._unreported_windows = self._windows_to_read = 0
             if unread and settings.summary:
                 self._on_summary = on_summary
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
-                terminal = _terminal(self.stderr or sys.stderr)
+                as_event = on_summary is None and log.output.format == "json"
+                terminal = None if as_event else _terminal(self.stderr or sys.stderr)
                 said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase}
                 self._send("report", **places, **said, terminal=terminal)
             if unreported and self._hint and settings.summary:
                 windows = "1 window" if unreported == 1 else f"{unreported} windows"
-                (on_summary or self._print)(f"instrument: {windows} {self._hint}\n")
+                if on_summary is None and log.output.format == "json":
+                    log.info("summary", recorded=f"{windows} {self._hint}")
+                else:
+                    (on_summary or self._print)(f"instrument: {windows} {self._hint}\n")
 
     @guard.contained(FEATURE)
     def close(self) -> None:
         """Let the process end when its work is done; no window follows."""
+        self._ordered.add(self._close)
+
+    @guard.contained(FEATURE)
+    def _close(self) -> None:
         if self._process is not None:
             self._process.close()
 
     def finish(self) -> None:
         """Wait until everything is written: a minute, and more for large traces and for many windows."""
+        self._await_dumps()
         self._end_process()
         self._abandon_jobs("did not receive all of them")  # only after a failed call are jobs left
         self._manifest.flush()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    @guard.contained(FEATURE)
+    def _await_dumps(self) -> None:
+        waiting = WaitingLine("instrument: writing a memory snapshot", self.stderr or sys.stderr)
+        try:
+            for dump in self._dumps:
+                dump.wait(_WAIT_S, waiting.update)
+        finally:
+            waiting.erase()
+        self._dumps.clear()
+        self._ordered.make()
 
     def _end_process(self) -> None:
         process = self._process
@@ -257,19 +323,24 @@ class WindowFinalizer:
     def _handle_answer(self, answer: Mapping[str, Any]) -> None:
         try:
             self._state = answer.get("state", self._state)
+            about = _about(answer if "entry" in answer else self._jobs.get(answer.get("job", 0), {}))
             job = {} if answer.get("held") else self._jobs.pop(answer.get("job", 0), {})
+            for line in answer["noted"]:
+                _log_noted(line)
             if "entry" in answer:
                 self._jobs.pop(answer.get("window", 0), None)
                 self._manifest.add(answer["entry"], written=answer["written"])
             elif "entry" in job:
                 self._finish_without_process(job, "; ".join(error for _, error in answer["errors"]))
+            if "summary" in answer:
+                log.info("summary", **answer["summary"])
             if answer.get("text"):
                 if self._waiting is not None:
                     self._waiting.erase()
                 with guard.contained("the summary"):
                     (self._on_summary or self._print)(answer["text"])
             for feature, error in answer["errors"]:
-                guard.failed(feature, CaptureError(error))
+                guard.failed(feature, CaptureError(error), **about)
         except BaseException as error:  # even SystemExit, which `on_summary` may raise: the thread must continue
             self._failure = self._failure or (error if isinstance(error, Exception) else None)
             if answer.get("written"):  # its line is in the manifest
@@ -288,21 +359,23 @@ class WindowFinalizer:
     def _abandon_jobs(self, how: str) -> None:
         """Finish the jobs that the process left: keep raw traces, write the lines with the reason, and log it."""
         reason = f"the process that finishes windows {how}"
-        abandoned = False
+        abandoned = []
         for number in sorted(self._jobs):
             job = self._jobs.pop(number, {})  # another thread or a signal handler may have taken it
-            abandoned = abandoned or bool(job)
             if "entry" in job:
                 self._finish_without_process(job, reason)
-        if not abandoned:
-            return
-        try:
-            guard.failed(FEATURE, CaptureError(reason))
-        except Exception as error:
-            self._failure = self._failure or error
+            if job:
+                abandoned.append(_about(job))
+        for about in [each for each in abandoned if each] or abandoned[:1]:
+            try:
+                guard.failed(FEATURE, CaptureError(reason), **about)
+            except Exception as error:
+                self._failure = self._failure or error
 
     def _finish_without_process(self, job: Mapping[str, Any], reason: str) -> None:
-        self._manifest.add(self._entry_with_raw_trace(job, reason) if "raw" in job else job["entry"])
+        entry = self._entry_with_raw_trace(job, reason) if "raw" in job else job["entry"]
+        add_snapshot(entry, self._manifest.folder)
+        self._manifest.add(entry)
 
     def _entry_with_raw_trace(self, job: Mapping[str, Any], reason: str) -> dict[str, Any]:
         raw, entry = Path(job["raw"]), job["entry"]
@@ -322,6 +395,17 @@ class WindowFinalizer:
 def _places(raw: Path, files: Sequence[Path]) -> dict[str, Any]:
     """Return the fields of a job with the paths of a raw trace and of the files beside it."""
     return {"raw": str(raw), "beside": [str(path) for path in files if path != raw]}
+
+
+def _about(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an event about the window of a job or of an answer; empty if it is about none."""
+    return {name: job["entry"][name] for name in ("window", "rank")} if "entry" in job else {}
+
+
+def _log_noted(line: Mapping[str, Any]) -> None:
+    """Log what happened to files: a line of the manifest with the key ``event``."""
+    fields = {name: value for name, value in line.items() if name not in ("event", "run", "time_ns")}
+    (log.warning if line.get("left") else log.info)(f"window.{line['event']}", **fields)
 
 
 def _finishing(sizes: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from .. import log
+from ..allocator_history.window_memory import MemoryRecorder, WindowMemory
 from ..compat import autograd
 from ..config import settings
 from ..cuda_graphs import cuda_graphs
@@ -19,6 +20,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Exporter
 from ..guard import guard
 from ..interrupts import is_interrupt
+from ..process_id import machine
 from ..regions import dispatch, region
 from .change_queue import ChangeQueue
 from .disk_space import refuse_full_disk
@@ -27,7 +29,7 @@ from .outcomes import Outcomes
 from .rank import process_suffix
 from .recording import Recording, SaveResult
 from .requests import RequestedWindows, WindowRequest
-from .schedule import NEVER, Phase, Window, span
+from .schedule import NEVER, StepAction, Window
 from .slow_step_windows import SlowStepWindows
 from .timing import StepTimes
 from .torch_api import TorchProfilerApi
@@ -55,6 +57,7 @@ class WindowRecorder(TorchProfilerApi):
         has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
         compile_log: whether torch's log of what is compiled in a window is written beside its trace.
+        memory: records the history of GPU memory in windows; None for none.
     """
 
     # A profile that could not be made has only these.
@@ -80,6 +83,7 @@ class WindowRecorder(TorchProfilerApi):
         has_schedule: bool,
         keeps_events: bool,
         compile_log: bool,
+        memory: MemoryRecorder | None,
     ) -> None:
         super().__init__()
         self.step_num = first_step
@@ -95,6 +99,7 @@ class WindowRecorder(TorchProfilerApi):
         self._has_schedule = has_schedule
         self._keeps_events = keeps_events
         self._writes_compile_log = compile_log
+        self._memory = memory
         self._times = StepTimes()
         self._first = first_step
         self._started = False
@@ -152,14 +157,12 @@ class WindowRecorder(TorchProfilerApi):
         """Add the requested windows to the schedule, before ``step``."""
         while self._requests:
             request = self._requests.popleft()
-            chosen = request.ranks
             if request.first is not None and request.first < step:
                 late = f" (agreed for step {request.first}, learned of at step {step})"
                 request = replace(request, reason=request.reason + late)
-            recorded = self._outcomes.rank in chosen if chosen is not None else not self._outcomes.excluded
-            self._schedule.add(request, step, recorded=recorded)
+            self._schedule.add(request, step, recorded=self._outcomes.is_chosen(request.ranks))
 
-    def _must_postpone(self, phase: Phase, window: Window | None, over: bool) -> bool:
+    def _must_postpone(self, action: StepAction, window: Window | None, over: bool) -> bool:
         """Return whether a change that is due at this step has to wait for the next one.
 
         At the end of a backward pass, torch undoes a start or stop of its profiler in that pass. The start and the
@@ -168,7 +171,7 @@ class WindowRecorder(TorchProfilerApi):
         recording = self._recording
         if self._exporter.name == "torch_profiler" and autograd.in_backward():
             self._postponement_reason = _IN_BACKWARD
-        elif cuda_graphs.capturing and self._is_due(phase, window, over):
+        elif cuda_graphs.capturing and self._is_due(action, window, over):
             self._postponement_reason = _IN_CAPTURE
             if over and recording is not None:
                 self._end_recorded_step(recording)
@@ -181,13 +184,17 @@ class WindowRecorder(TorchProfilerApi):
             ]
         return True
 
-    def _is_due(self, phase: Phase, window: Window | None, over: bool) -> bool:
+    def _is_due(self, action: StepAction, window: Window | None, over: bool) -> bool:
         """Return whether a recording opens, starts or ends at this step."""
         if self._recording is None:
             return window is not None and (
                 window.index > self._last_finished_index or window.index == self._continued_index
             )
-        return over or self._recording.ended_early or (phase is Phase.ACTIVE and self._recording.start_ns is None)
+        return (
+            over
+            or self._recording.ended_early
+            or (action is StepAction.ACTIVE and self._recording.start_ns is None)
+        )
 
     def _note_missed(self, window: Window | None) -> None:
         """Note windows that ended before they could open, now that ``window`` can."""
@@ -199,7 +206,7 @@ class WindowRecorder(TorchProfilerApi):
         if put_off and window is None:
             self._postponement_reason = ""
 
-    def _record_step(self, phase: Phase, window: Window) -> None:
+    def _record_step(self, action: StepAction, window: Window) -> None:
         capture = None
         try:
             if self._recording is None:
@@ -211,16 +218,17 @@ class WindowRecorder(TorchProfilerApi):
                 with cost.stall():
                     capture = self._exporter.capture()
                 compile_log = WindowCompileLog(self._folder(window)) if self._writes_compile_log else None
-                self._recording = Recording(window, capture, self.step_num, cost, compile_log)
+                self._recording = Recording(
+                    window, capture, self.step_num, cost, compile_log, self._window_memory(window)
+                )
                 if compile_log is not None:
                     compile_log.start()
                 self._times.open()
                 log.info("window.opened", **self._outcomes.fields(window, self.step_num))
             self._recording.window = window
-            if phase is Phase.ACTIVE:
-                self._recording.step(
-                    self.step_num, self._metadata, self._has_schedule or self.step_num > self._first
-                )
+            if action is StepAction.ACTIVE:
+                about = self._metadata | self._about(window) if self._recording.start_ns is None else {}
+                self._recording.step(self.step_num, about, self._has_schedule or self.step_num > self._first)
                 self._times.begin(self.step_num, recording=True)
             else:
                 self._recording.warm_up()
@@ -237,6 +245,11 @@ class WindowRecorder(TorchProfilerApi):
             if self._recording is not None and not self._started:  # by another thread's `stop`
                 self._next_due_step = NEVER
                 self._abandon(self._recording)
+
+    def _about(self, window: Window) -> dict[str, str]:
+        """Return what the trace says of the window and of where it was recorded."""
+        reasons = "; ".join(self._outcomes.opened_by(window))
+        return {"instrument_opened_by": reasons, "instrument_machine": machine()}
 
     def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
@@ -283,9 +296,9 @@ class WindowRecorder(TorchProfilerApi):
         log.info(
             "window.closed",
             **self._outcomes.fields(window, self.step_num),
-            steps=recording.steps and span(recording.steps[0], recording.steps[1] + 1),
+            steps=recording.steps and list(recording.steps),
             seconds=recording.seconds,
-            stall_seconds=entry["cost"]["stall_s"],
+            stall_s=entry["cost"]["stall_s"],
             bytes=self._last_trace_bytes,
         )
         if failure is not None:
@@ -303,7 +316,7 @@ class WindowRecorder(TorchProfilerApi):
             recording.leave_out(self.step_num)
         recording.stop()
         window = recording.window
-        stem = f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}"
+        stem = f"{self._prefix}.{recording.end_ns}"
         with recording.cost.stall():
             traces = recording.capture.save(self._folder(window), stem)
             compiled = recording.compile_log.save(stem) if recording.compile_log is not None else None
@@ -316,6 +329,18 @@ class WindowRecorder(TorchProfilerApi):
         result = files, self._outcomes.entry(window, recording), missing + recording.incomplete
         recording.save_result = result
         return result
+
+    def _window_memory(self, window: Window) -> WindowMemory | None:
+        """Return what records the history of GPU memory in ``window``."""
+        if self._memory is None:
+            return None
+        requested = self._outcomes.was_requested(window)
+        return self._memory.window(self._folder(window), self._prefix, requested=requested)
+
+    @property
+    def _prefix(self) -> str:
+        """How the names of the files of a window begin; the time follows."""
+        return f"rank{self._outcomes.rank}{process_suffix()}"
 
     def _folder(self, window: Window) -> Path:
         """Return the folder of the files of ``window``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import itertools
 import json
 import os
@@ -198,6 +199,7 @@ def run_beside(other: OtherProfiler, out: Path) -> dict[str, Any]:
 def run_in_fork(call: Callable[[], Any]) -> dict[str, Any]:
     """Run ``call`` in a fork; return its result together with the exit code."""
     reader, writer = os.pipe()
+    gc.freeze()  # a collection in the fork would copy the memory of all objects
     child = os.fork()
     if child == 0:
         os.close(reader)

@@ -79,4 +79,5 @@ def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
 
 def _notes(diagnosis: DiagnosisData) -> list[str]:
     coverage = [diagnosis.coverage_text] if diagnosis.parts else []
-    return [*coverage, *diagnosis.source_texts, diagnosis.mfu_text, diagnosis.memory_text, *diagnosis.rules_texts]
+    rest = (diagnosis.mfu_text, diagnosis.memory_text, *diagnosis.rules_texts)
+    return [diagnosis.opened_text, *coverage, *diagnosis.source_texts, *rest]

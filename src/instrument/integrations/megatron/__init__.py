@@ -12,8 +12,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ...arguments import integer
 from ...guard import guard
-from ..adapter import check_first_step, require
+from ..adapter import require
 from ..environment import loop_from_environment
 from ..loop import Loop
 from . import core, nvtx, training
@@ -56,7 +57,7 @@ def attach(
         ImportError: megatron-core is not installed.
         TypeError, ValueError: wrong arguments.
     """
-    check_first_step(first_step)
+    first_step = integer("first_step", first_step)
     require("megatron.core", "megatron-core")
     return MegatronAdapter(Loop(out, **options), HOOKS, first_step).attach()
 

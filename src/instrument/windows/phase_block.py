@@ -1,8 +1,9 @@
-"""`Phase`: a part of the program between training steps, such as an evaluation."""
+"""`PhaseBlock`: a block of a part of the program between training steps, such as an evaluation."""
 
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any, Protocol
 
 from ..guard import guard
@@ -24,11 +25,11 @@ class PhaseProfile(Protocol):
     def pause(self, *, begun: bool, cut: bool = ..., error: BaseException | None = ..., wait: bool = ...) -> None:
         """Close an open window until `start`."""
 
-    def suspend_steps(self) -> int:
-        """Leave out calls of `step` on this thread; return the thread."""
+    def suspend_steps(self, thread: int) -> None:
+        """Leave out calls of `step` on a thread."""
 
     def resume_steps(self, thread: int) -> None:
-        """Count them again."""
+        """Count them again, if they were left out."""
 
 
 def check_name(name: object) -> str:
@@ -42,7 +43,7 @@ def check_name(name: object) -> str:
     return name
 
 
-class Phase:
+class PhaseBlock:
     """A context manager that counts its block as one step of ``profile``, within a region.
 
     Args:
@@ -58,10 +59,15 @@ class Phase:
         self._thread: int | None = None  # whose steps are left out
 
     def __enter__(self) -> None:
-        with guard.contained(FEATURE):
-            self._thread = self._training.suspend_steps()
-            self._profile.start()
-        self._region.__enter__()
+        try:
+            with guard.contained(FEATURE):
+                self._thread = threading.get_ident()  # first, for an interrupt
+                self._training.suspend_steps(self._thread)
+                self._profile.start()
+            self._region.__enter__()
+        except BaseException:
+            self._resume()
+            raise
 
     @guard.contained(FEATURE)
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -71,5 +77,9 @@ class Phase:
                 self._profile.step()
             self._profile.pause(begun=error is None, cut=error is not None, error=error, wait=False)
         finally:
-            if self._thread is not None:
-                self._training.resume_steps(self._thread)
+            self._resume()
+
+    def _resume(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._training.resume_steps(thread)

@@ -1,0 +1,1 @@
+"""Records the history of torch's GPU allocator for a window, and writes it as a memory snapshot."""

@@ -1,0 +1,177 @@
+"""Memory snapshots that fail: the loss is the same to the bit, the history is off, and the manifest says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import instrument
+from instrument.allocator_history import dump
+from instrument.allocator_history.options import MemoryHistory
+from instrument.guard import guard
+from instrument.windows import window_finalizer
+
+from ..support.allocator import Allocator, allocator
+from .test_memory_history import memories, run, snapshots
+from .training import Recorder, expected, manifest, statuses, train
+
+__all__ = ["allocator"]
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize("call", ["record", "snapshot", "attach"])
+def test_a_call_of_torch_that_fails(out: Path, allocator: Allocator, call: str) -> None:
+    """The window is recorded without a snapshot."""
+    allocator.failing[call] = RuntimeError("no")
+    run(out, lambda number: allocator.allocate(), schedule="2-3", memory="snapshot")
+    assert [(1, "recorded")] == statuses(manifest(out))
+    (memory,) = memories(out)
+    assert ("failed", "RuntimeError: no", None) == (memory["status"], memory["reason"], memory["file"])
+    assert not allocator.on
+    assert guard.failures["recording GPU memory"] >= 1
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_history_that_cannot_be_turned_off(out: Path, allocator: Allocator) -> None:
+    """The snapshot is written before."""
+
+    def body(number: int) -> None:
+        if number == 2:
+            allocator.failing["record"] = RuntimeError("stuck")
+
+    run(out, body, schedule="2", memory="snapshot")
+    (memory,) = memories(out)
+    assert ("recorded", "RuntimeError: stuck") == (memory["status"], memory["reason"])
+    assert 1 == len(snapshots(out))
+
+
+@pytest.mark.usefixtures("lenient")
+def test_an_observer_that_fails(out: Path, allocator: Allocator) -> None:
+    """The program gets torch's error, not that of the observer."""
+
+    def body(number: int) -> None:
+        allocator.failing["snapshot"] = RuntimeError("no")
+        with pytest.raises(RuntimeError, match="CUDA out of memory"):
+            allocator.run_out()
+
+    run(out, body, schedule="2-4", memory="snapshot")
+    (memory,) = memories(out)
+    assert ("failed", "RuntimeError: no") == (memory["status"], memory["reason"])
+    assert not allocator.on
+
+
+def test_ctrl_c_in_a_snapshot(out: Path, allocator: Allocator) -> None:
+    """It reaches the program, and the history is off."""
+    allocator.failing["snapshot"] = KeyboardInterrupt()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        instrument.profile(out, schedule="2-3", memory="snapshot", exporter=Recorder()) as prof,
+    ):
+        train(10, prof.step)
+    assert not allocator.on
+    (memory,) = memories(out)
+    assert ("not recorded", "the window was given up") == (memory["status"], memory["reason"])
+
+
+def test_a_window_that_fails(out: Path, allocator: Allocator, lenient: None) -> None:
+    """Its history is off, and its line says that it was given up."""
+    with instrument.profile(out, schedule="2-3,6", memory="snapshot", exporter=Recorder("stop")) as prof:
+        assert expected(10) == train(10, prof.step)
+    assert not allocator.on
+    assert [(1, "failed"), (2, "failed")] == statuses(manifest(out))
+    assert {"the window was given up"} == {memory["reason"] for memory in memories(out)}
+
+
+def test_out_of_memory_in_a_window_that_fails(out: Path, allocator: Allocator, lenient: None) -> None:
+    """Its line has the snapshot that was taken."""
+
+    def body(number: int) -> None:
+        with pytest.raises(RuntimeError, match="CUDA out of memory"):
+            allocator.run_out()
+
+    with instrument.profile(out, schedule="2-3", memory="snapshot", exporter=Recorder("stop")) as prof:
+        assert expected(10) == train(10, prof.step, body)
+    (line,) = manifest(out)
+    assert ("failed", "recorded") == (line["status"], line["memory"]["status"])
+    assert [line["memory"]["file"]] == [file["path"] for file in line["files"]]
+
+
+def writing(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object]) -> None:
+    """Call ``before`` before each write to a snapshot."""
+    write = dump._LimitedFile.write
+
+    def changed(file: Any, data: bytes) -> int:
+        before()
+        return write(file, data)
+
+    monkeypatch.setattr(dump._LimitedFile, "write", changed)
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_full_disk(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot fails, and leaves nothing; the next one is tried."""
+    failed = threading.Event()
+
+    def before() -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def body(number: int) -> None:
+        assert number < 5 or failed.wait(60)
+
+    writing(monkeypatch, before)
+    run(out, body, schedule="2,7", memory=MemoryHistory(every="0.0001s"))
+    first, second = memories(out)
+    assert ("failed", "OSError: [Errno 28] No space left on device") == (first["status"], first["reason"])
+    assert "recorded" == second["status"]
+    assert [Path(second["file"]).name] == [path.name for path in out.rglob("*memory*")]
+
+
+def test_a_slow_disk(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on; the lines of later windows come after that of the snapshot."""
+    may_write = threading.Event()
+
+    def body(number: int) -> None:
+        if number == 8:
+            assert not (out / "manifest.jsonl").exists()
+            may_write.set()
+
+    writing(monkeypatch, lambda: may_write.wait(60))
+    run(out, body, schedule="1,3,5", memory=MemoryHistory(every="1h"))
+    assert [(1, "recorded"), (2, "recorded"), (3, "recorded")] == statuses(manifest(out))
+    assert ["recorded", "not recorded", "not recorded"] == [memory["status"] for memory in memories(out)]
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_disk_that_hangs(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the run gives up, and no file appears later."""
+    released = threading.Event()
+    monkeypatch.setattr(window_finalizer, "_WAIT_S", 0.2)
+    writing(monkeypatch, lambda: released.wait(60))
+    run(out, schedule="2", memory="snapshot")
+    (memory,) = memories(out)
+    assert "failed" == memory["status"]
+    assert "it was not written within 0 s after the end of the run" == memory["reason"]
+    released.set()
+    for thread in threading.enumerate():
+        if thread.name == "instrument memory snapshot":
+            thread.join(60)
+    assert [] == list(out.rglob("*memory*"))
+
+
+def test_no_thread_can_be_started(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot is written at once, as at the end of a program."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    run(out, schedule="2", memory="snapshot")
+    assert ["recorded"] == [memory["status"] for memory in memories(out)]

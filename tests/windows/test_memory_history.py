@@ -1,0 +1,380 @@
+"""`memory="snapshot"`: the allocator's history of a window, against a stub of torch's allocator without a GPU."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import instrument
+from instrument.run_folder import files_of, traces_of
+
+from ..support.allocator import Allocator, allocator
+from .training import Recorder, do_nothing, expected, manifest, reasons, train
+from .training import run as run_with_torch
+
+__all__ = ["allocator"]
+DEFAULTS = ("record", "all", "python", 100_000)
+OFF = ("record", None, "all", None)
+
+
+def run(out: Path, body: Callable[[int], object] = do_nothing, **arguments: Any) -> Any:
+    """Train with windows of an exporter that is cheap."""
+    return run_with_torch(out, body, exporter=Recorder(), **arguments)
+
+
+def memories(out: Path) -> list[dict[str, Any]]:
+    """Return what the manifest has about memory, for each window."""
+    return [line["memory"] for line in manifest(out)]
+
+
+def snapshots(out: Path) -> list[Path]:
+    return sorted(out.glob("*/*.memory.pickle"))
+
+
+def allocating(allocator: Allocator) -> Any:
+    return lambda number: allocator.allocate()
+
+
+def test_a_window(out: Path, allocator: Allocator) -> None:
+    """Its history is on in its recorded steps alone, and is a file of the window with its regions and steps."""
+    schedule = instrument.schedule(at=3, warmup=1, active=2)
+    run_with_torch(out, allocating(allocator), schedule=schedule, memory="snapshot")
+    assert [DEFAULTS, ("attach",), ("snapshot",), OFF] == allocator.calls
+    assert not allocator.on
+    (line,), (path,) = manifest(out), snapshots(out)
+    memory = line["memory"]
+    assert ("recorded", None, 2, "python") == tuple(
+        memory[key] for key in ("status", "reason", "entries", "stacks")
+    )
+    assert {"path": memory["file"], "bytes": memory["bytes"]} == line["files"][-1]
+    assert (str(path.relative_to(out)), path.stat().st_size) == (memory["file"], memory["bytes"])
+    assert 0 < memory["stall_s"] <= line["cost"]["stall_s"]
+    assert 1 == len(traces_of(line)) < len(files_of(line))
+    found = instrument.read_memory(path)
+    assert ["alloc"] * 2 == found.events.text("action")
+    marks = list(zip(found.annotations.text("name"), found.annotations.text("stage"), strict=True))
+    assert memory["regions"] == len(marks)
+    assert [("ProfilerStep#3", "START"), ("batch 3", "START"), ("forward", "START"), ("forward", "END")] == marks[
+        :4
+    ]
+    assert ("ProfilerStep#4", "END") == marks[-1]
+    begin, end = marks.index(("batch 4", "START")), len(marks)
+    first, last = found.annotations.time_ns[[begin, end - 1]]
+    assert first <= found.events.time_ns[1] <= last
+
+
+def test_each_region_has_its_thread_and_its_end(out: Path, allocator: Allocator) -> None:
+    """Begins and ends share a number, also where regions of two threads overlap."""
+
+    def body(number: int) -> None:
+        def work() -> None:
+            with instrument.annotate("other"):
+                allocator.allocate()
+
+        thread = threading.Thread(target=work)
+        with instrument.annotate("mine"):
+            thread.start()
+            thread.join()
+
+    run(out, body, schedule="2", memory="snapshot")
+    (path,) = snapshots(out)
+    entries = pickle.loads(path.read_bytes())["external_annotations"]
+    assert {"instrument"} == {entry["source"] for entry in entries}
+    by_range: dict[int, list[dict[str, Any]]] = {}
+    for entry in entries:
+        by_range.setdefault(entry["range"], []).append(entry)
+    assert all(["START", "END"] == [entry["stage"] for entry in pair] for pair in by_range.values())
+    threads = {entry["name"]: entry["thread"] for entry in entries}
+    assert threads["mine"] == threading.get_ident() != threads["other"]
+
+
+def test_options(out: Path, allocator: Allocator) -> None:
+    """C++ stacks, and the number of events, of which the manifest says that there were more."""
+    memory = instrument.memory_history(stacks="all", entries=3)
+    run(out, allocating(allocator), schedule="2-6", memory=memory)
+    assert ("record", "all", "all", 3) == allocator.calls[0]
+    (found,) = memories(out)
+    assert ("recorded", 3) == (found["status"], found["entries"])
+    assert "only the newest 3 events of a GPU were kept" == found["reason"]
+
+
+def test_a_file_that_would_be_too_large(out: Path, allocator: Allocator) -> None:
+    """The oldest events are left out, and the manifest says how many."""
+
+    def body(number: int) -> None:
+        for _ in range(1000):
+            allocator.allocate()
+
+    run(out, body, schedule="2-3", memory=instrument.memory_history(size="20kB"))
+    (memory,), (path,) = memories(out), snapshots(out)
+    left = len(instrument.read_memory(path).events)
+    assert ("recorded", left) == (memory["status"], memory["entries"])
+    assert path.stat().st_size <= 20_000
+    assert f'the oldest {2000 - left:,} events are left out: "size" is 20kB' == memory["reason"]
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_limit_below_the_rest(out: Path, allocator: Allocator) -> None:
+    """No file is written, and nothing is left of it."""
+    run(out, allocating(allocator), schedule="2-3", memory=instrument.memory_history(size="60B"))
+    (memory,) = memories(out)
+    assert ("failed", None) == (memory["status"], memory["bytes"])
+    assert "without events, it is larger than 60 bytes" in memory["reason"]
+    assert [] == [path for path in out.rglob("*") if "memory" in path.name]
+
+
+def test_cadence(out: Path, allocator: Allocator) -> None:
+    """The first window has a snapshot, one soon after it has none, and the manifest says when one is due."""
+    every = instrument.memory_history(every="1h")
+    run(out, allocating(allocator), schedule="1,4", memory=every)
+    first, second = memories(out)
+    assert ("recorded", "not recorded") == (first["status"], second["status"])
+    assert 'so that the next one is due 3.6e+03 s after it ("every")' in second["reason"]
+    assert 1 == len(snapshots(out))
+
+
+def test_a_requested_window_is_recorded(out: Path, allocator: Allocator) -> None:
+    """Somebody asked for it."""
+    every = instrument.memory_history(every="1h")
+    with instrument.profile(out, schedule="1", memory=every, exporter=Recorder()) as prof:
+        trained = train(
+            10, prof.step, lambda number: prof.trigger("a test", steps=1) if number == 4 else allocator.allocate()
+        )
+    assert expected(10) == trained
+    assert ["recorded", "recorded"] == [memory["status"] for memory in memories(out)]
+
+
+def test_out_of_memory(out: Path, allocator: Allocator) -> None:
+    """The snapshot is taken before torch raises, and the program gets torch's error."""
+
+    def body(number: int) -> None:
+        allocator.allocate()
+        if number == 3:
+            allocator.run_out(7 * 2**30)
+
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"^CUDA out of memory\.$"):
+        run(out, body, schedule="2-6", memory="snapshot")
+    assert [DEFAULTS, ("attach",), ("snapshot",), OFF] == allocator.calls
+    (line,) = manifest(out)
+    assert "partial" == line["status"]
+    memory = line["memory"]
+    failed = {"device": 0, "requested_bytes": 7 * 2**30, "allowed_bytes": 80 * 2**30, "free_bytes": 2**20}
+    assert ("recorded", failed, 2) == (memory["status"], memory["out_of_memory"], memory["entries"])
+    assert snapshots(out) == [out / memory["file"]]
+
+
+def test_a_whole_run_without_a_profiler(out: Path, allocator: Allocator) -> None:
+    """An error at any step is caught, and the newest events are there; nothing else is written."""
+
+    def body(number: int) -> None:
+        allocator.allocate()
+        if number == 8:
+            allocator.run_out()
+
+    memory = instrument.memory_history(entries=5)
+    with (
+        pytest.raises(torch.cuda.OutOfMemoryError),
+        instrument.profile(out, memory=memory, exporter="none") as prof,
+    ):
+        train(10, prof.step, body)
+    (line,) = manifest(out)
+    assert ("none", [line["memory"]["file"]]) == (line["exporter"], [file["path"] for file in line["files"]])
+    found = instrument.read_memory(out / line["memory"]["file"])
+    assert 5 == len(found.events)
+    assert "ProfilerStep#8" in found.annotations.text("name")
+
+
+def test_events_without_times(out: Path, allocator: Allocator) -> None:
+    """Those of torch 2.1 have none, so that regions cannot be matched to them."""
+
+    def body(number: int) -> None:
+        allocator.allocate()
+        for event in allocator.events:
+            event.pop("time_us", None)
+
+    run(out, body, schedule="2", memory="snapshot")
+    (memory,) = memories(out)
+    assert "recorded" == memory["status"]
+    assert "this version of torch does not say when an event was" in memory["reason"]
+
+
+def test_the_snapshot_goes_with_its_window(out: Path, tmp_path: Path, allocator: Allocator) -> None:
+    """An upload copies it, and retention removes it."""
+    pytest.importorskip("fsspec")
+    remote = tmp_path / "remote"
+    run_with_torch(
+        out, allocating(allocator), schedule="1,5", memory=instrument.memory_history(every="0.001s"),
+        keep=instrument.keep(windows=1), upload=f"file://{remote}",
+    )  # fmt: skip
+    first, second = (line for line in manifest(out) if "event" not in line)
+    assert [second["memory"]["file"]] == [str(path.relative_to(out)) for path in snapshots(out)]
+    assert sorted(line["memory"]["file"] for line in (first, second)) == sorted(
+        str(path.relative_to(remote)) for path in snapshots(remote)
+    )
+    assert 2 == sum(len(traces_of(line)) for line in (first, second))
+
+
+def test_an_error_that_the_program_handles(out: Path, allocator: Allocator) -> None:
+    """The first one of a window is written, and training goes on with the same result."""
+
+    def body(number: int) -> None:
+        allocator.allocate()
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            allocator.run_out(number)
+
+    run(out, body, schedule="2-6", memory="snapshot")
+    (memory,) = memories(out)
+    assert ("recorded", 2, 1) == (memory["status"], memory["out_of_memory"]["requested_bytes"], memory["entries"])
+
+
+def test_outside_of_windows_nothing_is_taken(out: Path, allocator: Allocator) -> None:
+    """The observer stays, as torch cannot remove it, and does nothing."""
+
+    def body(number: int) -> None:
+        if number != 2:
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                allocator.run_out()
+
+    run(out, body, schedule="2", memory="snapshot")
+    run(out, body, schedule="2", memory="snapshot")
+    assert ["attach"] == [call[0] for call in allocator.calls if call[0] == "attach"]
+    assert 2 == sum(call == ("snapshot",) for call in allocator.calls)
+
+
+def test_a_program_that_records_itself(out: Path, allocator: Allocator, caplog: pytest.LogCaptureFixture) -> None:
+    """Its history goes on undisturbed, and the manifest says why there is no snapshot."""
+    torch.cuda.memory._record_memory_history(max_entries=7)
+    run(out, allocating(allocator), schedule="2,5", memory="snapshot")
+    assert [("record", "all", "all", 7)] == allocator.calls
+    assert allocator.on
+    assert 7 == len(allocator.events)
+    assert ["not recorded"] * 2 == [memory["status"] for memory in memories(out)]
+    assert "the program records its own history" in memories(out)[0]["reason"]
+    assert 1 == sum("goes on undisturbed" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_program_that_begins_in_a_window(out: Path, allocator: Allocator, by_name: bool) -> None:
+    """Its history begins with its own call, and stays on after the window."""
+    from torch.cuda.memory import _record_memory_history
+
+    def body(number: int) -> None:
+        allocator.allocate()
+        if number == 3:
+            record = _record_memory_history if by_name else torch.cuda.memory._record_memory_history
+            record(max_entries=50)
+            assert [] == allocator.events
+
+    run(out, body, schedule="2-5", memory="snapshot")
+    assert [DEFAULTS, ("attach",), OFF, ("record", "all", "all", 50)] == allocator.calls
+    assert allocator.on
+    assert 6 == len(allocator.events)
+    (memory,) = memories(out)
+    assert ("not recorded", None) == (memory["status"], memory["file"])
+    assert "so this one gave way" in memory["reason"]
+
+
+def test_a_program_that_ends_the_history_in_a_window(out: Path, allocator: Allocator) -> None:
+    """It stays off, and the next window records again."""
+
+    def body(number: int) -> None:
+        allocator.allocate()
+        if number == 2:
+            torch.cuda.memory._record_memory_history(None)
+
+    run(out, body, schedule="2-3,6", memory="snapshot")
+    assert not allocator.on
+    assert ["not recorded", "recorded"] == [memory["status"] for memory in memories(out)]
+
+
+def test_a_history_that_vanished(out: Path, allocator: Allocator) -> None:
+    """A call that cannot be seen, such as one in C++, turned it off."""
+
+    def body(number: int) -> None:
+        allocator.on = False
+
+    run(out, body, schedule="2", memory="snapshot")
+    assert ["not recorded"] == [memory["status"] for memory in memories(out)]
+    assert [DEFAULTS, ("attach",)] == allocator.calls
+
+
+def test_cuda_is_used_first_in_a_window(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history begins there; nothing of CUDA is called before."""
+    allocator.initialized = False
+    monkeypatch.setattr(torch.cuda, "_queued_calls", [])
+
+    def body(number: int) -> None:
+        if number == 3:
+            assert [] == allocator.calls
+            allocator.initialized = True
+            for call, _ in torch.cuda._queued_calls:
+                call()
+        allocator.allocate()
+
+    run(out, body, schedule="2-5", memory="snapshot")
+    assert ["recorded", 3] == [memories(out)[0][key] for key in ("status", "entries")]
+    assert [] == torch.cuda._queued_calls
+
+
+def test_cuda_is_not_used(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is called, and nothing stays queued."""
+    allocator.initialized = False
+    monkeypatch.setattr(torch.cuda, "_queued_calls", [])
+    run(out, schedule="2-5", memory="snapshot")
+    assert [] == allocator.calls
+    assert [] == torch.cuda._queued_calls
+    assert "did not use a GPU" in memories(out)[0]["reason"]
+
+
+def test_without_a_gpu(out: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said once that there is nothing to record, and the windows are recorded as ever."""
+    monkeypatch.setattr("instrument.allocator_history.window_memory._logged", set())
+    monkeypatch.setattr(torch.version, "cuda", None)
+    run(out, schedule="2,5", memory="snapshot")
+    assert [("recorded", None)] * 2 == reasons(manifest(out))
+    assert ["not recorded"] * 2 == [memory["status"] for memory in memories(out)]
+    assert 1 == sum("there is nothing to record" in record.message for record in caplog.records)
+
+
+def test_without_the_argument(out: Path, allocator: Allocator) -> None:
+    """Nothing is called, and the manifest has nothing."""
+    run(out, allocating(allocator), schedule="2")
+    assert [] == allocator.calls
+    assert [None] == memories(out)
+
+
+def test_a_window_in_warm_up_records_nothing(out: Path, allocator: Allocator) -> None:
+    """The history is for recorded steps."""
+    run(out, schedule=instrument.schedule(at=12, warmup=5), memory="snapshot")
+    assert [] == allocator.calls
+    assert [None] == memories(out)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("trace", '"memory" must be "snapshot", instrument.memory_history(...) or None: \'trace\''),
+        (True, '"memory" must be "snapshot", instrument.memory_history(...) or None: True'),
+    ],
+)
+def test_wrong_values(out: Path, given: Any, message: str) -> None:
+    """A profile says what it takes."""
+    with pytest.raises((TypeError, ValueError)) as raised:
+        instrument.profile(out, memory=given)
+    assert message == str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"stacks": "c++"}, {"entries": 0}, {"entries": 1.5}, {"size": "big"}, {"every": "soon"}]
+)
+def test_wrong_options(arguments: dict[str, Any]) -> None:
+    """The message has the name and the value."""
+    (name,) = arguments
+    with pytest.raises((TypeError, ValueError), match=f'"{name}" must be .*{arguments[name]}'.replace("+", r"\+")):
+        instrument.memory_history(**arguments)
