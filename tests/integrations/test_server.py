@@ -219,10 +219,18 @@ def test_another_profiler(server: Server) -> None:
     assert [status for status, _ in windows(server)] == ["skipped", "recorded"]
 
 
-@pytest.mark.parametrize("arguments", [{"active": 0}, {"active": True}, {"warmup": -1}, {"signal": 0}])
-def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [
+        (ValueError, {"active": 0}),
+        (TypeError, {"active": True}),
+        (ValueError, {"warmup": -1}),
+        (ValueError, {"signal": 0}),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, error: type[Exception], arguments: dict[str, Any]) -> None:
     """Wrong arguments are rejected."""
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(error):
         Server(tmp_path, **arguments)
 
 
