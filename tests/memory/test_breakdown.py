@@ -201,3 +201,29 @@ def test_state(tmp_path: Path) -> None:
     state = instrument.read_memory(path).state()
     assert (48, 9, 20, 1) == (state.reserved_bytes, state.used_bytes, state.largest_hole_bytes, state.returned)
     assert [(64, 3, 0)] == list(state.failures)
+
+
+def test_nothing_is_known(tmp_path: Path) -> None:
+    """Memory without a stack, a pass or a size that says anything is unknown."""
+    events = [event("alloc", 1, 8, frames=[]), event("free_completed", 2, 4, frames=[])]
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [events])).break_down()
+    assert (12, 0, 0, 12) == (found.peak.bytes, found.known_bytes, found.inferred_bytes, found.unknown_bytes)
+
+
+def test_cached(tmp_path: Path) -> None:
+    """What is reserved at the peak follows from what is reserved at the end and the segments taken since."""
+    recorded = [
+        event("segment_alloc", 0, 100), event("alloc", 0, 60), event("segment_free", 200, 30),
+        event("free_completed", 0, 60), event("segment_map", 300, 7),
+    ]  # fmt: skip
+    parts = [segment([block(0, 100, "inactive")]), {**segment([block(300, 7, "inactive")]), "address": 300}]
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [recorded], parts)).break_down()
+    assert (60, 130, 70) == (found.peak.bytes, found.reserved_bytes, found.cached_bytes)
+
+
+def test_a_transformer() -> None:
+    """Each parameter of a real step has one gradient, and two states of AdamW of its size."""
+    found = instrument.read_memory(shared("memory/ctx128_fullstep.pickle")).break_down()
+    assert 291 == found.by_evidence()["parameters", "older parameter"][1]
+    number, blocks = found.by_evidence()["gradients", "sized gradient"]
+    assert (291, 2 * number) == (blocks, found.by_category()["optimizer_state"][0])

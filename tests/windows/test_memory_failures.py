@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import instrument
 from instrument.allocator_history import dump
@@ -35,6 +36,22 @@ def test_a_call_of_torch_that_fails(out: Path, allocator: Allocator, call: str) 
     assert ("failed", "RuntimeError: no", None) == (memory["status"], memory["reason"], memory["file"])
     assert not allocator.on
     assert guard.failures["recording GPU memory"] >= 1
+
+
+@pytest.mark.usefixtures("lenient")
+def test_an_allocator_without_a_history(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as cudaMallocAsync, which refuses even to say whether a history is on."""
+
+    def refuse() -> bool:
+        raise RuntimeError("cudaMallocAsync does not yet support recordHistory")
+
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", refuse)
+    run(out, lambda number: allocator.allocate(), schedule="2-3", memory="snapshot")
+    assert [(1, "recorded")] == statuses(manifest(out))
+    (memory,) = memories(out)
+    assert ("failed", None) == (memory["status"], memory["file"])
+    assert "RuntimeError: cudaMallocAsync does not yet support recordHistory" == memory["reason"]
+    assert [] == allocator.calls
 
 
 @pytest.mark.usefixtures("lenient")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import instrument
+from instrument.allocator_history import region_log
 from instrument.run_folder import files_of, traces_of
 
 from ..support.allocator import Allocator, allocator
@@ -38,6 +39,12 @@ def snapshots(out: Path) -> list[Path]:
     return sorted(out.glob("*/*.memory.pickle"))
 
 
+def annotated(path: Path) -> list[tuple[str, str]]:
+    """Return name and stage of the begins and ends of regions in a snapshot."""
+    found = instrument.read_memory(path).annotations
+    return list(zip(found.text("name"), found.text("stage"), strict=True))
+
+
 def allocating(allocator: Allocator) -> Any:
     return lambda number: allocator.allocate()
 
@@ -59,7 +66,7 @@ def test_a_window(out: Path, allocator: Allocator) -> None:
     assert 1 == len(traces_of(line)) < len(files_of(line))
     found = instrument.read_memory(path)
     assert ["alloc"] * 2 == found.events.text("action")
-    marks = list(zip(found.annotations.text("name"), found.annotations.text("stage"), strict=True))
+    marks = annotated(path)
     assert memory["regions"] == len(marks)
     assert [("ProfilerStep#3", "START"), ("batch 3", "START"), ("forward", "START"), ("forward", "END")] == marks[
         :4
@@ -113,6 +120,24 @@ def test_options(out: Path, allocator: Allocator) -> None:
     (found,) = memories(out)
     assert ("recorded", 3) == (found["status"], found["entries"])
     assert "only the newest 3 events of a GPU were kept" == found["reason"]
+
+
+def test_more_regions_than_are_kept(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest begins and ends are there, and the manifest says that there were more."""
+    monkeypatch.setattr(region_log, "MOST", 3)
+    run(out, allocating(allocator), schedule=instrument.schedule(at=1, warmup=0), memory="snapshot")
+    (memory,), (path,) = memories(out), snapshots(out)
+    assert ("recorded", 3) == (memory["status"], memory["regions"])
+    assert "only the newest 3 begins and ends of regions were kept" == memory["reason"]
+    assert ("ProfilerStep#1", "END") == annotated(path)[-1]
+
+
+def test_a_region_around_the_window(out: Path, allocator: Allocator) -> None:
+    """It is not in the snapshot, as nothing notes regions before the history begins, and closes as ever."""
+    with instrument.annotate("epoch"):
+        run(out, allocating(allocator), schedule=instrument.schedule(at=1, warmup=0), memory="snapshot")
+    (path,) = snapshots(out)
+    assert "epoch" not in [name for name, _ in annotated(path)]
 
 
 def test_a_file_that_would_be_too_large(out: Path, allocator: Allocator) -> None:
@@ -400,7 +425,8 @@ def test_wrong_values(out: Path, given: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"stacks": "c++"}, {"entries": 0}, {"entries": 1.5}, {"size": "big"}, {"every": "soon"}]
+    "arguments",
+    [{"stacks": "c++"}, {"entries": 0}, {"entries": 1.5}, {"entries": True}, {"size": "big"}, {"every": "soon"}],
 )
 def test_wrong_options(arguments: dict[str, Any]) -> None:
     """The message has the name and the value."""

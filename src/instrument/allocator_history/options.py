@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..arguments import integer
 from ..guard import guard
 from ..units import parse_duration, parse_size
 
@@ -24,10 +25,7 @@ class MemoryHistory:
     def __post_init__(self) -> None:
         if self.stacks not in STACKS:
             raise ValueError(f'"stacks" must be "python" or "all": {self.stacks!r}')
-        if type(self.entries) is not int:
-            raise TypeError(f'"entries" must be an integer >= 1: {self.entries!r}')
-        if self.entries < 1:
-            raise ValueError(f'"entries" must be an integer >= 1: {self.entries!r}')
+        object.__setattr__(self, "entries", integer("entries", self.entries, 1))
         _ = self.size_bytes, self.every_s  # check them
 
     @cached_property

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..regions.region import Region
 
-_MOST = 100_000  # begins and ends that are kept, the newest ones: 10 MB of a snapshot
+MOST = 100_000  # begins and ends that are kept, the newest ones: 10 MB of a snapshot
 _STEP = "ProfilerStep#{}"  # as torch.profiler names steps
 Handle = tuple[str, int]  # the name of a range, and its number
 
@@ -21,7 +21,7 @@ class RegionLog:
     name = "memory"
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[int, str, str, int, int]] = deque(maxlen=_MOST)
+        self._entries: deque[tuple[int, str, str, int, int]] = deque(maxlen=MOST)
         self._numbers = count()
         self._step: Handle | None = None
 

@@ -16,10 +16,10 @@ from ..interrupts import is_interrupt
 from ..patch import Patch, apply, undo
 from ..regions import dispatch
 from ..run_folder import MEMORY_SNAPSHOT
+from . import region_log
 from .dump import SnapshotDump
 from .options import MemoryHistory
 from .out_of_memory import FailedAllocation, out_of_memory
-from .region_log import RegionLog
 
 FEATURE = "recording GPU memory"
 _NO_CUDA = "there is nothing to record: this build of torch has no allocator of CUDA or ROCm"
@@ -54,7 +54,7 @@ class WindowMemory:
         self._failed = False
         self._started = False
         self._on = False
-        self._regions = RegionLog()
+        self._regions = region_log.RegionLog()
         self._region_count = 0
         self._switches: list[Patch] = []
         self._cancel: Callable[[], None] = lambda: None
@@ -142,7 +142,7 @@ class WindowMemory:
         except BaseException:
             self._on = True
             raise
-        self._regions = RegionLog()  # the other one may be large
+        self._regions = region_log.RegionLog()  # the other one may be large
 
     def _on_out_of_memory(self, failed: FailedAllocation) -> None:
         if self._on and self.dump is None:
@@ -162,11 +162,13 @@ class WindowMemory:
         self.dump.start()
 
     def _lacks(self, snapshot: dict[str, Any]) -> str | None:
-        """Return what torch left out of a snapshot."""
+        """Return what is left out of a snapshot before it is written."""
         histories = [events for events in snapshot.get("device_traces", ()) if events]
         reasons = []
         if any(len(events) >= self._options.entries for events in histories):
             reasons.append(f"only the newest {self._options.entries:,} events of a GPU were kept")
+        if self._region_count >= region_log.MOST:
+            reasons.append(f"only the newest {region_log.MOST:,} begins and ends of regions were kept")
         if not all("time_us" in events[0] for events in histories):
             reasons.append("this version of torch does not say when an event was, so that none is in a region")
         return "; ".join(reasons) or None

@@ -81,6 +81,8 @@ def _peak(snapshot: MemorySnapshot, found: Breakdown) -> dict[str, Any]:
         "path": str(snapshot.path),
         "device": found.peak.device,
         "peak_bytes": found.peak.bytes,
+        "reserved_bytes": found.reserved_bytes,
+        "cached_bytes": found.cached_bytes,
         "before_bytes": found.peak.before_bytes,
         "known_bytes": found.known_bytes,
         "inferred_bytes": found.inferred_bytes,

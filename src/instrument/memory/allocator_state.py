@@ -10,7 +10,8 @@ import numpy as np
 from ..traces.table import Array, Table
 
 _ACTIVE = "active"  # how the states of blocks in use begin
-_FAILED, _RETURNED = re.compile("^oom$"), re.compile("^segment_(?:free|unmap)$")
+_FAILED = re.compile("^oom$")
+_TAKEN, _RETURNED = re.compile("^segment_(?:alloc|map)$"), re.compile("^segment_(?:free|unmap)$")
 
 
 class FailedAllocation(NamedTuple):
@@ -72,6 +73,13 @@ def state_of(events: Table, segments: Table, blocks: Table, device: int) -> Allo
         ),
         int((of_device & events.matching("action", _RETURNED)).sum()),
     )
+
+
+def reserved_after(event: int, events: Table, segments: Table, device: int) -> int:
+    """Return what the allocator of ``device`` had from the driver after an event, by the events since then."""
+    later = (events.device == device) & (np.arange(len(events)) > event)
+    taken, returned = (events.bytes[later & events.matching("action", kind)].sum() for kind in (_TAKEN, _RETURNED))
+    return int(segments.bytes[segments.device == device].sum() - taken + returned)
 
 
 def _largest_hole(segment: Array, address: Array, size: Array, used: Array) -> int:

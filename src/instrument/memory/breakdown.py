@@ -66,11 +66,18 @@ class Breakdown:
 
     Attributes:
         peak: the peak.
+        reserved_bytes: what the allocator had from the driver then.
         uses: what was in use, the largest first.
     """
 
     peak: Peak
+    reserved_bytes: int
     uses: tuple[Use, ...]
+
+    @property
+    def cached_bytes(self) -> int:
+        """What was reserved at the peak, and not in use; 0 if the snapshot lacks events of segments."""
+        return max(self.reserved_bytes - self.peak.bytes, 0)
 
     @property
     def known_bytes(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..traces.table import Table
 from .allocations import pair_allocations
-from .allocator_state import AllocatorState, state_of
+from .allocator_state import AllocatorState, reserved_after, state_of
 from .breakdown import Breakdown, Place, add_up
 from .categories import categorize
 from .passes import Passes, passes_of
@@ -109,7 +109,8 @@ class MemorySnapshot:
             uses.text("evidence"),
             strict=True,
         )
-        return Breakdown(peak, add_up(zip(same, used.bytes.tolist(), strict=True)))
+        reserved = reserved_after(peak.event, self.events, self.segments, device)
+        return Breakdown(peak, reserved, add_up(zip(same, used.bytes.tolist(), strict=True)))
 
     def state(self, device: int = 0) -> AllocatorState:
         """Return what the allocator of ``device`` held when the snapshot was taken: reserved, in use, holes."""
