@@ -45,6 +45,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/syncs.py
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/page.py
+	$(BIN)/python benchmarks/memory.py
 
 # The site, in build/docs: pages and the reference from docstrings. A broken link fails it.
 docs: $(VENV)/.installed-docs

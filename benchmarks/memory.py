@@ -1,0 +1,87 @@
+"""The cost of reading a memory snapshot and breaking down its peak: 3 MB and 100 MB, in a new process each.
+
+python benchmarks/memory.py
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measure import verdict
+
+SIZES = {3_000_000: (1, 300), 100_000_000: (15, 600)}  # bytes: at most so many s of the CPU, and MB of memory
+STACKS, FRAMES, FILES = 1000, 25, 200
+LIVE = 500  # allocations in use at a time
+
+
+def frame(stack: int, depth: int) -> dict[str, Any]:
+    """Return a frame as torch describes it; stacks share their outer frames by value, not as objects."""
+    own = stack if depth < 5 else depth
+    return {"name": f"forward_{own % 50}", "filename": f"/home/me/model_{own % FILES}.py", "line": own}
+
+
+def write(path: Path, size: int) -> None:
+    """Write a snapshot of about ``size`` bytes: events, each three for an allocation, and the blocks that stay."""
+    stacks = [[frame(number, depth) for depth in range(FRAMES)] for number in range(STACKS)]
+    data: dict[str, Any] = {"segments": [], "device_traces": [[]]}
+    events = data["device_traces"][0]
+    part = 20_000
+    while not path.exists() or path.stat().st_size < size:
+        for number in range(len(events) // 3, len(events) // 3 + part // 3):
+            for action, owner in (
+                ("alloc", number),
+                ("free_requested", number - LIVE),
+                ("free_completed", number - LIVE),
+            ):
+                events.append(event(action, owner, stacks))
+        path.write_bytes(pickle.dumps(data, 4))
+        each = path.stat().st_size / len(events)
+        part = max(int((size - path.stat().st_size) / each), 300)
+
+
+def event(action: str, number: int, stacks: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return an event of allocation ``number``."""
+    return {
+        "action": action, "addr": 1 << 40 | number % 4096 << 20, "size": 4096 * (1 + number % 997), "stream": 0,
+        "time_us": 1_795_000_000_000_000 + number, "compile_context": "N/A", "user_metadata": "",
+        "frames": stacks[number % STACKS],
+    }  # fmt: skip
+
+
+def read(path: str) -> None:
+    """Print the CPU seconds of reading and breaking down, and the peak of the process in MB."""
+    import instrument
+
+    began = time.process_time()
+    found = instrument.read_memory(path).break_down()
+    assert found.peak.bytes == sum(use.bytes for use in found.uses)
+    took = time.process_time() - began
+    status = Path("/proc/self/status").read_text()  # getrusage counts the process before, too
+    print(took, int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1000)  # type: ignore[index]
+
+
+def main() -> None:
+    """Print the figures of each size beside what they must reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "made.pickle")
+        for size, (seconds, megabytes) in SIZES.items():
+            path.unlink(missing_ok=True)
+            write(path, size)
+            command = [sys.executable, __file__, str(path)]
+            took, used = map(
+                float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+            )
+            print(f"\nA memory snapshot of {path.stat().st_size / 1e6:.1f} MB")
+            verdict("CPU time", took, seconds, "s")
+            verdict("memory of the process", used, megabytes, "MB")
+
+
+if __name__ == "__main__":
+    read(sys.argv[1]) if len(sys.argv) > 1 else main()
