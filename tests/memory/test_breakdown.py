@@ -227,3 +227,28 @@ def test_a_transformer() -> None:
     assert 291 == found.by_evidence()["parameters", "older parameter"][1]
     number, blocks = found.by_evidence()["gradients", "sized gradient"]
     assert (291, 2 * number) == (blocks, found.by_category()["optimizer_state"][0])
+
+
+def test_growth(tmp_path: Path) -> None:
+    """A line grows if memory of two steps stays; what one step leaves does not."""
+    recorded = []
+    for step in range(4):
+        base = 100 * step
+        recorded += [
+            event("alloc", base + 1, 7, frames=BATCH),  # stays
+            event("alloc", base + 2, 50, frames=FORWARD),
+            event("alloc", base + 3, 9, frames=OPTIMIZER),
+            event("free_completed", base + 2, 50, frames=[]),
+        ]
+        if step:  # of the first one, it stays
+            recorded.append(event("free_completed", base + 3, 9, frames=OPTIMIZER))
+    recorded.append(event("alloc", 1000, 7, frames=FORWARD))  # of a step that is not complete
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [recorded])).growth()
+    ((place, growth),) = found
+    assert ("me/data.py:3", 4, 28, 4) == (str(place), growth.steps, growth.bytes, growth.blocks)
+
+
+def test_a_leak_of_a_real_program() -> None:
+    """A program that leaks 40 MiB in each step."""
+    ((place, growth),) = instrument.read_memory(shared("memory/npu_expandable.pickle")).growth()
+    assert ("test/memory_leaks_demo.py:12", 40 * 2**20) == (str(place), growth.bytes // growth.steps)

@@ -88,6 +88,10 @@ def _peak(snapshot: MemorySnapshot, found: Breakdown) -> dict[str, Any]:
         "inferred_bytes": found.inferred_bytes,
         "unknown_bytes": found.unknown_bytes,
         "uses": [_use(use) for use in found.uses],
+        "growth": [
+            {**growth._asdict(), "line": place.line, "file": place.file, "function": place.function}
+            for place, growth in snapshot.growth(found.peak.device)
+        ],
         "state": {**state._asdict(), "failures": [failure._asdict() for failure in state.failures]},
     }
 

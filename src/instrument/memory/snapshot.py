@@ -13,6 +13,7 @@ from .allocations import pair_allocations
 from .allocator_state import AllocatorState, reserved_after, state_of
 from .breakdown import Breakdown, Place, add_up
 from .categories import categorize
+from .growth import Growth, growth_of
 from .passes import Passes, passes_of
 from .peak import Peak, peak_of
 from .regions import regions_of
@@ -115,6 +116,12 @@ class MemorySnapshot:
     def state(self, device: int = 0) -> AllocatorState:
         """Return what the allocator of ``device`` held when the snapshot was taken: reserved, in use, holes."""
         return state_of(self.events, self.segments, self.blocks, device)
+
+    def growth(self, device: int = 0) -> list[tuple[Place, Growth]]:
+        """Return the lines whose memory several steps left behind on ``device``, the largest first."""
+        found = growth_of(self.allocations, self.uses, self.passes, self.events, device)
+        places = ((self._place(growth.line), growth) for growth in found)
+        return [(place, growth) for place, growth in places if place is not None]
 
     def _module_calls(self, stack: int) -> tuple[Place, ...]:
         """Return the lines that call the modules around an allocation, the outermost first."""

@@ -34,6 +34,7 @@ def print_memory(snapshot: MemorySnapshot, device: int, console: Console) -> Non
     modules = {" > ".join(map(str, calls)): number for calls, number in found.by_module().items()}
     _print_places(found, "calls of modules", modules, console)
     _print_places(found, "region", found.by_region(), console)
+    _print_growth(snapshot, device, console)
     _print_state(snapshot, device, console)
 
 
@@ -113,6 +114,14 @@ def _print_rows(columns: list[str], rows: list[tuple[int, str, list[str]]], cons
     print_table(columns, rows[:_ROWS], console)
     if len(rows) > _ROWS:
         print_line(console, f"... and {counted(len(rows) - _ROWS, 'row')} more: --json has all")
+
+
+def _print_growth(snapshot: MemorySnapshot, device: int, console: Console) -> None:
+    rows = [
+        (0, f"{place} {place.function}", [count(growth.steps), size(growth.bytes), count(growth.blocks)])
+        for place, growth in snapshot.growth(device)
+    ]
+    _print_rows(["kept from several steps: line", "steps", "bytes", "blocks"], rows, console)
 
 
 def _print_state(snapshot: MemorySnapshot, device: int, console: Console) -> None:

@@ -1,0 +1,64 @@
+"""`growth_of`: memory that each step leaves behind, by the line that allocates it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..traces.table import Array, Table
+from .passes import OPTIMIZER_STEP, Passes
+
+_LEAST_STEPS = 2  # the first one sets up what stays
+
+
+class Growth(NamedTuple):
+    """Memory that several steps left behind.
+
+    Attributes:
+        line: the row in ``frames`` of the line that allocates it.
+        steps: how many steps did so.
+        bytes: how much is in use when the recorded events end.
+        blocks: in how many blocks.
+    """
+
+    line: int
+    steps: int
+    bytes: int
+    blocks: int
+
+
+def growth_of(allocations: Table, uses: Table, passes: Passes, events: Table, device: int) -> list[Growth]:
+    """Return the lines that grow from step to step, the largest first.
+
+    A step ends with the optimizer. A line grows if memory that it allocated in two complete steps or more is in
+    use when the events end: gradients, activations and the state of an optimizer are of one step.
+
+    Args:
+        allocations: those of a `MemorySnapshot`.
+        uses: what they are for, in rows beside them.
+        passes: the passes of the events.
+        events: the events.
+        device: the GPU.
+    """
+    step = _steps(passes, events, device)
+    kept = (allocations.device == device) & (allocations.begin >= 0) & (allocations.end >= len(events))
+    rows = np.flatnonzero(kept & (uses.line >= 0))
+    rows = rows[step[allocations.begin[rows]] < step.max(initial=0)]
+    lines, which = np.unique(uses.line[rows], return_inverse=True)
+    found = []
+    for place, line in enumerate(lines.tolist()):
+        own = rows[which == place]
+        steps = len(np.unique(step[allocations.begin[own]]))
+        if steps >= _LEAST_STEPS:
+            found.append(Growth(line, steps, int(allocations.bytes[own].sum()), len(own)))
+    return sorted(found, key=lambda growth: -growth.bytes)
+
+
+def _steps(passes: Passes, events: Table, device: int) -> Array:
+    """Return the step of each event: how many steps of the optimizer of ``device`` ended before it."""
+    own = np.flatnonzero(events.device == device)
+    ends = np.diff((passes.kind[own] == OPTIMIZER_STEP).astype(np.int64), append=0) < 0
+    step = np.zeros(len(events), np.int64)
+    step[own] = np.cumsum(ends) - ends
+    return step
