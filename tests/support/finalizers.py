@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from instrument.windows import finalizer_process
+
 # Makes the finalizer notice the end of a program sooner than after 5 s.
 LOOKS_OFTEN = """
 from instrument.windows import finalizer_process
@@ -45,6 +47,10 @@ def finalizer(training: int | None = None) -> int:
         lines = processes(training or os.getpid())
         found.clear()
         found.update({number: line for number, line in lines.items() if line[0] != "/bin/sh"})
+        if training is None:  # without those of earlier tests, which may still be about to exit
+            sessions = {each._process.session for each in finalizer_process._running}
+            for number in [number for number in found if _session(number) not in sessions]:
+                del found[number]
         return len(found) == 1
 
     try:
@@ -52,6 +58,12 @@ def finalizer(training: int | None = None) -> int:
     except AssertionError as error:
         raise AssertionError(f"not one finalizer but {found}") from error
     return next(iter(found))
+
+
+def _session(number: int) -> int | None:
+    with suppress(ProcessLookupError):
+        return os.getsid(number)
+    return None
 
 
 def eventually(check: Callable[[], bool], every_s: float = 0.05) -> None:

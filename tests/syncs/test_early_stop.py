@@ -113,6 +113,7 @@ def test_script_that_catches_the_exception(tmp_path: Path, capsys: pytest.Captur
 def test_hooks_are_removed(train: Path) -> None:
     """Signal handlers, timers and optimizer hooks are restored after the run."""
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM)
+    signal.setitimer(signal.ITIMER_REAL, 0)  # that of pytest's time limit
     dry_run_file(train, None, args=["9", "0"], steps=1, time_limit=60)
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM))
     assert (0.0, 0.0) == signal.getitimer(signal.ITIMER_REAL)

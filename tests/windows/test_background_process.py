@@ -329,7 +329,7 @@ print(process.ended)
 @pytest.mark.parametrize("gone", [False, True])
 def test_the_process_ends_without_readable_input(tmp_path: Path, gone: bool) -> None:
     """After a malformed line, or the end of the training process, the process finishes its jobs and exits."""
-    entry = {"window": 1, "timing": None}
+    entry = {"window": 1, "timing": None, "memory": None}
     window = {
         "kind": "window",
         "job": 1,

@@ -6,7 +6,8 @@ import functools
 import os
 import select
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -247,14 +248,23 @@ class WindowFinalizer:
 
     @guard.contained(FEATURE)
     def _await_dumps(self) -> None:
-        waiting = WaitingLine("instrument: writing a memory snapshot", self.stderr or sys.stderr)
-        try:
+        with self._waiting_line("instrument: writing a memory snapshot") as update:
             for dump in self._dumps:
-                dump.wait(_WAIT_S, waiting.update)
-        finally:
-            waiting.erase()
+                dump.wait(_WAIT_S, update)
         self._dumps.clear()
         self._ordered.make()
+
+    @contextmanager
+    def _waiting_line(self, text: str) -> Iterator[Callable[[], None]]:
+        """Yield the function that shows ``text`` once the wait is long; without a line, as it failed, nothing."""
+        with guard.contained(FEATURE):
+            self._waiting = WaitingLine(text, self.stderr or sys.stderr)
+        waiting = self._waiting
+        try:
+            yield waiting.update if waiting is not None else lambda: None
+        finally:
+            if waiting is not None:
+                waiting.erase()
 
     def _end_process(self) -> None:
         process = self._process
@@ -267,17 +277,15 @@ class WindowFinalizer:
             wait_s += len(self._jobs) * _WAIT_S_PER_JOB
             sizes = [size_of(Path(job["raw"])) or 0 for job in list(self._jobs.values()) if "raw" in job]
             wait_s += sum(sizes) * _WAIT_S_PER_BYTE
-        self._waiting = WaitingLine(_finishing(sizes), self.stderr or sys.stderr)
-        try:
-            process.end(wait_s, self._waiting.update)
-        except Exception as error:
-            if is_interrupt(error):
-                raise
-            failure = error
-            process.give_up(error)
-            process.end(wait_s)
-        finally:
-            self._waiting.erase()
+        with self._waiting_line(_finishing(sizes)) as update:
+            try:
+                process.end(wait_s, update)
+            except Exception as error:
+                if is_interrupt(error):
+                    raise
+                failure = error
+                process.give_up(error)
+                process.end(wait_s)
         self._process = None
         self._abandon_jobs(process.ended or "does not answer")  # jobs sent after it ended
         if failure is not None:
