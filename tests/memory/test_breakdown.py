@@ -178,6 +178,15 @@ def test_regions(tmp_path: Path) -> None:
     assert {"outer": (960, 2), "mine": (5, 1)} == found.by_region()
 
 
+def test_older_memory_has_no_region(tmp_path: Path) -> None:
+    """Ranges whose time is unknown say nothing of it, also where no event is recorded."""
+    marks = [{"stage": "START", "name": "outer", "device": 0}]
+    for events in ([], [event("alloc", 7, 5, frames=BATCH)]):
+        path = write(tmp_path / "a.pickle", [events], OLDER, external_annotations=marks)
+        found = instrument.read_memory(path).break_down()
+        assert {""} == {use.region for use in found.uses if use.place is None}
+
+
 def test_changes_add_up() -> None:
     """The changes of the parts are the difference of the peaks, also by category."""
     before, after = (

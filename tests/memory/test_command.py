@@ -62,5 +62,7 @@ def test_wrong_arguments(snapshots: list[str], tmp_path: Path) -> None:
     (tmp_path / "text.pickle").write_text("no pickle")
     assert "it is not a pickle" in output(str(tmp_path / "text.pickle"), code=1)
     assert "cannot read" in output(str(tmp_path / "none.pickle"), code=1)
-    assert "GPUs with memory in every snapshot: 0" in output(snapshots[0], "--device", "3", code=2)
+    assert "GPUs with memory in every snapshot are 0: 3" in output(snapshots[0], "--device", "3", code=2)
+    empty = str(write(tmp_path / "empty.pickle", []))
+    assert "no GPU has memory in" in output(empty, code=1)
     assert "one or two are accepted: 3" in output(*snapshots, snapshots[0], code=2)

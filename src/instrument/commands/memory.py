@@ -57,11 +57,16 @@ def memory(
 def _device(read: list[MemorySnapshot], wanted: int | None) -> int:
     """Return the GPU to show: ``wanted``, or the one whose peak is the highest in all snapshots."""
     there = sorted(set.intersection(*(set(each.devices) for each in read)))
-    if wanted is None and there:
+    if not there:
+        print_message(f"no GPU has memory in {' and in '.join(str(each.path) for each in read)}")
+        raise typer.Exit(1)
+    if wanted is None:
         return max(there, key=lambda device: max(each.peak(device).bytes for each in read))
     if wanted not in there:
-        names = ", ".join(map(str, there)) or "none"
-        raise typer.BadParameter(f"GPUs with memory in every snapshot: {names}", param_hint="--device")
+        names = ", ".join(map(str, there))
+        raise typer.BadParameter(
+            f"GPUs with memory in every snapshot are {names}: {wanted}", param_hint="--device"
+        )
     return wanted
 
 

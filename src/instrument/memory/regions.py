@@ -21,12 +21,13 @@ def regions_of(events: Table, annotations: Table, rows: Array) -> list[str]:
     for place, row in enumerate(rows.tolist()):
         if row >= 0:
             found[place] = events.strings[events.user_metadata[row]]
-    if not len(annotations) or not len(rows):
+    if not len(annotations) or rows.max(initial=-1) < 0:
         return found
     device = events.device[rows.max()]
     times, names = _innermost(annotations.where(annotations.device == device))
     inside = np.searchsorted(times, np.where(rows >= 0, events.time_ns[rows], -1), "right")
-    return [own or names[place] for own, place in zip(found, inside.tolist(), strict=True)]
+    own = zip(found, inside.tolist(), rows.tolist(), strict=True)
+    return [name or (names[place] if row >= 0 else "") for name, place, row in own]
 
 
 def _innermost(own: Table) -> tuple[Array, list[str]]:
