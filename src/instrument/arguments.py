@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 
-def integer(name: str, value: object, least: int = 0, why: str = "", *, several: bool = False) -> int:
+def integer(name: str, value: Any, least: int = 0, why: str = "", *, several: bool = False) -> int:
     """Return ``value`` as an int.
 
     Args:
@@ -23,7 +24,7 @@ def integer(name: str, value: object, least: int = 0, why: str = "", *, several:
     if isinstance(value, bool):
         raise TypeError(message)
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)
     except TypeError:
         raise TypeError(message) from None
     if number < least:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import torch
 
 import instrument
 from instrument.allocator_history import region_log
+from instrument.allocator_history.dump import SnapshotDump
 from instrument.run_folder import files_of, traces_of
+from instrument.windows.window_finalizer import WindowFinalizer
 
 from ..support.allocator import Allocator, allocator
+from ..support.finalizers import eventually
 from .training import Recorder, do_nothing, expected, manifest, reasons, train
 from .training import run as run_with_torch
 
@@ -177,6 +181,37 @@ def test_cadence(out: Path, allocator: Allocator) -> None:
 
 def test_a_requested_window_is_recorded(out: Path, allocator: Allocator) -> None:
     """Somebody asked for it."""
+    every = instrument.memory_history(every="1h")
+    with instrument.profile(out, schedule="1", memory=every, exporter=Recorder()) as prof:
+        trained = train(
+            10, prof.step, lambda number: prof.trigger("a test", steps=1) if number == 4 else allocator.allocate()
+        )
+    assert expected(10) == trained
+    assert ["recorded", "recorded"] == [memory["status"] for memory in memories(out)]
+
+
+def test_a_thread_that_still_makes_the_calls_of_an_earlier_snapshot(
+    out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the run waits for it, although its snapshot is written."""
+    write, send, add = SnapshotDump._write, WindowFinalizer._send_timing, WindowFinalizer.add_timing
+
+    def write_slowly(dump: SnapshotDump, snapshot: Any) -> None:
+        time.sleep(0.3)
+        write(dump, snapshot)
+
+    def send_slowly(*arguments: Any) -> None:
+        time.sleep(0.5)
+        send(*arguments)
+
+    def add_late(finalizer: WindowFinalizer, *arguments: Any) -> None:
+        for dump in finalizer._dumps:
+            eventually(lambda dump=dump: dump.done)
+        add(finalizer, *arguments)
+
+    monkeypatch.setattr(SnapshotDump, "_write", write_slowly)
+    monkeypatch.setattr(WindowFinalizer, "_send_timing", send_slowly)
+    monkeypatch.setattr(WindowFinalizer, "add_timing", add_late)
     every = instrument.memory_history(every="1h")
     with instrument.profile(out, schedule="1", memory=every, exporter=Recorder()) as prof:
         trained = train(

@@ -55,7 +55,7 @@ def test_a_slow_step_opens_a_window(out: Path, slow_at: Callable[..., Any]) -> N
 
 
 def test_a_diagnosis_says_why_its_window_opened(out: Path, slow_at: Callable[..., Any]) -> None:
-    """The first line has the reason, which is in the trace, also in another folder; a plan is no news."""
+    """The first line has the reason, from the trace itself; a planned window has no such line."""
     with instrument.profile(out, black_box=True, schedule="3", trigger_steps=2, diagnose=True) as prof:
         train(150, prof.step, slow_at(110))
     reason = "step 110 took 63.0 ms, 60.0 ms more than usual: 60.0 ms of it in data"

@@ -62,6 +62,11 @@ class SnapshotDump:
         except RuntimeError:
             self._thread.run()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread writes, or makes the calls of `when_done`."""
+        return self._thread.is_alive()
+
     def when_done(self, call: Callable[[], None]) -> None:
         """Call ``call`` when it is over, on its thread, or now if it is."""
         self._when_done.append(call)
@@ -74,7 +79,7 @@ class SnapshotDump:
         ``waiting`` is called ten times a second.
         """
         deadline = time.monotonic() + timeout
-        while self._thread.is_alive() and time.monotonic() < deadline:
+        while self.is_running and time.monotonic() < deadline:
             self._thread.join(_WAIT_S)
             waiting()
         if not self.done:

@@ -125,7 +125,7 @@ def _is_event(text: bytes) -> bool:
 
 
 def _is_untimely(text: bytes) -> bool:
-    """Return whether text that is no event is one but for its time."""
+    """Return whether only the time keeps a text from being an event."""
     with suppress(ValueError, RecursionError):
         return bool(_decode(text.rstrip(b", \t\r\n")).ph)
     return False

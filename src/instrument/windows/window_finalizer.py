@@ -68,7 +68,7 @@ class WindowFinalizer:
         self._waiting: WaitingLine | None = None  # while `finish` waits
         self._ordered = OrderedCalls()  # of which some wait until a memory snapshot is written
         self._histories: dict[int, WindowMemory] = {}  # of windows without timing so far, by their number
-        self._dumps: list[SnapshotDump] = []  # those that may not be over
+        self._dumps: list[SnapshotDump] = []  # those whose threads may still run
 
     def add_recorded(
         self,
@@ -164,7 +164,7 @@ class WindowFinalizer:
         if dump is None:
             self._ordered.add(call)
             return
-        self._dumps = [other for other in self._dumps if not other.done] + [dump]
+        self._dumps = [other for other in self._dumps if other.is_running] + [dump]
         self._ordered.add(call, lambda: dump.done)
         dump.when_done(self._ordered.make)
 
