@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -19,7 +19,7 @@ from instrument.windows import waiting_line
 from instrument.windows.waiting_line import WaitingLine
 
 from ..support.finalizers import finalizer
-from .training import manifest, statuses, train
+from .training import expected, manifest, statuses, train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -53,6 +53,18 @@ def test_a_long_wait(out: Path, terminal: tuple[int, IO[str]], monkeypatch: pyte
     watcher.join()
     shown += iter(lambda: os.read(terminal[0], 1).decode(), "K")
     assert "instrument: finishing 1 window, 0 MB ...\r\x1b[" == "".join(shown)
+    assert [(1, "recorded")] == statuses(manifest(out))
+
+
+def test_a_line_that_fails(out: Path, monkeypatch: pytest.MonkeyPatch, lenient: None) -> None:
+    """The end of the run waits for its windows all the same."""
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(WaitingLine, "__init__", fail)
+    with instrument.profile(out, schedule="0") as prof:
+        assert expected(4) == train(4, prof.step)
     assert [(1, "recorded")] == statuses(manifest(out))
 
 
