@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from instrument.cli import app
 
+from ..support.programs import ROOT
+from ..support.shared_traces import shared
 from .snapshots import write
 from .test_breakdown import OLDER, STEP
 
@@ -25,8 +27,8 @@ def snapshots(tmp_path: Path) -> list[str]:
     return [str(write(tmp_path / f"{name}.pickle", [events], OLDER)) for name, events in given.items()]
 
 
-def output(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["memory", *arguments], env={"COLUMNS": "120"})
+def output(*arguments: str, code: int = 0, columns: int = 120) -> str:
+    result = CliRunner().invoke(app, ["memory", *arguments], env={"COLUMNS": str(columns)})
     assert code == result.exit_code, result.output
     return result.output
 
@@ -47,6 +49,17 @@ def test_a_change(snapshots: list[str]) -> None:
     assert "The peak went from 4.73 kB to 6.72 kB, +1.99 kB. The changes of the parts add up to this." in lines
     assert "me/model.py:12 forward activations 0 B 5.00 kB +5.00 kB" in lines
     assert not any(line.startswith("me/data.py") for line in lines)  # the same
+
+
+def test_documented_output() -> None:
+    """docs/traces.md shows what the command prints, in order, but for what it leaves out."""
+    text = (ROOT / "docs" / "traces.md").read_text()
+    block = text.split("$ instrument memory ctx128_fullstep.pickle\n")[1].split("```")[0]
+    printed = iter(output(str(shared("memory/ctx128_fullstep.pickle")), columns=100).splitlines())
+    missing = [
+        line for line in block.splitlines() if line != "..." and line.rstrip() not in map(str.rstrip, printed)
+    ]
+    assert [] == missing
 
 
 def test_json(snapshots: list[str]) -> None:

@@ -179,8 +179,8 @@ def test_cadence(out: Path, allocator: Allocator) -> None:
     assert 1 == len(snapshots(out))
 
 
-def test_a_requested_window_is_recorded(out: Path, allocator: Allocator) -> None:
-    """Somebody asked for it."""
+def record_a_requested_window(out: Path, allocator: Allocator) -> None:
+    """Train with a planned window and a requested one, which both have a snapshot."""
     every = instrument.memory_history(every="1h")
     with instrument.profile(out, schedule="1", memory=every, exporter=Recorder()) as prof:
         trained = train(
@@ -188,6 +188,11 @@ def test_a_requested_window_is_recorded(out: Path, allocator: Allocator) -> None
         )
     assert expected(10) == trained
     assert ["recorded", "recorded"] == [memory["status"] for memory in memories(out)]
+
+
+def test_a_requested_window_is_recorded(out: Path, allocator: Allocator) -> None:
+    """Somebody asked for it, however young the last snapshot is."""
+    record_a_requested_window(out, allocator)
 
 
 def test_a_thread_that_still_makes_the_calls_of_an_earlier_snapshot(
@@ -212,13 +217,7 @@ def test_a_thread_that_still_makes_the_calls_of_an_earlier_snapshot(
     monkeypatch.setattr(SnapshotDump, "_write", write_slowly)
     monkeypatch.setattr(WindowFinalizer, "_send_timing", send_slowly)
     monkeypatch.setattr(WindowFinalizer, "add_timing", add_late)
-    every = instrument.memory_history(every="1h")
-    with instrument.profile(out, schedule="1", memory=every, exporter=Recorder()) as prof:
-        trained = train(
-            10, prof.step, lambda number: prof.trigger("a test", steps=1) if number == 4 else allocator.allocate()
-        )
-    assert expected(10) == trained
-    assert ["recorded", "recorded"] == [memory["status"] for memory in memories(out)]
+    record_a_requested_window(out, allocator)
 
 
 def test_out_of_memory(out: Path, allocator: Allocator) -> None:
@@ -337,7 +336,7 @@ def test_outside_of_windows_nothing_is_taken(out: Path, allocator: Allocator) ->
 
 
 def test_a_program_that_records_itself(out: Path, allocator: Allocator, caplog: pytest.LogCaptureFixture) -> None:
-    """Its history goes on undisturbed, and the manifest says why there is no snapshot."""
+    """The program's own history goes on undisturbed, and the manifest has the reason for the missing snapshot."""
     torch.cuda.memory._record_memory_history(max_entries=7)
     run(out, allocating(allocator), schedule="2,5", memory="snapshot")
     assert [("record", "all", "all", 7)] == allocator.calls

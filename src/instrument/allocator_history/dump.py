@@ -34,10 +34,10 @@ class SnapshotDump:
     Attributes:
         done: whether it is over.
         entries: the events in the file.
-        bytes: its size; None if there is no file.
+        bytes: the size of the file; None before it is written, and where that failed.
         dropped: the events that were left out, as the file would have been too large.
         seconds: how long it took.
-        failure: why there is no file, in words; None if there is.
+        failure: the reason why no file was written, in words; None otherwise.
     """
 
     def __init__(self, snapshot: Snapshot, path: Path, size_bytes: int) -> None:

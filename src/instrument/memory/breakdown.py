@@ -41,7 +41,7 @@ class Use(NamedTuple):
         modules: the lines that call the modules around it, the outermost first.
         region: the innermost region that was open; empty if none is known.
         category: one of `CATEGORIES`.
-        evidence: what the category rests on, if there is no line: a key of `EVIDENCE`.
+        evidence: a key of `EVIDENCE`: "known" with a line, else what the category was inferred from.
         bytes: how much.
         blocks: in how many blocks.
     """

@@ -24,9 +24,8 @@ def print_memory(snapshot: MemorySnapshot, device: int, console: Console) -> Non
         console, f"GPU {device} of {snapshot.path.name}: {size(found.peak.bytes)} in use at the peak", bold=True
     )
     print_wrapped(console, _age_text(snapshot, found))
-    print_wrapped(
-        console, f"{size(found.reserved_bytes)} was reserved then, of which {size(found.cached_bytes)} cached."
-    )
+    unused = size(found.cached_bytes)
+    print_wrapped(console, f"{size(found.reserved_bytes)} was reserved then, of which {unused} was not in use.")
     print_wrapped(console, _known_text(found))
     _print_categories(found, console)
     _print_lines(found, console)
