@@ -75,11 +75,17 @@ def state_of(events: Table, segments: Table, blocks: Table, device: int) -> Allo
     )
 
 
+def reserved_changes(events: Table) -> Array:
+    """Return by how many bytes each event changes what the allocator has from the driver."""
+    taken, returned = events.matching("action", _TAKEN), events.matching("action", _RETURNED)
+    changes: Array = np.where(taken, events.bytes, np.where(returned, -events.bytes, 0))
+    return changes
+
+
 def reserved_after(event: int, events: Table, segments: Table, device: int) -> int:
     """Return what the allocator of ``device`` had from the driver after an event, by the events since then."""
     later = (events.device == device) & (np.arange(len(events)) > event)
-    taken, returned = (events.bytes[later & events.matching("action", kind)].sum() for kind in (_TAKEN, _RETURNED))
-    return int(segments.bytes[segments.device == device].sum() - taken + returned)
+    return int(segments.bytes[segments.device == device].sum() - reserved_changes(events.where(later)).sum())
 
 
 def _largest_hole(segment: Array, address: Array, size: Array, used: Array) -> int:

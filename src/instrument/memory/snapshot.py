@@ -18,6 +18,7 @@ from .passes import Passes, passes_of
 from .peak import Peak, peak_of
 from .regions import regions_of
 from .stacks import StackFacts, module_calls, stack_facts
+from .timeline import Timeline, timeline_of
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,10 @@ class MemorySnapshot:
         )
         reserved = reserved_after(peak.event, self.events, self.segments, device)
         return Breakdown(peak, reserved, add_up(zip(same, used.bytes.tolist(), strict=True)))
+
+    def timeline(self, device: int = 0) -> Timeline:
+        """Return the memory of ``device`` in use after each event, by category."""
+        return timeline_of(self.allocations, self.uses, self.events, self.segments, device)
 
     def state(self, device: int = 0) -> AllocatorState:
         """Return what the allocator of ``device`` held when the snapshot was taken: reserved, in use, holes."""

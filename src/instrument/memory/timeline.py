@@ -1,0 +1,78 @@
+"""`Timeline`: the memory in use after each event, by category."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..traces.table import Array, Table
+from .allocator_state import reserved_changes
+from .categories import CATEGORIES
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The memory of a GPU over the recorded events, one point after each event.
+
+    Attributes:
+        device: the GPU.
+        event: the row in ``events`` of each point; -1 for the first point, which is before all events.
+        time_ns: when that was, in ns since the epoch; -1 if it is not known.
+        bytes: the memory in use: a row for each of `CATEGORIES`, in order, and a column for each point.
+        reserved_bytes: what the allocator had from the driver.
+    """
+
+    device: int
+    event: Array
+    time_ns: Array
+    bytes: Array
+    reserved_bytes: Array
+
+    def __len__(self) -> int:
+        """Return the number of points."""
+        return len(self.event)
+
+    @property
+    def used_bytes(self) -> Array:
+        """The memory in use of all categories."""
+        used: Array = self.bytes.sum(axis=0)
+        return used
+
+    def thinned(self, most: int) -> Timeline:
+        """Return at most ``most`` points, from 4: the highest and the lowest one of each stretch, and the ends."""
+        if len(self) <= most:
+            return self
+        used = self.used_bytes
+        bounds = np.unique(np.linspace(0, len(self), (most - 2) // 2, endpoint=False, dtype=np.int64))
+        kept = {0, len(self) - 1}
+        for begin, end in zip(bounds, [*bounds[1:], len(self)], strict=True):
+            kept |= {int(begin + used[begin:end].argmax()), int(begin + used[begin:end].argmin())}
+        rows = np.array(sorted(kept))
+        return replace(
+            self,
+            event=self.event[rows],
+            time_ns=self.time_ns[rows],
+            bytes=self.bytes[:, rows],
+            reserved_bytes=self.reserved_bytes[rows],
+        )
+
+
+def timeline_of(allocations: Table, uses: Table, events: Table, segments: Table, device: int) -> Timeline:
+    """Return the timeline of ``device``, from the tables of a `MemorySnapshot`."""
+    own = np.flatnonzero(events.device == device)
+    rows = allocations.device == device
+    size, begin, end = (allocations[name][rows] for name in ("bytes", "begin", "end"))
+    change = np.zeros((len(CATEGORIES), len(own) + 2), np.int64)  # the last column is after all events
+    category = uses.category[rows]
+    np.add.at(change, (category, np.where(begin < 0, 0, np.searchsorted(own, begin) + 1)), size)
+    np.subtract.at(change, (category, np.searchsorted(own, end) + 1), size)
+    reserved = np.append(0, np.cumsum(reserved_changes(events.where(own))))
+    reserved += int(segments.bytes[segments.device == device].sum()) - reserved[-1]
+    return Timeline(
+        device,
+        np.append(-1, own),
+        np.append(-1, events.time_ns[own]),
+        np.cumsum(change[:, :-1], axis=1),
+        reserved,
+    )
