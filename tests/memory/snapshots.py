@@ -21,7 +21,14 @@ def event(action: str, address: int, size: int, **more: Any) -> dict[str, Any]:
 def segment(blocks: Sequence[dict[str, Any]], device: int = 0) -> dict[str, Any]:
     """Return a segment with these blocks."""
     total = sum(block["size"] for block in blocks)
-    return {"device": device, "address": 0, "total_size": total, "segment_type": "large", "blocks": list(blocks)}
+    return {
+        "device": device,
+        "address": 0,
+        "total_size": total,
+        "stream": 0,
+        "segment_type": "large",
+        "blocks": list(blocks),
+    }
 
 
 def block(address: int, size: int, state: str = "active_allocated") -> dict[str, Any]:

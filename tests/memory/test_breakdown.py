@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import instrument
 from instrument.memory.breakdown import Breakdown
 from instrument.memory.categories import CATEGORIES, EVIDENCE
-from instrument.memory.comparison import compare_peaks
+from instrument.memory.comparison import compare_peaks, compare_regions
 from instrument.source_paths import is_library
 
 from ..support.shared_traces import shared
@@ -198,18 +198,32 @@ def test_changes_add_up() -> None:
     assert ("activations", 6_502_809_600) == (parts[0].category, parts[0].change_bytes)  # autocast keeps its casts
 
 
+def test_changes_by_region(tmp_path: Path) -> None:
+    """What a region allocates more adds up, too; memory outside of regions has none."""
+    events = [event("alloc", 1, 10, frames=BATCH, user_metadata="data"), event("alloc", 2, 5, frames=BATCH)]
+    larger = [{**events[0], "size": 30}, events[1]]
+    before, after = (
+        instrument.read_memory(write(tmp_path / f"{name}.pickle", [each])).break_down()
+        for name, each in (("before", events), ("after", larger))
+    )
+    parts = compare_regions(before, after)
+    assert [("data", 10, 30), ("", 5, 5)] == [(part.name, *part[2:]) for part in parts]
+
+
 def test_state(tmp_path: Path) -> None:
-    """Reserved and used memory, the largest hole across blocks that touch, and what failed."""
+    """Reserved and used memory, and the largest hole across blocks that touch."""
+    unit = 512
     parts = [
-        segment([block(0, 8), block(8, 16, "inactive"), block(24, 4, "inactive"), block(28, 1)]),
-        {**segment([block(40, 19, "inactive")]), "address": 40},
-        segment([block(100, 500, "inactive")], device=1),
-    ]
-    first, second = (event("oom", 0, bytes, device_free=3) for bytes in (64, 32))
-    path = write(tmp_path / "a.pickle", [[first, event("segment_free", 90, 7)], [second]], parts)
-    state = instrument.read_memory(path).state()
-    assert (48, 9, 20, 1) == (state.reserved_bytes, state.used_bytes, state.largest_hole_bytes, state.returned)
-    assert [(64, 3, 0)] == list(state.failures)
+        segment([
+            block(0, 8 * unit), block(8 * unit, 16 * unit, "inactive"), block(24 * unit, 4 * unit, "inactive"),
+            block(28 * unit, 1),
+        ]),
+        {**segment([block(40 * unit, 19 * unit, "inactive")]), "address": 40 * unit},
+        segment([block(100, 500 * unit, "inactive")], device=1),
+    ]  # fmt: skip
+    state = instrument.read_memory(write(tmp_path / "a.pickle", [], parts)).state()
+    assert (47 * unit + 1, 8 * unit + 1) == (state.reserved_bytes, state.used_bytes)
+    assert 20 * unit == state.largest_hole_bytes
 
 
 def test_nothing_is_known(tmp_path: Path) -> None:
@@ -217,6 +231,13 @@ def test_nothing_is_known(tmp_path: Path) -> None:
     events = [event("alloc", 1, 8, frames=[]), event("free_completed", 2, 4, frames=[])]
     found = instrument.read_memory(write(tmp_path / "a.pickle", [events])).break_down()
     assert (12, 0, 0, 12) == (found.peak.bytes, found.known_bytes, found.inferred_bytes, found.unknown_bytes)
+
+
+def test_largest_blocks(tmp_path: Path) -> None:
+    """The largest blocks at the peak, of which those alike are one."""
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [STEP], OLDER)).largest_blocks(0, 3)
+    shown = [(use.category, use.bytes, use.blocks) for use in found]
+    assert [("parameters", 1000, 1), ("gradients", 1000, 1), ("optimizer_state", 2000, 2)] == shown
 
 
 def test_cached(tmp_path: Path) -> None:

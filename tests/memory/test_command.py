@@ -13,8 +13,11 @@ from instrument.cli import app
 
 from ..support.programs import ROOT
 from ..support.shared_traces import shared
-from .snapshots import write
-from .test_breakdown import OLDER, STEP
+from .snapshots import event, write
+from .test_breakdown import FORWARD, OLDER, STEP
+
+
+TWO = ("--batch", "2", "--batch", "2")
 
 
 @pytest.fixture
@@ -61,12 +64,38 @@ def test_documented_output() -> None:
     assert [] == missing
 
 
+def test_batches(snapshots: list[str]) -> None:
+    """How large the batch can be, from one snapshot and from two with their batch sizes."""
+    text = " ".join(output(snapshots[0], "--limit", "6kB", "--batch", "2").split())
+    assert "With a batch twice as large, the peak would be 5.37 kB." in text
+    assert "The batch can be 2.98 times as large, which is 5, until the memory is full." in text
+    both = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9kB").split())
+    assert "The peak grows by 995 B for each sample, from 3.73 kB." in both
+    assert "The largest batch within 9.00 kB is 5." in both
+
+
+def test_out_of_memory(tmp_path: Path) -> None:
+    """The allocation that failed, its line, why, and memory that went back to the driver before."""
+    events = [
+        event("segment_free", 1 << 30, 5000, frames=FORWARD),
+        {**event("oom", 0, 8000, frames=FORWARD), "device_free": 20},
+    ]
+    text = " ".join(output(str(write(tmp_path / "a.pickle", [events], OLDER))).split())
+    assert "An allocation of 8.00 kB failed at me/model.py:12 forward: what is in use leaves too little" in text
+    assert "me/model.py:12 forward none was left 1 5.00 kB" in text
+
+
 def test_json(snapshots: list[str]) -> None:
     """All numbers, unrounded."""
     found = json.loads(output(*snapshots, "--json"))
     one, two = (each["peak_bytes"] for each in found["snapshots"])
     assert (4730, two - one) == (one, sum(part["change_bytes"] for part in found["changes"]))
-    assert 4730 == sum(use["bytes"] for use in found["snapshots"][0]["uses"])
+    assert two - one == sum(part["change_bytes"] for part in found["changes_by_region"])
+    first = found["snapshots"][0]
+    assert 4730 == sum(use["bytes"] for use in first["uses"])
+    assert 4730 == max(map(sum, zip(*first["timeline"]["bytes"].values(), strict=True)))
+    assert [1000, 1000, 2000] == [use["bytes"] for use in first["largest_blocks"][:3]]
+    assert ([], 0) == (first["failures"], first["driver_traffic"]["taken_later"])
 
 
 def test_wrong_arguments(snapshots: list[str], tmp_path: Path) -> None:
@@ -78,3 +107,8 @@ def test_wrong_arguments(snapshots: list[str], tmp_path: Path) -> None:
     empty = str(write(tmp_path / "empty.pickle", []))
     assert "no GPU has memory in" in output(empty, code=1)
     assert "one or two are accepted: 3" in output(*snapshots, snapshots[0], code=2)
+    assert '"limit" must be a number > 0 with a unit' in output(snapshots[0], "--limit", "80", code=2)
+    assert "one for each of 1 snapshots is accepted: 2, 2" in output(
+        snapshots[0], *"--batch 1 --batch 2".split(), code=2
+    )
+    assert "two different ones are accepted: 2, 2" in output(*snapshots, *TWO, code=2)

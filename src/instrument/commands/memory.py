@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from ..errors import TraceError
-from ..memory.breakdown import Breakdown
-from ..memory.comparison import compare_peaks
+from ..memory.batch import BatchFit, fit_batches
 from ..memory.read import read_memory
+from ..memory.serialize import as_dict, changes_as_dict
 from ..memory.snapshot import MemorySnapshot
-from ..report.memory_report import print_memory, print_memory_change
+from ..report.memory_change import print_memory_change
+from ..report.memory_report import print_memory
+from ..units import parse_size
 from .errors import describe, print_message
 from .parsing import subcommand_of
 
@@ -27,6 +29,20 @@ def memory(
         int | None,
         typer.Option(min=0, help="The GPU (default: the one with the highest peak).", metavar="N"),
     ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            help="The memory that the GPU has for the program, such as 80GB: how large can the batch be? "
+            "(default: what it had when an allocation failed, if one did)",
+            metavar="SIZE",
+        ),
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, help="The batch size of the snapshot; given twice, of the two snapshots.", metavar="N"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all parts as JSON, unrounded.")] = False,
 ) -> None:
     """Show what used the memory of a GPU at its peak: by category, line, module and region.
@@ -38,20 +54,52 @@ def memory(
     """
     if len(snapshots) > 2:
         raise typer.BadParameter(f"one or two are accepted: {len(snapshots)}", param_hint="SNAPSHOT")
+    batches = _batches(batch or [], len(snapshots))
+    limit_bytes = None if limit is None else _limit(limit)
     try:
         read = [read_memory(path) for path in snapshots]
     except (TraceError, OSError) as error:
         print_message(describe(error))
         raise typer.Exit(1) from None
     chosen = _device(read, device)
-    peaks = [each.break_down(chosen) for each in read]
+    if len(read) == 1:
+        if as_json:
+            typer.echo(json.dumps({"snapshots": [as_dict(read[0], chosen, limit_bytes)]}, indent=2))
+        else:
+            print_memory(read[0], chosen, Console(), limit_bytes, *batches)
+        return
+    before, after = read
+    fit = _fit(before, after, chosen, batches)
     if as_json:
-        typer.echo(json.dumps(_as_dict(read, peaks), indent=2))
-    elif len(read) == 2:
-        first, second = zip(snapshots, peaks, strict=True)
-        print_memory_change(first, second, Console())
+        found = [as_dict(each, chosen, limit_bytes) for each in read]
+        typer.echo(json.dumps({"snapshots": found} | changes_as_dict(before, after, chosen, fit), indent=2))
     else:
-        print_memory(read[0], chosen, Console())
+        print_memory_change(before, after, chosen, Console(), fit, limit_bytes)
+
+
+def _batches(given: list[int], snapshots: int) -> list[int]:
+    """Return the batch sizes of the snapshots; none if none are given."""
+    if given and len(given) != snapshots:
+        said = f"one for each of {snapshots} snapshots is accepted: {', '.join(map(str, given))}"
+        raise typer.BadParameter(said, param_hint="--batch")
+    if len(given) == 2 and given[0] == given[1]:
+        raise typer.BadParameter(f"two different ones are accepted: {given[0]}, {given[1]}", param_hint="--batch")
+    return given
+
+
+def _limit(text: str) -> int:
+    try:
+        return parse_size(text, "limit")
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--limit") from None
+
+
+def _fit(before: MemorySnapshot, after: MemorySnapshot, device: int, batches: list[int]) -> BatchFit | None:
+    """Return how the peak grows with the batch; None if the batch sizes are not known."""
+    if not batches:
+        return None
+    one, two = batches
+    return fit_batches((before.peak(device).bytes, after.peak(device).bytes), (one, two))
 
 
 def _device(read: list[MemorySnapshot], wanted: int | None) -> int:
@@ -68,42 +116,6 @@ def _device(read: list[MemorySnapshot], wanted: int | None) -> int:
             f"GPUs with memory in every snapshot are {names}: {wanted}", param_hint="--device"
         )
     return wanted
-
-
-def _as_dict(read: list[MemorySnapshot], peaks: list[Breakdown]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "snapshots": [_peak(each, peak) for each, peak in zip(read, peaks, strict=True)],
-    }
-    if len(peaks) == 2:
-        parts = compare_peaks(*peaks)
-        found["changes"] = [{**part._asdict(), "change_bytes": part.change_bytes} for part in parts]
-    return found
-
-
-def _peak(snapshot: MemorySnapshot, found: Breakdown) -> dict[str, Any]:
-    state = snapshot.state(found.peak.device)
-    return {
-        "path": str(snapshot.path),
-        "device": found.peak.device,
-        "peak_bytes": found.peak.bytes,
-        "reserved_bytes": found.reserved_bytes,
-        "cached_bytes": found.cached_bytes,
-        "before_bytes": found.peak.before_bytes,
-        "known_bytes": found.known_bytes,
-        "inferred_bytes": found.inferred_bytes,
-        "unknown_bytes": found.unknown_bytes,
-        "uses": [_use(use) for use in found.uses],
-        "growth": [
-            {**growth._asdict(), "line": place.line, "file": place.file, "function": place.function}
-            for place, growth in snapshot.growth(found.peak.device)
-        ],
-        "state": {**state._asdict(), "failures": [failure._asdict() for failure in state.failures]},
-    }
-
-
-def _use(use: Any) -> dict[str, Any]:
-    place = use.place and use.place._asdict()
-    return {**use._asdict(), "place": place, "modules": [each._asdict() for each in use.modules]}
 
 
 subcommand = subcommand_of(memory)

@@ -30,7 +30,8 @@ class Place(NamedTuple):
         return f"{'/'.join(self.file.replace(chr(92), '/').split('/')[-2:])}:{self.line}"
 
 
-_Same = tuple[Place | None, tuple[Place, ...], str, str, str]  # place, modules, region, category and evidence
+Same = tuple[Place | None, tuple[Place, ...], str, str, str]
+"""What blocks of one `Use` share: place, modules, region, category and evidence."""
 
 
 class Use(NamedTuple):
@@ -132,13 +133,13 @@ def _sums(uses: Iterable[Use], key: Callable[[Use], _Key]) -> dict[_Key, tuple[i
     return {key: (size, count) for key, (size, count) in sorted(found.items(), key=lambda item: -item[1][0])}
 
 
-def add_up(rows: Iterable[tuple[_Same, int]]) -> tuple[Use, ...]:
+def add_up(rows: Iterable[tuple[Same, int]]) -> tuple[Use, ...]:
     """Return the uses of blocks, the largest first.
 
     Args:
         rows: what is the same for all blocks of a use, and the bytes of each block.
     """
-    found = defaultdict[_Same, list[int]](lambda: [0, 0])
+    found = defaultdict[Same, list[int]](lambda: [0, 0])
     for same, size in rows:
         sums = found[same]
         sums[0] += size

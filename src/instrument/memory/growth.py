@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..traces.table import Array, Table
-from .passes import OPTIMIZER_STEP, Passes
+from ..traces.table import Table
+from .passes import Passes, steps_of
 
 _LEAST_STEPS = 2  # the first one sets up what stays
 
@@ -41,7 +41,7 @@ def growth_of(allocations: Table, uses: Table, passes: Passes, events: Table, de
         events: the events.
         device: the GPU.
     """
-    step = _steps(passes, events, device)
+    step = steps_of(passes, events, device)
     kept = (allocations.device == device) & (allocations.begin >= 0) & (allocations.end >= len(events))
     rows = np.flatnonzero(kept & (uses.line >= 0))
     rows = rows[step[allocations.begin[rows]] < step.max(initial=0)]
@@ -53,12 +53,3 @@ def growth_of(allocations: Table, uses: Table, passes: Passes, events: Table, de
         if steps >= _LEAST_STEPS:
             found.append(Growth(line, steps, int(allocations.bytes[own].sum()), len(own)))
     return sorted(found, key=lambda growth: -growth.bytes)
-
-
-def _steps(passes: Passes, events: Table, device: int) -> Array:
-    """Return the step of each event: how many steps of the optimizer of ``device`` ended before it."""
-    own = np.flatnonzero(events.device == device)
-    ends = np.diff((passes.kind[own] == OPTIMIZER_STEP).astype(np.int64), append=0) < 0
-    step = np.zeros(len(events), np.int64)
-    step[own] = np.cumsum(ends) - ends
-    return step

@@ -70,3 +70,12 @@ def _in_optimizer(time_ns: Array, annotations: Table, device: int) -> Array:
     depth = np.append(0, np.cumsum(np.where(starts, 1, -1)))
     inside: Array = depth[np.searchsorted(own.time_ns, time_ns, "right")] > 0
     return inside
+
+
+def steps_of(passes: Passes, events: Table, device: int) -> Array:
+    """Return the step of each event: how many steps of the optimizer of ``device`` ended before it."""
+    own = np.flatnonzero(events.device == device)
+    ends = np.diff((passes.kind[own] == OPTIMIZER_STEP).astype(np.int64), append=0) < 0
+    step = np.zeros(len(events), np.int64)
+    step[own] = np.cumsum(ends) - ends
+    return step

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..traces.table import Table
+from ..traces.table import Array, Table
 from .allocations import pair_allocations
-from .allocator_state import AllocatorState, reserved_after, state_of
-from .breakdown import Breakdown, Place, add_up
+from .allocator_state import AllocatorState, state_of
+from .batch import LargerBatch, larger_batch
+from .breakdown import Breakdown, Place, Same, Use, add_up
 from .categories import categorize
+from .driver_traffic import DriverTraffic, traffic_of
+from .failures import FailedAllocation, failed_events, failure_of
 from .growth import Growth, growth_of
 from .passes import Passes, passes_of
 from .peak import Peak, peak_of
 from .regions import regions_of
+from .segment_events import reserved_after
 from .stacks import StackFacts, module_calls, stack_facts
 from .timeline import Timeline, timeline_of
 
@@ -101,7 +107,17 @@ class MemorySnapshot:
     def break_down(self, device: int = 0) -> Breakdown:
         """Return what the memory at the peak of ``device`` is: by line, module, region and category."""
         peak = self.peak(device)
-        used, uses = self.allocations.where(peak.rows), self.uses.where(peak.rows)
+        reserved = reserved_after(peak.event, self.events, self.segments, device)
+        return Breakdown(peak, reserved, add_up(self._described(peak.rows)))
+
+    def largest_blocks(self, device: int = 0, most: int = 10) -> list[Use]:
+        """Return the largest blocks at the peak of ``device``, the largest first; those alike are one `Use`."""
+        alike = Counter(self._described(self.peak(device).rows))  # the rows, and so the keys, are ordered by size
+        return [Use(*same, size * number, number) for (same, size), number in islice(alike.items(), most)]
+
+    def _described(self, rows: Array) -> Iterator[tuple[Same, int]]:
+        """Yield what tells allocations apart, and their sizes."""
+        used, uses = self.allocations.where(rows), self.uses.where(rows)
         modules = {stack: self._module_calls(stack) for stack in set(used.stack.tolist())}
         same = zip(
             map(self._place, uses.line.tolist()),
@@ -111,8 +127,7 @@ class MemorySnapshot:
             uses.text("evidence"),
             strict=True,
         )
-        reserved = reserved_after(peak.event, self.events, self.segments, device)
-        return Breakdown(peak, reserved, add_up(zip(same, used.bytes.tolist(), strict=True)))
+        return zip(same, used.bytes.tolist(), strict=True)
 
     def timeline(self, device: int = 0) -> Timeline:
         """Return the memory of ``device`` in use after each event, by category."""
@@ -120,7 +135,31 @@ class MemorySnapshot:
 
     def state(self, device: int = 0) -> AllocatorState:
         """Return what the allocator of ``device`` held when the snapshot was taken: reserved, in use, holes."""
-        return state_of(self.events, self.segments, self.blocks, device)
+        return state_of(self.allocations, self.events, self.segments, self.blocks, device)
+
+    def failures(self, device: int = 0, most: int = 3) -> list[FailedAllocation]:
+        """Return the last allocations of ``device`` that failed, in order, and why each did."""
+        lines = self.stack_facts.line[self.events.stack]
+        return [
+            failure_of(event, self._place(int(lines[event])), self.allocations, self.events, self.segments)
+            for event in failed_events(self.events, device)[-most:]
+        ]
+
+    def driver_traffic(self, device: int = 0) -> DriverTraffic:
+        """Return how often, and where, the allocator of ``device`` took memory from the driver or gave it back."""
+        return traffic_of(self.events, self.passes, self.stack_facts, device, self._place)
+
+    def larger_batch(self, device: int = 0, limit_bytes: int | None = None) -> LargerBatch:
+        """Return an estimate of what a larger batch would need on ``device``.
+
+        Args:
+            device: the GPU.
+            limit_bytes: the memory that the GPU has for the program; by default what it had when an allocation
+                failed, if one did.
+        """
+        if limit_bytes is None:
+            limit_bytes = next((each.limit_bytes for each in self.failures(device, 1)), None)
+        return larger_batch(self.timeline(device), self.passes, limit_bytes)
 
     def growth(self, device: int = 0) -> list[tuple[Place, Growth]]:
         """Return the lines whose memory several steps left behind on ``device``, the largest first."""

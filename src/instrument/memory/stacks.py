@@ -12,9 +12,9 @@ import numpy as np
 from ..source_paths import is_library, path_in_torch
 from ..traces.table import Array, Table
 
-PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS = (1 << bit for bit in range(6))
+PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS, EMPTY_CACHE = (1 << bit for bit in range(7))
 """Marks of a stack: it has frames of Python, of an optimizer, of the backward pass, of a call of an ``nn.Module``,
-of what a library computes in, or of what makes or moves the parameters of a module."""
+of what a library computes in, of what makes or moves the parameters of a module, or of ``empty_cache``."""
 
 _MODULE_FILE = "nn/modules/module.py"
 _CALL = "_call_impl"
@@ -108,6 +108,8 @@ def _marks(file: str, name: str) -> int:
         return PYTHON | (0 if inside in _NOT_AN_OPTIMIZER or name == "zero_grad" else OPTIMIZER)
     if inside == _MODULE_FILE:
         return PYTHON | (MODULE if name == _CALL else PARAMETERS if name in _MAKES_PARAMETERS else 0)
+    if name == "empty_cache" and file.endswith("memory.py"):  # of torch.cuda, torch.accelerator and torch_npu
+        return PYTHON | EMPTY_CACHE
     if inside in _BACKWARD_FILES and name in _BACKWARD_NAMES:
         return PYTHON | BACKWARD
     return PYTHON | (PARAMETERS if name == "__init__" or inside == "nn/parameter.py" else 0)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..traces.table import Array, Table
-from .allocator_state import reserved_changes
 from .categories import CATEGORIES
+from .segment_events import reserved_changes
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,15 @@ class Timeline:
         """Return at most ``most`` points, from 4: the highest and the lowest one of each stretch, and the ends."""
         if len(self) <= most:
             return self
-        used = self.used_bytes
-        bounds = np.unique(np.linspace(0, len(self), (most - 2) // 2, endpoint=False, dtype=np.int64))
-        kept = {0, len(self) - 1}
-        for begin, end in zip(bounds, [*bounds[1:], len(self)], strict=True):
-            kept |= {int(begin + used[begin:end].argmax()), int(begin + used[begin:end].argmin())}
-        rows = np.array(sorted(kept))
+        used, stretches = self.used_bytes, (most - 2) // 2
+        ends = np.array([0, len(self) - 1])
+        return self._at(np.unique(np.concatenate((ends, _highest(used, stretches), _highest(-used, stretches)))))
+
+    def highest(self, stretches: int) -> Timeline:
+        """Return the highest point of each of so many stretches of equal length; all points if they are fewer."""
+        return self._at(_highest(self.used_bytes, stretches))
+
+    def _at(self, rows: Array) -> Timeline:
         return replace(
             self,
             event=self.event[rows],
@@ -56,6 +59,13 @@ class Timeline:
             bytes=self.bytes[:, rows],
             reserved_bytes=self.reserved_bytes[rows],
         )
+
+
+def _highest(values: Array, stretches: int) -> Array:
+    """Return the place of the highest value in each of so many stretches of equal length."""
+    bounds = np.unique(np.linspace(0, len(values), stretches, endpoint=False, dtype=np.int64))
+    ends = np.append(bounds[1:], len(values))
+    return np.array([begin + values[begin:end].argmax() for begin, end in zip(bounds, ends, strict=True)])
 
 
 def timeline_of(allocations: Table, uses: Table, events: Table, segments: Table, device: int) -> Timeline:

@@ -1,24 +1,41 @@
-"""Prints what the memory of a GPU was at its peak, and two peaks side by side."""
+"""Prints what the memory of a GPU was at its peak, and what else a snapshot shows of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.console import Console
 
 from ..console import print_line, print_table, print_wrapped
+from ..memory.batch import ASSUMPTION
 from ..memory.breakdown import Breakdown
 from ..memory.categories import CATEGORIES, EVIDENCE
-from ..memory.comparison import compare_peaks
+from ..memory.failures import REASONS
 from ..memory.snapshot import MemorySnapshot
 from ..units import count, counted, percent, size
 
 _ROWS = 15  # of a table
+_STRETCHES = 12
+_MANY = 10  # times as large: from there without decimals
+_LEAST = 0.01  # of the peak: categories that are never larger share a column
 
 
-def print_memory(snapshot: MemorySnapshot, device: int, console: Console) -> None:
-    """Print the peak of a GPU by category, line, module and region, and the state of its allocator."""
+def print_memory(
+    snapshot: MemorySnapshot,
+    device: int,
+    console: Console,
+    limit_bytes: int | None = None,
+    batch: int | None = None,
+) -> None:
+    """Print the peak of a GPU by category, line, module and region, and what else the snapshot shows.
+
+    Args:
+        snapshot: the snapshot.
+        device: the GPU.
+        console: where to.
+        limit_bytes: the memory that the GPU has for the program; None if that is not known.
+        batch: the batch size of the program; None if that is not known.
+    """
     found = snapshot.break_down(device)
     print_line(
         console, f"GPU {device} of {snapshot.path.name}: {size(found.peak.bytes)} in use at the peak", bold=True
@@ -33,8 +50,13 @@ def print_memory(snapshot: MemorySnapshot, device: int, console: Console) -> Non
     modules = {" > ".join(map(str, calls)): number for calls, number in found.by_module().items()}
     _print_places(found, "calls of modules", modules, console)
     _print_places(found, "region", found.by_region(), console)
+    _print_blocks(snapshot, device, console)
+    _print_timeline(snapshot, device, console)
     _print_growth(snapshot, device, console)
+    _print_traffic(snapshot, device, console)
     _print_state(snapshot, device, console)
+    _print_failures(snapshot, device, console)
+    _print_batch(snapshot, device, console, limit_bytes, batch)
 
 
 def _age_text(snapshot: MemorySnapshot, found: Breakdown) -> str:
@@ -79,7 +101,7 @@ def _print_lines(found: Breakdown, console: Console) -> None:
         )
         for (place, category), (number, blocks) in found.by_line().items()
     ]
-    _print_rows(["known: line", "category", "bytes", "% peak", "blocks"], rows, console)
+    print_rows(["known: line", "category", "bytes", "% peak", "blocks"], rows, console)
 
 
 def _print_evidence(found: Breakdown, console: Console) -> None:
@@ -92,7 +114,7 @@ def _print_evidence(found: Breakdown, console: Console) -> None:
         )
         for (category, evidence), (number, blocks) in inferred.items()
     ]
-    _print_rows(["inferred: category (evidence)", "bytes", "% peak", "blocks"], rows, console)
+    print_rows(["inferred: category (evidence)", "bytes", "% peak", "blocks"], rows, console)
     for evidence in dict.fromkeys(evidence for _, evidence in inferred):
         print_wrapped(console, f"{evidence}: {EVIDENCE[evidence]}.")
 
@@ -102,10 +124,10 @@ def _print_places(found: Breakdown, heading: str, places: Mapping[str, tuple[int
         (0, name, [size(number), percent(number, found.peak.bytes), count(blocks)])
         for name, (number, blocks) in places.items()
     ]
-    _print_rows([heading, "bytes", "% peak", "blocks"], rows, console)
+    print_rows([heading, "bytes", "% peak", "blocks"], rows, console)
 
 
-def _print_rows(columns: list[str], rows: list[tuple[int, str, list[str]]], console: Console) -> None:
+def print_rows(columns: list[str], rows: list[tuple[int, str, list[str]]], console: Console) -> None:
     """Print the first rows of a table; nothing without rows."""
     if not rows:
         return
@@ -115,12 +137,25 @@ def _print_rows(columns: list[str], rows: list[tuple[int, str, list[str]]], cons
         print_line(console, f"... and {counted(len(rows) - _ROWS, 'row')} more: --json has all")
 
 
+def _print_blocks(snapshot: MemorySnapshot, device: int, console: Console) -> None:
+    rows = [
+        (
+            0,
+            f"{use.place} {use.place.function}" if use.place else f"({use.evidence})",
+            [use.category.replace("_", " "), size(use.bytes // use.blocks), count(use.blocks), size(use.bytes)],
+        )
+        for use in snapshot.largest_blocks(device)
+    ]
+    columns = ["largest blocks: line, or evidence", "category", "bytes each", "blocks", "bytes"]
+    print_rows(columns, rows, console)
+
+
 def _print_growth(snapshot: MemorySnapshot, device: int, console: Console) -> None:
     rows = [
         (0, f"{place} {place.function}", [count(growth.steps), size(growth.bytes), count(growth.blocks)])
         for place, growth in snapshot.growth(device)
     ]
-    _print_rows(["kept from several steps: line", "steps", "bytes", "blocks"], rows, console)
+    print_rows(["kept from several steps: line", "steps", "bytes", "blocks"], rows, console)
 
 
 def _print_state(snapshot: MemorySnapshot, device: int, console: Console) -> None:
@@ -131,58 +166,77 @@ def _print_state(snapshot: MemorySnapshot, device: int, console: Console) -> Non
         f"{size(state.reserved_bytes)} reserved and {size(state.used_bytes)} in use. The largest piece of the "
         f"{size(state.unused_bytes)} that are free is {size(state.largest_hole_bytes)}.",
     )
-    for failure in state.failures[-3:]:
+
+
+def _print_failures(snapshot: MemorySnapshot, device: int, console: Console) -> None:
+    failures = snapshot.failures(device)
+    if failures:
+        print_line(console, "Out of memory", bold=True, space=True)
+    for failure in failures:
+        at = f" at {failure.place} {failure.place.function}" if failure.place else ""
         left = "an unknown size" if failure.device_free_bytes < 0 else size(failure.device_free_bytes)
         print_wrapped(
             console,
-            f"An allocation of {size(failure.bytes)} failed: the driver had {left} left.",
-        )
-    if state.returned:
-        print_wrapped(
-            console,
-            f"The allocator gave memory back to the driver {counted(state.returned, 'time')} in the recorded "
-            "events, as it had none left or the program called torch.cuda.empty_cache. Both make the CPU wait.",
+            f"An allocation of {size(failure.bytes)} failed{at}: {REASONS[failure.reason]}. "
+            f"{size(failure.reserved_bytes)} was reserved, of which {size(failure.used_bytes)} was in use; the "
+            f"largest free piece was {size(failure.largest_hole_bytes)}, and the driver had {left} left.",
         )
 
 
-def print_memory_change(before: tuple[Path, Breakdown], after: tuple[Path, Breakdown], console: Console) -> None:
-    """Print two peaks by category and by line; the changes add up to the difference of the peaks."""
-    (_, first), (_, second) = before, after
-    print_line(console, f"GPU {first.peak.device}: from {before[0].name} to {after[0].name}", bold=True)
-    change = second.peak.bytes - first.peak.bytes
-    print_wrapped(
-        console,
-        f"The peak went from {size(first.peak.bytes)} to {size(second.peak.bytes)}, {_signed(change)}. The "
-        "changes of the parts add up to this.",
-    )
-    one, other = first.by_category(), second.by_category()
+def _print_traffic(snapshot: MemorySnapshot, device: int, console: Console) -> None:
+    traffic = snapshot.driver_traffic(device)
     rows = [
         (
             0,
-            name.replace("_", " "),
-            [size(sum(one[name])), size(sum(other[name])), _signed(sum(other[name]) - sum(one[name]))],
+            f"{each.place} {each.place.function}" if each.place else "unknown",
+            ["empty_cache" if each.requested else "none was left", count(each.times), size(each.bytes)],
         )
-        for name in CATEGORIES
-        if sum(one[name]) or sum(other[name])
+        for each in traffic.returns
     ]
-    console.print()
-    print_table(["category", "before", "after", "change"], rows, console)
-    parts = [
-        (
-            0,
-            part.name,
-            [
-                part.category.replace("_", " "),
-                size(part.before_bytes),
-                size(part.after_bytes),
-                _signed(part.change_bytes),
-            ],
+    print_rows(["given back to the driver: line", "why", "times", "bytes"], rows, console)
+    if traffic.taken_later:
+        console.print()
+        print_wrapped(
+            console,
+            f"After the first recorded step, {size(traffic.taken_later_bytes)} was taken from the driver, "
+            f"{counted(traffic.taken_later, 'time')} in {counted(traffic.steps, 'step')}. A loop whose steps need "
+            "the same memory takes all of it in the first one.",
         )
-        for part in compare_peaks(first, second)
-        if part.change_bytes
-    ]
-    _print_rows(["line, or evidence", "category", "before", "after", "change"], parts, console)
+    if traffic.returns or traffic.taken_later:
+        print_wrapped(console, "The CPU waits for each call of the driver.")
 
 
-def _signed(number: int) -> str:
-    return f"{'+' if number > 0 else ''}{size(number)}"
+def _print_batch(
+    snapshot: MemorySnapshot, device: int, console: Console, limit_bytes: int | None, batch: int | None
+) -> None:
+    found = snapshot.larger_batch(device, limit_bytes)
+    whole = found.growing_bytes + found.fixed_bytes
+    if found.doubled_bytes == whole:
+        return
+    print_line(console, "A larger batch, as an estimate", bold=True, space=True)
+    text = (
+        f"{size(found.growing_bytes)} ({percent(found.growing_bytes, whole)} %) of the peak grows with the batch. "
+        f"With a batch twice as large, the peak would be {size(found.doubled_bytes)}."
+    )
+    if found.factor is not None:
+        times = f"{found.factor:.2f}" if found.factor < _MANY else count(int(found.factor))
+        largest = f", which is {count(int(batch * found.factor))}," if batch else ""
+        text += f" The batch can be {times} times as large{largest} until the memory is full."
+    print_wrapped(console, text)
+    print_wrapped(console, f"Assumed: {ASSUMPTION}.")
+
+
+def _print_timeline(snapshot: MemorySnapshot, device: int, console: Console) -> None:
+    """Print the highest point of each stretch of events; nothing without events."""
+    found = snapshot.timeline(device).highest(_STRETCHES)
+    if len(found) < 2:
+        return
+    used = found.used_bytes
+    large = found.bytes.max(axis=1) >= _LEAST * used.max()
+    parts = [*found.bytes[large].tolist(), found.bytes[~large].sum(axis=0).tolist()]
+    rows = [
+        (0, "before" if event < 0 else f"event {count(event + 1)}", [size(part) for part in sizes])
+        for event, *sizes in zip(found.event.tolist(), used.tolist(), *parts, strict=True)
+    ]
+    names = [name.partition("_")[0] for name, shown in zip(CATEGORIES, large, strict=True) if shown]
+    print_rows(["highest of a stretch", "in use", *names, "rest"], rows, console)

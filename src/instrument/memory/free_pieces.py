@@ -1,0 +1,75 @@
+"""`free_pieces`: what of the reserved memory was free after an event, and the largest piece of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..traces.table import Array, Table
+from .segment_events import reserved_changes
+
+_GRAIN = 512  # bytes: the allocator rounds sizes up to a multiple, and events have the size that was asked for
+
+
+class FreePieces(NamedTuple):
+    """What of the memory that the allocator had from the driver was free.
+
+    Attributes:
+        reserved_bytes: what it had from the driver.
+        free_bytes: what of this was not in use.
+        largest_bytes: the largest part of it without a break, within one segment.
+    """
+
+    reserved_bytes: int
+    free_bytes: int
+    largest_bytes: int
+
+
+def free_pieces(
+    allocations: Table, events: Table, segments: Table, device: int, event: int, stream: int | None = None
+) -> FreePieces:
+    """Return what was free after an event.
+
+    The segments of that time follow from those of the snapshot and the events of segments since then.
+
+    Args:
+        allocations: those of a `MemorySnapshot`.
+        events: its events.
+        segments: its segments.
+        device: the GPU.
+        event: the row of the event.
+        stream: only segments of this stream count; None for all.
+    """
+    own = segments.where(_of(segments, device, stream))
+    later = events.where(_of(events, device, stream) & (np.arange(len(events)) > event))
+    change = np.sign(reserved_changes(later))
+    later, change = later.where(change != 0), change[change != 0]
+    alive = allocations.where(
+        (allocations.device == device) & (allocations.begin <= event) & (allocations.end > event)
+    )
+    used = -(-alive.bytes // _GRAIN) * _GRAIN
+    places = np.unique(
+        np.concatenate([part for each in (own, later) for part in (each.address, each.address + each.bytes)]
+                       + [alive.address, alive.address + used])
+    )  # fmt: skip
+    length = np.diff(places, append=places[-1:])
+    reserved = _covered(places, own.address, own.bytes, 1) + _covered(places, later.address, later.bytes, -change)
+    free = (reserved > 0) & (_covered(places, alive.address, used, 1) == 0)
+    begins = np.concatenate((own.address, later.address[change < 0]))  # pieces of two segments do not join
+    run = np.cumsum(~free | np.isin(places, begins))
+    largest = np.bincount(run[free], length[free]).max(initial=0)
+    return FreePieces(int(length[reserved > 0].sum()), int(length[free].sum()), int(largest))
+
+
+def _of(table: Table, device: int, stream: int | None) -> Array:
+    own: Array = table.device == device
+    return own if stream is None else own & (table.stream == stream)
+
+
+def _covered(places: Array, start: Array, size: Array, by: Array | int) -> Array:
+    """Return how many of the parts cover what begins at each place, each counted ``by`` times."""
+    change = np.zeros(len(places), np.int64)
+    np.add.at(change, np.searchsorted(places, start), by)
+    np.subtract.at(change, np.searchsorted(places, start + size), by)
+    return np.cumsum(change)

@@ -1,0 +1,80 @@
+"""Exports what snapshots show as dictionaries, for JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .batch import BatchFit, LargerBatch
+from .breakdown import Place, Use
+from .categories import CATEGORIES
+from .comparison import ChangedPart, compare_peaks, compare_regions
+from .driver_traffic import DriverTraffic
+from .snapshot import MemorySnapshot
+
+_POINTS = 1000  # of a timeline
+
+
+def as_dict(snapshot: MemorySnapshot, device: int, limit_bytes: int | None = None) -> dict[str, Any]:
+    """Return what a snapshot shows of a GPU. Sizes are bytes, and unrounded.
+
+    Args:
+        snapshot: the snapshot.
+        device: the GPU.
+        limit_bytes: as of `MemorySnapshot.larger_batch`.
+    """
+    found = snapshot.break_down(device)
+    timeline = snapshot.timeline(device).thinned(_POINTS)
+    larger: LargerBatch = snapshot.larger_batch(device, limit_bytes)
+    traffic: DriverTraffic = snapshot.driver_traffic(device)
+    return {
+        "path": str(snapshot.path),
+        "device": device,
+        "peak_bytes": found.peak.bytes,
+        "reserved_bytes": found.reserved_bytes,
+        "cached_bytes": found.cached_bytes,
+        "before_bytes": found.peak.before_bytes,
+        "known_bytes": found.known_bytes,
+        "inferred_bytes": found.inferred_bytes,
+        "unknown_bytes": found.unknown_bytes,
+        "uses": [_use(use) for use in found.uses],
+        "largest_blocks": [_use(use) for use in snapshot.largest_blocks(device)],
+        "timeline": {
+            "event": timeline.event.tolist(),
+            "time_ns": timeline.time_ns.tolist(),
+            "reserved_bytes": timeline.reserved_bytes.tolist(),
+            "bytes": dict(zip(CATEGORIES, timeline.bytes.tolist(), strict=True)),
+        },
+        "growth": [{**growth._asdict(), **_of(place)} for place, growth in snapshot.growth(device)],
+        "state": snapshot.state(device)._asdict(),
+        "failures": [
+            {**each._asdict(), "place": _of(each.place), "limit_bytes": each.limit_bytes}
+            for each in snapshot.failures(device)
+        ],
+        "driver_traffic": traffic._asdict()
+        | {"returns": [{**each._asdict(), "place": _of(each.place)} for each in traffic.returns]},
+        "larger_batch": larger._asdict(),
+    }
+
+
+def changes_as_dict(
+    before: MemorySnapshot, after: MemorySnapshot, device: int, fit: BatchFit | None = None
+) -> dict[str, Any]:
+    """Return how the peak of a GPU changed from one snapshot to another: the parts of either list add up to it."""
+    peaks = before.break_down(device), after.break_down(device)
+    return {
+        "changes": [_part(part) for part in compare_peaks(*peaks)],
+        "changes_by_region": [_part(part) for part in compare_regions(*peaks)],
+        "batch_fit": fit and fit._asdict(),
+    }
+
+
+def _part(part: ChangedPart) -> dict[str, Any]:
+    return {**part._asdict(), "change_bytes": part.change_bytes}
+
+
+def _use(use: Use) -> dict[str, Any]:
+    return {**use._asdict(), "place": _of(use.place), "modules": [_of(each) for each in use.modules]}
+
+
+def _of(place: Place | None) -> Any:
+    return place and place._asdict()

@@ -1,0 +1,93 @@
+"""Prints two peaks of the memory of a GPU side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from ..console import print_line, print_table, print_wrapped
+from ..memory.batch import FIT_ASSUMPTION, BatchFit
+from ..memory.categories import CATEGORIES
+from ..memory.comparison import ChangedPart, compare_peaks, compare_regions
+from ..memory.snapshot import MemorySnapshot
+from ..units import count, size
+from .memory_report import print_rows
+
+
+def print_memory_change(
+    before: MemorySnapshot,
+    after: MemorySnapshot,
+    device: int,
+    console: Console,
+    fit: BatchFit | None = None,
+    limit_bytes: int | None = None,
+) -> None:
+    """Print two peaks by category, line and region; the changes add up to the difference of the peaks.
+
+    Args:
+        before: the first snapshot.
+        after: the second one.
+        device: the GPU.
+        console: where to.
+        fit: how the peak grows with the batch; None if that is not known.
+        limit_bytes: the memory that the GPU has for the program; None if that is not known.
+    """
+    first, second = before.break_down(device), after.break_down(device)
+    print_line(console, f"GPU {device}: from {before.path.name} to {after.path.name}", bold=True)
+    change = second.peak.bytes - first.peak.bytes
+    print_wrapped(
+        console,
+        f"The peak went from {size(first.peak.bytes)} to {size(second.peak.bytes)}, {_signed(change)}. The "
+        "changes of the parts add up to this.",
+    )
+    one, other = first.by_category(), second.by_category()
+    rows = [
+        (
+            0,
+            name.replace("_", " "),
+            [size(sum(one[name])), size(sum(other[name])), _signed(sum(other[name]) - sum(one[name]))],
+        )
+        for name in CATEGORIES
+        if sum(one[name]) or sum(other[name])
+    ]
+    console.print()
+    print_table(["category", "before", "after", "change"], rows, console)
+    _print_parts("line, or evidence", compare_peaks(first, second), console)
+    by_region = compare_regions(first, second)
+    if any(part.name for part in by_region):
+        _print_parts("region", by_region, console)
+    if fit is not None:
+        _print_fit(fit, limit_bytes, console)
+
+
+def _print_parts(heading: str, parts: Sequence[ChangedPart], console: Console) -> None:
+    rows = [
+        (
+            0,
+            part.name or "outside regions",
+            [
+                part.category.replace("_", " "),
+                size(part.before_bytes),
+                size(part.after_bytes),
+                _signed(part.change_bytes),
+            ],
+        )
+        for part in parts
+        if part.change_bytes
+    ]
+    print_rows([heading, "category", "before", "after", "change"], rows, console)
+
+
+def _print_fit(fit: BatchFit, limit_bytes: int | None, console: Console) -> None:
+    print_line(console, "Another batch size, as an estimate", bold=True, space=True)
+    text = f"The peak grows by {size(fit.bytes_per_sample)} for each sample, from {size(fit.fixed_bytes)}."
+    largest = None if limit_bytes is None else fit.largest(limit_bytes)
+    if limit_bytes is not None and largest is not None:
+        text += f" The largest batch within {size(limit_bytes)} is {count(largest)}."
+    print_wrapped(console, text)
+    print_wrapped(console, f"Assumed: {FIT_ASSUMPTION}.")
+
+
+def _signed(number: int) -> str:
+    return f"{'+' if number > 0 else ''}{size(number)}"
