@@ -16,7 +16,6 @@ from ..support.shared_traces import shared
 from .snapshots import event, write
 from .test_breakdown import FORWARD, OLDER, STEP
 
-
 TWO = ("--batch", "2", "--batch", "2")
 
 
@@ -108,7 +107,5 @@ def test_wrong_arguments(snapshots: list[str], tmp_path: Path) -> None:
     assert "no GPU has memory in" in output(empty, code=1)
     assert "one or two are accepted: 3" in output(*snapshots, snapshots[0], code=2)
     assert '"limit" must be a number > 0 with a unit' in output(snapshots[0], "--limit", "80", code=2)
-    assert "one for each of 1 snapshots is accepted: 2, 2" in output(
-        snapshots[0], *"--batch 1 --batch 2".split(), code=2
-    )
+    assert "one for each snapshot is accepted: 2, 2" in output(snapshots[0], *TWO, code=2)
     assert "two different ones are accepted: 2, 2" in output(*snapshots, *TWO, code=2)

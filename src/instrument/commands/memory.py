@@ -80,7 +80,7 @@ def memory(
 def _batches(given: list[int], snapshots: int) -> list[int]:
     """Return the batch sizes of the snapshots; none if none are given."""
     if given and len(given) != snapshots:
-        said = f"one for each of {snapshots} snapshots is accepted: {', '.join(map(str, given))}"
+        said = f"one for each snapshot is accepted: {', '.join(map(str, given))}"
         raise typer.BadParameter(said, param_hint="--batch")
     if len(given) == 2 and given[0] == given[1]:
         raise typer.BadParameter(f"two different ones are accepted: {given[0]}, {given[1]}", param_hint="--batch")
