@@ -44,8 +44,9 @@ an entry point of the group `instrument.rules` names. [The guide](diagnose.md) s
 
 
 def samples(folder: Path) -> list[Path]:
-    """Return the traces in a folder, without those that were damaged on purpose."""
-    found = sorted(path for pattern in ("*.json", "*.json.gz", "*.sqlite") for path in folder.rglob(pattern))
+    """Return the traces and memory snapshots in a folder, without those that were damaged on purpose."""
+    patterns = ("*.json", "*.json.gz", "*.sqlite", "*.pickle")
+    found = sorted(path for pattern in patterns for path in folder.rglob(pattern))
     return [path for path in found if not path.name.startswith(("malformed", "reference"))]
 
 

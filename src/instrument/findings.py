@@ -131,6 +131,8 @@ class Finding:
         coverage: the share, from 0 to 1, of the GPU time or of the calls for which the trace has what the rule
             needs; None if the rule needs nothing that can be missing.
         start_ns: when it shows, in ns from the start of the window; None if it has no single time.
+        win_bytes: the most memory of the GPU that removing it can free at the peak; None if that is unknown, or it
+            is not about memory.
     """
 
     rule: str = ""
@@ -144,6 +146,7 @@ class Finding:
     coverage: float | None = None
     replayed_ns: int | None = None
     start_ns: int | None = None
+    win_bytes: int | None = None
 
     @property
     def likely_win_ns(self) -> int | None:

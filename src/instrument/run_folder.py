@@ -63,6 +63,11 @@ def traces_of(entry: Mapping[str, Any]) -> list[str]:
     return [name for name in files_of(entry) if not name.endswith((COMPILE_LOG, BLACK_BOX, MEMORY_SNAPSHOT))]
 
 
+def snapshots_of(entry: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the memory snapshots among `files_of`."""
+    return [name for name in files_of(entry) if name.endswith(MEMORY_SNAPSHOT)]
+
+
 def _inside(path: Path) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 

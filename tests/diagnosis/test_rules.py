@@ -13,6 +13,7 @@ from instrument.traces.trace import Device
 
 from .made_loops import GEMM, MadeLoop
 from .shown import SHOWN, compiled, each_step, named
+from .test_snapshot_findings import EVENTS
 
 IDLE = ("input", "synchronization", "overhead", "latency", "other")
 LOSSY = {"lost-kernels", "lost-graph-kernels"}
@@ -29,8 +30,9 @@ def test_a_healthy_loop_has_no_findings() -> None:
 
 
 def test_every_rule_is_tested() -> None:
-    """Each built-in rule has a loop that shows it; those that need a manifest or ranks are tested apart."""
-    assert {*SHOWN, "stretched-window", "late-rank", "uneven-compute", "missing-ranks", *LOGGED} == {*RULES}
+    """Each built-in rule has a loop that shows it; those that need more than a trace are tested apart."""
+    apart = {"stretched-window", "late-rank", "uneven-compute", "missing-ranks", *LOGGED, *EVENTS}
+    assert {*SHOWN, *apart} == {*RULES}
 
 
 @pytest.mark.parametrize("rule", SHOWN)

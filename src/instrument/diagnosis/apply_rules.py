@@ -54,8 +54,17 @@ def apply_rules(
     findings = [_finished(facts, by, each) for (by, _), each in zip(found, located, strict=True)]
     if what_if:
         findings = [_replayed(facts, each, win) for each, win in zip(findings, wins, strict=True)]
-    findings.sort(key=lambda each: (-(each.likely_win_ns or 0), _SEVERITIES.index(each.severity), each.rule))
+    findings.sort(key=_order)
     return tuple(findings), abstained, failed
+
+
+def _order(found: Finding) -> tuple[float, int, float, str]:
+    return (
+        -(found.likely_win_ns or 0),
+        _SEVERITIES.index(found.severity),
+        -(found.win_bytes or 0),
+        found.rule,
+    )
 
 
 def check_finding(found: Any, step_ns: float) -> None:
@@ -74,6 +83,8 @@ def check_finding(found: Any, step_ns: float) -> None:
             raise ValueError(f'"{name}" must be "high", "medium" or "low": {getattr(found, name)!r}')
     if found.win_ns is not None:
         _check_number("win_ns", found.win_ns, most=step_ns * _ROUNDED + 1)
+    if found.win_bytes is not None:
+        _check_number("win_bytes", found.win_bytes)
     if found.coverage is not None:
         _check_number("coverage", found.coverage, most=_ROUNDED)
     if not (found.fix is None or isinstance(found.fix, Fix)):

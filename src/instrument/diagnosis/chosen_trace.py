@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
+from ..memory.read import is_snapshot
 from ..run_folder import last_window
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet, set_of
@@ -16,6 +17,7 @@ from ..traces.trace import Trace
 from ..traces.trace_files import FoundFiles, find_trace_files
 from ..units import counted
 from .job import Job, job_of
+from .memory_snapshot import empty_trace
 
 StrPath = str | os.PathLike[str]
 Source = Trace | TraceSet | StrPath | Iterable[Trace | StrPath]
@@ -88,7 +90,9 @@ def _single(source: Source) -> ChosenTrace | None:
         several = path != "-" and (Path(path).is_dir() or not Path(path).exists())  # a pattern, or a mistake
         found = _files(path) if several else FoundFiles([Path(path)])
         if len(found.files) == 1:
-            return ChosenTrace(read_file(found.files[0]), None, found.left_out, named=not several)
+            file = found.files[0]
+            trace = empty_trace(file) if is_snapshot(file) else read_file(file)
+            return ChosenTrace(trace, None, found.left_out, named=not several)
     return None
 
 

@@ -27,10 +27,12 @@ from .chosen_trace import Source, chosen_trace
 from .diagnosis_data import DiagnosisData
 from .goodput import goodput_of
 from .idle_gaps import longest_gaps
+from .memory_snapshot import snapshot_of
 from .panels.page import page_of
 from .region_times import outermost_regions
 from .rule import RULES, Rule, load_rules, rule
 from .rules import (
+    allocator,
     attention,
     communication,
     compiled,
@@ -57,7 +59,7 @@ __all__ = ["Diagnosis", "diagnose", "rule"]  # from here, so that a user's rule 
 
 BUILT_IN = (
     idle, host, copies, utilization, matmul_kernels, matmul_shapes, attention, fusion, compiled, memory,
-    communication, ranks, recording,
+    allocator, communication, ranks, recording,
 )  # fmt: skip
 """The modules that define rules, in the order of docs/rules.md."""
 _LIBRARY = dict(RULES)
@@ -162,7 +164,8 @@ def diagnose(
     chosen = chosen_trace(trace, rank, pattern, executor, steps_from)
     recorded, job = chosen.trace, chosen.job
     log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
-    facts = TraceFacts(with_steps(recorded, steps_from), pattern, timing or timing_of(recorded.path), job, log)
+    memory, steps = snapshot_of(recorded), with_steps(recorded, steps_from)
+    facts = TraceFacts(steps, pattern, timing or timing_of(recorded.path), job, log, memory.snapshot)
     found = diagnosis_of(facts, rules, thresholds, what_if=what_if)
     return replace(
         found,
@@ -171,7 +174,7 @@ def diagnose(
         replaced=tuple(each.name for each in rules if _LIBRARY.get(each.name, each) is not each),
         tuned={name: dict(values) for name, values in thresholds.items()},
         source=chosen.text,
-        left_out={str(path): reason for path, reason in chosen.left_out.items()},
+        left_out={str(path): reason for path, reason in {**chosen.left_out, **memory.failed}.items()},
     )
 
 
@@ -244,6 +247,7 @@ def diagnosis_of(
         stretch=facts.stretch,
         goodput=goodput_of(facts),
         memory=facts.memory_use,
+        snapshot=facts.snapshot,
         abstained=abstained,
         failed=failed,
         metrics=facts.metrics,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..findings import Evidence, Finding
+from ..memory.snapshot import MemorySnapshot, peak_text
 from ..replay.replayer import Replayer
-from ..units import counted, duration, percentage
+from ..units import counted, duration, percentage, size
 from .idle_gaps import IdleGap
 from .job import Job
 from .memory_use import MemoryUse, megabytes
@@ -44,7 +45,8 @@ class DiagnosisData:
         idle_by_cause: the idle time of the GPU per step by cause; see `instrument.diagnosis.idle_causes.CAUSES`.
         stretch: the length of a step in the window / its length outside; None if that is unknown.
         goodput: the useful operations and their share of the peak; see `goodput_of`.
-        memory: the use of the memory of the GPU; None if it is not recorded.
+        memory: the use of the memory of the GPU, from the events of a trace; None if these are not recorded.
+        snapshot: the memory snapshot of the process; None if there is none.
         abstained: the rules that lacked evidence, with what the trace lacks.
         failed: the rules that raised an error, with the error.
         metrics: all metrics of the trace.
@@ -94,6 +96,7 @@ class DiagnosisData:
     merged_ranks: tuple[int, ...] = ()
     opened_by: str = ""
     facts: TraceFacts | None = field(default=None, repr=False, compare=False)
+    snapshot: MemorySnapshot | None = field(default=None, repr=False, compare=False)
 
     @property
     def replayer(self) -> Replayer | None:
@@ -177,9 +180,9 @@ class DiagnosisData:
         return text if self.has_steps else re.sub(",? per step", "", text)
 
     def win_text(self, found: Finding) -> str:
-        """Return what a finding can win, in words: replayed if it was, and at most."""
+        """Return what a finding can win, in words: replayed if it was, and at most; or memory."""
         if found.win_ns is None:
-            return "unknown"
+            return "unknown" if found.win_bytes is None else f"at most {size(found.win_bytes)} of memory"
         most = f"at most {duration(found.win_ns)} {self.each_step} ({100 * found.win_ns / self.step_ns:.1f} %)"
         if found.replayed_ns is None:
             return most
@@ -193,6 +196,8 @@ class DiagnosisData:
         """The message that replaces the findings if none is `worth` showing."""
         said = f"; left out: {', '.join(self.ignored)}" if self.ignored else ""
         said += f"; thresholds were changed of: {', '.join(self.tuned)}" if self.tuned else ""
+        if not self.step_ns:  # a memory snapshot has no times
+            return f"No rule found anything{said}."
         return f"No rule found anything worth 1 % of {'the step' if self.has_steps else 'the window'}{said}."
 
     @property
@@ -205,7 +210,10 @@ class DiagnosisData:
 
     @property
     def memory_text(self) -> str:
-        """The allocated memory at the peak by category, as a sentence; empty if it is unknown."""
+        """The memory in use at the peak by category, as a sentence; empty if it is unknown."""
+        if self.snapshot is not None:
+            text = peak_text(self.snapshot)
+            return text if text != self.verdict else ""
         if self.memory is None:
             return ""
         parts = megabytes(self.memory.by_category)

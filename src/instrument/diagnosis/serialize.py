@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..findings import Finding, Where
+from ..memory.serialize import as_dict as memory_as_dict
+from ..memory.snapshot import MemorySnapshot
 from ..replay.replayer import Replayer
 from .diagnosis_data import DiagnosisData
 from .idle_causes import CAUSES
@@ -44,6 +46,7 @@ DEFINITIONS = {
     "findings.win_ns": "The most time in ns per step that removing the cause can win.",
     "findings.replayed_ns": "The time in ns per step that a replay without the cause wins, at most win_ns.",
     "findings.win_share": "win_ns / step_ns.",
+    "findings.win_bytes": "The most bytes of GPU memory that removing the cause can free at the peak.",
     "findings.start_ns": "When it shows, in ns from the start of the window; null if it has no single time.",
     "replay.self_error": "Median over the steps of |replayed - recorded| / recorded.",
     "replay.max_error": "Maximum over the steps of |replayed - recorded| / recorded.",
@@ -80,11 +83,12 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
     ``stretch`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step and ``definition``),
     ``goodput`` (see `goodput_of`), ``memory`` (null, or ``device``, ``peak_bytes``, ``reserved_bytes`` at the peak
     or null, and ``parts``: each category with its ``bytes`` at the peak, ``growth_bytes`` per step or null, and
-    ``definition``), ``abstained`` and ``failed`` (rule and reason), ``ignored`` and ``replaced`` (rules),
-    ``thresholds`` (those that were changed, by rule), ``left_out`` (file and what it holds), ``source`` (the file
-    and rank, if they were chosen from several), ``steps_from`` (the regions that are the steps; empty for marked
-    steps), ``merged_ranks`` (of a merged trace; else empty), ``opened_by`` (why
-    the window was opened; empty if unknown),
+    ``definition``), ``memory_snapshot`` (null, or what `instrument.memory.serialize.as_dict` returns of the
+    GPU with the highest peak), ``abstained`` and ``failed`` (rule and reason), ``ignored`` and ``replaced``
+    (rules), ``thresholds`` (those that were changed, by rule), ``left_out`` (file and what it holds), ``source``
+    (the file and rank, if they were chosen from several), ``steps_from`` (the regions that are the steps; empty
+    for marked steps), ``merged_ranks`` (of a merged trace; else empty), ``opened_by`` (why the window was opened;
+    empty if unknown),
     ``job`` (null for one trace, or ``world_size``, ``ranks`` that were read, ``missing`` ones, ``guessed``
     ones that no file names, ``damaged`` files by rank with what is wrong, ``unreadable`` files with the reason),
     ``metrics`` (each metric that is one number, with ``value``, ``unit``, ``definition`` and ``coverage``);
@@ -107,7 +111,7 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
     - ``where``: ``region`` (names, outermost first), ``module``, ``operator``, ``kernel``, ``step``, ``rank``,
       ``site`` (null, or ``file``, ``line``, ``function``); ``start_ns`` (in the window, or null);
     - ``win_ns`` (the most time per step that removing it can win, or null), ``replayed_ns`` (what a replay without
-      it wins, or null), ``win_share`` (win_ns / step);
+      it wins, or null), ``win_share`` (win_ns / step), ``win_bytes`` (the most memory that it can free, or null);
     - ``evidence``: ``name``, ``value``, ``unit``, ``definition`` of each number;
     - ``coverage`` (a share, or null), ``fix`` (null, or ``text``, ``before``, ``after``).
     """
@@ -140,6 +144,7 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "regions": [each._asdict() for each in diagnosis.regions],
         "abstained": dict(diagnosis.abstained),
         "memory": diagnosis.memory and _memory(diagnosis.memory),
+        "memory_snapshot": diagnosis.snapshot and _snapshot(diagnosis.snapshot),
         "failed": dict(diagnosis.failed),
         "ignored": list(diagnosis.ignored),
         "replaced": list(diagnosis.replaced),
@@ -190,6 +195,11 @@ def _memory(use: MemoryUse) -> dict[str, Any]:
     }
 
 
+def _snapshot(snapshot: MemorySnapshot) -> dict[str, Any] | None:
+    device = snapshot.fullest_device
+    return None if device is None else memory_as_dict(snapshot, device)
+
+
 def _finding(found: Finding, step_ns: float) -> dict[str, Any]:
     rule = RULES.get(found.rule)
     return {
@@ -202,6 +212,7 @@ def _finding(found: Finding, step_ns: float) -> dict[str, Any]:
         "start_ns": found.start_ns,
         "win_ns": found.win_ns,
         "replayed_ns": found.replayed_ns,
+        "win_bytes": found.win_bytes,
         "win_share": None if found.win_ns is None or not step_ns else found.win_ns / step_ns,
         "evidence": [each._asdict() for each in found.evidence],
         "coverage": found.coverage,

@@ -231,6 +231,7 @@ class TraceFacts(WindowFacts):
         severity: Severity | None = None,
         confidence: Severity = "high",
         coverage: float | None = None,
+        win_bytes: int | None = None,
         at: tuple[int, int] | None = None,
         **where: Any,
     ) -> Finding:
@@ -245,6 +246,7 @@ class TraceFacts(WindowFacts):
                 "medium" from 3 %.
             confidence: as in `Finding`.
             coverage: as in `Finding`.
+            win_bytes: as in `Finding`.
             at: the number of a thread and a time on it at which the finding shows; region, module and line are
                 looked up there.
             **where: fields of `Where` that are known.
@@ -261,6 +263,7 @@ class TraceFacts(WindowFacts):
             fix=fix,
             confidence=confidence,
             coverage=coverage,
+            win_bytes=win_bytes,
         )
         if isinstance(win_ns, Win):
             self._wins[id(found)] = found, win_ns

@@ -8,11 +8,13 @@ from typing import Literal
 
 import numpy as np
 
+from ..memory.snapshot import peak_text
 from ..traces.intervals import total_ns
 from ..traces.table import Array, Table
 from ..units import counted, duration
 from .idle_causes import CAUSES
 from .matmul import tile_of
+from .memory_snapshot import FORMAT
 from .trace_facts import TraceFacts
 
 Bound = Literal["overhead", "compute", "memory", "communication", "input", "synchronization"]
@@ -221,6 +223,8 @@ def _without_gpu(facts: TraceFacts) -> str:
     if left:
         names = ", ".join(facts.trace.unread_devices)
         return f"The GPU work is unknown: {counted(left, 'event')} of {names} could not be interpreted."
+    if facts.trace.format == FORMAT and facts.snapshot is not None:  # which has no times
+        return peak_text(facts.snapshot)
     if not facts.trace.operators and not facts.trace.regions:
         return "The trace has neither operators nor GPU work."
     return "The trace has no GPU work, so what bounds the step is unknown."

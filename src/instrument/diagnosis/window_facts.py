@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from ..memory.snapshot import MemorySnapshot
 from ..syncs.audit import audit
 from ..syncs.report import SyncReport
 from ..traces.communication import Collectives, communication_mask
@@ -42,8 +43,7 @@ class WindowFacts:
     """What a trace says of its window: the steps and the work that they launched.
 
     Args:
-        trace: as the attribute, and so are ``collectives``, ``timing``, ``job`` and
-            ``compile_log``.
+        trace: as the attribute, and so are ``collectives``, ``timing``, ``job``, ``compile_log`` and ``snapshot``.
         lengths: the lengths of the steps; "measure" if they were not measured before.
 
     Attributes:
@@ -52,6 +52,7 @@ class WindowFacts:
         timing: the timing of the run from the manifest; None if there is none.
         job: the ranks of the job; None if only this trace is known.
         compile_log: the log of torch.compile; None if there is none.
+        snapshot: the memory snapshot of the process; None if there is none.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class WindowFacts:
         timing: Timing | None = None,
         job: Job | None = None,
         compile_log: CompileLog | None = None,
+        snapshot: MemorySnapshot | None = None,
         lengths: StepLengths | Literal["measure"] | None = "measure",
     ) -> None:
         self.trace, self.collectives, self.timing, self.job = trace.read_only(), collectives, timing, job
-        self.compile_log = compile_log
+        self.compile_log, self.snapshot = compile_log, snapshot
         self._lengths = lengths
 
     @cached_property

@@ -18,7 +18,20 @@ from .snapshot import MemorySnapshot
 _NUMBERS = ("device", "address", "bytes", "stream", "time_ns", "stack", "device_free_bytes")
 _TEXTS = ("action", "user_metadata", "compile_context")
 _DEVICE_FREE = "device_free"  # what a failed allocation has instead of an address
+_PICKLE = b"\x80"  # the first byte, from protocol 2 on
 _MOST = 2**63  # the first number that a column cannot hold
+
+
+def is_snapshot(path: Path) -> bool:
+    """Return whether a file is a pickle: memory snapshots are, and no trace is.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(1) == _PICKLE
 
 
 def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
@@ -36,7 +49,7 @@ def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
     """
     path = Path(path)
     with path.open("rb") as file:
-        if file.peek(1)[:1] != b"\x80":
+        if file.peek(1)[:1] != _PICKLE:
             raise TraceError(path, "it is not a pickle, the format in which torch writes memory snapshots")
         events = _Events()
         try:

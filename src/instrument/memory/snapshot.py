@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..traces.table import Array, Table
+from ..units import size
 from .allocations import pair_allocations
 from .allocator_state import AllocatorState, state_of
 from .batch import LargerBatch, larger_batch
@@ -64,6 +65,11 @@ class MemorySnapshot:
     def devices(self) -> list[int]:
         """The numbers of the GPUs that have segments or events."""
         return sorted({*self.segments.device.tolist(), *self.events.device.tolist()})
+
+    @property
+    def fullest_device(self) -> int | None:
+        """The number of the GPU with the highest peak; None if the snapshot has no GPU."""
+        return max(self.devices, key=lambda device: self.peak(device).bytes, default=None)
 
     @cached_property
     def allocations(self) -> Table:
@@ -182,3 +188,15 @@ class MemorySnapshot:
     def __repr__(self) -> str:
         sizes = f"{len(self.events):,} events, {len(self.segments):,} segments"
         return f"<memory snapshot {str(self.path)!r}: {sizes}>"
+
+
+def peak_text(snapshot: MemorySnapshot) -> str:
+    """Return the memory at the peak of the GPU with the highest one, by category, as a sentence."""
+    device = snapshot.fullest_device
+    if device is None:
+        return "The memory snapshot has no memory of a GPU."
+    found = snapshot.break_down(device)
+    sizes = {name.replace("_", " "): sum(both) for name, both in found.by_category().items()}
+    order = sorted(sizes.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {size(number)}" for name, number in order if number)
+    return f"Memory of GPU {device} at its peak: {size(found.peak.bytes)} in use{': ' * bool(parts)}{parts}."

@@ -1,4 +1,4 @@
-"""Rules on memory of the GPU, from the events of torch's allocator."""
+"""Rules on memory of the GPU, from a memory snapshot or the events of torch's allocator in a trace."""
 
 from __future__ import annotations
 
@@ -7,20 +7,38 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ...findings import Evidence, Finding, Fix
+from ...memory.snapshot import MemorySnapshot
 from ...traces.table import Table
+from ...units import counted, size
 from ..memory_use import megabytes
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
+from .allocator import site_of
 
 _MEGABYTES, _GIGABYTES = 1e6, 1e9
+_DETACH = Fix(
+    "Detach the tensors that the program keeps from their graphs.",
+    "losses.append(loss)",
+    "losses.append(loss.detach())",
+)
 
 
 def _on_gpu(facts: TraceFacts) -> Table:
     """Return the allocations and frees on GPUs; abstain if none are recorded."""
     rows = facts.memory_events.where(facts.memory_events.allocated_bytes >= 0)
     if not rows:
-        raise MissingEvidenceError("the trace has no memory events: record with profile_memory=True")
+        raise MissingEvidenceError(
+            "there are neither memory events nor a memory snapshot: record with profile_memory=True or "
+            'memory="snapshot"'
+        )
     return rows
+
+
+def _snapshot(facts: TraceFacts) -> tuple[MemorySnapshot, int] | None:
+    """Return the memory snapshot and the GPU with the highest peak in it; None if there is none."""
+    snapshot = facts.snapshot
+    device = None if snapshot is None else snapshot.fullest_device
+    return None if snapshot is None or device is None else (snapshot, device)
 
 
 def _listed(name: str, parts: Mapping[str, int] | None, definition: str) -> Iterator[Evidence]:
@@ -33,9 +51,14 @@ def _listed(name: str, parts: Mapping[str, int] | None, definition: str) -> Iter
 def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """Memory grows from step to step.
 
-    Needs memory events and three steps. The allocated bytes grow from the end of each step to the end of the
-    next, in all by at least ``share``: the program keeps tensors, such as a list of losses with their graphs.
+    Needs a memory snapshot, or memory events, and three steps. In a snapshot, memory that a line allocated in two
+    complete steps or more is in use at the end. In a trace, the allocated bytes grow from the end of each step to
+    the end of the next. In all, they grow by at least ``share``: the program keeps tensors, such as a list of
+    losses with their graphs.
     """
+    if (known := _snapshot(facts)) is not None:
+        yield from _growing_lines(facts, *known, share)
+        return
     rows = _on_gpu(facts)
     ends = facts.trace.steps.end_ns
     if len(ends) < 3:
@@ -57,27 +80,42 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
             Evidence("allocated", int(allocated[-1]), "bytes", "Allocated bytes at the end of the last step."),
             *_listed("growing", use.growth_bytes if use else None, "Growth per step by category."),
         ),
-        fix=Fix(
-            "Detach the tensors that the program keeps from their graphs.",
-            "losses.append(loss)",
-            "losses.append(loss.detach())",
-        ),
+        fix=_DETACH,
     )
+
+
+def _growing_lines(facts: TraceFacts, snapshot: MemorySnapshot, device: int, share: float) -> Iterator[Finding]:
+    peak = snapshot.peak(device).bytes
+    for place, growth in snapshot.growth(device):
+        if growth.bytes < share * peak:
+            continue
+        per_step = growth.bytes / growth.steps
+        yield facts.finding(
+            f"Memory grows by {size(per_step)} per step: {counted(growth.steps, 'step')} left "
+            f"behind what {place} allocated",
+            win_ns=None,
+            severity="medium",
+            evidence=(
+                Evidence(
+                    "bytes_per_step", round(per_step), "bytes", "Memory that each of these steps left behind."
+                ),
+                Evidence("kept", growth.bytes, "bytes", "Memory of this line in use at the end."),
+                Evidence("blocks", growth.blocks, "events", "Its blocks."),
+            ),
+            fix=_DETACH,
+            win_bytes=growth.bytes,
+            site=site_of(place),
+        )
 
 
 @rule("fragmented-memory")
 def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float = 1) -> Iterator[Finding]:
     """The allocator has reserved much more memory than is in use at the peak.
 
-    Needs memory events with totals. Memory that is reserved but not allocated is fragmented, or was in use
-    before. 30 % and 1 GB are this library's choice.
+    Needs a memory snapshot, or memory events with totals. Memory that is reserved but not allocated is fragmented,
+    or was in use before. 30 % and 1 GB are this library's choice.
     """
-    rows = _on_gpu(facts)
-    known = rows.where(rows.reserved_bytes >= 0)
-    if not known:
-        raise MissingEvidenceError("the memory events have no totals")
-    peak = int(np.argmax(known.allocated_bytes))
-    reserved, allocated = int(known.reserved_bytes[peak]), int(known.allocated_bytes[peak])
+    reserved, allocated = _at_peak(facts)
     free = reserved - allocated
     if free < share * reserved or free < gigabytes * _GIGABYTES:
         return
@@ -86,6 +124,7 @@ def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float
         win_ns=None,
         severity="low",
         confidence="medium",
+        win_bytes=free,
         evidence=(
             Evidence("reserved", reserved, "bytes", "Reserved by the allocator at the peak of allocated bytes."),
             Evidence("allocated", allocated, "bytes", "Allocated at that time."),
@@ -98,29 +137,39 @@ def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float
     )
 
 
+def _at_peak(facts: TraceFacts) -> tuple[int, int]:
+    """Return the reserved and the allocated bytes at the peak of the latter."""
+    if (known := _snapshot(facts)) is not None:
+        snapshot, device = known
+        found = snapshot.break_down(device)
+        return found.reserved_bytes, found.peak.bytes
+    rows = _on_gpu(facts)
+    rows = rows.where(rows.reserved_bytes >= 0)
+    if not rows:
+        raise MissingEvidenceError("the memory events have no totals")
+    peak = int(np.argmax(rows.allocated_bytes))
+    return int(rows.reserved_bytes[peak]), int(rows.allocated_bytes[peak])
+
+
 @rule("memory-nearly-full")
 def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Finding]:
     """Memory is nearly full at its peak.
 
-    Needs memory events and the size of the GPU's memory. 90 % is the threshold of torch_tb_profiler.
+    Needs a memory snapshot or memory events, and the size of the GPU's memory: of the GPU in the trace, or what
+    the program had when an allocation failed. 90 % is the threshold of torch_tb_profiler.
     """
-    rows = _on_gpu(facts)
-    sizes = {device.memory_bytes for device in facts.trace.devices if device.memory_bytes}
-    if len(sizes) != 1:
-        raise MissingEvidenceError("the size of the GPU's memory is not known")
-    size = sizes.pop()
-    peak = int(np.maximum(rows.allocated_bytes, rows.reserved_bytes).max())
-    if peak < share * size:
+    peak, parts = _most(facts)
+    whole = _whole(facts)
+    if peak < share * whole:
         return
-    use = facts.memory_use
     yield facts.finding(
-        f"Memory is nearly full: {peak / _GIGABYTES:.1f} of {size / _GIGABYTES:.1f} GB",
+        f"Memory is nearly full: {peak / _GIGABYTES:.1f} of {whole / _GIGABYTES:.1f} GB",
         win_ns=None,
         severity="medium",
         evidence=(
             Evidence("peak", peak, "bytes", "Highest value of allocated or reserved bytes."),
-            Evidence("memory", size, "bytes", "Memory of the GPU."),
-            *_listed("used", use.by_category if use else None, "Allocated memory at the peak by category."),
+            Evidence("memory", whole, "bytes", "Memory of the GPU."),
+            *_listed("used", parts, "Allocated memory at the peak by category."),
         ),
         fix=Fix(
             "Recompute activations in the backward pass, or split the batch.",
@@ -128,3 +177,27 @@ def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Fin
             "out = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
         ),
     )
+
+
+def _most(facts: TraceFacts) -> tuple[int, Mapping[str, int] | None]:
+    """Return the highest value of allocated or reserved bytes, and the allocated bytes by category."""
+    if (known := _snapshot(facts)) is not None:
+        snapshot, device = known
+        timeline = snapshot.timeline(device)
+        parts = {name: sum(both) for name, both in snapshot.break_down(device).by_category().items()}
+        return int(max(timeline.reserved_bytes.max(), timeline.used_bytes.max())), parts
+    rows, use = _on_gpu(facts), facts.memory_use
+    return int(np.maximum(rows.allocated_bytes, rows.reserved_bytes).max()), use.by_category if use else None
+
+
+def _whole(facts: TraceFacts) -> int:
+    """Return the size of the memory of the GPU, or abstain."""
+    sizes = {device.memory_bytes for device in facts.trace.devices if device.memory_bytes}
+    if len(sizes) == 1:
+        return sizes.pop()
+    known = _snapshot(facts)
+    failed = known[0].failures(known[1], 1) if known else []
+    for each in failed:
+        if each.limit_bytes is not None:
+            return each.limit_bytes
+    raise MissingEvidenceError("the size of the GPU's memory is not known")
