@@ -55,8 +55,8 @@ def diagnose_command(
     The verdict is what bounds a step. The findings follow, those with the most time to win first, each with its
     place, the numbers that it rests on, and a fix. TRACE is a trace of torch.profiler (.json, .json.gz), a report
     of Nsight Systems (.sqlite, .nsys-rep) or of rocprofv3 (.json, .db), a memory snapshot (.pickle), or the folder
-    of a run, of which the trace and the memory snapshot are read. The ranks of a job are one folder, or one pattern
-    in quotes; several TRACEs are diagnosed one after the other.
+    of a run, of which the trace and the memory snapshot are read. The ranks of a job are one folder, or one
+    pattern in quotes; several TRACEs are diagnosed one after the other.
 
     Rules are left out and tuned by --ignore and --set, or in pyproject.toml, in the current folder or above it:
 
