@@ -47,7 +47,7 @@ def test_versions(tmp_path: Path, version: str, writer: str) -> None:
     assert {"parameters": 4, "gradients": 4, "optimizer_state": 4, "other": 2} == sizes
     state = snapshot.state(0)
     assert (20 * MIB, 6 * MIB) == (state.reserved_bytes, state.unused_bytes)
-    assert [(80 << 30, 77)] == [(each.bytes, each.device_free_bytes) for each in state.failures]
+    assert [(80 << 30, 77)] == [(each.bytes, each.device_free_bytes) for each in snapshot.failures(0)]
     regions = {"Optimizer.step#Adam.step": (4 * MIB, 1)} if since(version, "external_annotations") else {}
     regions |= {"batch": (2 * MIB, 1)} if since(version, "user_metadata") else {}
     assert regions == found.by_region()

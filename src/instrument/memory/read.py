@@ -172,6 +172,9 @@ def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
             code[_text(each.get("stage"))],
             _number(each.get("device"), 0),
             _time_ns(each.get("time_us")),
+            code[_text(each.get("source"))],
+            _number(each.get("range")),
+            _number(each.get("thread")),
         )
         for each in _mappings(marks, "external_annotations")
     ]
@@ -179,7 +182,9 @@ def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
     made = {
         "segments": _table(columns, segment_rows),
         "blocks": _table(("segment", "address", "bytes", "requested_bytes", "state", "stack"), block_rows),
-        "annotations": _table(("name", "stage", "device", "time_ns"), annotation_rows),
+        "annotations": _table(
+            ("name", "stage", "device", "time_ns", "source", "range", "thread"), annotation_rows
+        ),
     }
     strings = list(events.strings)
     return MemorySnapshot(
