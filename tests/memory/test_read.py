@@ -18,6 +18,7 @@ from instrument.memory.snapshot import MemorySnapshot
 from ..support.shared_traces import shared
 from .snapshots import FRAMES, block, event, segment, write
 
+BLOCKS: list[dict[str, Any]] = [{}]
 # From a replay of the events in a loop over dictionaries.
 PEAKS = {
     "ctx128_forward": 19_487_442_944,
@@ -51,11 +52,13 @@ def test_tables(tmp_path: Path) -> None:
 
 
 def test_blocks_of_older_torch(tmp_path: Path) -> None:
-    """Their frames are in the history of the block."""
-    old = block(1, 2)
-    old["history"] = [{"addr": 1, "real_size": 2, "frames": old.pop("frames")}]
-    found = instrument.read_memory(write(tmp_path / "a.pickle", [], [segment([old])]))
-    assert ["forward"] == [found.frames.text("name")[row] for row in found.stacks[found.blocks.stack[0]]]
+    """In torch 2.0, it has no address, and its frames in a history, the newest first."""
+    old = [{"size": 8, "state": "inactive"}, {"size": 2, "state": "active_allocated"}]
+    old[1]["history"] = [{"addr": 108, "real_size": 2, "frames": frames} for frames in (FRAMES[1:], FRAMES[:1])]
+    part = {**segment(old), "address": 100}
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [], [part]))
+    assert [100, 108] == found.blocks.address.tolist()
+    assert ["train"] == [found.frames.text("name")[row] for row in found.stacks[found.blocks.stack[1]]]
 
 
 def test_failed_allocation(tmp_path: Path) -> None:
@@ -133,6 +136,8 @@ def test_peak_of_real_snapshots(name: str) -> None:
         (pickle.dumps([]), "no segments"),
         (pickle.dumps({"segments": 5}), "no segments"),
         (pickle.dumps({"segments": [5]}), "not a dictionary"),
+        (pickle.dumps({"segments": [{"blocks": [5]}]}), "not a dictionary"),
+        (pickle.dumps({"segments": [{"blocks": 5}]}), "not a list"),
         (pickle.dumps({"segments": [], "device_traces": 5}), "not a list"),
         (pickle.dumps({"segments": [], "device_traces": [5]}), "not a list"),
         (pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc"}]]}), "not those of its devices"),
@@ -148,6 +153,25 @@ def test_other_files(tmp_path: Path, data: bytes, reason: str) -> None:
     path = tmp_path / "a.pickle"
     path.write_bytes(data)
     with pytest.raises(TraceError, match=reason):
+        instrument.read_memory(path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"segments": [{}] * 9},
+        {"segments": [{"blocks": [{}] * 9}]},
+        {"segments": [{"blocks": BLOCKS} for _ in range(9)]},
+        {"segments": [], "external_annotations": [{}] * 9},
+        {"segments": [], "device_traces": [[{"action": "alloc", "addr": 5}]] * 9},
+        {"segments": [], "device_traces": [[{"action": "alloc", "addr": 5}] * 9]},
+    ],
+)
+def test_entries_that_are_repeated(tmp_path: Path, data: dict[str, Any]) -> None:
+    """Some kB can name one entry, or one list of entries, a million times: the second time is an error."""
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps(data))
+    with pytest.raises(TraceError, match=r"twice|not those of its devices"):
         instrument.read_memory(path)
 
 

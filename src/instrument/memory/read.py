@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _NUMBERS = ("device", "address", "bytes", "stream", "time_ns", "stack", "device_
 _TEXTS = ("action", "user_metadata", "compile_context")
 _DEVICE_FREE = "device_free"  # what a failed allocation has instead of an address
 _PICKLE = b"\x80"  # the first byte, from protocol 2 on
+_HOST = -1  # the device of pinned memory, which torch 2.14 can record as well
 _MOST = 2**63  # the first number that a column cannot hold
 
 
@@ -128,28 +130,29 @@ class _Events:
             columns[name].append(self.strings[_text(item.get(name))])
         item.clear()
 
-    def table(self, devices: Sequence[int], strings: list[str]) -> Table:
-        """Return the events, of which each device has so many."""
-        if sum(devices) != len(self._columns["device"]):
+    def table(self, devices: Sequence[int], counts: Sequence[int], strings: list[str]) -> Table:
+        """Return the events of the GPUs.
+
+        Args:
+            devices: the devices, in the order of the file; `_HOST` for the host, whose events are left out.
+            counts: how many events each of these has.
+            strings: the texts.
+        """
+        if sum(counts) != len(self._columns["device"]):
             raise _FormatError("its events are not those of its devices")
         columns: dict[str, Array] = {}
         for name, values in self._columns.items():
             columns[name] = np.frombuffer(values, np.int64) if len(values) else np.empty(0, np.int64)
-        columns["device"] = np.repeat(np.arange(len(devices)), devices)
-        return Table(columns, strings)
+        columns["device"] = device = np.repeat(np.array(devices, np.int64), counts)
+        table = Table(columns, strings)
+        return table.where(device != _HOST) if _HOST in devices else table
 
 
 def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
     if not isinstance(data, dict) or not isinstance(data.get("segments"), (list, tuple)):
         raise _FormatError("it is not a memory snapshot: it has no segments")
-    by_device = [_items(each, "device_traces") for each in _items(data.get("device_traces", ()), "device_traces")]
-    segments = _mappings(data["segments"], "segments")
-    blocks = [
-        (row, block)
-        for row, segment in enumerate(segments)
-        for block in _mappings(segment.get("blocks", ()), "blocks")
-    ]
-    annotations = _mappings(data.get("external_annotations", ()), "external_annotations")
+    segments = list(_mappings(data["segments"], "segments"))
+    marks = _items(data.get("external_annotations", ()), "external_annotations")
     settings = data.get("allocator_settings")
     code, stack = events.strings, events.stacks.number
     segment_rows = [
@@ -168,13 +171,13 @@ def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
     block_rows = [
         (
             row,
-            _number(each.get("address")),
+            address,
             _number(each.get("size"), 0),
             _number(each.get("requested_size"), 0),
             code[_text(each.get("state"))],
             stack(_frames_of_block(each)),
         )
-        for row, each in blocks
+        for row, address, each in _blocks(segments)
     ]
     annotation_rows = [
         (
@@ -182,19 +185,24 @@ def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
             code[_text(each.get("stage"))],
             _number(each.get("device"), 0),
             _time_ns(each.get("time_us")),
+            code[_text(each.get("source"))],
+            _number(each.get("range")),
+            _number(each.get("thread")),
         )
-        for each in annotations
+        for each in _mappings(marks, "external_annotations")
     ]
     columns = ("device", "address", "bytes", "active_bytes", "stream", "kind", "expandable", "stack")
     made = {
         "segments": _table(columns, segment_rows),
         "blocks": _table(("segment", "address", "bytes", "requested_bytes", "state", "stack"), block_rows),
-        "annotations": _table(("name", "stage", "device", "time_ns"), annotation_rows),
+        "annotations": _table(
+            ("name", "stage", "device", "time_ns", "source", "range", "thread"), annotation_rows
+        ),
     }
     strings = list(events.strings)
     return MemorySnapshot(
         path,
-        events.table([len(each) for each in by_device], strings),
+        events.table(*_devices(data), strings),
         **{name: Table(table, strings) for name, table in made.items()},
         frames=events.stacks.table(strings),
         stacks=events.stacks.stacks(),
@@ -202,12 +210,38 @@ def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
     )
 
 
+def _devices(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Return the devices whose events the file has, in its order, and how many it has of each."""
+    devices: list[int] = []
+    counts: list[int] = []
+    for key, value in data.items():
+        if key == "device_traces":
+            counts += [len(_items(events, key)) for events in _items(value, key)]
+            devices += range(len(value))
+        elif key == "host_traces":
+            counts.append(len(_items(value, key)))
+            devices.append(_HOST)
+    return devices, counts
+
+
+def _blocks(segments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
+    """Yield the row of the segment, the address and the data of each block; torch 2.0 writes no addresses."""
+    by_segment = [_items(segment.get("blocks", ()), "blocks") for segment in segments]
+    blocks = _mappings(chain.from_iterable(by_segment), "blocks")
+    for row, (segment, own) in enumerate(zip(segments, by_segment, strict=True)):
+        address = _number(segment.get("address"))
+        for block in islice(blocks, len(own)):
+            address = _number(block.get("address", address))
+            yield row, address, block
+            address += _number(block.get("size"), 0)
+
+
 def _frames_of_block(block: Mapping[str, Any]) -> object:
-    """Return the frames of a block; torch before 2.2 has them in the last entry of its history."""
+    """Return the frames of a block; torch 2.0 has them in the first entry of its history, the newest one."""
     history = block.get("history")
-    if "frames" in block or not isinstance(history, list) or not history or not isinstance(history[-1], dict):
+    if "frames" in block or not isinstance(history, list) or not history or not isinstance(history[0], dict):
         return block.get("frames")
-    return history[-1].get("frames")
+    return history[0].get("frames")
 
 
 def _table(names: Sequence[str], rows: Sequence[tuple[int, ...]]) -> dict[str, Array]:
@@ -220,11 +254,16 @@ def _items(value: object, name: str) -> Sequence[Any]:
     return value
 
 
-def _mappings(value: object, name: str) -> list[Mapping[str, Any]]:
-    found = _items(value, name)
-    if not all(isinstance(each, dict) for each in found):
-        raise _FormatError(f'its "{name}" has an entry that is not a dictionary')
-    return list(found)
+def _mappings(items: Iterable[object], name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield dictionaries, each of which is there once: a few bytes can name one a million times."""
+    seen: set[int] = set()
+    for item in items:
+        if not isinstance(item, dict):
+            raise _FormatError(f'its "{name}" has an entry that is not a dictionary')
+        if id(item) in seen:
+            raise _FormatError(f'its "{name}" has the same entry twice')
+        seen.add(id(item))
+        yield item
 
 
 def _number(value: object, otherwise: int = -1) -> int:

@@ -45,8 +45,10 @@ class MemorySnapshot:
         blocks: the parts of the segments. Columns: ``segment`` (a row of ``segments``), ``address``, ``bytes``,
             ``requested_bytes``, ``state`` (text: "active_allocated", "active_pending_free", "inactive") and
             ``stack``.
-        annotations: the ranges that torch marks, such as "Optimizer.step#AdamW.step". Columns: ``name`` and
-            ``stage`` (texts; "START" or "END"), ``device`` and ``time_ns``.
+        annotations: the begins and ends of ranges: of those that torch marks, such as "Optimizer.step#AdamW.step",
+            and of the regions and steps of `instrument.profile`. Columns: ``name`` and ``stage`` (texts; "START"
+            or "END"), ``device`` and ``time_ns``; ``source`` (text: "instrument"; empty for torch's), ``range``,
+            the number that a begin and its end share, and ``thread`` (both -1 for torch's).
         frames: the frames of all stacks. Columns: ``name`` and ``file`` (texts), and ``line``.
         stacks: the rows of ``frames`` of each stack, the innermost first. Stack 0 is empty.
         settings: the settings of the allocator.
@@ -128,7 +130,7 @@ class MemorySnapshot:
         same = zip(
             map(self._place, uses.line.tolist()),
             (modules[stack] for stack in used.stack.tolist()),
-            regions_of(self.events, self.annotations, used.begin),
+            regions_of(self.events, self.annotations, used.begin, self.passes, self.frames, self.stacks),
             uses.text("category"),
             uses.text("evidence"),
             strict=True,
