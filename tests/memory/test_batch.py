@@ -69,9 +69,20 @@ def test_nothing_grows(tmp_path: Path) -> None:
     assert (0, 1000, 1000, None) == tuple(found)
 
 
-def test_two_snapshots() -> None:
-    """The peak is a line through two of them."""
-    fit = fit_batches((1800, 3000), (2, 5))
-    assert (1000, 400) == tuple(fit)
-    assert (5, 0) == (fit.largest(3399), fit.largest(500))
-    assert fit_batches((1800, 1800), (2, 5)).largest(9999) is None
+@pytest.mark.parametrize("batches", [(1, 2), (8, 2), (2, 40)])
+def test_two_snapshots(tmp_path: Path, batches: tuple[int, int]) -> None:
+    """The peak with another batch is that of a run with it, also if it is in another pass than in both snapshots."""
+    before, after = (snapshot(tmp_path, batch).pass_peaks() for batch in batches)
+    fit = fit_batches(before, after, batches)
+    assert ["forward", "backward", "optimizer"] == [each.name for each in fit.passes]
+    for batch in (1, 3, 20, 100):
+        assert snapshot(tmp_path, batch).peak().bytes == fit.peak(batch)
+    largest = fit.largest(20_000)
+    assert largest is not None
+    assert fit.peak(largest) <= 20_000 < fit.peak(largest + 1)
+    assert 0 == fit.largest(500)
+
+
+def test_passes_that_do_not_grow() -> None:
+    """Without a pass that grows, any batch fits."""
+    assert fit_batches({"forward": 1800}, {"forward": 1800, "backward": 5}, (2, 5)).largest(9999) is None

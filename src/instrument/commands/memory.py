@@ -95,11 +95,11 @@ def _limit(text: str) -> int:
 
 
 def _fit(before: MemorySnapshot, after: MemorySnapshot, device: int, batches: list[int]) -> BatchFit | None:
-    """Return how the peak grows with the batch; None if the batch sizes are not known."""
+    """Return how the passes grow with the batch; None if the batch sizes are not known."""
     if not batches:
         return None
     one, two = batches
-    return fit_batches((before.peak(device).bytes, after.peak(device).bytes), (one, two))
+    return fit_batches(before.pass_peaks(device), after.pass_peaks(device), (one, two))
 
 
 def _device(read: list[MemorySnapshot], wanted: int | None) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from ..traces.table import Array
 from .categories import CATEGORIES
-from .passes import OPTIMIZER_STEP, Passes
+from .passes import OPTIMIZER_STEP, PASS_NAMES, Passes
 from .timeline import Timeline
 
 _GROWING = ("activations", "temporaries", "other")
@@ -17,7 +18,7 @@ ASSUMPTION = (
     "nothing else does; memory that fragmentation loses is not counted"
 )
 """What the estimate from one snapshot assumes."""
-FIT_ASSUMPTION = "the peak grows by the same number of bytes for each sample; fragmentation is not counted"
+FIT_ASSUMPTION = "each pass grows by the same number of bytes for each sample; fragmentation is not counted"
 """What the estimate from two snapshots assumes."""
 
 
@@ -65,25 +66,55 @@ def _growing(timeline: Timeline, passes: Passes) -> Array:
     return growing
 
 
-class BatchFit(NamedTuple):
-    """The peak as a line through two snapshots with different batches; see `FIT_ASSUMPTION`.
+class PassFit(NamedTuple):
+    """The highest memory of a pass as a line through two snapshots with different batches; see `FIT_ASSUMPTION`.
 
     Attributes:
+        name: "forward", "backward" or "optimizer".
         fixed_bytes: what it would be without a batch.
         bytes_per_sample: by how much it grows for each sample.
     """
 
+    name: str
     fixed_bytes: float
     bytes_per_sample: float
 
+
+class BatchFit(NamedTuple):
+    """The peak for each batch size, as an estimate from two snapshots: the highest of the passes.
+
+    Attributes:
+        passes: the passes that both snapshots have.
+    """
+
+    passes: tuple[PassFit, ...]
+
+    def peak(self, batch: int) -> int:
+        """Return the estimated peak with a batch of so many samples, in bytes."""
+        return round(max(each.fixed_bytes + each.bytes_per_sample * batch for each in self.passes))
+
     def largest(self, limit_bytes: int) -> int | None:
-        """Return the largest batch whose peak is within a limit; None if the peak does not grow."""
-        if self.bytes_per_sample <= 0:
-            return None
-        return max(int((limit_bytes - self.fixed_bytes) // self.bytes_per_sample), 0)
+        """Return the largest batch whose peak is within a limit; None if no pass grows."""
+        found = [
+            (limit_bytes - each.fixed_bytes) // each.bytes_per_sample
+            for each in self.passes
+            if each.bytes_per_sample > 0
+        ]
+        return max(int(min(found)), 0) if found else None
 
 
-def fit_batches(peaks: tuple[int, int], batches: tuple[int, int]) -> BatchFit:
-    """Return the line through two peaks, in bytes, of two batch sizes, which differ."""
-    slope = (peaks[1] - peaks[0]) / (batches[1] - batches[0])
-    return BatchFit(peaks[0] - slope * batches[0], slope)
+def pass_peaks(timeline: Timeline, passes: Passes) -> dict[str, int]:
+    """Return the highest memory in use in the passes of each kind, in bytes."""
+    kind, used = passes.kind[timeline.event[1:]], timeline.used_bytes[1:]
+    return {
+        name: int(used[kind == number].max()) for number, name in enumerate(PASS_NAMES) if (kind == number).any()
+    }
+
+
+def fit_batches(before: Mapping[str, int], after: Mapping[str, int], batches: tuple[int, int]) -> BatchFit:
+    """Return lines through the `pass_peaks` of two snapshots with two batch sizes, which differ."""
+    fits = []
+    for name in before.keys() & after.keys():
+        slope = (after[name] - before[name]) / (batches[1] - batches[0])
+        fits.append(PassFit(name, before[name] - slope * batches[0], slope))
+    return BatchFit(tuple(sorted(fits, key=lambda each: PASS_NAMES.index(each.name))))

@@ -11,6 +11,7 @@ from ..traces.table import Array, Table
 from .stacks import BACKWARD, MODULE, OPTIMIZER, PYTHON, StackFacts
 
 FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP = range(3)
+PASS_NAMES = ("forward", "backward", "optimizer")
 _UNKNOWN = -1
 _STEP_OF_OPTIMIZER = re.compile(r"^Optimizer\.step#")
 

@@ -64,7 +64,7 @@ def changes_as_dict(
     return {
         "changes": [_part(part) for part in compare_peaks(*peaks)],
         "changes_by_region": [_part(part) for part in compare_regions(*peaks)],
-        "batch_fit": fit and fit._asdict(),
+        "batch_fit": fit and [each._asdict() for each in fit.passes],
     }
 
 

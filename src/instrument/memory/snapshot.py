@@ -14,7 +14,7 @@ from ..traces.table import Array, Table
 from ..units import size
 from .allocations import pair_allocations
 from .allocator_state import AllocatorState, state_of
-from .batch import LargerBatch, larger_batch
+from .batch import LargerBatch, larger_batch, pass_peaks
 from .breakdown import Breakdown, Place, Same, Use, add_up
 from .categories import categorize
 from .driver_traffic import DriverTraffic, traffic_of
@@ -168,6 +168,10 @@ class MemorySnapshot:
         if limit_bytes is None:
             limit_bytes = next((each.limit_bytes for each in self.failures(device, 1)), None)
         return larger_batch(self.timeline(device), self.passes, limit_bytes)
+
+    def pass_peaks(self, device: int = 0) -> dict[str, int]:
+        """Return the highest memory in use on ``device`` in forward passes, backward passes and optimizer steps."""
+        return pass_peaks(self.timeline(device), self.passes)
 
     def growth(self, device: int = 0) -> list[tuple[Place, Growth]]:
         """Return the lines whose memory several steps left behind on ``device``, the largest first."""

@@ -30,7 +30,7 @@ def print_memory_change(
         after: the second one.
         device: the GPU.
         console: where to.
-        fit: how the peak grows with the batch; None if that is not known.
+        fit: how the passes grow with the batch; None if that is not known.
         limit_bytes: the memory that the GPU has for the program; None if that is not known.
     """
     first, second = before.break_down(device), after.break_down(device)
@@ -81,11 +81,11 @@ def _print_parts(heading: str, parts: Sequence[ChangedPart], console: Console) -
 
 def _print_fit(fit: BatchFit, limit_bytes: int | None, console: Console) -> None:
     print_line(console, "Another batch size, as an estimate", bold=True, space=True)
-    text = f"The peak grows by {size(fit.bytes_per_sample)} for each sample, from {size(fit.fixed_bytes)}."
+    rows = [(0, each.name, [size(each.fixed_bytes), size(each.bytes_per_sample)]) for each in fit.passes]
+    print_table(["highest memory of the pass", "without a batch", "for each sample"], rows, console)
     largest = None if limit_bytes is None else fit.largest(limit_bytes)
     if limit_bytes is not None and largest is not None:
-        text += f" The largest batch within {size(limit_bytes)} is {count(largest)}."
-    print_wrapped(console, text)
+        print_wrapped(console, f"The largest batch within {size(limit_bytes)} is {count(largest)}.")
     print_wrapped(console, f"Assumed: {FIT_ASSUMPTION}.")
 
 
