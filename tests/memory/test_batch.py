@@ -71,7 +71,7 @@ def test_nothing_grows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batches", [(1, 2), (8, 2), (2, 40)])
 def test_two_snapshots(tmp_path: Path, batches: tuple[int, int]) -> None:
-    """The peak with another batch is that of a run with it, also if it is in another pass than in both snapshots."""
+    """The peak with another batch is that of a run with it, also if it is in another pass than in both."""
     before, after = (snapshot(tmp_path, batch).pass_peaks() for batch in batches)
     fit = fit_batches(before, after, batches)
     assert ["forward", "backward", "optimizer"] == [each.name for each in fit.passes]

@@ -69,8 +69,8 @@ def test_batches(snapshots: list[str]) -> None:
     assert "With a batch twice as large, the peak would be 5.37 kB." in text
     assert "The batch can be 2.98 times as large, which is 5, until the memory is full." in text
     both = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9kB").split())
-    assert "The peak grows by 995 B for each sample, from 3.73 kB." in both
-    assert "The largest batch within 9.00 kB is 5." in both
+    assert "backward 40 B 1.99 kB" in both
+    assert "The largest batch within 9.00 kB is 3." in both
 
 
 def test_out_of_memory(tmp_path: Path) -> None:

@@ -106,9 +106,8 @@ class BatchFit(NamedTuple):
 def pass_peaks(timeline: Timeline, passes: Passes) -> dict[str, int]:
     """Return the highest memory in use in the passes of each kind, in bytes."""
     kind, used = passes.kind[timeline.event[1:]], timeline.used_bytes[1:]
-    return {
-        name: int(used[kind == number].max()) for number, name in enumerate(PASS_NAMES) if (kind == number).any()
-    }
+    rows = {name: kind == number for number, name in enumerate(PASS_NAMES)}
+    return {name: int(used[own].max()) for name, own in rows.items() if own.any()}
 
 
 def fit_batches(before: Mapping[str, int], after: Mapping[str, int], batches: tuple[int, int]) -> BatchFit:
