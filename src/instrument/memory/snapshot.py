@@ -170,7 +170,7 @@ class MemorySnapshot:
         return larger_batch(self.timeline(device), self.passes, limit_bytes)
 
     def pass_peaks(self, device: int = 0) -> dict[str, int]:
-        """Return the highest memory in use on ``device`` in the forward and backward passes and optimizer steps."""
+        """Return the highest memory in use on ``device`` in forward, backward and optimizer passes."""
         return pass_peaks(self.timeline(device), self.passes)
 
     def growth(self, device: int = 0) -> list[tuple[Place, Growth]]:
