@@ -90,6 +90,23 @@ def last_window(path: str, steps: tuple[int, int] | None = None) -> str:
     return str(max(ended)[1].parent) if ended else path
 
 
+def last_snapshots(folder: Path) -> list[Path]:
+    """Return the memory snapshots of the window of a run that ended last and has some, the newest last.
+
+    Args:
+        folder: the folder of a run; that of a window has its own.
+    """
+    ended = [
+        (entry["end_ns"], folder / name)
+        for entry in entries_of(folder)
+        for name in files_of(entry)
+        if name.endswith(MEMORY_SNAPSHOT) and isinstance(entry.get("end_ns"), int) and (folder / name).is_file()
+    ]
+    window = max(ended)[1].parent if ended else folder
+    found = window.glob(f"*{MEMORY_SNAPSHOT}")
+    return sorted(found, key=lambda file: file.name.removesuffix(MEMORY_SNAPSHOT).rpartition(".")[2])
+
+
 def _has_steps(entry: Mapping[str, Any], first: int, last: int) -> bool:
     steps = entry["steps"]
     return isinstance(steps, list) and len(steps) == 2 and steps[0] <= first and last <= steps[1]

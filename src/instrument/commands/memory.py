@@ -11,19 +11,24 @@ from rich.console import Console
 
 from ..errors import TraceError
 from ..memory.batch import BatchFit, fit_batches
+from ..memory.chosen_snapshot import chosen_snapshot
 from ..memory.read import read_memory
 from ..memory.serialize import as_dict, changes_as_dict
 from ..memory.snapshot import MemorySnapshot
 from ..report.memory_change import print_memory_change
 from ..report.memory_report import print_memory
 from ..units import parse_size
-from .errors import describe, print_message
+from .errors import describe, exit_unusable, print_message
 from .parsing import subcommand_of
 
 
 def memory(
     snapshots: Annotated[
-        list[Path], typer.Argument(metavar="SNAPSHOT [SNAPSHOT]", help="One snapshot, or two to compare.")
+        list[Path],
+        typer.Argument(
+            metavar="SNAPSHOT [SNAPSHOT]",
+            help="One snapshot, or two to compare: files, or folders of a run or of a window.",
+        ),
     ],
     device: Annotated[
         int | None,
@@ -43,12 +48,19 @@ def memory(
             min=1, help="The batch size of the snapshot; given twice, of the two snapshots.", metavar="N"
         ),
     ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="The rank, of several in a folder (default: the lowest with a snapshot).", metavar="N"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all parts as JSON, unrounded.")] = False,
 ) -> None:
     """Show what used the memory of a GPU at its peak: by category, line, module and region.
 
     SNAPSHOT is a memory snapshot of torch: of profile(memory="snapshot"), instrument run --memory snapshot, or
-    torch.cuda.memory._dump_snapshot. Of two snapshots, the changes from the first to the second are shown.
+    torch.cuda.memory._dump_snapshot. Of the folder of a run, that of the newest window is taken. Of two snapshots,
+    the changes from the first to the second are shown.
 
     The exit code is 1 if a snapshot cannot be read, and 2 for wrong arguments.
     """
@@ -57,10 +69,12 @@ def memory(
     batches = _batches(batch or [], len(snapshots))
     limit_bytes = None if limit is None else _limit(limit)
     try:
-        read = [read_memory(path) for path in snapshots]
+        read = [read_memory(_file(path, rank)) for path in snapshots]
     except (TraceError, OSError) as error:
         print_message(describe(error))
         raise typer.Exit(1) from None
+    except ValueError as error:  # of a rank that is not there
+        raise exit_unusable(error) from None
     chosen = _device(read, device)
     if len(read) == 1:
         if as_json:
@@ -75,6 +89,14 @@ def memory(
         typer.echo(json.dumps({"snapshots": found} | changes_as_dict(before, after, chosen, fit), indent=2))
     else:
         print_memory_change(before, after, chosen, Console(), fit, limit_bytes)
+
+
+def _file(path: Path, rank: int | None) -> Path:
+    """Return the file to read, and print which one of a folder it is."""
+    chosen = chosen_snapshot(path, rank)
+    if chosen.text:
+        print_message(chosen.text)
+    return chosen.path
 
 
 def _batches(given: list[int], snapshots: int) -> list[int]:

@@ -1,0 +1,59 @@
+"""Chooses the snapshot to read: a file or, of the folder of a run, one of the newest window that has any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import TraceError
+from ..run_folder import entries_of, last_snapshots
+from ..traces.trace_files import rank_from_name
+from ..units import listed
+
+_HOW = 'profile(memory="snapshot") or instrument run --memory snapshot records one'
+
+
+class ChosenSnapshot(NamedTuple):
+    """The snapshot to read.
+
+    Attributes:
+        path: the file.
+        text: which one it is; empty if the caller named the file.
+    """
+
+    path: Path
+    text: str
+
+
+def chosen_snapshot(path: Path, rank: int | None = None) -> ChosenSnapshot:
+    """Return the snapshot to read.
+
+    Args:
+        path: a file, or the folder of a run or of a window.
+        rank: the rank, of several; None takes the lowest one.
+
+    Raises:
+        ValueError: the rank has no snapshot there.
+        TraceError: there is no snapshot in the folder.
+    """
+    if not path.is_dir():
+        if rank is not None and rank != rank_from_name(path):
+            raise ValueError(f'"rank" must be that of the file, which {path} names, or left out: {rank}')
+        return ChosenSnapshot(path, "")
+    files = {rank_from_name(file) or 0: file for file in last_snapshots(path)}
+    if not files:
+        raise TraceError(path, f"the folder has no memory snapshot: {_last_reason(path) or _HOW}")
+    ranks = sorted(files)
+    if rank is not None and rank not in files:
+        raise ValueError(f'"rank" must be one of {listed(ranks)}, which have a snapshot in {path}: {rank}')
+    found = files[ranks[0] if rank is None else rank]
+    if rank is not None or len(ranks) == 1:
+        return ChosenSnapshot(found, f"{found} is shown")
+    return ChosenSnapshot(found, f"{found} is shown; --rank takes another one of ranks {listed(ranks)}")
+
+
+def _last_reason(folder: Path) -> str | None:
+    """Return why the last window of a run has no snapshot; None if it does not say so."""
+    outcomes = [entry["memory"] for entry in entries_of(folder) if isinstance(entry.get("memory"), dict)]
+    reason = outcomes[-1].get("reason") if outcomes else None
+    return reason if isinstance(reason, str) else None
