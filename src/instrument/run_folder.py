@@ -99,8 +99,8 @@ def last_snapshots(folder: Path) -> list[Path]:
     ended = [
         (entry["end_ns"], folder / name)
         for entry in entries_of(folder)
-        for name in files_of(entry)
-        if name.endswith(MEMORY_SNAPSHOT) and isinstance(entry.get("end_ns"), int) and (folder / name).is_file()
+        for name in snapshots_of(entry)
+        if isinstance(entry.get("end_ns"), int) and (folder / name).is_file()
     ]
     window = max(ended)[1].parent if ended else folder
     found = window.glob(f"*{MEMORY_SNAPSHOT}")

@@ -143,6 +143,27 @@ def test_trace_and_snapshot(tmp_path: Path) -> None:
     assert 6000 == first.snapshot.peak().bytes
 
 
+def test_a_run_without_traces(tmp_path: Path) -> None:
+    """Of a run that recorded memory alone, a snapshot is diagnosed: the lowest rank's, or that of ``rank``."""
+    folder = tmp_path / "window-1"
+    folder.mkdir()
+    paths = [
+        write(folder / f"rank{rank}.7.memory.pickle", [[event("alloc", 2, size, frames=FORWARD)]], OLDER)
+        for rank, size in ((2, 5000), (3, 6000))
+    ]
+    lines = [{"end_ns": 9, "files": [{"path": f"window-1/{path.name}"}]} for path in paths]
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    diagnosis = instrument.diagnose(tmp_path)
+    assert (2, f"Diagnosed: {paths[0]}.") == (diagnosis.rank, *diagnosis.source_texts)
+    assert 3 == instrument.diagnose(tmp_path, rank=3).rank
+    with pytest.raises(ValueError, match="must be one of 2, 3"):
+        instrument.diagnose(tmp_path, rank=0)
+    for path in paths:
+        path.unlink()
+    with pytest.raises(instrument.TraceError, match="no file that ends in"):
+        instrument.diagnose(tmp_path)
+
+
 def test_another_run(tmp_path: Path) -> None:
     """The snapshot of another run in the same folder is left alone."""
     assert instrument.diagnose(run_folder(tmp_path, ("a", True), ("b", False))).snapshot is None

@@ -8,8 +8,10 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import TraceError
+from ..memory.chosen_snapshot import chosen_snapshot
 from ..memory.read import is_snapshot
-from ..run_folder import last_window
+from ..run_folder import last_snapshots, last_window
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet, set_of
 from ..traces.read import check_ranks_path, read_file
@@ -71,7 +73,7 @@ def chosen_trace(
         ValueError: the rank does not exist, or ``source`` is empty.
         TraceError, OSError: a file cannot be read.
     """
-    one = _single(source)
+    one = _single(source, rank)
     if one is not None:
         if rank is not None and rank != (one.trace.rank or 0):
             raise ValueError(f'"rank" must be the rank of the trace, {one.trace.rank or 0}: {rank!r}')
@@ -81,14 +83,17 @@ def chosen_trace(
     return ChosenTrace(job.trace(job.focus if rank is None else rank), job, job.left_out, named=False)
 
 
-def _single(source: Source) -> ChosenTrace | None:
-    """Return the one trace that ``source`` has; None if it has several."""
+def _single(source: Source, rank: int | None) -> ChosenTrace | None:
+    """Return the one trace that ``source`` has; None if it has several.
+
+    Of a folder that has memory snapshots alone, it is the one that `chosen_snapshot` chooses for ``rank``.
+    """
     if isinstance(source, Trace):
         return ChosenTrace(source, None, {}, named=True)
     if isinstance(source, (str, os.PathLike)):
         path = last_window(os.fspath(source))
         several = path != "-" and (Path(path).is_dir() or not Path(path).exists())  # a pattern, or a mistake
-        found = _files(path) if several else FoundFiles([Path(path)])
+        found = _files(path, rank) if several else FoundFiles([Path(path)])
         if len(found.files) == 1:
             file = found.files[0]
             trace = empty_trace(file) if is_snapshot(file) else read_file(file)
@@ -112,6 +117,11 @@ def _ranks(source: object) -> TraceSet | str | list[StrPath]:
     return set_of(traces) if traces else paths
 
 
-def _files(path: str) -> FoundFiles:
+def _files(path: str, rank: int | None) -> FoundFiles:
     check_ranks_path(path)
-    return find_trace_files(path)
+    try:
+        return find_trace_files(path)
+    except TraceError:
+        if not last_snapshots(Path(path)):
+            raise
+    return FoundFiles([chosen_snapshot(Path(path), rank).path])

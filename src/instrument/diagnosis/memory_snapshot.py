@@ -14,6 +14,7 @@ from ..run_folder import entries_of, entry_of, snapshots_of
 from ..traces.links import assemble
 from ..traces.table import Strings
 from ..traces.trace import ReadLosses, Trace
+from ..traces.trace_files import rank_from_name
 
 FORMAT = "memory snapshot"
 
@@ -27,7 +28,8 @@ class FoundSnapshot(NamedTuple):
 
 def empty_trace(path: Path) -> Trace:
     """Return a trace without events, for a snapshot that is diagnosed on its own."""
-    return assemble(path, FORMAT, {}, Strings(), [], devices=[], metadata={}, lost=ReadLosses())
+    rank, nothing = rank_from_name(path), Strings()
+    return assemble(path, FORMAT, {}, nothing, [], devices=[], metadata={}, lost=ReadLosses(), rank=rank)
 
 
 def snapshot_of(trace: Trace) -> FoundSnapshot:
