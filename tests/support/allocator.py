@@ -16,6 +16,7 @@ import torch
 
 from instrument.allocator_history import out_of_memory, window_memory
 
+FREE = 3 * 2**30  # bytes that the driver has left
 STACK = [{"name": "forward", "filename": "/home/me/model.py", "line": 12}]
 
 
@@ -23,7 +24,7 @@ class Allocator:
     """The stub.
 
     Attributes:
-        calls: the calls, by name, without queries of whether the history is on.
+        calls: the calls, by name, without queries.
         on: whether the history is on.
         events: the history.
         failing: the names of calls that raise.
@@ -43,6 +44,7 @@ class Allocator:
         monkeypatch.setattr(out_of_memory.out_of_memory, "_attached", 0)
         monkeypatch.setattr(window_memory, "_logged", set())
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", self._left)
         for name, function in {
             "_cuda_record_memory_history": self._record,
             "_cuda_isHistoryEnabled": lambda: self.on,
@@ -77,6 +79,11 @@ class Allocator:
             "segments": [], "device_traces": [list(self.events)], "allocator_settings": {},
             "external_annotations": [],
         }  # fmt: skip
+
+    def _left(self, device: int) -> tuple[int, int]:
+        if "left" in self.failing:
+            raise self.failing["left"]
+        return FREE, 80 * 2**30
 
     def _attach(self, observer: Callable[[int, int, int, int], None]) -> None:
         self._note("attach")

@@ -155,11 +155,16 @@ class WindowMemory:
         regions = self._regions.annotations(device)
         self._region_count = len(regions)
         snapshot["external_annotations"] = [*snapshot.get("external_annotations", ()), *regions]
+        snapshot["instrument"] = {"device": device, "free_bytes": self._free_bytes(device)}
         path = self._folder / f"{self._prefix}.{time.time_ns()}{MEMORY_SNAPSHOT}"
         self._reason = self._lacks(snapshot)
         self.dump = SnapshotDump(snapshot, path, self._options.size_bytes)
         self.stopped_at = time.monotonic()
         self.dump.start()
+
+    @guard.contained("the memory that is left")
+    def _free_bytes(self, device: int) -> int:
+        return memory_history.free_bytes(device)
 
     def _lacks(self, snapshot: dict[str, Any]) -> str | None:
         """Return what is left out of a snapshot before it is written."""

@@ -46,6 +46,13 @@ def snapshot() -> tuple[dict[str, Any], int]:
     return torch.cuda.memory._snapshot(), torch.cuda.current_device()
 
 
+def free_bytes(device: int) -> int:
+    """Return the memory of a GPU that its driver has left, for any process."""
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
 def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], None]) -> bool:
     """Have ``observer`` called before each out-of-memory error, until the process ends: torch cannot remove it.
 
