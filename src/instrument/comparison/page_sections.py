@@ -22,6 +22,9 @@ _MAX_PARTS = 2000
 _CLASSES = {"unassigned": "other", "cpu": "operator"}
 """The class, and so the color, of a kind of part; of all others, the kind itself."""
 
+_COLUMNS = {"Kind": "", "Region": "outside regions", "Operator": "no operator", "Kernel": "no kernel"}
+"""What distinguishes parts, with the words for parts that have none."""
+
 _WORDS = BUSY_WORDS | {"latency": "idle: launch latency", "cpu": "CPU"}
 """The words for a kind of part; of all others, "idle: " and the kind."""
 
@@ -73,6 +76,11 @@ def _parts(change: ComparisonData) -> dict[str, Any]:
         "id": "parts",
         "type": "waterfall",
         "title": "What changed",
+        "unit": "ns",
+        "counted": "calls",
+        "caption": "The parts of the two median steps; the differences add up",
+        "columns": [{"title": title, "empty": empty} for title, empty in _COLUMNS.items()],
+        "orders": [[0, 1, 2, 3], [1, 0, 2, 3]],
         "kinds": {kind: _kind(kind, text) for kind, text in KINDS.items()},
         "parts": [*map(_part, change.parts[:_MAX_PARTS]), *map(_joined, joined)],
     }
