@@ -104,7 +104,10 @@ function flameKind({ section, tree }, node) {
   return section.kinds[tree.kind[node]] ?? "smaller";
 }
 
-const FLAME_COLORS = { thread: ["other", 35], smaller: ["line", 60], operator: ["operator", 25] };
+const FLAME_COLORS = {
+  thread: ["other", 35], peak: ["other", 35], smaller: ["line", 60], unknown: ["line", 60],
+  operator: ["operator", 25], line: ["operator", 25], inferred: ["mark", 30],
+};
 
 function flameColor(kind) {
   const [name, share] = FLAME_COLORS[kind] ?? [kind, 55];
@@ -277,8 +280,8 @@ function flameTable(section, key, title) {
     path.at(-1), classWords(flameKind({ section, tree }, node)),
     ...sums.map(([, , values]) => values[node] / steps), path.slice(0, -1).join(" > "),
   ]);
-  return tableBehind(`The nodes by ${title} as a table`, {
-    id: `${section.id}-${key}`, caption: `All nodes, ${title} ${each}`,
+  return tableBehind(`The nodes as a table: ${title}`, {
+    id: `${section.id}-${key}`, caption: `All nodes: ${title}, ${words.value.toLowerCase()} ${each}`,
     columns: tableColumns({ Node: "text", Kind: "text", ...heads, Path: "text" }),
     rows: tableSorted(rows, 2, unit, false),
   });

@@ -15,8 +15,8 @@ function zoomAround([start, end], factor, part, least) {
 }
 
 /**
- * A drag calls "pan" with a distance, two fingers "zoom" with a factor and a place, a press without a drag "press",
- * and a move without a button "hover"; "focus" comes first. Distances and places are in pixels, from the left.
+ * A drag calls "pan" with a distance, two fingers "zoom" with a factor and a place, a press without a drag calls
+ * "press", and a move without a button "hover"; "focus" comes first. Places are pixels from the left.
  */
 function zoomByPointer(element, { pan, zoom, hover, press, focus }) {
   const down = new Map();
