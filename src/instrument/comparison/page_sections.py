@@ -12,6 +12,7 @@ from ..page.document import document
 from ..page.names import shown_name
 from ..page.samples import samples_section
 from ..page.summary import summary_section
+from ..page.table import table_section
 from ..page.waterfall import WaterfallWords, waterfall_section
 from ..units import duration
 from .comparison_data import ComparisonData, Part
@@ -88,24 +89,15 @@ def _part(part: Part) -> list[Any]:
 
 def _findings(change: ComparisonData) -> dict[str, Any] | None:
     columns = {
-        "change": ("Change", "text"), "title": ("Finding", "text"), "win": ("To win", "ns"),
-        "rule": ("Rule", "text"), "place": ("Place", "text"), "fix": ("Fix", "text"),
+        "Change": "text", "Finding": "text", "To win": "ns", "Rule": "text", "Place": "text", "Fix": "text",
     }  # fmt: skip
     rows = [
         _finding(name, found)
         for name, findings in (("new", change.new), ("gone", change.gone))
         for found in findings
     ]
-    if not rows:
-        return None
-    return {
-        "id": "findings",
-        "type": "table",
-        "title": "Findings gone and new",
-        "caption": "Findings of one side only, with the time per step that each would win there",
-        "columns": [{"title": title, "kind": kind} for title, kind in columns.values()],
-        "rows": rows,
-    }
+    caption = "Findings of one side only, with the time per step that each would win there"
+    return table_section("findings", "Findings gone and new", caption, columns, rows) if rows else None
 
 
 def _finding(change: str, found: Finding) -> list[Any]:

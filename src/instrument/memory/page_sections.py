@@ -12,6 +12,7 @@ from .breakdown import Breakdown
 from .change_section import change_section
 from .peak_section import peak_section
 from .snapshot import MemorySnapshot
+from .table_sections import failures_section, growth_section, traffic_section
 from .timeline_section import timeline_section, top_bytes
 
 
@@ -24,13 +25,15 @@ def page_of(snapshot: MemorySnapshot, device: int) -> str:
 
 
 def sections_of(snapshot: MemorySnapshot, device: int) -> list[dict[str, Any]]:
-    """Return what a page shows of a snapshot: figures, the memory over time, the peak, and the lines that grow."""
+    """Return what a page shows of a snapshot: figures, the memory over time, the peak, and what went wrong."""
     found, timeline = snapshot.break_down(device), snapshot.timeline(device)
     sections = (
         summary_section(f"Memory of GPU {device}", _figures(snapshot, found), [str(snapshot.path)]),
+        failures_section(snapshot.failures(device)),
         timeline_section(timeline, found.peak, "memory", "Memory over time", top_bytes(timeline)),
         peak_section(found, "peak", "The peak"),
-        _growth(snapshot, device),
+        growth_section(snapshot.growth(device)),
+        traffic_section(snapshot.driver_traffic(device)),
     )
     return [section for section in sections if section is not None]
 
@@ -83,23 +86,3 @@ def _figures(snapshot: MemorySnapshot, found: Breakdown) -> list[tuple[str, str]
         ("in use at the end", size(state.used_bytes)),
         ("largest free piece then", size(state.largest_hole_bytes)),
     ]
-
-
-def _growth(snapshot: MemorySnapshot, device: int) -> dict[str, Any] | None:
-    """Return the table of the lines whose memory several steps left behind; None if there is none."""
-    rows = [
-        [shown_name(f"{place} {place.function}"), growth.steps, growth.bytes, growth.blocks]
-        for place, growth in snapshot.growth(device)
-    ]
-    if not rows:
-        return None
-    columns = {"Line": "text", "Steps": "count", "Memory": "bytes", "Blocks": "count"}
-    return {
-        "id": "growth",
-        "type": "table",
-        "title": "Kept from several steps",
-        "note": "A leak, unless it is meant: what the line allocated in each of several steps is still in use.",
-        "caption": "Lines whose memory several steps left behind",
-        "columns": [{"title": title, "kind": kind} for title, kind in columns.items()],
-        "rows": rows,
-    }
