@@ -11,12 +11,12 @@ from ..units import count, percentage, size
 from .breakdown import Breakdown
 from .change_section import change_section
 from .peak_section import peak_section
-from .snapshot import MemorySnapshot
+from .snapshot_data import SnapshotData
 from .table_sections import failures_section, growth_section, traffic_section
 from .timeline_section import timeline_section, top_bytes
 
 
-def page_of(snapshot: MemorySnapshot, device: int) -> str:
+def page_of(snapshot: SnapshotData, device: int) -> str:
     """Return the text of the page of a snapshot."""
     found = snapshot.break_down(device)
     reserved = f", of {size(found.reserved_bytes)} reserved" * (found.reserved_bytes >= found.peak.bytes)
@@ -24,7 +24,7 @@ def page_of(snapshot: MemorySnapshot, device: int) -> str:
     return document(shown_name(snapshot.path.name), lead, sections_of(snapshot, device))
 
 
-def sections_of(snapshot: MemorySnapshot, device: int) -> list[dict[str, Any]]:
+def sections_of(snapshot: SnapshotData, device: int) -> list[dict[str, Any]]:
     """Return what a page shows of a snapshot: figures, the memory over time, the peak, and what went wrong."""
     found, timeline = snapshot.break_down(device), snapshot.timeline(device)
     sections = (
@@ -38,7 +38,7 @@ def sections_of(snapshot: MemorySnapshot, device: int) -> list[dict[str, Any]]:
     return [section for section in sections if section is not None]
 
 
-def page_of_change(before: MemorySnapshot, after: MemorySnapshot, device: int) -> str:
+def page_of_change(before: SnapshotData, after: SnapshotData, device: int) -> str:
     """Return the text of the page that compares two snapshots: the changes, and both beside each other."""
     sides = {"before": before, "after": after}
     peaks = {name: snapshot.break_down(device) for name, snapshot in sides.items()}
@@ -64,7 +64,7 @@ def page_of_change(before: MemorySnapshot, after: MemorySnapshot, device: int) -
     )
 
 
-def _figures(snapshot: MemorySnapshot, found: Breakdown) -> list[tuple[str, str]]:
+def _figures(snapshot: SnapshotData, found: Breakdown) -> list[tuple[str, str]]:
     peak = found.peak
     state = snapshot.state(peak.device)
     events = int((snapshot.events.device == peak.device).sum())

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..page.names import shown_name
-from ..page.tree import Tree, packed_tree, tree_of
+from ..page.tree import Array, Tree, packed_tree, tree_of
 from .breakdown import Breakdown, Place, Use
 from .categories import CATEGORIES, EVIDENCE, page_class
 
@@ -122,7 +122,12 @@ def _tree(uses: Sequence[Use], paths: Sequence[Sequence[_Node]], numbers: Mappin
     parents = np.arange(len(keys)) - 1
     parents[last - depth + 1] = -1
     known = np.array([use.place is not None for use in uses])
-    values, counts = np.zeros((2, len(keys), 2), np.int64)
-    for sums, column in ((values, [use.bytes for use in uses]), (counts, [use.blocks for use in uses])):
-        sums[last] = np.stack((np.where(known, column, 0), np.where(known, 0, column)), axis=1)
-    return tree_of(parents, keys, values, counts, _MOST)
+    sizes, blocks = np.array([(use.bytes, use.blocks) for use in uses]).T
+    values = np.zeros((len(keys), 2), np.int64)
+    values[last] = _by_line(sizes, known)
+    return tree_of(parents, keys, values, _by_line(blocks, known).repeat(depth, axis=0), _MOST)
+
+
+def _by_line(values: Array, known: Array) -> Array:
+    """Return two columns: the values with a line, and those without."""
+    return np.stack((np.where(known, values, 0), np.where(known, 0, values)), axis=1)
