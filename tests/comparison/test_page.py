@@ -37,7 +37,7 @@ def opened(open_page: OpenPage, path: Path, width: int = 1280) -> OpenedPage:
 def bars(shown: OpenedPage) -> list[int]:
     """Return the times of the rows of the waterfall in ns: before, the differences, after."""
     return [
-        int(text) for text in shown.page.eval_on_selector_all(".row", "rows => rows.map(row => row.dataset.ns)")
+        int(text) for text in shown.page.eval_on_selector_all(".row", "rows => rows.map(row => row.dataset.value)")
     ]
 
 

@@ -35,7 +35,7 @@ def paths(view: dict[str, Any], names: list[str]) -> dict[str, tuple[int, int]]:
     for above, name in zip(view["parent"], view["name"], strict=True):
         own = names[name] if name >= 0 else "(smaller)"
         found.append(f"{found[above]} > {own}" if above >= 0 else own)
-    sums = np.array(view["ns"]).T
+    sums = np.array(view["values"]).T
     for node in range(len(found) - 1, -1, -1):
         if view["parent"][node] >= 0:
             sums[view["parent"][node]] += sums[node]
@@ -166,7 +166,7 @@ def test_flame_of_any_nesting(
     assert section is not None and facts is not None
     cpu = paths(section["views"]["cpu"], section["names"])
     assert sum(cpu["main thread"]) == 90
-    assert min(map(min, section["views"]["cpu"]["ns"])) >= 0
+    assert min(map(min, section["views"]["cpu"]["values"])) >= 0
     if facts.gpu:
         gpu = paths(section["views"]["gpu"], section["names"])
         assert sum(gpu["GPU work"]) == 7 * len(facts.gpu)
@@ -202,7 +202,7 @@ def test_flame_in_the_browser(tmp_path: Path, open_page: OpenPage) -> None:
     page.locator(".flame-node", has_text="block").first.click()
     assert "block" in node.first.text_content()
     page.wait_for_timeout(500)  # the address changes no more often
-    assert "flame=cpu" in page.url and "node=forward+%3E+block" in page.url
+    assert "flame.view=cpu" in page.url and "flame.node=forward+%3E+block" in page.url
     page.reload()
     page.wait_for_selector("[data-ready]")
     assert "block" in node.first.text_content()
@@ -211,7 +211,7 @@ def test_flame_in_the_browser(tmp_path: Path, open_page: OpenPage) -> None:
     assert "aten::linear" in page.evaluate("document.activeElement.getAttribute('aria-label')")
     page.keyboard.press("Escape")
     assert "forward" in node.first.text_content()
-    page.get_by_role("searchbox", name="Search the flame graph").fill("MM")
+    page.get_by_role("searchbox", name="Search: Flame graph").fill("MM")
     assert 'in "mm"' in page.locator(".flame").text_content()
     assert page.locator(".flame-node.hit").count() > 0
     assert (opened.errors, opened.requests) == ([], [path.as_uri()])  # the reload
@@ -221,19 +221,19 @@ def test_flame_address(tmp_path: Path, open_page: OpenPage) -> None:
     """The address of a node leads to it in both trees, and that of one that is gone to what is around it."""
     path = flame_loop().to_html(tmp_path / "page.html")
     for hash, time in (
-        ("flame=cpu&node=forward > block > aten::linear", "180 us per step (100.0 %)"),
-        ("flame=gpu&node=forward > block > aten::linear", "200 us per step (100.0 %)"),
+        ("flame.view=cpu&flame.node=forward > block > aten::linear", "180 us per step (100.0 %)"),
+        ("flame.view=gpu&flame.node=forward > block > aten::linear", "200 us per step (100.0 %)"),
     ):
         opened = open_page(f"{path.as_uri()}#{hash}")
         _, node = opened_flame(opened)
         assert node.first.get_attribute("aria-label").startswith(f"aten::linear, Time {time}")
-    _, node = opened_flame(open_page(f"{path.as_uri()}#flame=cpu&node=forward > block > gone"))
+    _, node = opened_flame(open_page(f"{path.as_uri()}#flame.view=cpu&flame.node=forward > block > gone"))
     assert "block" in node.first.text_content()
 
 
 def test_flame_keys(tmp_path: Path, open_page: OpenPage) -> None:
     """One stop of the tab key leads into the graph, and arrows to each node, also beside."""
-    page, node = opened_flame(open_page(f"{flame_loop().to_html(tmp_path / 'page.html').as_uri()}#flame=cpu"))
+    page, node = opened_flame(open_page(f"{flame_loop().to_html(tmp_path / 'page.html').as_uri()}#flame.view=cpu"))
     assert page.locator(".flame-node[tabindex='0']").count() == 1
     node.first.focus()
     for key, name in (

@@ -91,7 +91,7 @@ def test_flame(trace: Trace, tmp_path: Path, open_page: OpenPage) -> None:
     flame = shown.page.locator("#flame")
     work = int(trace.gpu.duration_ns[trace.gpu.start_ns < trace.steps.end_ns.max()].sum())
     label = flame.locator("svg").get_attribute("aria-label")
-    assert label == f"Flame graph of GPU time, {duration(work / len(trace.steps))} per step"
+    assert label == f"Flame graph: GPU time, {duration(work / len(trace.steps))} per step"
     flame.get_by_role("button", name="CPU time").click()
     label = flame.locator('[aria-label^="main thread"]').get_attribute("aria-label")
     assert label is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +13,16 @@ from rich.console import Console
 from ..errors import TraceError
 from ..memory.batch import BatchFit, fit_batches
 from ..memory.chosen_snapshot import chosen_snapshot
+from ..memory.page_sections import page_of, page_of_change
 from ..memory.read import read_memory
 from ..memory.serialize import as_dict, changes_as_dict
 from ..memory.snapshot import MemorySnapshot
+from ..page.document import write_page
 from ..report.memory_change import print_memory_change
 from ..report.memory_report import print_memory
 from ..units import parse_size
 from .errors import describe, exit_unusable, print_message
+from .pages import write_html
 from .parsing import subcommand_of
 
 
@@ -55,15 +59,22 @@ def memory(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all parts as JSON, unrounded.")] = False,
+    as_html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page with charts to this file.", metavar="FILE"),
+    ] = None,
 ) -> None:
     """Show what used the memory of a GPU at its peak: by category, line, module and region.
 
     SNAPSHOT is a memory snapshot of torch: of profile(memory="snapshot"), instrument run --memory snapshot, or
     torch.cuda.memory._dump_snapshot. Of the folder of a run, that of the newest window is taken. Of two snapshots,
-    the changes from the first to the second are shown.
+    the changes from the first to the second are shown. --html writes one file, which needs no network, with the
+    memory over time, and the peak by region, module and line.
 
-    The exit code is 1 if a snapshot cannot be read, and 2 for wrong arguments.
+    The exit code is 1 if a snapshot cannot be read or the page cannot be written, and 2 for wrong arguments.
     """
+    if as_html is not None and (as_json or limit is not None or batch):
+        raise exit_unusable(ValueError("--html excludes --json, --limit and --batch"))
     if len(snapshots) > 2:
         raise typer.BadParameter(f"one or two are accepted: {len(snapshots)}", param_hint="SNAPSHOT")
     batches = _batches(batch or [], len(snapshots))
@@ -76,6 +87,10 @@ def memory(
     except ValueError as error:  # of a rank that is not there
         raise exit_unusable(error) from None
     chosen = _device(read, device)
+    if as_html is not None:
+        text = page_of(read[0], chosen) if len(read) == 1 else page_of_change(read[0], read[1], chosen)
+        write_html(partial(write_page, text=text), as_html)
+        return
     if len(read) == 1:
         if as_json:
             typer.echo(json.dumps({"snapshots": [as_dict(read[0], chosen, limit_bytes)]}, indent=2))

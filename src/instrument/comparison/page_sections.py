@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ from ..page.document import document
 from ..page.names import shown_name
 from ..page.samples import samples_section
 from ..page.summary import summary_section
-from ..units import counted, duration
+from ..page.table import table_section
+from ..page.waterfall import WaterfallWords, waterfall_section
+from ..units import duration
 from .comparison_data import ComparisonData, Part
 from .step_parts import KINDS
 from .verdict_text import change_text, details, headline
 
-_MAX_PARTS = 2000
 _CLASSES = {"unassigned": "other", "cpu": "operator"}
 """The class, and so the color, of a kind of part; of all others, the kind itself."""
 
@@ -66,16 +66,15 @@ def _steps(change: ComparisonData) -> dict[str, Any] | None:
 
 
 def _parts(change: ComparisonData) -> dict[str, Any]:
-    """Return all parts; of very many, those with the smallest differences are joined by kind."""
-    rest = sorted(change.parts[_MAX_PARTS:], key=lambda part: part.kind)
-    joined = [list(parts) for _, parts in groupby(rest, key=lambda part: part.kind)]
-    return {
-        "id": "parts",
-        "type": "waterfall",
-        "title": "What changed",
-        "kinds": {kind: _kind(kind, text) for kind, text in KINDS.items()},
-        "parts": [*map(_part, change.parts[:_MAX_PARTS]), *map(_joined, joined)],
-    }
+    words = WaterfallWords(
+        "ns",
+        "calls",
+        "The parts of the two median steps; the differences add up",
+        {"Kind": "", "Region": "outside regions", "Operator": "no operator", "Kernel": "no kernel"},
+        [[0, 1, 2, 3], [1, 0, 2, 3]],
+        {kind: _kind(kind, text) for kind, text in KINDS.items()},
+    )
+    return waterfall_section(words, [_part(part) for part in change.parts])
 
 
 def _kind(kind: str, definition: str) -> dict[str, str]:
@@ -88,31 +87,17 @@ def _part(part: Part) -> list[Any]:
     return [part.kind, *names, part.before_ns, part.after_ns, part.before_calls, part.after_calls]
 
 
-def _joined(parts: Sequence[Part]) -> list[Any]:
-    columns = zip(*(_part(part)[4:] for part in parts), strict=True)
-    return [parts[0].kind, f"({counted(len(parts), 'smaller part')})", "", "", *map(sum, columns)]
-
-
 def _findings(change: ComparisonData) -> dict[str, Any] | None:
     columns = {
-        "change": ("Change", "text"), "title": ("Finding", "text"), "win": ("To win", "ns"),
-        "rule": ("Rule", "text"), "place": ("Place", "text"), "fix": ("Fix", "text"),
+        "Change": "text", "Finding": "text", "To win": "ns", "Rule": "text", "Place": "text", "Fix": "text",
     }  # fmt: skip
     rows = [
         _finding(name, found)
         for name, findings in (("new", change.new), ("gone", change.gone))
         for found in findings
     ]
-    if not rows:
-        return None
-    return {
-        "id": "findings",
-        "type": "table",
-        "title": "Findings gone and new",
-        "caption": "Findings of one side only, with the time per step that each would win there",
-        "columns": [{"title": title, "kind": kind} for title, kind in columns.values()],
-        "rows": rows,
-    }
+    caption = "Findings of one side only, with the time per step that each would win there"
+    return table_section("findings", "Findings gone and new", caption, columns, rows) if rows else None
 
 
 def _finding(change: str, found: Finding) -> list[Any]:

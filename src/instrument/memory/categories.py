@@ -46,6 +46,11 @@ EVIDENCE = {
 _REASONS = list(EVIDENCE)
 
 
+def page_class(category: str) -> str:
+    """Return what pages call a category, which gives its color; on them, "other" is idle time."""
+    return "other_memory" if category == "other" else category
+
+
 def categorize(allocations: Table, events: int, passes: Passes, facts: StackFacts) -> Table:
     """Return what the allocations of a `MemorySnapshot` are for, in rows beside them.
 

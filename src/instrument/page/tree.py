@@ -1,4 +1,4 @@
-"""Merges rows with the same path into nodes, and joins the smallest nodes; all sums stay exact."""
+"""Merges rows with the same path into the nodes of a flame graph, and joins the smallest; all sums stay exact."""
 
 from __future__ import annotations
 
@@ -107,3 +107,22 @@ def _pruned(tree: Tree, total: Array, most: int) -> Tree:
         np.concatenate((tree.counts[rows], counts)),
         np.concatenate((tree.joined[rows], np.bincount(of.reshape(-1), minlength=len(below)))),
     )
+
+
+def packed_tree(tree: Tree, base: int, names: dict[int, int]) -> dict[str, Any]:
+    """Return a tree as the script of the flame graph reads it.
+
+    Args:
+        tree: the tree. A key of it is a kind times ``base``, and a name.
+        base: more than any name.
+        names: the keys that the page has a text for, with their numbers; those of the tree are added.
+    """
+    keys = tree.key.tolist()
+    return {
+        "parent": tree.parent.tolist(),
+        "name": [-1 if key == JOINED else names.setdefault(key, len(names)) for key in keys],
+        "kind": [-1 if key == JOINED else key // base for key in keys],
+        "joined": {node: count for node, count in enumerate(tree.joined.tolist()) if count},
+        "values": tree.own.T.tolist(),
+        "counts": tree.counts.T.tolist(),
+    }

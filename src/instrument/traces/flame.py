@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..page.names import shown_name
-from ..page.tree import JOINED, Tree, tree_of
+from ..page.tree import Tree, packed_tree, tree_of
 from .backward_ranges import BackwardRanges
 from .main_threads import main_thread
 from .nest import ancestor_levels
@@ -19,17 +19,20 @@ from .work_classes import CLASSES, work_classes, work_names
 _KINDS = ("region", "module", "operator", "thread", *CLASSES)
 _THREAD, _WORK = 3, 4
 _MOST = 2500  # nodes of a view; with the joined ones twice as many
-_NOTES = {
+_VIEWS = {
     "cpu": (
+        "CPU time",
         "The CPU time of the steps by thread: that of the main thread adds up to the steps, that of another thread"
-        " is its time inside ranges."
+        " is its time inside ranges.",
     ),
     "gpu": (
+        "GPU time",
         "The durations of the GPU work of the steps, below the range that launched it; work that runs at the same"
         " time counts in full. A backward pass is below the region or module of its forward pass where sequence"
-        " numbers tell it."
+        " numbers tell it.",
     ),
 }
+"""The trees of the graph: the title of each, and what its numbers are."""
 
 
 def flame_of(trace: TraceData, gpu: Table, communication: Array, steps: int, each: str) -> dict[str, Any] | None:
@@ -53,21 +56,40 @@ def flame_of(trace: TraceData, gpu: Table, communication: Array, steps: int, eac
     if gpu:
         views["gpu"] = rows.gpu_tree()
     names: dict[int, int] = {}
-    packed = {view: rows.packed(tree, names) | {"note": _NOTES[view]} for view, tree in views.items()}
+    packed = {view: _about(view) | packed_tree(tree, rows.base, names) for view, tree in views.items()}
     return {
         "id": "flame",
         "type": "flame",
         "title": "Flame graph",
+        "unit": "ns",
         "steps": steps,
         "each": each,
+        "words": {
+            "views": "Time",
+            "parts": "Pass",
+            "value": "Time",
+            "own": "Self time",
+            "second": "In backward passes",
+            "count": "Calls",
+        },
+        "parts": [["all", "Both passes"], ["forward", "Forward and other"], ["backward", "Backward"]],
         "kinds": _KINDS,
         "names": [rows.text(key) for key in names],
+        "about": {},
         "views": packed,
     }
 
 
+def _about(view: str) -> dict[str, str]:
+    title, note = _VIEWS[view]
+    return {"title": title, "note": note}
+
+
 class _Rows:
-    """The rows of the trees: a row for each thread, then the ranges, then the GPU work."""
+    """The rows of the trees: a row for each thread, then the ranges, then the GPU work.
+
+    The key of a row is its kind times ``base``, and its name.
+    """
 
     def __init__(self, trace: TraceData, gpu: Table, communication: Array, ranges: Ranges) -> None:
         self._trace, self._gpu, self._communication, self._ranges = trace, gpu, communication, ranges
@@ -76,8 +98,8 @@ class _Rows:
         self._parents, self._backward = backward.parents, backward.mask
         self._autograd, self._in_node = backward.autograd, backward.in_node
         self._threads = len(trace.threads) + 1
-        self._base = max(len(trace.strings), self._threads)
-        self._keys = ranges.kind * self._base + ranges.name
+        self.base = max(len(trace.strings), self._threads)
+        self._keys = ranges.kind * self.base + ranges.name
 
     def cpu_tree(self, own: Array, outside_ns: int) -> Tree:
         """Return the tree of the CPU time; the roots are threads, the main thread first."""
@@ -94,7 +116,7 @@ class _Rows:
         in_backward = np.concatenate((outside != outside, self._backward))
         return tree_of(
             np.concatenate((np.full(self._threads, -1), parents)),
-            np.concatenate((_THREAD * self._base + order, self._keys)),
+            np.concatenate((_THREAD * self.base + order, self._keys)),
             _by_pass(times, in_backward),
             _by_pass(calls, in_backward),
             _MOST,
@@ -109,7 +131,7 @@ class _Rows:
         mask = np.concatenate((self._backward, in_backward))
         return tree_of(
             np.concatenate(([-1], parents)),
-            np.concatenate(([_THREAD * self._base + self._threads], self._keys, kind * self._base + name)),
+            np.concatenate(([_THREAD * self.base + self._threads], self._keys, kind * self.base + name)),
             _by_pass(np.concatenate((np.zeros(count + 1, np.int64), gpu.duration_ns)), np.append(False, mask)),
             _by_pass(np.append(0, np.ones(count + len(gpu), np.int64)), np.append(False, mask)),
             _MOST,
@@ -143,21 +165,9 @@ class _Rows:
         parents[top[other]] = region[other]
         return parents
 
-    def packed(self, tree: Tree, names: dict[int, int]) -> dict[str, Any]:
-        """Return a tree for the page; ``names`` numbers the keys of its nodes."""
-        keys = tree.key.tolist()
-        return {
-            "parent": tree.parent.tolist(),
-            "name": [-1 if key == JOINED else names.setdefault(key, len(names)) for key in keys],
-            "kind": [-1 if key == JOINED else key // self._base for key in keys],
-            "joined": {node: count for node, count in enumerate(tree.joined.tolist()) if count},
-            "ns": tree.own.T.tolist(),
-            "calls": tree.counts.T.tolist(),
-        }
-
     def text(self, key: int) -> str:
         """Return the name of the nodes with a key."""
-        kind, code = divmod(key, self._base)
+        kind, code = divmod(key, self.base)
         trace = self._trace
         if kind == _THREAD:
             return self._thread_name(code) if code < self._threads else "GPU work"

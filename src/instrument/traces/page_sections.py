@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import median_low
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..page.document import document
 from ..page.names import shown_name
 from ..page.samples import samples_section
 from ..page.summary import summary_section
+from ..page.table import table_section
 from ..units import count, counted, duration
 from .communication import communication_mask
 from .flame import flame_of
@@ -91,7 +92,9 @@ def _tables(tables: Mapping[str, Table], first: int) -> dict[str, Any]:
         if rows
         for start, end in [_bounds(rows)]
     ]
-    return _table("Tables", "The tables that have rows; times count from the first event", columns, rows)
+    return table_section(
+        "tables", "Tables", "The tables that have rows; times count from the first event", columns, rows
+    )
 
 
 def _devices(trace: TraceData) -> dict[str, Any] | None:
@@ -114,7 +117,7 @@ def _devices(trace: TraceData) -> dict[str, Any] | None:
             else ("", None, None)
         )
         rows.append([about[0], number, *about[1:], len(work), int(work.sum())])
-    return _table("GPUs", "The GPUs of the trace", columns, rows) if rows else None
+    return table_section("gpus", "GPUs", "The GPUs of the trace", columns, rows) if rows else None
 
 
 def _coverage(trace: TraceData) -> dict[str, Any] | None:
@@ -130,18 +133,11 @@ def _coverage(trace: TraceData) -> dict[str, Any] | None:
         for name, each in trace.coverage.items()
         if each.of
     ]
-    return _table("Coverage", "GPU operations with a link to other events", columns, rows) if rows else None
-
-
-def _table(title: str, caption: str, columns: Mapping[str, str], rows: Sequence[list[Any]]) -> dict[str, Any]:
-    return {
-        "id": title.lower(),
-        "type": "table",
-        "title": title,
-        "caption": caption,
-        "columns": [{"title": name, "kind": kind} for name, kind in columns.items()],
-        "rows": rows,
-    }
+    return (
+        table_section("coverage", "Coverage", "GPU operations with a link to other events", columns, rows)
+        if rows
+        else None
+    )
 
 
 def _bounds(rows: Table) -> tuple[int, int]:

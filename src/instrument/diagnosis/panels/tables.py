@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...page.names import shown_name
+from ...page.table import table_section
 from ..diagnosis_data import DiagnosisData
 
 _MAX_ROWS = 1000
@@ -68,17 +69,14 @@ def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any]]:
         about = diagnosis.metrics.about(metric)
         left_out = f" The longest {_MAX_ROWS:,} of {len(rows):,}." if len(rows) > _MAX_ROWS else ""
         covered = "" if about.coverage is None else f" Coverage: {100 * about.coverage:.0f} % of the GPU time."
-        yield {
-            "id": title.lower(),
-            "type": "table",
-            "title": title,
-            "note": f"{note} Window: {about.window}.{covered}{left_out}",
-            "caption": f"{title} of the window",
-            "columns": [{"title": head, "kind": kind} for head, kind in columns.values()],
-            "rows": [
-                [_value(row.get(key), kind) for key, (_, kind) in columns.items()] for row in rows[:_MAX_ROWS]
-            ],
-        }
+        yield table_section(
+            title.lower(),
+            title,
+            f"{title} of the window",
+            dict(columns.values()),
+            [[_value(row.get(key), kind) for key, (_, kind) in columns.items()] for row in rows[:_MAX_ROWS]],
+            f"{note} Window: {about.window}.{covered}{left_out}",
+        )
 
 
 def _value(value: Any, kind: str) -> Any:

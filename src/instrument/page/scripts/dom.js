@@ -24,6 +24,7 @@ function svg(tag, attributes, ...children) {
 const CLASS_WORDS = {
   input: "idle: input", synchronization: "idle: synchronization", overhead: "idle: overhead",
   latency: "idle: launch latency", other: "idle: other", runtime: "runtime call", copies: "memcpy",
+  optimizer_state: "optimizer state", other_memory: "other",
 };
 
 /** What people call a class of slices or nodes. */

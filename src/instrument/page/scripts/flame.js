@@ -1,42 +1,38 @@
-// The flame graph: each node as wide as its time with all nodes inside it, the outermost on top.
+// The flame graph: each node as wide as its time, or its memory, with all nodes inside it, the outermost on top.
+// The section has the unit and the words for the amounts, and one tree or several. Each amount has two parts, such
+// as that outside and that inside backward passes.
 
 const FLAME_ROW = 20; // pixels: the height of a row
 const FLAME_LEAST = 2; // pixels: the width below which nothing is drawn
-const FLAME_TIMES = [
-  ["cpu", "CPU time"],
-  ["gpu", "GPU time"],
-];
-const FLAME_PASSES = [
-  ["all", "Both passes"],
-  ["forward", "Forward and other"],
-  ["backward", "Backward"],
-];
 
 registerView("flame", (section, element) => {
-  const times = FLAME_TIMES.filter(([value]) => section.views[value]);
-  const backward = Object.values(section.views).some(({ ns }) => ns[1].some(Boolean));
+  const trees = Object.entries(section.views).map(([value, { title }]) => [value, title]);
+  const both = Object.values(section.views).some(({ values }) => values.every((part) => part.some(Boolean)));
   const view = {
-    section, times, passes: backward ? FLAME_PASSES : FLAME_PASSES.slice(0, 1),
+    section, trees, parts: both ? section.parts : section.parts.slice(0, 1),
     about: h("p", { class: "muted" }), picture: h("div", { class: "flame-picture" }), colors: h("div"),
     path: h("div", { class: "controls", role: "group", "aria-label": "Where the graph begins" }),
-    search: h("input", { type: "search", placeholder: "Search", "aria-label": "Search the flame graph" }),
+    search: h("input", { type: "search", placeholder: "Search", "aria-label": `Search: ${section.title}` }),
     found: h("span", { class: "muted", role: "status" }),
   };
   view.search.addEventListener("input", () => flameSet(view, "search", view.search.value));
-  view.choices = [flameChoice(view, "flame", "Time", times), flameChoice(view, "pass", "Pass", view.passes)];
+  view.choices = [
+    flameChoice(view, "view", section.words.views, trees),
+    flameChoice(view, "part", section.words.parts, view.parts),
+  ];
   const groups = view.choices.map(({ group }) => group);
   element.append(view.about, h("div", { class: "controls" }, groups, view.search, view.found));
-  element.append(view.path, view.picture, view.colors, ...times.map((time) => flameTable(section, ...time)));
+  element.append(view.path, view.picture, view.colors, ...trees.map((tree) => flameTable(section, ...tree)));
   flameDraw(view);
   flameKeys(view);
   const draw = () => flameDraw(view);
-  for (const key of ["flame", "pass", "node", "search"]) state.onChange(key, draw);
+  for (const key of ["view", "part", "node", "search"]) state.onChange(`${section.id}.${key}`, draw);
   page.on("resize", draw);
 });
 
 function flameDraw(view) {
   flameRead(view);
-  view.about.textContent = `Time ${view.section.each}. ${view.tree.note}`;
+  view.about.textContent = `${view.section.words.value} ${view.section.each}. ${view.tree.note}`;
   view.choices.forEach(({ press }) => press());
   view.path.replaceChildren(...flamePath(view));
   view.picture.replaceChildren(flamePicture(view));
@@ -45,7 +41,7 @@ function flameDraw(view) {
 }
 
 function flameSet(view, key, text) {
-  state.set(key, text);
+  state.set(`${view.section.id}.${key}`, text);
   flameDraw(view);
 }
 
@@ -59,36 +55,37 @@ function flameChoice(view, key, label, values) {
   return { group: values.length > 1 ? h("span", { role: "group", "aria-label": label }, buttons) : null, press };
 }
 
-const flameUsual = ({ times }) => ({ flame: times.at(-1)[0], pass: "all" });
+const flameUsual = ({ trees, parts }) => ({ view: trees.at(-1)[0], part: parts[0][0] });
 
-/** Read the state (which tree, which pass, the words, and the node that is enlarged, or -1), and sum up. */
+/** Read the state (which tree, which part, the words, and the node that is enlarged, or -1), and sum up. */
 function flameRead(view) {
-  const chosen = (key, values) =>
-    values.find(([value]) => value === state.get(key))?.[0] ?? flameUsual(view)[key];
-  view.flame = chosen("flame", view.times);
-  view.pass = chosen("pass", view.passes);
-  view.tree = view.section.views[view.flame];
-  view.own = flameOfPass(view.tree.ns, view.pass);
-  view.calls = flameOfPass(view.tree.calls, view.pass);
+  const kept = (key) => state.get(`${view.section.id}.${key}`);
+  const chosen = (key, values) => values.find(([value]) => value === kept(key))?.[0] ?? flameUsual(view)[key];
+  view.view = chosen("view", view.trees);
+  view.part = chosen("part", view.parts);
+  view.tree = view.section.views[view.view];
+  const part = view.section.parts.findIndex(([value]) => value === view.part);
+  view.own = flameOfPart(view.tree.values, part);
+  view.counts = flameOfPart(view.tree.counts, part);
   view.total = flameTotals(view.tree.parent, view.own);
   view.children = view.tree.parent.map(() => []);
   view.roots = [];
   view.tree.parent.forEach((above, node) => {
     if (view.total[node]) (view.children[above] ?? view.roots).push(node);
   });
-  const words = state.get("search") ?? "";
+  const words = kept("search") ?? "";
   if (view.search.value !== words) view.search.value = words;
   view.words = words.toLowerCase();
-  view.node = flameNode(view, state.get("node") ?? "");
+  view.node = flameNode(view, kept("node") ?? "");
   view.whole = view.node < 0 ? view.roots.reduce((sum, node) => sum + view.total[node], 0) : view.total[view.node];
 }
 
-/** The values of a pass: outside backward passes, inside them, or both. */
-function flameOfPass([outside, inside], pass) {
-  return outside.map((value, node) => (pass === "backward" ? 0 : value) + (pass === "forward" ? 0 : inside[node]));
+/** The values of a part: 1, 2, or 0 for both. */
+function flameOfPart([first, second], part) {
+  return first.map((value, node) => (part === 2 ? 0 : value) + (part === 1 ? 0 : second[node]));
 }
 
-/** The time of each node with all nodes inside it, which come after it. */
+/** The amount of each node with all nodes inside it, which come after it. */
 function flameTotals(parent, own) {
   const total = [...own];
   for (let node = total.length - 1; node >= 0; node -= 1) {
@@ -107,7 +104,10 @@ function flameKind({ section, tree }, node) {
   return section.kinds[tree.kind[node]] ?? "smaller";
 }
 
-const FLAME_COLORS = { thread: ["other", 35], smaller: ["line", 60], operator: ["operator", 25] };
+const FLAME_COLORS = {
+  thread: ["other", 35], peak: ["other", 35], smaller: ["line", 60], unknown: ["line", 60],
+  operator: ["operator", 25], line: ["operator", 25], inferred: ["mark", 30],
+};
 
 function flameColor(kind) {
   const [name, share] = FLAME_COLORS[kind] ?? [kind, 55];
@@ -168,26 +168,30 @@ function flameBoxes(view, width) {
 }
 
 function flamePicture(view) {
-  if (!view.whole) return h("p", {}, "No time of this kind is recorded.");
-  const { flame, whole, section } = view;
+  if (!view.whole) return h("p", {}, "Nothing of this kind is recorded.");
   const width = Math.max(view.picture.clientWidth, 300);
   const boxes = flameBoxes(view, width);
   const height = FLAME_ROW * (1 + Math.max(...boxes.map(({ depth }) => depth)));
-  const time = `${format.ns(whole / section.steps)} ${section.each}`;
-  const label = `Flame graph of ${flame.toUpperCase()} time, ${time}`;
+  const label = `${view.section.title}: ${view.tree.title}, ${flameAmount(view, view.whole)}`;
   const nodes = boxes.map((box, index) => flameBox(view, box, index === 0));
   return svg("svg", { width, height, role: "group", "aria-label": label }, nodes);
 }
 
+/** An amount in words: "1.20 ms per step". */
+function flameAmount({ section: { unit, steps, each } }, value) {
+  return `${format[unit](value / steps)} ${each}`;
+}
+
 function flameLines(view, node) {
-  const { steps, each } = view.section;
+  const { unit, steps, each, words, about } = view.section;
   return [
     flameName(view, node),
-    ["Time", `${format.ns(view.total[node] / steps)} ${each} (${format.percent(view.total[node] / view.whole)})`],
-    ["Self time", format.ns(view.own[node] / steps)],
-    ["Calls", `${format.count(view.calls[node] / steps)} ${each}`],
+    [words.value, `${flameAmount(view, view.total[node])} (${format.percent(view.total[node] / view.whole)})`],
+    words.own && [words.own, format[unit](view.own[node] / steps)],
+    [words.count, `${format.count(view.counts[node] / steps)} ${each}`],
     ["Kind", classWords(flameKind(view, node))],
-  ];
+    about[view.tree.name[node]],
+  ].filter(Boolean);
 }
 
 function flameBox(view, { node, x, span, depth }, first) {
@@ -214,7 +218,7 @@ function flameBox(view, { node, x, span, depth }, first) {
 /** Enter enlarges, Escape goes up, arrows move the focus to what is drawn around, inside or beside a node. */
 function flameKeys(view) {
   const add = (key, words, act) =>
-    keys.add(key, `Flame graph, if it has the focus: ${words}`, () => {
+    keys.add(key, `${view.section.title}, if it has the focus: ${words}`, () => {
       const box = document.activeElement?.closest?.(".flame-node");
       if (!box || !view.picture.contains(box)) return false;
       act(Number(box.dataset.node));
@@ -248,36 +252,37 @@ function flameLegend(view) {
   return legend([...kinds].map((kind) => [flameColor(kind), classWords(kind)]));
 }
 
-/** The time inside nodes whose names contain the words; nodes inside such a node do not count again. */
+/** The amount inside nodes whose names contain the words; nodes inside such a node do not count again. */
 function flameFound(view) {
-  const { words, whole, section } = view;
+  const { words, whole } = view;
   if (!words) return "";
   const add = (sum, node) => sum + inside(node);
   const inside = (node) =>
     flameName(view, node).toLowerCase().includes(words) ? view.total[node] : view.children[node].reduce(add, 0);
   const total = (view.node < 0 ? view.roots : [view.node]).reduce(add, 0);
-  const time = `${format.ns(total / section.steps)} ${section.each}`;
-  return `${time} (${format.percent(whole ? total / whole : 0)}) in "${words}"`;
+  return `${flameAmount(view, total)} (${format.percent(whole ? total / whole : 0)}) in "${words}"`;
 }
 
-function flameTable(section, time, words) {
-  const { steps, each, views } = section;
-  const tree = views[time];
+function flameTable(section, key, title) {
+  const { unit, steps, each, words } = section;
+  const tree = section.views[key];
   const paths = [];
-  const own = flameOfPass(tree.ns, "all");
-  const calls = flameOfPass(tree.calls, "all");
-  const times = [flameTotals(tree.parent, own), flameTotals(tree.parent, tree.ns[1]), own, calls];
   tree.parent.forEach((above, node) => paths.push([...(paths[above] ?? []), flameName({ section, tree }, node)]));
-  const columns = {
-    Node: "text", Kind: "text", Time: "ns", "In backward passes": "ns", "Self time": "ns", Calls: "count",
-    Path: "text",
-  };
+  const own = flameOfPart(tree.values, 0);
+  const sums = [
+    [words.value, unit, flameTotals(tree.parent, own)],
+    [words.second, unit, flameTotals(tree.parent, tree.values[1])],
+    [words.own, unit, own],
+    [words.count, "count", flameOfPart(tree.counts, 0)],
+  ].filter(([head]) => head);
+  const heads = Object.fromEntries(sums.map(([head, kind]) => [head, kind]));
   const rows = paths.map((path, node) => [
-    path.at(-1), flameKind({ section, tree }, node), ...times.map((values) => values[node] / steps),
-    path.slice(0, -1).join(" > "),
+    path.at(-1), classWords(flameKind({ section, tree }, node)),
+    ...sums.map(([, , values]) => values[node] / steps), path.slice(0, -1).join(" > "),
   ]);
-  return tableBehind(`The nodes by ${words} as a table`, {
-    id: `${section.id}-${time}`, caption: `All nodes, ${words} ${each}`, columns: tableColumns(columns),
-    rows: tableSorted(rows, 2, "ns", false),
+  return tableBehind(`The nodes as a table: ${title}`, {
+    id: `${section.id}-${key}`, caption: `All nodes: ${title}, ${words.value.toLowerCase()} ${each}`,
+    columns: tableColumns({ Node: "text", Kind: "text", ...heads, Path: "text" }),
+    rows: tableSorted(rows, 2, unit, false),
   });
 }

@@ -84,9 +84,7 @@ function timelineDraw(view) {
 /** Show a time, within the window. */
 function timelineMove(view, start, end) {
   const { start_ns: first, end_ns: last } = view.model;
-  const length = Math.min(Math.max(end - start, TIMELINE_LEAST_NS), last - first);
-  view.start = Math.min(Math.max(start, first), last - length);
-  view.end = view.start + length;
+  [view.start, view.end] = zoomWithin([start, end], [first, last], TIMELINE_LEAST_NS);
   tooltip.hide();
   timelineDraw(view);
   const whole = view.start === first && view.end === last;
@@ -94,10 +92,7 @@ function timelineMove(view, start, end) {
 }
 
 function timelineZoom(view, factor, at = 0.5) {
-  const length = view.end - view.start;
-  const time = view.start + at * length;
-  const next = Math.max(length * factor, TIMELINE_LEAST_NS);
-  timelineMove(view, time - at * next, time + (1 - at) * next);
+  timelineMove(view, ...zoomAround([view.start, view.end], factor, at, TIMELINE_LEAST_NS));
 }
 
 function timelinePan(view, part) {

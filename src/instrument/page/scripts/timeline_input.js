@@ -1,59 +1,21 @@
-// Pointers, wheel and keys of the timeline, and the tables behind it.
+// Pointers and keys of the timeline, and the tables behind it.
+
+/** What pointers and the wheel do to the shown time; places are in pixels from the left. */
+function timelineActs(view) {
+  return {
+    pan: (by) => timelinePan(view, by / view.width),
+    zoom: (factor, at) => timelineZoom(view, factor, at / view.width),
+  };
+}
 
 function timelinePointer(view, group) {
-  const { canvas } = group;
-  const down = new Map();
-  let [moved, spread] = [0, 0];
-  canvas.addEventListener("pointerdown", (event) => {
-    if (event.button) return;
-    if (!down.size) moved = 0;
-    down.set(event.pointerId, event.clientX);
-    canvas.setPointerCapture(event.pointerId);
-    view.ruler.focus({ preventScroll: true });
-    spread = timelineSpread(down);
+  zoomByPointer(group.canvas, {
+    ...timelineActs(view),
+    hover: (event) => timelineHover(view, group, event),
+    press: (event) => timelineSelect(view, timelinePick(view, group, event)),
+    focus: () => view.ruler.focus({ preventScroll: true }),
   });
-  canvas.addEventListener("pointermove", (event) => {
-    if (!down.has(event.pointerId)) return void timelineHover(view, group, event);
-    const by = event.clientX - down.get(event.pointerId);
-    down.set(event.pointerId, event.clientX);
-    moved += Math.abs(by);
-    if (down.size === 1 && moved > 3) timelinePan(view, -by / view.width);
-    else if (down.size === 2) {
-      const [before, middle] = [spread, [...down.values()].reduce((sum, x) => sum + x, 0) / 2];
-      spread = timelineSpread(down);
-      timelineZoom(view, before / spread, (middle - canvas.getBoundingClientRect().left) / view.width);
-    }
-  });
-  const up = (event) => {
-    if (!down.delete(event.pointerId)) return;
-    if (event.type === "pointerup" && moved <= 3) timelineSelect(view, timelinePick(view, group, event));
-  };
-  canvas.addEventListener("pointerup", up);
-  canvas.addEventListener("pointercancel", up);
-  canvas.addEventListener("pointerleave", () => tooltip.hide());
-  timelineWheel(view, canvas);
-}
-
-function timelineSpread(down) {
-  const places = [...down.values()];
-  return Math.max(Math.max(...places) - Math.min(...places), 20);
-}
-
-/** Ctrl zooms at the pointer, shift and sideways pan; else the wheel scrolls the page. */
-function timelineWheel(view, canvas) {
-  canvas.addEventListener(
-    "wheel",
-    (event) => {
-      const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
-      if (!event.ctrlKey && !event.metaKey && !event.shiftKey && !sideways) return;
-      event.preventDefault();
-      const by = (sideways ? event.deltaX : event.deltaY) * (event.deltaMode ? 20 : 1);
-      if (event.ctrlKey || event.metaKey)
-        timelineZoom(view, 1.003 ** by, (event.clientX - canvas.getBoundingClientRect().left) / view.width);
-      else timelinePan(view, by / view.width);
-    },
-    { passive: false },
-  );
+  zoomByWheel(group.canvas, timelineActs(view));
 }
 
 /** The strip above the ruler: a press or drag on it moves the view there. */
@@ -69,7 +31,7 @@ function timelineStrip(view) {
   };
   ruler.addEventListener("pointerdown", go);
   ruler.addEventListener("pointermove", go);
-  timelineWheel(view, ruler);
+  zoomByWheel(ruler, timelineActs(view));
 }
 
 function timelineKeys(view) {
@@ -78,7 +40,7 @@ function timelineKeys(view) {
   // Letters work while the timeline is on the screen and no other chart has the focus; arrows scroll elsewhere.
   const near = () => {
     const { top, bottom } = element.getBoundingClientRect();
-    return focused() || (!document.activeElement.closest("svg") && bottom > 80 && top < innerHeight - 80);
+    return focused() || (!document.activeElement.closest("svg, canvas") && bottom > 80 && top < innerHeight - 80);
   };
   const add = (key, words, call, active = near) => keys.add(key, words, () => active() && (call(), true));
   const [zoomIn, zoomOut] = [() => timelineZoom(view, 0.7), () => timelineZoom(view, 1 / 0.7)];

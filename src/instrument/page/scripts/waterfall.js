@@ -1,23 +1,23 @@
-// The difference of two steps as a waterfall: from the time before, part by part, to the time after.
+// The difference of two amounts, such as two steps, as a waterfall: from the one before, part by part, to the one
+// after. A part is a list: its name in each column of the section, the amounts before and after, and the counts.
 
 const WATERFALL_ROWS = 12;
 const WATERFALL_BREAK = 0.25; // of the whole: if less changes, the bars do not begin at 0
-const WATERFALL_COLUMNS = ["kind", "region", "operator", "kernel"];
-const WATERFALL_EMPTY = ["", "outside regions", "no operator", "no kernel"];
 
 registerView("waterfall", (section, element) => {
-  const choose = (order) => () => {
-    state.set("order", order === "kind" ? null : order);
+  const choose = (columns, at) => () => {
+    state.set("order", at ? waterfallOrder(section, columns) : null);
     state.set("parts", null);
     draw();
   };
-  const orders = ["kind", "region"].map((order) =>
-    h("button", { type: "button", onclick: choose(order) }, `By ${order}`));
+  const orders = section.orders.map((columns, at) =>
+    h("button", { type: "button", onclick: choose(columns, at) }, `By ${waterfallOrder(section, columns)}`));
   const crumbs = h("nav", { class: "crumbs", "aria-label": "Parts shown" });
   const chart = h("div", { class: "rows" });
   const draw = () => {
-    const view = waterfallView(section.parts, state.get("order"), state.get("parts"));
-    orders.forEach((button, column) => button.setAttribute("aria-pressed", String(view.columns[0] === column)));
+    const view = waterfallView(section, state.get("order"), state.get("parts"));
+    const pressed = section.orders.indexOf(view.columns);
+    orders.forEach((button, at) => button.setAttribute("aria-pressed", String(at === pressed)));
     crumbs.replaceChildren(...waterfallCrumbs(view, section, draw));
     chart.replaceChildren(...waterfallRows(view, section, draw));
   };
@@ -26,15 +26,21 @@ registerView("waterfall", (section, element) => {
   element.append(h("div", { class: "controls" }, orders), crumbs, chart, waterfallTable(section));
 });
 
+/** The word for an order of the columns. */
+function waterfallOrder({ columns }, [first]) {
+  return columns[first].title.toLowerCase();
+}
+
 /** What is shown for a name in a column. */
-function waterfallName({ kinds }, column, name) {
-  return (column === 0 ? kinds[name]?.words : name) || WATERFALL_EMPTY[column];
+function waterfallName({ kinds, columns }, column, name) {
+  return (column === 0 ? kinds[name]?.words : name) || columns[column].empty;
 }
 
 /** The columns in order, the names chosen in the first of them, and the parts with these names. */
-function waterfallView(parts, order, chosen) {
-  const columns = order === "region" ? [1, 0, 2, 3] : [0, 1, 2, 3];
-  const path = waterfallPath(chosen);
+function waterfallView(section, order, chosen) {
+  const { parts, orders } = section;
+  const columns = orders.find((each) => waterfallOrder(section, each) === order) ?? orders[0];
+  const path = waterfallPath(chosen).slice(0, columns.length - 1);
   const inside = parts.filter((part) => path.every((name, level) => part[columns[level]] === name));
   return inside.length ? { columns, path, parts: inside } : { columns, path: [], parts };
 }
@@ -43,7 +49,7 @@ function waterfallView(parts, order, chosen) {
 function waterfallPath(text) {
   try {
     const path = JSON.parse(text ?? "[]");
-    return Array.isArray(path) ? path.slice(0, WATERFALL_COLUMNS.length - 1) : [];
+    return Array.isArray(path) ? path : [];
   } catch {
     return [];
   }
@@ -84,36 +90,37 @@ function waterfallGroups({ columns, path, parts }, section) {
     columns.slice(level + 1).some((rest) => members.some((part) => part[rest] !== members[0][rest]));
   const group = ([name, members]) => ({
     name: waterfallName(section, column, name), path: [...prefix, name], kind: members[0][0], column,
-    splits: splits(members), ...waterfallSum(members),
+    splits: splits(members), ...waterfallSum(members, section),
   });
-  const sorted = (one, other) => Math.abs(other.ns) - Math.abs(one.ns) || other.before - one.before;
+  const sorted = (one, other) => Math.abs(other.change) - Math.abs(one.change) || other.before - one.before;
   return [...groups].map(group).sort(sorted);
 }
 
-function waterfallSum(parts) {
-  const sum = (index) => parts.reduce((total, part) => total + part[index], 0);
-  const [before, after] = [sum(4), sum(5)];
-  return { before, after, ns: after - before, calls: [sum(6), sum(7)] };
+function waterfallSum(parts, { columns }) {
+  const sum = (index) => parts.reduce((total, part) => total + part[columns.length + index], 0);
+  const [before, after] = [sum(0), sum(1)];
+  return { before, after, change: after - before, counts: [sum(2), sum(3)] };
 }
 
-/** The rows from the time before to the time after; each begins where the last one ends. */
+/** The rows from the amount before to that after; each begins where the last one ends. */
 function waterfallRows(view, section, draw) {
-  const groups = waterfallGroups(view, section).filter(({ ns }) => ns);
+  const groups = waterfallGroups(view, section).filter(({ change }) => change);
   const shown = groups.slice(0, WATERFALL_ROWS);
   const rest = groups.slice(WATERFALL_ROWS);
   if (rest.length === 1) shown.push(rest.pop());
   const changes = [...shown];
-  const others = rest.reduce((total, { ns }) => total + ns, 0);
-  if (rest.length) changes.push({ name: `(${rest.length} smaller)`, ns: others });
-  const { before, after } = waterfallSum(view.parts);
+  const others = rest.reduce((total, { change }) => total + change, 0);
+  if (rest.length) changes.push({ name: `(${rest.length} smaller)`, change: others });
+  const { before, after } = waterfallSum(view.parts, section);
   let at = before;
-  const bars = changes.map((group) => ({ group, from: at, to: (at += group.ns) }));
+  const bars = changes.map((group) => ({ group, from: at, to: (at += group.change) }));
   const axis = waterfallAxis([before, after, ...bars.map(({ to }) => to)]);
+  const amount = format[section.unit];
   return [
-    waterfallTotal("before", before, axis),
-    ...bars.map((bar) => waterfallRow(bar, axis, section.kinds, draw)),
-    waterfallTotal("after", after, axis),
-    axis.start ? h("p", { class: "muted" }, `The bars begin at ${format.ns(axis.start)}, not at 0.`) : null,
+    waterfallTotal("before", before, axis, amount),
+    ...bars.map((bar) => waterfallRow(bar, axis, section, draw)),
+    waterfallTotal("after", after, axis, amount),
+    axis.start ? h("p", { class: "muted" }, `The bars begin at ${amount(axis.start)}, not at 0.`) : null,
   ].filter(Boolean);
 }
 
@@ -123,56 +130,55 @@ function waterfallAxis(levels) {
   const high = Math.max(...levels);
   const range = high - low;
   const start = range && range < WATERFALL_BREAK * high ? Math.max(low - 0.5 * range, 0) : 0;
-  return { start, share: (ns) => (100 * (ns - start)) / (high - start || 1) };
+  return { start, share: (value) => (100 * (value - start)) / (high - start || 1) };
 }
 
-function waterfallTotal(name, ns, { start, share }) {
-  const bar = h("div", { class: start ? "piece cut" : "piece", style: { left: 0, width: `${share(ns)}%` } });
-  return h("div", { class: "row total", "data-ns": ns },
+function waterfallTotal(name, value, { start, share }, amount) {
+  const bar = h("div", { class: start ? "piece cut" : "piece", style: { left: 0, width: `${share(value)}%` } });
+  return h("div", { class: "row total", "data-value": value },
     h("div", { class: "name" }, name),
     h("div", { class: "track", "aria-hidden": "true" }, bar),
-    h("div", { class: "value" }, format.ns(ns)));
+    h("div", { class: "value" }, amount(value)));
 }
 
-function waterfallRow({ group, from, to }, { share }, kinds, draw) {
-  const { name, ns, kind, column, path, splits } = group;
+function waterfallRow({ group, from, to }, { share }, section, draw) {
+  const { name, change, kind, column, path, splits } = group;
   const left = share(Math.min(from, to));
   const style = { left: `${left}%`, width: `${share(Math.max(from, to)) - left}%` };
-  const lines = waterfallTooltip(group, kinds);
+  const lines = waterfallTooltip(group, section);
   const words = splits ? h("button", { type: "button", onclick: waterfallGo(path, draw) }, name) : name;
   return h("div", {
-    class: "row", "data-ns": ns,
+    class: "row", "data-value": change,
     onmousemove: (event) => tooltip.show(event.clientX, event.clientY, lines), onmouseleave: tooltip.hide,
   },
-  h("div", { class: "name" }, column === 0 ? swatch(`var(--${kinds[kind].class})`) : null, words),
+  h("div", { class: "name" }, column === 0 ? swatch(`var(--${section.kinds[kind].class})`) : null, words),
   h("div", { class: "track", "aria-hidden": "true" },
-    h("div", { class: `piece ${ns > 0 ? "slower" : "faster"}`, style })),
-  h("div", { class: "value" }, `${ns > 0 ? "+" : ""}${format.ns(ns)}`));
+    h("div", { class: `piece ${change > 0 ? "more" : "less"}`, style })),
+  h("div", { class: "value" }, `${change > 0 ? "+" : ""}${format[section.unit](change)}`));
 }
 
-function waterfallTooltip({ name, ns, kind, column, before, after, calls }, kinds) {
-  const difference = ["difference", `${format.count(ns)} ns`];
-  if (!calls) return [name, difference];
+function waterfallTooltip({ name, change, kind, column, before, after, counts }, { unit, counted, kinds }) {
+  const difference = ["difference", `${format.count(change)} ${unit}`];
+  if (!counts) return [name, difference];
   const lines = [
     name,
     difference,
-    ["before", format.ns(before)],
-    ["after", format.ns(after)],
-    ["calls", calls.map(format.count).join(" to ")],
+    ["before", format[unit](before)],
+    ["after", format[unit](after)],
+    [counted, counts.map(format.count).join(" to ")],
   ];
   return column === 0 ? [...lines, kinds[kind].definition] : lines;
 }
 
-function waterfallTable({ id, kinds, parts }) {
-  const names = WATERFALL_COLUMNS.map((name) => [name[0].toUpperCase() + name.slice(1), "text"]);
+function waterfallTable({ id, unit, counted, caption, columns: names, kinds, parts }) {
   const columns = {
-    ...Object.fromEntries(names), Before: "ns", After: "ns", Difference: "ns", "Difference, ns": "count",
-    "Calls before": "count", "Calls after": "count",
+    ...Object.fromEntries(names.map(({ title }) => [title, "text"])), Before: unit, After: unit, Difference: unit,
+    [`Difference, ${unit}`]: "count", [`Before, ${counted}`]: "count", [`After, ${counted}`]: "count",
   };
   const rows = parts.map((part) => {
-    const [before, after] = part.slice(4, 6);
-    return [kinds[part[0]].words, ...part.slice(1, 6), after - before, after - before, ...part.slice(6)];
+    const [before, after, ...counts] = part.slice(names.length);
+    const change = after - before;
+    return [kinds[part[0]].words, ...part.slice(1, names.length), before, after, change, change, ...counts];
   });
-  const caption = "The parts of the two median steps; the differences add up";
   return tableBehind("All parts as a table", { id, caption, columns: tableColumns(columns), rows });
 }

@@ -1,0 +1,40 @@
+"""What changed from one peak to another, as a waterfall on a page."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from ..page.names import shown_name
+from ..page.waterfall import WaterfallWords, waterfall_section
+from .breakdown import Breakdown
+from .categories import CATEGORIES, page_class
+from .peak_section import source_text
+
+_WORDS = WaterfallWords(
+    "bytes",
+    "blocks",
+    "The parts of the two peaks; the differences add up",
+    {"Category": "", "Region": "outside regions", "Line": ""},
+    [[0, 1, 2], [1, 0, 2], [2, 0, 1]],
+    {
+        name: {
+            "class": page_class(name),
+            "words": name.replace("_", " "),
+            "definition": f"{text[:1].upper()}{text[1:]}.",
+        }
+        for name, text in CATEGORIES.items()
+    },
+)
+
+
+def change_section(before: Breakdown, after: Breakdown) -> dict[str, Any]:
+    """Return the section: the parts by category, region, and line or evidence; they add up to the difference."""
+    sums = defaultdict[tuple[str, str, str], list[int]](lambda: [0, 0, 0, 0])
+    for side, found in enumerate((before, after)):
+        for use in found.uses:
+            each = sums[use.category, shown_name(use.region), source_text(use)]
+            each[side] += use.bytes
+            each[2 + side] += use.blocks
+    parts = sorted(sums.items(), key=lambda part: (-abs(part[1][1] - part[1][0]), part[0]))
+    return waterfall_section(_WORDS, [[*names, *amounts] for names, amounts in parts])

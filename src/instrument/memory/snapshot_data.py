@@ -1,0 +1,191 @@
+"""`SnapshotData`: what torch's allocator recorded, as tables; `MemorySnapshot` adds what can be done with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..traces.table import Array, Table
+from .allocations import pair_allocations
+from .allocator_state import AllocatorState, state_of
+from .batch import LargerBatch, larger_batch, pass_peaks
+from .breakdown import Breakdown, Place, Same, Use, add_up
+from .categories import categorize
+from .driver_traffic import DriverTraffic, traffic_of
+from .failures import FailedAllocation, failed_events, failure_of
+from .growth import Growth, growth_of
+from .passes import Passes, passes_of
+from .peak import Peak, peak_of
+from .regions import regions_of
+from .segment_events import reserved_after
+from .stacks import StackFacts, module_calls, stack_facts
+from .timeline import Timeline, timeline_of
+
+
+@dataclass(frozen=True)
+class SnapshotData:
+    """The tables of a `MemorySnapshot`, and what follows from them.
+
+    Attributes:
+        path: the file.
+        events: the recorded events, in order for each device. Columns: ``action`` (text: "alloc",
+            "free_requested", "free_completed", "segment_alloc", "segment_map", "oom", ...), ``device``,
+            ``address``, ``bytes``, ``stream``, ``time_ns`` (since the epoch; -1 if unknown), ``stack``,
+            ``device_free_bytes`` (what the driver had left when an allocation failed, "oom"; else -1), and the
+            texts ``user_metadata`` and ``compile_context``.
+        segments: what the allocator had from the driver when the snapshot was taken. Columns: ``device``,
+            ``address``, ``bytes``, ``active_bytes``, ``stream``, ``kind`` (text: "small" or "large"),
+            ``expandable`` and ``stack``.
+        blocks: the parts of the segments. Columns: ``segment`` (a row of ``segments``), ``address``, ``bytes``,
+            ``requested_bytes``, ``state`` (text: "active_allocated", "active_pending_free", "inactive") and
+            ``stack``.
+        annotations: the begins and ends of ranges: of those that torch marks, such as "Optimizer.step#AdamW.step",
+            and of the regions and steps of `instrument.profile`. Columns: ``name`` and ``stage`` (texts; "START"
+            or "END"), ``device`` and ``time_ns``; ``source`` (text: "instrument"; empty for torch's), ``range``,
+            the number that a begin and its end share, and ``thread`` (both -1 for torch's).
+        frames: the frames of all stacks. Columns: ``name`` and ``file`` (texts), and ``line``.
+        stacks: the rows of ``frames`` of each stack, the innermost first. Stack 0 is empty.
+        settings: the settings of the allocator.
+    """
+
+    path: Path
+    events: Table
+    segments: Table
+    blocks: Table
+    annotations: Table
+    frames: Table
+    stacks: list[tuple[int, ...]]
+    settings: Mapping[str, Any]
+
+    @property
+    def devices(self) -> list[int]:
+        """The numbers of the GPUs that have segments or events."""
+        return sorted({*self.segments.device.tolist(), *self.events.device.tolist()})
+
+    @property
+    def fullest_device(self) -> int | None:
+        """The number of the GPU with the highest peak; None if the snapshot has no GPU."""
+        return max(self.devices, key=lambda device: self.peak(device).bytes, default=None)
+
+    @cached_property
+    def allocations(self) -> Table:
+        """What was allocated when, the oldest first.
+
+        Columns: ``device``, ``address`` and ``bytes``; ``requested_bytes``, fewer for older memory alone, as an
+        event has the size that was asked for, and a block that of what was given; ``begin``, the row of the event
+        that allocates it, or -1 if it is older than the recorded events; ``end``, the row of the event that
+        completes its free, or the number of events if it is still in use; ``stack``, that of the allocation or,
+        for older ones, of the block; 0 for older ones that are freed, as a free has a stack of its own.
+        """
+        return pair_allocations(self.events, self.segments, self.blocks)
+
+    @cached_property
+    def uses(self) -> Table:
+        """What each allocation is for, in rows beside ``allocations``.
+
+        Columns: ``category`` (text, of `instrument.memory.categories.CATEGORIES`); ``evidence`` (text, of
+        `instrument.memory.categories.EVIDENCE`), what the category rests on without a line; ``line``, the row in
+        ``frames`` of the innermost line of the program, else of a library, or -1.
+        """
+        return categorize(self.allocations, len(self.events), self.passes, self.stack_facts)
+
+    @cached_property
+    def stack_facts(self) -> StackFacts:
+        """What each stack tells."""
+        return stack_facts(self.frames, self.stacks)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """The pass of a step that each event belongs to."""
+        return passes_of(self.events, self.annotations, self.stack_facts)
+
+    def peak(self, device: int = 0) -> Peak:
+        """Return the first time at which ``device`` used the most memory.
+
+        Memory is in use from its allocation until its free is complete, as a stream may still read it.
+        """
+        return peak_of(self.allocations, device, len(self.events))
+
+    def break_down(self, device: int = 0) -> Breakdown:
+        """Return what the memory at the peak of ``device`` is: by line, module, region and category."""
+        peak = self.peak(device)
+        reserved = reserved_after(peak.event, self.events, self.segments, device)
+        return Breakdown(peak, reserved, add_up(self._described(peak.rows)))
+
+    def largest_blocks(self, device: int = 0, most: int = 10) -> list[Use]:
+        """Return the largest blocks at the peak of ``device``, the largest first; those alike are one `Use`."""
+        alike = Counter(self._described(self.peak(device).rows))  # the rows, and so the keys, are ordered by size
+        return [Use(*same, size * number, number) for (same, size), number in islice(alike.items(), most)]
+
+    def _described(self, rows: Array) -> Iterator[tuple[Same, int]]:
+        """Yield what tells allocations apart, and their sizes."""
+        used, uses = self.allocations.where(rows), self.uses.where(rows)
+        modules = {stack: self._module_calls(stack) for stack in set(used.stack.tolist())}
+        same = zip(
+            map(self._place, uses.line.tolist()),
+            (modules[stack] for stack in used.stack.tolist()),
+            regions_of(self.events, self.annotations, used.begin, self.passes, self.frames, self.stacks),
+            uses.text("category"),
+            uses.text("evidence"),
+            strict=True,
+        )
+        return zip(same, used.bytes.tolist(), strict=True)
+
+    def timeline(self, device: int = 0) -> Timeline:
+        """Return the memory of ``device`` in use after each event, by category."""
+        return timeline_of(self.allocations, self.uses, self.events, self.segments, device)
+
+    def state(self, device: int = 0) -> AllocatorState:
+        """Return what the allocator of ``device`` held when the snapshot was taken: reserved, in use, holes."""
+        return state_of(self.allocations, self.events, self.segments, self.blocks, device)
+
+    def failures(self, device: int = 0, most: int = 3) -> list[FailedAllocation]:
+        """Return the last allocations of ``device`` that failed, in order, and why each did."""
+        lines = self.stack_facts.line[self.events.stack]
+        return [
+            failure_of(event, self._place(int(lines[event])), self.allocations, self.events, self.segments)
+            for event in failed_events(self.events, device)[-most:]
+        ]
+
+    def driver_traffic(self, device: int = 0) -> DriverTraffic:
+        """Return how often, and where, the allocator of ``device`` took memory from the driver or gave it back."""
+        return traffic_of(self.events, self.passes, self.stack_facts, device, self._place)
+
+    def larger_batch(self, device: int = 0, limit_bytes: int | None = None) -> LargerBatch:
+        """Return an estimate of what a larger batch would need on ``device``.
+
+        Args:
+            device: the GPU.
+            limit_bytes: the memory that the GPU has for the program; by default what it had when an allocation
+                failed, if one did.
+        """
+        if limit_bytes is None:
+            limit_bytes = next((each.limit_bytes for each in self.failures(device, 1)), None)
+        return larger_batch(self.timeline(device), self.passes, limit_bytes)
+
+    def pass_peaks(self, device: int = 0) -> dict[str, int]:
+        """Return the highest memory in use on ``device`` in forward, backward and optimizer passes."""
+        return pass_peaks(self.timeline(device), self.passes)
+
+    def growth(self, device: int = 0) -> list[tuple[Place, Growth]]:
+        """Return the lines whose memory several steps left behind on ``device``, the largest first."""
+        found = growth_of(self.allocations, self.uses, self.passes, self.events, device)
+        places = ((self._place(growth.line), growth) for growth in found)
+        return [(place, growth) for place, growth in places if place is not None]
+
+    def _module_calls(self, stack: int) -> tuple[Place, ...]:
+        """Return the lines that call the modules around an allocation, the outermost first."""
+        places = map(self._place, module_calls(self.frames, self.stacks[stack]))
+        return tuple(place for place in places if place is not None)
+
+    def _place(self, row: int) -> Place | None:
+        """Return the line of a frame; None for row -1."""
+        if row < 0:
+            return None
+        file, name = (self.frames.strings[self.frames[column][row]] for column in ("file", "name"))
+        return Place(file, int(self.frames.line[row]), name)

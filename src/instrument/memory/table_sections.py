@@ -1,0 +1,62 @@
+"""Tables on the page of a memory snapshot: what failed, what grows, and what went back to the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..page.names import shown_name
+from ..page.table import table_section
+from .breakdown import Place
+from .driver_traffic import DriverTraffic
+from .failures import REASONS, FailedAllocation
+from .growth import Growth
+
+
+def failures_section(failures: Sequence[FailedAllocation]) -> dict[str, Any] | None:
+    """Return the table of the allocations that failed; None if none did."""
+    columns = {
+        "Line": "text", "Why": "text", "Asked for": "bytes", "In use": "bytes", "Reserved": "bytes",
+        "Largest free piece": "bytes", "Left at the driver": "bytes",
+    }  # fmt: skip
+    rows = [
+        [
+            _text(each.place),
+            REASONS[each.reason],
+            each.bytes,
+            each.used_bytes,
+            each.reserved_bytes,
+            each.largest_hole_bytes,
+            None if each.device_free_bytes < 0 else each.device_free_bytes,
+        ]
+        for each in failures
+    ]
+    return table_section("failures", "Out of memory", "Allocations that failed", columns, rows) if rows else None
+
+
+def growth_section(growth: Sequence[tuple[Place, Growth]]) -> dict[str, Any] | None:
+    """Return the table of the lines whose memory several steps left behind; None if there is none."""
+    columns = {"Line": "text", "Steps": "count", "Memory": "bytes", "Blocks": "count"}
+    rows = [[_text(place), each.steps, each.bytes, each.blocks] for place, each in growth]
+    if not rows:
+        return None
+    note = "What a line allocated in each of several steps is still in use: a leak, unless it is meant."
+    caption = "Lines whose memory several steps left behind"
+    return table_section("growth", "Kept from several steps", caption, columns, rows, note)
+
+
+def traffic_section(traffic: DriverTraffic) -> dict[str, Any] | None:
+    """Return the table of the lines at which memory went back to the driver; None if there is none."""
+    columns = {"Line": "text", "Why": "text", "Times": "count", "Memory": "bytes"}
+    rows = [
+        [_text(each.place), "empty_cache" if each.requested else "none was left", each.times, each.bytes]
+        for each in traffic.returns
+    ]
+    if not rows:
+        return None
+    title, note = "Given back to the driver", "The CPU waits for each call of the driver."
+    return table_section("driver", title, "Lines at which memory went back to the driver", columns, rows, note)
+
+
+def _text(place: Place | None) -> str:
+    return shown_name(f"{place} {place.function}") if place else "unknown"
