@@ -12,11 +12,13 @@ import pytest
 
 import instrument
 from instrument.diagnosis.diagnose import Diagnosis
+from instrument.diagnosis.panels.page import page_of
 from instrument.findings import Finding, Site
 
 from ..memory.snapshots import block, event, segment, write
 from ..memory.test_breakdown import BATCH, FORWARD, OLDER, OPTIMIZER, STEP, frames
 from ..support.shared_traces import shared
+from ..traces.test_page import sections
 from .made_loops import MadeLoop
 from .shown import named
 
@@ -100,6 +102,20 @@ def test_a_snapshot_alone(tmp_path: Path) -> None:
     assert 5540 == found["memory_snapshot"]["peak_bytes"]
     assert [900] == [each["win_bytes"] for each in found["findings"]]
     assert "at most 900 B of memory" in diagnosis.to_markdown()
+
+
+def test_page(tmp_path: Path) -> None:
+    """The page has the findings and the memory panel; that of a trace has the panel too."""
+    alone = page_sections(diagnosed(tmp_path, "optimizer-temporaries"))
+    assert ["findings", "summary", "memory", "peak"] == alone
+    both = page_sections(instrument.diagnose(run_folder(tmp_path / "run", ("a", True))))
+    assert {"overview", "findings", "timeline", "memory", "peak"} < set(both)
+    assert len(both) == len(set(both))
+
+
+def page_sections(diagnosis: Diagnosis) -> list[str]:
+    """Return the ids of the sections of the page."""
+    return [section["id"] for section in sections(page_of(diagnosis))]
 
 
 def test_real_snapshots() -> None:

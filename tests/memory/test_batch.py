@@ -63,6 +63,20 @@ def test_the_limit_of_a_failure(tmp_path: Path) -> None:
     assert found.larger_batch(0, 6000).factor == found.larger_batch().factor != found.larger_batch(0, 9000).factor
 
 
+def test_the_limit_of_a_snapshot(tmp_path: Path) -> None:
+    """The limit is what was reserved and left, where the snapshot says it of this GPU."""
+    parts = [segment([{**block(100, 1000), "frames": []}, block(1100, 4400, "inactive")])]
+    path = tmp_path / "a.pickle"
+    for own, limit in (
+        ({"device": 0, "free_bytes": 600}, 6000),
+        ({"device": 1, "free_bytes": 600}, None),
+        ({"device": 0, "free_bytes": None}, None),
+        ({"free_bytes": "many"}, None),
+        ("none", None),
+    ):
+        assert limit == instrument.read_memory(write(path, [step(2)], parts, instrument=own)).known_limit()
+
+
 def test_nothing_grows(tmp_path: Path) -> None:
     """Without activations or batches, the peak stays, and any batch fits."""
     found = instrument.read_memory(write(tmp_path / "a.pickle", [[]], OLDER)).larger_batch(0, 9999)

@@ -69,7 +69,7 @@ def test_batches(snapshots: list[str]) -> None:
     assert "With a batch twice as large, the peak would be 5.37 kB." in text
     assert "The batch can be 2.98 times as large, which is 5, until the memory is full." in text
     both = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9kB").split())
-    assert "backward 710 B 2.00 kB" in both
+    assert "backward 710 B and 2.00 kB for each sample" in both
     assert "The largest batch within 9.00 kB is 3." in both
 
 

@@ -50,6 +50,9 @@ def test_allocations_have_lines_and_regions(tmp_path: Path) -> None:
     assert ("recorded", None) == (memory["status"], memory["reason"])
     assert not torch._C._cuda_isHistoryEnabled()
     found = read(tmp_path, memory)
+    limit = found.known_limit(torch.cuda.current_device())
+    assert limit is not None
+    assert found.peak().bytes < limit <= torch.cuda.get_device_properties().total_memory
     events = list(zip(found.events.text("action"), found.events.bytes, found.events.time_ns, strict=True))
     ((_, _, time_ns),) = [event for event in events if event[0] == "alloc" and event[1] >= 37 * MIB]
     marks = zip(

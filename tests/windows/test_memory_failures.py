@@ -39,6 +39,15 @@ def test_a_call_of_torch_that_fails(out: Path, allocator: Allocator, call: str) 
 
 
 @pytest.mark.usefixtures("lenient")
+def test_what_is_left_is_not_known(out: Path, allocator: Allocator) -> None:
+    """The snapshot is there without it."""
+    allocator.failing["left"] = RuntimeError("no")
+    run(out, lambda number: allocator.allocate(), schedule="2-3", memory="snapshot")
+    assert ["recorded"] == [memory["status"] for memory in memories(out)]
+    assert {} == instrument.read_memory(snapshots(out)[0]).free_bytes
+
+
+@pytest.mark.usefixtures("lenient")
 def test_an_allocator_without_a_history(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as cudaMallocAsync, which refuses even to say whether a history is on."""
 

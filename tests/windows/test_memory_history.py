@@ -19,7 +19,7 @@ from instrument.allocator_history.dump import SnapshotDump
 from instrument.run_folder import files_of, traces_of
 from instrument.windows.window_finalizer import WindowFinalizer
 
-from ..support.allocator import Allocator, allocator
+from ..support.allocator import FREE, Allocator, allocator
 from ..support.finalizers import eventually
 from .training import Recorder, do_nothing, expected, manifest, reasons, train
 from .training import run as run_with_torch
@@ -69,6 +69,7 @@ def test_a_window(out: Path, allocator: Allocator) -> None:
     assert 0 < memory["stall_s"] <= line["cost"]["stall_s"]
     assert 1 == len(traces_of(line)) < len(files_of(line))
     found = instrument.read_memory(path)
+    assert {0: FREE} == found.free_bytes
     assert ["alloc"] * 2 == found.events.text("action")
     marks = annotated(path)
     assert memory["regions"] == len(marks)

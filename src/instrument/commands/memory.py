@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from ..errors import TraceError
-from ..memory.batch import BatchFit, fit_batches
+from ..memory.batch import BatchFit, fit_batches, fit_texts
 from ..memory.chosen_snapshot import chosen_snapshot
 from ..memory.page_sections import page_of, page_of_change
 from ..memory.read import read_memory
@@ -73,8 +73,8 @@ def memory(
 
     The exit code is 1 if a snapshot cannot be read or the page cannot be written, and 2 for wrong arguments.
     """
-    if as_html is not None and (as_json or limit is not None or batch):
-        raise exit_unusable(ValueError("--html excludes --json, --limit and --batch"))
+    if as_html is not None and as_json:
+        raise exit_unusable(ValueError("--html and --json exclude each other"))
     if len(snapshots) > 2:
         raise typer.BadParameter(f"one or two are accepted: {len(snapshots)}", param_hint="SNAPSHOT")
     batches = _batches(batch or [], len(snapshots))
@@ -87,23 +87,39 @@ def memory(
     except ValueError as error:  # of a rank that is not there
         raise exit_unusable(error) from None
     chosen = _device(read, device)
-    if as_html is not None:
-        text = page_of(read[0], chosen) if len(read) == 1 else page_of_change(read[0], read[1], chosen)
-        write_html(partial(write_page, text=text), as_html)
-        return
-    if len(read) == 1:
-        if as_json:
-            typer.echo(json.dumps({"snapshots": [as_dict(read[0], chosen, limit_bytes)]}, indent=2))
-        else:
-            print_memory(read[0], chosen, Console(), limit_bytes, *batches)
-        return
-    before, after = read
-    fit = _fit(before, after, chosen, batches)
-    if as_json:
-        found = [as_dict(each, chosen, limit_bytes) for each in read]
-        typer.echo(json.dumps({"snapshots": found} | changes_as_dict(before, after, chosen, fit), indent=2))
+    if len(read) == 2:
+        _show_change(read[0], read[1], chosen, batches, limit_bytes, as_json, as_html)
+    elif as_html is not None:
+        _write(page_of(read[0], chosen, limit_bytes, *batches), as_html)
+    elif as_json:
+        typer.echo(json.dumps({"snapshots": [as_dict(read[0], chosen, limit_bytes)]}, indent=2))
     else:
-        print_memory_change(before, after, chosen, Console(), fit, limit_bytes)
+        print_memory(read[0], chosen, Console(), limit_bytes, *batches)
+
+
+def _show_change(
+    before: MemorySnapshot,
+    after: MemorySnapshot,
+    device: int,
+    batches: list[int],
+    limit_bytes: int | None,
+    as_json: bool,
+    as_html: Path | None,
+) -> None:
+    """Print or write what changed from one snapshot to the other."""
+    fit = _fit(before, after, device, batches)
+    limit = after.known_limit(device) if limit_bytes is None else limit_bytes
+    if as_html is not None:
+        _write(page_of_change(before, after, device, fit_texts(fit, limit) if fit else []), as_html)
+    elif as_json:
+        found = [as_dict(each, device, limit_bytes) for each in (before, after)]
+        typer.echo(json.dumps({"snapshots": found} | changes_as_dict(before, after, device, fit), indent=2))
+    else:
+        print_memory_change(before, after, device, Console(), fit_texts(fit, limit) if fit else [])
+
+
+def _write(text: str, path: Path) -> None:
+    write_html(partial(write_page, text=text), path)
 
 
 def _file(path: Path, rank: int | None) -> Path:

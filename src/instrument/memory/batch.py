@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.table import Array
+from ..units import count, percentage, size
 from .categories import CATEGORIES
 from .passes import OPTIMIZER_STEP, PASS_NAMES, Passes
 from .timeline import Timeline
 
+_MANY = 10  # times as large: from there without decimals
 _GROWING = ("activations", "temporaries", "other")
 ASSUMPTION = (
     "activations, batches, and the temporaries of forward and backward pass grow in proportion to the batch, and "
@@ -66,6 +68,28 @@ def _growing(timeline: Timeline, passes: Passes) -> Array:
     return growing
 
 
+def batch_texts(found: LargerBatch, batch: int | None = None) -> list[str]:
+    """Return the estimate and its assumption in sentences; none if nothing grows.
+
+    Args:
+        found: the estimate.
+        batch: the batch size of the snapshot; None if it is not known.
+    """
+    whole = found.growing_bytes + found.fixed_bytes
+    if found.doubled_bytes == whole:
+        return []
+    share = percentage(found.growing_bytes / whole)
+    text = (
+        f"{size(found.growing_bytes)} ({share}) of the peak grows with the batch. "
+        f"With a batch twice as large, the peak would be {size(found.doubled_bytes)}."
+    )
+    if found.factor is not None:
+        times = f"{found.factor:.2f}" if found.factor < _MANY else count(int(found.factor))
+        largest = f", which is {count(int(batch * found.factor))}," if batch else ""
+        text += f" The batch can be {times} times as large{largest} until the memory is full."
+    return [text, f"Assumed: {ASSUMPTION}."]
+
+
 class PassFit(NamedTuple):
     """The highest memory of a pass as a line through two snapshots with different batches; see `FIT_ASSUMPTION`.
 
@@ -117,3 +141,21 @@ def fit_batches(before: Mapping[str, int], after: Mapping[str, int], batches: tu
         slope = (after[name] - before[name]) / (batches[1] - batches[0])
         fits.append(PassFit(name, before[name] - slope * batches[0], slope))
     return BatchFit(tuple(sorted(fits, key=lambda each: PASS_NAMES.index(each.name))))
+
+
+def fit_texts(fit: BatchFit, limit_bytes: int | None = None) -> list[str]:
+    """Return the estimate and its assumption in sentences.
+
+    Args:
+        fit: the estimate.
+        limit_bytes: the memory that the GPU has for the program; None if it is not known.
+    """
+    passes = "; ".join(
+        f"{each.name} {size(each.fixed_bytes)} and {size(each.bytes_per_sample)} for each sample"
+        for each in fit.passes
+    )
+    texts = [f"Highest memory of each pass: {passes}."]
+    largest = None if limit_bytes is None else fit.largest(limit_bytes)
+    if limit_bytes is not None and largest is not None:
+        texts.append(f"The largest batch within {size(limit_bytes)} is {count(largest)}.")
+    return [*texts, f"Assumed: {FIT_ASSUMPTION}."]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..page.document import document
 from ..page.names import shown_name
 from ..page.summary import summary_section
 from ..units import count, percentage, size
+from .batch import batch_texts
 from .breakdown import Breakdown
 from .change_section import change_section
 from .peak_section import peak_section
@@ -16,19 +18,29 @@ from .table_sections import failures_section, growth_section, traffic_section
 from .timeline_section import timeline_section, top_bytes
 
 
-def page_of(snapshot: SnapshotData, device: int) -> str:
-    """Return the text of the page of a snapshot."""
+def page_of(snapshot: SnapshotData, device: int, limit_bytes: int | None = None, batch: int | None = None) -> str:
+    """Return the text of the page of a snapshot; arguments as of `sections_of`."""
     found = snapshot.break_down(device)
     reserved = f", of {size(found.reserved_bytes)} reserved" * (found.reserved_bytes >= found.peak.bytes)
     lead = f"GPU {device}: {size(found.peak.bytes)} in use at the peak{reserved}."
-    return document(shown_name(snapshot.path.name), lead, sections_of(snapshot, device))
+    return document(shown_name(snapshot.path.name), lead, sections_of(snapshot, device, limit_bytes, batch))
 
 
-def sections_of(snapshot: SnapshotData, device: int) -> list[dict[str, Any]]:
-    """Return what a page shows of a snapshot: figures, the memory over time, the peak, and what went wrong."""
+def sections_of(
+    snapshot: SnapshotData, device: int, limit_bytes: int | None = None, batch: int | None = None
+) -> list[dict[str, Any]]:
+    """Return what a page shows of a snapshot: figures, the memory over time, the peak, and what went wrong.
+
+    Args:
+        snapshot: the snapshot.
+        device: the GPU.
+        limit_bytes: as of `SnapshotData.larger_batch`.
+        batch: the batch size of the program; None if it is not known.
+    """
     found, timeline = snapshot.break_down(device), snapshot.timeline(device)
+    notes = [str(snapshot.path), *batch_texts(snapshot.larger_batch(device, limit_bytes), batch)]
     sections = (
-        summary_section(f"Memory of GPU {device}", _figures(snapshot, found), [str(snapshot.path)]),
+        summary_section(f"Memory of GPU {device}", _figures(snapshot, found), notes),
         failures_section(snapshot.failures(device)),
         timeline_section(timeline, found.peak, "memory", "Memory over time", top_bytes(timeline)),
         peak_section(found, "peak", "The peak"),
@@ -38,8 +50,15 @@ def sections_of(snapshot: SnapshotData, device: int) -> list[dict[str, Any]]:
     return [section for section in sections if section is not None]
 
 
-def page_of_change(before: SnapshotData, after: SnapshotData, device: int) -> str:
-    """Return the text of the page that compares two snapshots: the changes, and both beside each other."""
+def page_of_change(before: SnapshotData, after: SnapshotData, device: int, estimate: Sequence[str] = ()) -> str:
+    """Return the text of the page that compares two snapshots: the changes, and both beside each other.
+
+    Args:
+        before: the first snapshot.
+        after: the second one.
+        device: the GPU.
+        estimate: what another batch size would need, as of `fit_texts`.
+    """
     sides = {"before": before, "after": after}
     peaks = {name: snapshot.break_down(device) for name, snapshot in sides.items()}
     timelines = {name: snapshot.timeline(device) for name, snapshot in sides.items()}
@@ -49,7 +68,7 @@ def page_of_change(before: SnapshotData, after: SnapshotData, device: int) -> st
     notes = [f"{name.capitalize()}: {snapshot.path}" for name, snapshot in sides.items()]
     top = top_bytes(*timelines.values())
     sections = (
-        summary_section(f"Memory of GPU {device}", figures, notes),
+        summary_section(f"Memory of GPU {device}", figures, [*notes, *estimate]),
         change_section(*peaks.values()),
         *(
             timeline_section(timelines[name], peaks[name].peak, f"memory-{name}", f"Memory over time, {name}", top)

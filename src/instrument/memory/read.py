@@ -20,6 +20,7 @@ _NUMBERS = ("device", "address", "bytes", "stream", "time_ns", "stack", "device_
 _TEXTS = ("action", "user_metadata", "compile_context")
 _DEVICE_FREE = "device_free"  # what a failed allocation has instead of an address
 _PICKLE = b"\x80"  # the first byte, from protocol 2 on
+_OWN = "instrument"  # what `instrument.profile` adds
 _HOST = -1  # the device of pinned memory, which torch 2.14 can record as well
 _MOST = 2**63  # the first number that a column cannot hold
 
@@ -209,7 +210,14 @@ def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
         frames=events.stacks.table(strings),
         stacks=events.stacks.stacks(),
         settings=settings if isinstance(settings, dict) else {},
+        free_bytes=_free_bytes(data.get(_OWN)),
     )
+
+
+def _free_bytes(own: object) -> dict[int, int]:
+    """Return what the driver had left of a GPU, which snapshots of `instrument.profile` say of one."""
+    free = _number(own.get("free_bytes")) if isinstance(own, dict) else -1
+    return {_number(own.get("device")): free} if isinstance(own, dict) and free >= 0 else {}
 
 
 def _devices(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -51,6 +51,8 @@ class SnapshotData:
         frames: the frames of all stacks. Columns: ``name`` and ``file`` (texts), and ``line``.
         stacks: the rows of ``frames`` of each stack, the innermost first. Stack 0 is empty.
         settings: the settings of the allocator.
+        free_bytes: by GPU, what the driver had left when the snapshot was taken, as far as the snapshot says it:
+            one of `instrument.profile` does of the GPU in use.
     """
 
     path: Path
@@ -61,6 +63,7 @@ class SnapshotData:
     frames: Table
     stacks: list[tuple[int, ...]]
     settings: Mapping[str, Any]
+    free_bytes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def devices(self) -> list[int]:
@@ -161,12 +164,21 @@ class SnapshotData:
 
         Args:
             device: the GPU.
-            limit_bytes: the memory that the GPU has for the program; by default what it had when an allocation
-                failed, if one did.
+            limit_bytes: the memory that the GPU has for the program; by default `known_limit`.
         """
-        if limit_bytes is None:
-            limit_bytes = next((each.limit_bytes for each in self.failures(device, 1)), None)
-        return larger_batch(self.timeline(device), self.passes, limit_bytes)
+        limit = self.known_limit(device) if limit_bytes is None else limit_bytes
+        return larger_batch(self.timeline(device), self.passes, limit)
+
+    def known_limit(self, device: int = 0) -> int | None:
+        """Return the memory in bytes that ``device`` had for the program: what was reserved, and what was left.
+
+        The snapshot says what was left if an allocation failed, or if `instrument.profile` took it; else None.
+        """
+        for failed in self.failures(device, 1):
+            if failed.limit_bytes is not None:
+                return failed.limit_bytes
+        free = self.free_bytes.get(device)
+        return None if free is None else self.state(device).reserved_bytes + free
 
     def pass_peaks(self, device: int = 0) -> dict[str, int]:
         """Return the highest memory in use on ``device`` in forward, backward and optimizer passes."""

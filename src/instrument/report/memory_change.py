@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ..console import print_line, print_table, print_wrapped
-from ..memory.batch import FIT_ASSUMPTION, BatchFit
 from ..memory.categories import CATEGORIES
 from ..memory.comparison import ChangedPart, compare_peaks, compare_regions
 from ..memory.snapshot import MemorySnapshot
-from ..units import count, size
+from ..units import size
 from .memory_report import print_rows
 
 
@@ -20,8 +19,7 @@ def print_memory_change(
     after: MemorySnapshot,
     device: int,
     console: Console,
-    fit: BatchFit | None = None,
-    limit_bytes: int | None = None,
+    estimate: Sequence[str] = (),
 ) -> None:
     """Print two peaks by category, line and region; the changes add up to the difference of the peaks.
 
@@ -30,8 +28,7 @@ def print_memory_change(
         after: the second one.
         device: the GPU.
         console: where to.
-        fit: how the passes grow with the batch; None if that is not known.
-        limit_bytes: the memory that the GPU has for the program; None if that is not known.
+        estimate: what another batch size would need, as of `fit_texts`.
     """
     first, second = before.break_down(device), after.break_down(device)
     print_line(console, f"GPU {device}: from {before.path.name} to {after.path.name}", bold=True)
@@ -57,8 +54,10 @@ def print_memory_change(
     by_region = compare_regions(first, second)
     if any(part.name for part in by_region):
         _print_parts("region", by_region, console)
-    if fit is not None:
-        _print_fit(fit, limit_bytes, console)
+    if estimate:
+        print_line(console, "Another batch size, as an estimate", bold=True, space=True)
+    for text in estimate:
+        print_wrapped(console, text)
 
 
 def _print_parts(heading: str, parts: Sequence[ChangedPart], console: Console) -> None:
@@ -77,16 +76,6 @@ def _print_parts(heading: str, parts: Sequence[ChangedPart], console: Console) -
         if part.change_bytes
     ]
     print_rows([heading, "category", "before", "after", "change"], rows, console)
-
-
-def _print_fit(fit: BatchFit, limit_bytes: int | None, console: Console) -> None:
-    print_line(console, "Another batch size, as an estimate", bold=True, space=True)
-    rows = [(0, each.name, [size(each.fixed_bytes), size(each.bytes_per_sample)]) for each in fit.passes]
-    print_table(["highest memory of the pass", "without a batch", "for each sample"], rows, console)
-    largest = None if limit_bytes is None else fit.largest(limit_bytes)
-    if limit_bytes is not None and largest is not None:
-        print_wrapped(console, f"The largest batch within {size(limit_bytes)} is {count(largest)}.")
-    print_wrapped(console, f"Assumed: {FIT_ASSUMPTION}.")
 
 
 def _signed(number: int) -> str:

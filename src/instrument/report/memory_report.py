@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from ..console import print_line, print_table, print_wrapped
-from ..memory.batch import ASSUMPTION
+from ..memory.batch import batch_texts
 from ..memory.breakdown import Breakdown
 from ..memory.categories import CATEGORIES, EVIDENCE
 from ..memory.failures import REASONS
@@ -16,7 +16,6 @@ from ..units import count, counted, percent, size
 
 _ROWS = 15  # of a table
 _STRETCHES = 12
-_MANY = 10  # times as large: from there without decimals
 _LEAST = 0.01  # of the peak: categories that are never larger share a column
 
 
@@ -209,21 +208,11 @@ def _print_traffic(snapshot: MemorySnapshot, device: int, console: Console) -> N
 def _print_batch(
     snapshot: MemorySnapshot, device: int, console: Console, limit_bytes: int | None, batch: int | None
 ) -> None:
-    found = snapshot.larger_batch(device, limit_bytes)
-    whole = found.growing_bytes + found.fixed_bytes
-    if found.doubled_bytes == whole:
-        return
-    print_line(console, "A larger batch, as an estimate", bold=True, space=True)
-    text = (
-        f"{size(found.growing_bytes)} ({percent(found.growing_bytes, whole)} %) of the peak grows with the batch. "
-        f"With a batch twice as large, the peak would be {size(found.doubled_bytes)}."
-    )
-    if found.factor is not None:
-        times = f"{found.factor:.2f}" if found.factor < _MANY else count(int(found.factor))
-        largest = f", which is {count(int(batch * found.factor))}," if batch else ""
-        text += f" The batch can be {times} times as large{largest} until the memory is full."
-    print_wrapped(console, text)
-    print_wrapped(console, f"Assumed: {ASSUMPTION}.")
+    texts = batch_texts(snapshot.larger_batch(device, limit_bytes), batch)
+    if texts:
+        print_line(console, "A larger batch, as an estimate", bold=True, space=True)
+    for text in texts:
+        print_wrapped(console, text)
 
 
 def _print_timeline(snapshot: MemorySnapshot, device: int, console: Console) -> None:

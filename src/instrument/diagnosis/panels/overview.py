@@ -29,8 +29,14 @@ def idle_class(cause: str) -> str:
     return _CLASSES.get(cause, "other")
 
 
-def overview_section(diagnosis: DiagnosisData) -> dict[str, Any]:
-    """Return the parts of a step (busy time of the GPU by class, idle time by cause) and the figures."""
+def overview_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+    """Return the parts of a step (busy time of the GPU by class, idle time by cause) and the figures.
+
+    None for a memory snapshot, which has no times, if there is nothing else to say of it.
+    """
+    notes = [shown_name(text) for text in _notes(diagnosis) if text]
+    if not diagnosis.step_ns and not notes:
+        return None
     return {
         "id": "overview",
         "type": "overview",
@@ -39,7 +45,7 @@ def overview_section(diagnosis: DiagnosisData) -> dict[str, Any]:
         "each": diagnosis.each_step,
         "parts": _parts(diagnosis),
         "figures": list(_figures(diagnosis)),
-        "notes": [shown_name(text) for text in _notes(diagnosis) if text],
+        "notes": notes,
     }
 
 
@@ -63,7 +69,9 @@ def _parts(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
 
 
 def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
-    figures = [("mean step" if diagnosis.has_steps else "window", duration(diagnosis.step_ns))]
+    figures = []
+    if diagnosis.step_ns:
+        figures.append(("mean step" if diagnosis.has_steps else "window", duration(diagnosis.step_ns)))
     if diagnosis.has_steps:
         figures.append(("steps recorded", count(diagnosis.steps)))
     if diagnosis.stretch is not None:

@@ -10,6 +10,7 @@ from ...page.names import shown_name
 from ..diagnosis_data import DiagnosisData
 from .findings import findings_section
 from .flame import flame_section
+from .memory import memory_sections
 from .overview import overview_section
 from .ranks import ranks_section
 from .roofline import roofline_section
@@ -29,6 +30,7 @@ def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str | int] | None =
         findings_section(diagnosis),
         timeline_section(diagnosis),
         flame_section(diagnosis),
+        *memory_sections(diagnosis),
         roofline_section(diagnosis),
         ranks_section(diagnosis),
         *table_sections(diagnosis),

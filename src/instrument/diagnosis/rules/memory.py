@@ -156,7 +156,7 @@ def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Fin
     """Memory is nearly full at its peak.
 
     Needs a memory snapshot or memory events, and the size of the GPU's memory: of the GPU in the trace, or what
-    the program had when an allocation failed. 90 % is the threshold of torch_tb_profiler.
+    the snapshot says that the program had. 90 % is the threshold of torch_tb_profiler.
     """
     peak, parts = _most(facts)
     whole = _whole(facts)
@@ -196,8 +196,7 @@ def _whole(facts: TraceFacts) -> int:
     if len(sizes) == 1:
         return sizes.pop()
     known = _snapshot(facts)
-    failed = known[0].failures(known[1], 1) if known else []
-    for each in failed:
-        if each.limit_bytes is not None:
-            return each.limit_bytes
-    raise MissingEvidenceError("the size of the GPU's memory is not known")
+    limit = known[0].known_limit(known[1]) if known else None
+    if limit is None:
+        raise MissingEvidenceError("the size of the GPU's memory is not known")
+    return limit
