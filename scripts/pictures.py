@@ -1,8 +1,8 @@
 """Writes the pictures of the documentation: ``python -m scripts.pictures``, or ``make pictures``.
 
-A picture is a screenshot of a part of the page that ``instrument diagnose --html`` makes of a real trace, which
-``make traces`` fetches. It has the same bytes each time, as long as the versions of Chromium and of the fonts are
-the same.
+A picture is a screenshot of a part of the page that ``instrument diagnose --html`` makes of a real trace, or
+``instrument memory --html`` of a memory snapshot; ``make traces`` fetches both. It has the same bytes each time, as
+long as the versions of Chromium and of the fonts are the same.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from scripts import chromium
 
 from instrument.diagnosis.diagnose import Diagnosis, diagnose
 from instrument.diagnosis.panels.spans import span_of
+from instrument.memory.read import read_memory
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, FloatRect
@@ -35,7 +36,7 @@ class Picture:
 
     Attributes:
         name: the file name below docs/pictures, without its suffix.
-        trace: the trace, below the folder of real traces; with a "*", the ranks of a job.
+        trace: the trace or memory snapshot, below the folder of real traces; with a "*", the ranks of a job.
         state: the state of the page, as in its address: "flame.view=gpu".
         rule: the rule whose finding the timeline shows; empty shows the whole window.
         around: how much longer than the place of the finding the shown time is.
@@ -73,6 +74,7 @@ PICTURES = (
     Picture("flame", "tl_h100_bert_small.json.gz", "flame.view=gpu", show=(".flame-picture",)),
     Picture("roofline", "tl_h100_owlv2.json.gz", show=(".roofline svg",)),
     Picture("ranks", "param_dlrm_8rank_r*.json.gz", show=(".rank.head", ".rank:last-child")),
+    Picture("memory", "memory/npu_expandable.pickle", show=("#memory .legend", ".flame-picture"), height=660),
 )
 
 
@@ -85,6 +87,15 @@ def state_of(picture: Picture, diagnosis: Diagnosis) -> str:
     start, end = span_of(diagnosis.facts, found)
     margin = int((end - start) * (picture.around - 1) / 2)
     return f"t={start - margin},{end + margin}"
+
+
+def address_of(picture: Picture, folder: Path) -> str:
+    """Write the page of a picture into a folder; return its address, with the state to show."""
+    page, path = folder / f"{picture.name}.html", TRACES / picture.trace
+    if path.suffix == ".pickle":
+        return f"{read_memory(path).to_html(page).as_uri()}#{picture.state}"
+    diagnosis = diagnose(str(path))
+    return f"{diagnosis.to_html(page).as_uri()}#{state_of(picture, diagnosis)}"
 
 
 def screenshot(browser: Browser, picture: Picture, url: str) -> bytes:
@@ -118,9 +129,7 @@ def main() -> None:
     too_large = []
     with chromium.started(path) as browser, tempfile.TemporaryDirectory() as folder:
         for picture in PICTURES:
-            diagnosis = diagnose(str(TRACES / picture.trace))
-            page = diagnosis.to_html(Path(folder, f"{picture.name}.html"))
-            png = screenshot(browser, picture, f"{page.as_uri()}#{state_of(picture, diagnosis)}")
+            png = screenshot(browser, picture, address_of(picture, Path(folder)))
             (FOLDER / f"{picture.name}.png").write_bytes(png)
             print(f"{picture.name}.png: {len(png):,} bytes")
             if len(png) > MAX_BYTES:

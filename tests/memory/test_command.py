@@ -97,6 +97,20 @@ def test_json(snapshots: list[str]) -> None:
     assert ([], 0) == (first["failures"], first["driver_traffic"]["taken_later"])
 
 
+def test_page(snapshots: list[str], tmp_path: Path) -> None:
+    """--html writes one file, of one snapshot or of two."""
+    page = tmp_path / "page.html"
+    assert f"{page} has the page" in output(snapshots[0], "--html", str(page)).replace("\n", "")
+    assert "GPU 0: 4.73 kB in use at the peak" in page.read_text()
+    output(*snapshots, "--html", str(page))
+    assert "GPU 0: the peak went from 4.73 kB to 6.72 kB, +1.99 kB." in page.read_text()
+    assert "cannot write" in output(snapshots[0], "--html", str(tmp_path / "none" / "page.html"), code=1)
+    for other in (("--json",), ("--limit", "80GB"), ("--batch", "2")):
+        assert "--html excludes --json, --limit and --batch" in output(
+            snapshots[0], "--html", str(page), *other, code=2
+        )
+
+
 def test_wrong_arguments(snapshots: list[str], tmp_path: Path) -> None:
     """What cannot be read ends with 1, wrong arguments with 2, and both say what is accepted."""
     (tmp_path / "text.pickle").write_text("no pickle")

@@ -137,7 +137,7 @@ def test_long_timeline(tmp_path: Path) -> None:
     assert (101, 0) == (sizes[chart["peak"]], min(sizes))
     assert len(sizes) <= 20_000
     assert chart["notes"][0].startswith(
-        "Of 60,001 points, the highest and the lowest one of each stretch are shown"
+        "Of 60,000 events, the highest and the lowest point of each stretch are shown"
     )
 
 
@@ -358,4 +358,4 @@ def test_categories_have_colors() -> None:
 def test_nothing_in_use(tmp_path: Path) -> None:
     """A peak of nothing has no icicle."""
     found = instrument.read_memory(write(tmp_path / "one.pickle", [], [segment([block(1, 10, "inactive")])]))
-    assert peak_section(found.break_down(), "peak", "The peak") is None
+    assert peak_section(found.break_down()) is None

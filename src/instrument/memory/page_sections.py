@@ -15,14 +15,12 @@ from .change_section import change_section
 from .peak_section import peak_section
 from .snapshot_data import SnapshotData
 from .table_sections import failures_section, growth_section, traffic_section
-from .timeline_section import timeline_section, top_bytes
+from .timeline_section import timeline_section
 
 
 def page_of(snapshot: SnapshotData, device: int, limit_bytes: int | None = None, batch: int | None = None) -> str:
     """Return the text of the page of a snapshot; arguments as of `sections_of`."""
-    found = snapshot.break_down(device)
-    reserved = f", of {size(found.reserved_bytes)} reserved" * (found.reserved_bytes >= found.peak.bytes)
-    lead = f"GPU {device}: {size(found.peak.bytes)} in use at the peak{reserved}."
+    lead = f"GPU {device}: {size(snapshot.peak(device).bytes)} in use at the peak."
     return document(shown_name(snapshot.path.name), lead, sections_of(snapshot, device, limit_bytes, batch))
 
 
@@ -37,13 +35,13 @@ def sections_of(
         limit_bytes: as of `SnapshotData.larger_batch`.
         batch: the batch size of the program; None if it is not known.
     """
-    found, timeline = snapshot.break_down(device), snapshot.timeline(device)
+    found = snapshot.break_down(device)
     notes = [str(snapshot.path), *batch_texts(snapshot.larger_batch(device, limit_bytes), batch)]
     sections = (
         summary_section(f"Memory of GPU {device}", _figures(snapshot, found), notes),
         failures_section(snapshot.failures(device)),
-        timeline_section(timeline, found.peak, "memory", "Memory over time", top_bytes(timeline)),
-        peak_section(found, "peak", "The peak"),
+        timeline_section(snapshot, device),
+        peak_section(found),
         growth_section(snapshot.growth(device)),
         traffic_section(snapshot.driver_traffic(device)),
     )
@@ -60,21 +58,16 @@ def page_of_change(before: SnapshotData, after: SnapshotData, device: int, estim
         estimate: what another batch size would need, as of `fit_texts`.
     """
     sides = {"before": before, "after": after}
-    peaks = {name: snapshot.break_down(device) for name, snapshot in sides.items()}
-    timelines = {name: snapshot.timeline(device) for name, snapshot in sides.items()}
+    peaks = {side: snapshot.break_down(device) for side, snapshot in sides.items()}
     old, new = (found.peak.bytes for found in peaks.values())
     change = f"{'-' if new < old else '+'}{size(abs(new - old))}"
     figures = [("peak before", size(old)), ("peak after", size(new)), ("difference", change)]
-    notes = [f"{name.capitalize()}: {snapshot.path}" for name, snapshot in sides.items()]
-    top = top_bytes(*timelines.values())
+    notes = [f"{side.capitalize()}: {snapshot.path}" for side, snapshot in sides.items()]
     sections = (
         summary_section(f"Memory of GPU {device}", figures, [*notes, *estimate]),
         change_section(*peaks.values()),
-        *(
-            timeline_section(timelines[name], peaks[name].peak, f"memory-{name}", f"Memory over time, {name}", top)
-            for name in sides
-        ),
-        *(peak_section(peaks[name], f"peak-{name}", f"The peak {name}") for name in sides),
+        *_on_one_scale([timeline_section(snapshot, device, side) for side, snapshot in sides.items()]),
+        *(peak_section(found, side) for side, found in peaks.items()),
     )
     return document(
         shown_name(f"{before.path.name} → {after.path.name}"),
@@ -83,10 +76,15 @@ def page_of_change(before: SnapshotData, after: SnapshotData, device: int, estim
     )
 
 
+def _on_one_scale(timelines: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
+    there = [timeline for timeline in timelines if timeline is not None]
+    top = max((timeline["top_bytes"] for timeline in there), default=0)
+    return [timeline | {"top_bytes": top} for timeline in there]
+
+
 def _figures(snapshot: SnapshotData, found: Breakdown) -> list[tuple[str, str]]:
     peak = found.peak
     state = snapshot.state(peak.device)
-    events = int((snapshot.events.device == peak.device).sum())
     shares = {
         "older than the recorded events": peak.before_bytes,
         "with a known line": found.known_bytes,
@@ -101,7 +99,7 @@ def _figures(snapshot: SnapshotData, found: Breakdown) -> list[tuple[str, str]]:
             for name, part in shares.items()
             if part
         ),
-        ("recorded events", count(events)),
+        ("recorded events", count((snapshot.events.device == peak.device).sum())),
         ("in use at the end", size(state.used_bytes)),
         ("largest free piece then", size(state.largest_hole_bytes)),
     ]

@@ -38,13 +38,12 @@ class _Node(NamedTuple):
 _PEAK = _Node("peak", "in use at the peak", "")
 
 
-def peak_section(found: Breakdown, name: str, title: str) -> dict[str, Any] | None:
+def peak_section(found: Breakdown, side: str = "") -> dict[str, Any] | None:
     """Return the section; None if nothing was in use.
 
     Args:
         found: what was in use.
-        name: the id of the section.
-        title: its title.
+        side: which of two snapshots it is of, such as "before".
     """
     if not found.uses:
         return None
@@ -62,9 +61,9 @@ def peak_section(found: Breakdown, name: str, title: str) -> dict[str, Any] | No
     }
     shown = [nodes[key % len(nodes)] for key in names]
     return {
-        "id": name,
+        "id": f"peak-{side}" if side else "peak",
         "type": "flame",
-        "title": title,
+        "title": f"The peak {side}" if side else "The peak",
         "unit": "bytes",
         "steps": 1,
         "each": "at the peak",

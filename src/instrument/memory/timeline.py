@@ -77,12 +77,13 @@ def timeline_of(allocations: Table, uses: Table, events: Table, segments: Table,
     category = uses.category[rows]
     np.add.at(change, (category, np.where(begin < 0, 0, np.searchsorted(own, begin) + 1)), size)
     np.subtract.at(change, (category, np.searchsorted(own, end) + 1), size)
+    np.cumsum(change, axis=1, out=change)
     reserved = np.append(0, np.cumsum(reserved_changes(events.where(own))))
     reserved += int(segments.bytes[segments.device == device].sum()) - reserved[-1]
     return Timeline(
         device,
         np.append(-1, own),
         np.append(-1, events.time_ns[own]),
-        np.cumsum(change[:, :-1], axis=1),
+        change[:, :-1],
         reserved,
     )

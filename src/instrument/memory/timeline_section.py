@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,59 +10,49 @@ import numpy as np
 from ..traces.table import Array
 from ..units import counted
 from .categories import CATEGORIES, page_class
-from .peak import Peak
+from .snapshot_data import SnapshotData
 from .timeline import Timeline
 
 _MOST = 20_000  # points
 
 
-def timeline_section(
-    timeline: Timeline, peak: Peak, name: str, title: str, top_bytes: int
-) -> dict[str, Any] | None:
+def timeline_section(snapshot: SnapshotData, device: int, side: str = "") -> dict[str, Any] | None:
     """Return the section; None without recorded events. Numbers are changes from point to point: most are 0.
 
     Args:
-        timeline: the timeline.
-        peak: its highest point.
-        name: the id of the section.
-        title: its title.
-        top_bytes: the upper end of the axis.
+        snapshot: the snapshot.
+        device: the GPU.
+        side: which of two snapshots it is, such as "before".
     """
-    if len(timeline) < 2:
+    events = int((snapshot.events.device == device).sum())
+    if not events:
         return None
-    shown = timeline.thinned(_MOST)
+    shown = snapshot.timeline(device).thinned(_MOST)
     categories = np.flatnonzero(shown.bytes.any(axis=1)).tolist()
     reserved = bool((shown.reserved_bytes >= shown.used_bytes).all())
     return {
-        "id": name,
+        "id": f"memory-{side}" if side else "memory",
         "type": "memory",
-        "title": title,
-        "notes": _notes(timeline, shown, reserved),
+        "title": f"Memory over time, {side}" if side else "Memory over time",
+        "notes": list(_notes(shown, events, reserved)),
         "categories": [page_class(list(CATEGORIES)[row]) for row in categories],
         "event": _changes(shown.event),
         "time_ns": _times(shown.time_ns),
         "bytes": [_changes(shown.bytes[row]) for row in categories],
         "reserved_bytes": _changes(shown.reserved_bytes) if reserved else None,
-        "peak": int(np.searchsorted(shown.event, peak.event)),
-        "top_bytes": top_bytes,
+        "peak": int(np.searchsorted(shown.event, snapshot.peak(device).event)),
+        "top_bytes": int(max(shown.used_bytes.max(), shown.reserved_bytes.max())),
     }
 
 
-def top_bytes(*timelines: Timeline) -> int:
-    """Return the most memory in use or reserved at a time."""
-    return max(int(max(each.used_bytes.max(), each.reserved_bytes.max())) for each in timelines)
-
-
-def _notes(timeline: Timeline, shown: Timeline, reserved: bool) -> list[str]:
-    notes = []
-    if len(shown) < len(timeline):
-        notes.append(
-            f"Of {counted(len(timeline), 'point')}, the highest and the lowest one of each stretch are shown: "
+def _notes(shown: Timeline, events: int, reserved: bool) -> Iterator[str]:
+    if len(shown) <= events:
+        yield (
+            f"Of {counted(events, 'event')}, the highest and the lowest point of each stretch are shown: "
             f"{counted(len(shown), 'point')}."
         )
     if not reserved:
-        notes.append("What was reserved is not shown: more was in use than the recorded segments have.")
-    return notes
+        yield "What was reserved is not shown: more was in use than the recorded segments have."
 
 
 def _times(time_ns: Array) -> list[int] | None:

@@ -71,7 +71,7 @@ function memoryGrid({ section, axis, width, start, end }, context, palette, { x,
   for (let place = Math.ceil(start / wide) * wide || 0; place <= end; place += wide) {
     context.fillStyle = palette.muted;
     context.fillRect(x(place), MEMORY.height - MEMORY.bottom, 1, 5);
-    const words = axis === "time" ? timelineTickLabel(place, wide) : format.count(place);
+    const words = axis === "time" ? timelineTickLabel(place, wide) : `event ${format.count(place)}`;
     if (x(place) + 3 + context.measureText(words).width <= width)
       context.fillText(words, x(place) + 3, MEMORY.height - MEMORY.bottom / 2);
   }
