@@ -282,3 +282,11 @@ def test_a_leak_of_a_real_program() -> None:
     """A program that leaks 40 MiB in each step."""
     ((place, growth),) = instrument.read_memory(shared("memory/npu_expandable.pickle")).growth()
     assert ("test/memory_leaks_demo.py:12", 40 * 2**20) == (str(place), growth.bytes // growth.steps)
+
+
+def test_modules_without_an_end(tmp_path: Path) -> None:
+    """A stack of 20,000 calls of modules, which 40 kB can name, takes one look at each."""
+    calls = frames(("/home/me/model.py", "forward", 7), *[(MODULE, "_call_impl", 9)] * 20_000)
+    path = write(tmp_path / "a.pickle", [[event("alloc", 1, 8, frames=calls)]])
+    ((lines, number),) = instrument.read_memory(path).break_down().by_module().items()
+    assert (20_000, {"me/train.py:1"}, (8, 1)) == (len(lines), set(map(str, lines)), number)

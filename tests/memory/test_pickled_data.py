@@ -101,6 +101,7 @@ HOSTILE = {
     "tuples": b"\x80\x02(" + b"K\x00\x85" * 400_000 + b"t.",
     "marks": b"\x80\x02" + b"(" * 200_000 + b".",
     "nested tuples": b"\x80\x02K\x00" + b"\x85" * 200_000 + b".",
+    "keys of one hash": pickle.dumps(dict.fromkeys(range(0, 9 * (2**61 - 1), 2**61 - 1)), 4),
     "an unhashable key": b"\x80\x02}]K\x01s.",
     "no mark": b"\x80\x02]e.",
     "an empty stack": b"\x80\x02.",

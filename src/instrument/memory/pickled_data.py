@@ -33,6 +33,7 @@ _SIZED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
 }
 """Opcodes with a size: the bytes of the size, and what makes the value."""
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}
+_KEYS = {str}  # a file can choose numbers that all have one hash, which takes quadratic time
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 
 
@@ -41,7 +42,7 @@ class PickleError(Exception):
 
 
 class DataReader:
-    """Reads one pickle of dictionaries, lists, tuples, texts, bytes and numbers, of protocol 2 to 5.
+    """Reads one pickle of dictionaries by text, lists, tuples, texts, bytes and numbers, of protocol 2 to 5.
 
     Lists that only repeat objects become tuples, of which equal ones are one object.
 
@@ -229,7 +230,10 @@ class DataReader:
 def _add_items(target: Any, items: list[Any]) -> None:
     if type(target) is not dict or len(items) % 2:
         raise ValueError("it adds items to a value that is not a dictionary")
-    target.update(zip(items[::2], items[1::2], strict=True))
+    keys = items[::2]
+    if not _KEYS.issuperset(map(type, keys)):
+        raise ValueError("a key is not a text")
+    target.update(zip(keys, items[1::2], strict=True))
 
 
 def _list(target: Any) -> list[Any]:

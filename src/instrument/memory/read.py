@@ -22,6 +22,7 @@ _DEVICE_FREE = "device_free"  # what a failed allocation has instead of an addre
 _PICKLE = b"\x80"  # the first byte, from protocol 2 on
 _OWN = "instrument"  # what `instrument.profile` adds
 _HOST = -1  # the device of pinned memory, which torch 2.14 can record as well
+_MOST_DEVICES = 128  # torch numbers them by a signed byte
 _MOST = 2**63  # the first number that a column cannot hold
 
 
@@ -160,7 +161,7 @@ def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
     code, stack = events.strings, events.stacks.number
     segment_rows = [
         (
-            _number(each.get("device"), 0),
+            _device(each.get("device", 0)),
             _number(each.get("address")),
             _number(each.get("total_size"), 0),
             _number(each.get("active_size"), 0),
@@ -227,7 +228,7 @@ def _devices(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     for key, value in data.items():
         if key == "device_traces":
             counts += [len(_items(events, key)) for events in _items(value, key)]
-            devices += range(len(value))
+            devices += map(_device, range(len(value)))
         elif key == "host_traces":
             counts.append(len(_items(value, key)))
             devices.append(_HOST)
@@ -274,6 +275,12 @@ def _mappings(items: Iterable[object], name: str) -> Iterator[Mapping[str, Any]]
             raise _FormatError(f'its "{name}" has the same entry twice')
         seen.add(id(item))
         yield item
+
+
+def _device(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value < _MOST_DEVICES:
+        raise _FormatError(f"its devices are not numbered from 0 to {_MOST_DEVICES - 1}")
+    return value
 
 
 def _number(value: object, otherwise: int = -1) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -120,17 +120,15 @@ def module_calls(frames: Table, stack: Sequence[int]) -> tuple[int, ...]:
 
     Frames have no names of modules; the line that calls one tells it from others of its class.
     """
-    rows = list(stack)
     found = []
-    for place, row in enumerate(rows):
+    caller = -1
+    for row in reversed(stack):
         if frames.strings[frames.name[row]] == _CALL and _inside(frames, row) == _MODULE_FILE:
-            callers = (
-                row
-                for row in rows[place + 1 :]
-                if _is_python(frames.strings[frames.file[row]]) and not _inside(frames, row)
-            )
-            found += list(islice(callers, 1))
-    return tuple(reversed(found))
+            if caller >= 0:
+                found.append(caller)
+        elif _is_python(frames.strings[frames.file[row]]) and not _inside(frames, row):
+            caller = row
+    return tuple(found)
 
 
 def _inside(frames: Table, row: int) -> str:
