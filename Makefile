@@ -85,6 +85,11 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP_INSTALL) --editable .
 	touch $@
 
+# The extra dev has the extra test, so that make check and make test install once.
+$(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP_INSTALL) --editable '.[dev]'
+	touch $(VENV)/.installed $(VENV)/.installed-test $@
+
 $(VENV)/.installed-%: $(VENV)/.installed
 	$(PIP_INSTALL) --editable '.[$*]'
 	touch $@

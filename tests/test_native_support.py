@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support import native, nsys
+from tests.support.programs import shell_script
 from tests.support.ranges import Range, outline, tree
 
 needs_nvtx = pytest.mark.skipif(importlib.util.find_spec("nvtx") is None, reason="nvtx is not installed")
@@ -163,6 +165,16 @@ def test_an_unknown_mode_is_refused() -> None:
 def test_build_is_cached_by_content_and_defines() -> None:
     assert native.build("roctxlog") == native.build("roctxlog")
     assert native.build("roctxlog") != native.build("roctxlog", 'LIBRARY_NAME="other"')
+
+
+def test_a_library_is_built_once(tmp_path: Path) -> None:
+    """Of two builds of one library at the same time, the second waits for the first."""
+    compiler = shell_script(tmp_path / "cc", f'echo begun >> {tmp_path}/calls; sleep 0.2; touch "$2"')
+    library = tmp_path / "library.so"
+    with ThreadPoolExecutor(2) as builds:
+        list(builds.map(native.compile_once, [library] * 2, [[str(compiler)]] * 2))
+    assert library.exists()
+    assert "begun\n" == (tmp_path / "calls").read_text()
 
 
 def test_build_skips_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

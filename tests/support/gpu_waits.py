@@ -8,7 +8,6 @@ import importlib.util
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import warnings
@@ -23,7 +22,7 @@ from torch.cuda import _gpu_trace as trace
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from instrument.findings import Finding
-from tests.support.native import SOURCES, cache_folder
+from tests.support.native import SOURCES, cache_folder, compile_once
 
 
 @cache
@@ -47,12 +46,7 @@ def native() -> Any:
     ]  # fmt: skip
     text = f"{command} {torch.__version__} {sys.version}".encode() + source.read_bytes()
     library = cache_folder() / f"gpuwaits-{hashlib.sha256(text).hexdigest()[:16]}.so"
-    if not library.exists():
-        partial = library.with_suffix(f".{os.getpid()}.partial")
-        done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
-        if done.returncode:
-            raise AssertionError(f"{shlex.join(command)} failed:\n{done.stderr[-4000:]}")
-        partial.replace(library)
+    compile_once(library, command)
     loader = importlib.machinery.ExtensionFileLoader("gpuwaits", str(library))
     spec = importlib.util.spec_from_file_location("gpuwaits", library, loader=loader)
     assert spec is not None

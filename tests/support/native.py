@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -64,14 +65,20 @@ def build(name: str, *defines: str) -> Path:
     for path in (source, *sorted(SOURCES.glob("*.h"))):
         digest.update(path.read_bytes())
     library = cache_folder() / f"{name}-{digest.hexdigest()[:16]}.so"
-    if not library.exists():
-        # A unique name and a rename, as two test processes may build the same library at the same time.
-        partial = library.with_suffix(f".{os.getpid()}.partial")
-        done = subprocess.run([*command, "-o", str(partial), "-lpthread"], capture_output=True, text=True)
-        if done.returncode:
-            raise AssertionError(f"{shlex.join(command)} failed:\n{done.stderr}")
-        partial.replace(library)
+    compile_once(library, [*command, "-lpthread"])
     return library
+
+
+def compile_once(library: Path, command: Sequence[str]) -> None:
+    """Run a compiler's command line unless ``library`` is there; a process that is building it is waited for."""
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            partial = library.with_suffix(".partial")  # renamed when it is whole: a build may be interrupted
+            done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
+            if done.returncode:
+                raise AssertionError(f"{shlex.join(command)} failed:\n{done.stderr[-4000:]}")
+            partial.replace(library)
 
 
 def cache_folder() -> Path:

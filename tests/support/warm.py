@@ -25,11 +25,12 @@ _FOLDER = Path(__file__).parent
 
 
 class _Server:
-    def __init__(self) -> None:
+    def __init__(self, preload: str = "") -> None:
         mine, other = socket.socketpair()
         code = f"import sys; sys.path.insert(0, {str(_FOLDER)!r})\nimport warm_server\nexec(warm_server.program())"
         env = {name: value for name, value in os.environ.items() if not name.startswith(("INSTRUMENT", "PYTHON"))}
         env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a look for GPUs that leaves CUDA to the children
+        env["LD_PRELOAD"] = preload
         with other:
             process = subprocess.Popen(
                 [sys.executable, "-c", code, str(other.fileno())], env=env, pass_fds=[other.fileno()],
@@ -89,8 +90,8 @@ class _Server:
 
 
 @functools.cache
-def _server(process: int, imports: tuple[str, ...]) -> _Server:
-    return _server(process, ()).with_imports(imports) if imports else _Server()
+def _server(process: int, imports: tuple[str, ...], preload: str) -> _Server:
+    return _server(process, (), preload).with_imports(imports) if imports else _Server(preload)
 
 
 def run(
@@ -100,7 +101,8 @@ def run(
     """Run ``command``, which starts this Python, as `subprocess.run` does; its output is captured as text.
 
     With ``check``, a failure is an `AssertionError` that shows what the program printed. With ``ranks``, that many
-    processes run the program, as under torchrun. With ``imports``, it finds these packages imported as well.
+    processes run the program, as under torchrun. With ``imports``, it finds these packages imported as well. The
+    library that ``env`` names in LD_PRELOAD is loaded.
 
     Raises:
         subprocess.TimeoutExpired: it was killed after ``timeout`` seconds.
@@ -113,7 +115,7 @@ def run(
             path.write_text(input if path.name == "stdin" else "")
         request: dict[str, Any] = {name: str(path) for name, path in files.items()}
         request |= {"command": line, "env": dict(env), "cwd": str(cwd or Path.cwd()), "ranks": ranks}
-        status = _server(os.getpid(), imports).run(request, timeout)
+        status = _server(os.getpid(), imports, env.get("LD_PRELOAD", "")).run(request, timeout)
         output, errors = (files[name].read_bytes().decode() for name in ("stdout", "stderr"))
     if status is None:
         raise subprocess.TimeoutExpired(line, timeout, output, errors)

@@ -20,11 +20,16 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import rich.console
+import rich.table  # noqa: F401
 import torch
 import torch._dynamo  # an optimizer imports it
-import typer  # noqa: F401
+import typer
 import wrapt  # noqa: F401
 
+_command = typer.Typer()
+_command.command()(lambda: None)
+_command([], standalone_mode=False)  # imports what typer does with its first command: 0.1 s
 gc.collect()
 gc.freeze()  # a collection in a child, as at its end, would copy every page of torch's objects: 0.8 s
 _PATH = sys.path[2:]  # without the folder of this file and the current one

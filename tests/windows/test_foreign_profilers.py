@@ -7,13 +7,15 @@ closes a range whose recording another one replaced, so that error crashes every
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..support import native, programs
+from ..support import native, programs, warm
 
 PROGRAMS = Path(__file__).parent / "programs"
 ALLOWED = {
@@ -27,23 +29,31 @@ ALLOWED = {
 }  # fmt: skip
 
 
-def run(name: str, out: Path) -> dict[str, Any]:
-    """Run the program and return the results that it prints."""
+def run(line: Sequence[str | Path], out: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command line of Python in the folder ``out``, where Lightning's profiler writes, with the library."""
     extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
     extra["PYTHONPATH"] = f"{programs.ROOT / 'src'}:{programs.ROOT}"
-    # Lightning's profiler writes into the current folder.
-    command = ["env", "-C", out, *programs.python(PROGRAMS / name, [str(out)])]
-    return dict(json.loads(programs.run(command, programs.environment(extra)).stdout.splitlines()[-1]))
+    return warm.run([sys.executable, *line], programs.environment(extra), cwd=out, check=True)
+
+
+def results_of(name: str, out: Path) -> dict[str, Any]:
+    """Run the program and return the results that it prints."""
+    return dict(json.loads(run([PROGRAMS / name, out], out).stdout.splitlines()[-1]))
 
 
 def outcomes(result: dict[str, Any]) -> list[tuple[str, str | None]]:
     return [(status, reason) for status, reason, _ in result["windows"]]
 
 
+def test_the_library_is_preloaded(tmp_path: Path) -> None:
+    """Memory comes from the library in every process of these tests."""
+    assert "/quarantine-" in run(["-c", "print(open('/proc/self/maps').read())"], tmp_path).stdout
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The result of each combination, each run in its own process."""
-    return run("foreign.py", tmp_path_factory.mktemp("foreign"))
+    return results_of("foreign.py", tmp_path_factory.mktemp("foreign"))
 
 
 def test_training_continues(results: dict[str, dict[str, Any]]) -> None:
@@ -78,7 +88,7 @@ def test_in_every_framework(tmp_path: Path) -> None:
     """Losses do not change beside Lightning's PyTorchProfiler, a Trainer callback, Accelerate's ProfileKwargs."""
     for package in ("lightning", "transformers", "accelerate"):
         pytest.importorskip(package)
-    results = run("foreign_adapters.py", tmp_path)
+    results = results_of("foreign_adapters.py", tmp_path)
     assert {"lightning dev", "lightning", "transformers", "transformers scheduled", "accelerate"} == set(results)
     for name, (plain, with_library) in results.items():
         assert (0, 0, plain["losses"]) == (plain["code"], with_library["code"], with_library["losses"]), name
@@ -111,10 +121,8 @@ SCRIPT = """
 def test_under_instrument_run(tmp_path: Path) -> None:
     """A script that uses torch's profiler prints the same as without `instrument run`, and gets its trace."""
     script, out = programs.program(SCRIPT, tmp_path), tmp_path / "out"
-    extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
-    plain = programs.run(programs.python(script), programs.environment(extra))
-    options = ["-m", "instrument", "run", "--steps", "2-5", "--out", str(out), "--", str(script)]
-    done = programs.run([sys.executable, *options], programs.environment(extra))
+    plain = run([script], tmp_path)
+    done = run(["-m", "instrument", "run", "--steps", "2-5", "--out", out, "--", script], tmp_path)
     assert plain.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
     (entry,) = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
     assert ("partial", 1) == (entry["status"], len(entry["files"]))
@@ -140,8 +148,6 @@ print("done")
 def test_an_abandoned_window_closes_its_step_range(tmp_path: Path) -> None:
     """When a schedule starts over, the last step's range is closed rather than freed in the next recording."""
     script = programs.program(RESTARTED_PLAN, tmp_path)
-    extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
-    options = ["-m", "instrument", "run", "--steps", "0-2", "--out", str(tmp_path / "out"), "--", str(script)]
-    done = programs.run([sys.executable, *options], programs.environment(extra))
+    done = run(["-m", "instrument", "run", "--steps", "0-2", "--out", tmp_path / "out", "--", script], tmp_path)
     assert "done" == done.stdout.splitlines()[-1]
     assert "the schedule started over" in done.stderr

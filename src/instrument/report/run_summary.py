@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from ..console import print_line
-from ..diagnosis.diagnose import Diagnosis
 from ..traces.summary import Summary
 from ..units import counted
 from .summary import MAX_OPERATORS, largest_regions, print_summary
+
+if TYPE_CHECKING:  # importing it takes a tenth of a second, at the end of every run
+    from ..diagnosis.diagnose import Diagnosis
 
 
 @dataclass(frozen=True)
