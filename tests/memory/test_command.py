@@ -13,6 +13,7 @@ from instrument.cli import app
 
 from ..support.programs import ROOT
 from ..support.shared_traces import shared
+from ..traces.test_page import sections
 from .snapshots import event, write
 from .test_breakdown import FORWARD, OLDER, STEP
 
@@ -105,10 +106,13 @@ def test_page(snapshots: list[str], tmp_path: Path) -> None:
     output(*snapshots, "--html", str(page))
     assert "GPU 0: the peak went from 4.73 kB to 6.72 kB, +1.99 kB." in page.read_text()
     assert "cannot write" in output(snapshots[0], "--html", str(tmp_path / "none" / "page.html"), code=1)
-    for other in (("--json",), ("--limit", "80GB"), ("--batch", "2")):
-        assert "--html excludes --json, --limit and --batch" in output(
-            snapshots[0], "--html", str(page), *other, code=2
-        )
+    assert "--html and --json exclude each other" in output(snapshots[0], "--html", str(page), "--json", code=2)
+    output(snapshots[0], "--html", str(page), "--limit", "6kB", "--batch", "2")
+    (summary,) = (section for section in sections(page.read_text()) if section["id"] == "summary")
+    assert any("which is 5, until the memory is full" in note for note in summary["notes"])
+    output(*snapshots, "--html", str(page), "--batch", "1", "--batch", "3")
+    (summary,) = (section for section in sections(page.read_text()) if section["id"] == "summary")
+    assert any("backward 710 B and 2.00 kB for each sample" in note for note in summary["notes"])
 
 
 def test_wrong_arguments(snapshots: list[str], tmp_path: Path) -> None:
