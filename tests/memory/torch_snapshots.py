@@ -58,6 +58,7 @@ _STEP: list[tuple[str, int, int, list[dict[str, Any]] | None]] = [
     ("free_requested", 6, 2, None),
     ("free_completed", 6, 2, None),
     ("alloc", 12, 4, OPTIMIZER),
+    ("snapshot", 0, 14, None),  # an earlier one
     ("annotate", 12, 4, OPTIMIZER),
     ("oom", 77, 80 << 10, FORWARD),
 ]
@@ -115,7 +116,7 @@ def _event(
     kept = {key: value for key, value in made.items() if key in keys | always}
     if frames is not None:
         kept["frames"] = frames
-    elif "forward_frames" in keys:
+    elif action == "alloc" and "forward_frames" in keys:
         kept |= {"frames": [], "forward_frames": ['  File "/home/me/model.py", line 12, in forward\n']}
     return kept
 
