@@ -160,6 +160,17 @@ def test_a_step(tmp_path: Path) -> None:
     assert {(42, "optimizer_state"): 2000, (42, "temporaries"): 90, (3, "other"): 640} == known
 
 
+@pytest.mark.parametrize("count", [4, 12])
+def test_an_earlier_snapshot_ends_no_pass(tmp_path: Path, count: int) -> None:
+    """The event of a snapshot, which has no stack, is not one of autograd, wherever it is."""
+    taken = {"action": "snapshot", "addr": 0, "size": 5, "stream": 0}
+    found = [
+        instrument.read_memory(write(tmp_path / "a.pickle", [events], OLDER)).break_down().by_category()
+        for events in (STEP[:count], *([*STEP[:at], taken, *STEP[at:count]] for at in range(count + 1)))
+    ]
+    assert [found[0]] * len(found) == found
+
+
 def test_the_peak_of_a_forward_pass(tmp_path: Path) -> None:
     """Activations have the line that allocates them, and those that call the modules around it."""
     found = instrument.read_memory(write(tmp_path / "a.pickle", [STEP[:6]], OLDER)).break_down()

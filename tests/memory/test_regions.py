@@ -36,11 +36,11 @@ STEP = opened("ProfilerStep#3", 0, 100, LOOP, 0)
 
 
 def regions(path: Path, at: dict[int, Any], *ranges: list[dict[str, Any]]) -> dict[int, str]:
-    """Return the region of an allocation at each of these times, with these frames."""
-    events = [
-        event("alloc", time, 1 << number, time_us=time, frames=stack)
-        for number, (time, stack) in enumerate(at.items())
-    ]
+    """Return the region of an allocation at each of these times, with these frames; frees have none."""
+    events = []
+    for number, (time, stack) in enumerate(at.items()):
+        events.append(event("alloc", time, 1 << number, time_us=time, frames=stack))
+        events += [event("free_requested", time, 1 << number, time_us=time, frames=[]) for _ in range(2)]
     marks = [each for entries in ranges for each in entries]
     found = instrument.read_memory(write(path / "a.pickle", [events], external_annotations=marks)).break_down()
     by_region = found.by_region().items()
@@ -147,3 +147,12 @@ def test_another_gpu(tmp_path: Path) -> None:
         tmp_path / "a.pickle", [[], events], external_annotations=[*STEP, *opened("forward", 2, 8, LOOP, 1)]
     )
     assert {"forward": (3, 1)} == instrument.read_memory(path).break_down(1).by_region()
+
+
+def test_unknown_times(tmp_path: Path) -> None:
+    """An event of torch 2.1, which has no time, is in no region, and a range without times contains nothing."""
+    known, unknown = event("alloc", 1, 1, time_us=3, frames=FORWARD), event("alloc", 2, 2, frames=FORWARD)
+    marks = [{"name": name, "stage": "START", "device": 0} for name in ("timed", "timeless")]
+    marks[0]["time_us"] = 2
+    path = write(tmp_path / "a.pickle", [[unknown, known]], external_annotations=marks)
+    assert {"timed": (1, 1)} == instrument.read_memory(path).break_down().by_region()

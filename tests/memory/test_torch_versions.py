@@ -12,6 +12,7 @@ import pytest
 
 import instrument
 
+from ..support.shared_traces import shared
 from .test_pickled_data import plain, read
 from .torch_snapshots import ADDED, BEGAN_US, MIB, cpp_pickle, snapshot_of
 
@@ -62,3 +63,14 @@ def test_the_data_are_those_of_pickle(version: str, writer: str) -> None:
     written = WRITTEN[writer](data)
     assert data == pickle.loads(written)
     assert plain(data) == plain(read(written))
+
+
+@pytest.mark.parametrize("name", ["npu_expandable", "python_stacks_ctx128"])
+def test_real_snapshots_from_cpp(tmp_path: Path, name: str) -> None:
+    """A real snapshot, written as C++ writes it, has the same events and the same peak by line and category."""
+    real = instrument.read_memory(shared(f"memory/{name}.pickle"))
+    path = tmp_path / "a.pickle"
+    path.write_bytes(cpp_pickle(pickle.loads(real.path.read_bytes())))
+    found = instrument.read_memory(path)
+    assert real.events.text("action") == found.events.text("action")
+    assert real.break_down().uses == found.break_down().uses

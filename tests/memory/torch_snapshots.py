@@ -7,7 +7,6 @@ those of `torch/csrc/jit/serialization/pickler.cpp`.
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -58,6 +57,7 @@ _STEP: list[tuple[str, int, int, list[dict[str, Any]] | None]] = [
     ("free_requested", 6, 2, None),
     ("free_completed", 6, 2, None),
     ("alloc", 12, 4, OPTIMIZER),
+    ("snapshot", 0, 14, None),  # an earlier one
     ("annotate", 12, 4, OPTIMIZER),
     ("oom", 77, 80 << 10, FORWARD),
 ]
@@ -115,7 +115,7 @@ def _event(
     kept = {key: value for key, value in made.items() if key in keys | always}
     if frames is not None:
         kept["frames"] = frames
-    elif "forward_frames" in keys:
+    elif action == "alloc" and "forward_frames" in keys:
         kept |= {"frames": [], "forward_frames": ['  File "/home/me/model.py", line 12, in forward\n']}
     return kept
 
@@ -152,23 +152,15 @@ def _block(segment: int, offset: int, size: int, frames: list[dict[str, Any]] | 
 def cpp_pickle(value: Any) -> bytes:
     """Return ``value`` as torch pickles it in C++: protocol 2, and a list or dictionary in one batch.
 
-    Texts go into the memo when they first occur, lists and dictionaries that occur again after their last item.
+    Texts go into the memo when they first occur, lists and dictionaries after their last item: all of them here,
+    and in torch those that something else refers to, which are most.
     """
-    return b"\x80\x02" + b"".join(_CppPickler(value).written(value)) + b"."
+    return b"\x80\x02" + b"".join(_CppPickler().written(value)) + b"."
 
 
 class _CppPickler:
-    def __init__(self, value: Any) -> None:
+    def __init__(self) -> None:
         self._memo: dict[str | int, int] = {}  # by text, or by the id of a list or dictionary
-        self._uses = Counter[int]()
-        self._count(value)
-
-    def _count(self, value: Any) -> None:
-        if isinstance(value, (list, dict)):
-            self._uses[id(value)] += 1
-            if self._uses[id(value)] == 1:
-                for each in value.values() if isinstance(value, dict) else value:
-                    self._count(each)
 
     def written(self, value: Any) -> Iterable[bytes]:
         if isinstance(value, str):
@@ -195,9 +187,8 @@ class _CppPickler:
                 for each in both:
                     yield from self.written(each)
             yield b"u"
-        if isinstance(value, str) or self._uses[id(value)] > 1:
-            self._memo[key] = len(self._memo)
-            yield _numbered(b"q", b"r", self._memo[key])
+        self._memo[key] = len(self._memo)
+        yield _numbered(b"q", b"r", self._memo[key])
 
 
 def _numbered(short: bytes, long: bytes, number: int) -> bytes:

@@ -13,6 +13,7 @@ from .stacks import BACKWARD, MODULE, OPTIMIZER, PYTHON, StackFacts
 FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP = range(3)
 PASS_NAMES = ("forward", "backward", "optimizer")
 _UNKNOWN = -1
+_SNAPSHOT = "snapshot"  # the event of an earlier snapshot, which never has a stack
 _STEP_OF_OPTIMIZER = re.compile(r"^Optimizer\.step#")
 
 
@@ -36,20 +37,23 @@ def passes_of(events: Table, annotations: Table, facts: StackFacts) -> Passes:
     """
     kind, number = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
     frees = np.array([name.startswith("free") for name in events.strings])[events.action]
+    taken = np.array([name == _SNAPSHOT for name in events.strings])[events.action]
     for device in np.unique(events.device).tolist():
         own = np.flatnonzero(events.device == device)
-        marks, free = facts.marks[events.stack[own]], frees[own]
-        kind[own] = found = _kinds(marks, free, _in_optimizer(events.time_ns[own], annotations, device))
+        marks = facts.marks[events.stack[own]]
+        alike = frees[own], ~frees[own] & ~taken[own]
+        kind[own] = found = _kinds(marks, alike, _in_optimizer(events.time_ns[own], annotations, device))
         begins = (found != FORWARD_PASS) | (marks & MODULE > 0)
         strong = _filled(np.where(begins, found, _UNKNOWN))
         number[own] = np.cumsum(np.append(0, np.diff(strong) != 0)) if len(own) else strong
     return Passes(kind, number)
 
 
-def _kinds(marks: Array, free: Array, in_optimizer: Array) -> Array:
+def _kinds(marks: Array, alike: tuple[Array, Array], in_optimizer: Array) -> Array:
+    """Return the kinds of the events of a device, of which those ``alike`` have stacks, or none has."""
     kind = np.full(len(marks), _UNKNOWN)
     python = marks & PYTHON > 0
-    for those in (free, ~free):  # the stacks of frees are perhaps not recorded
+    for those in alike:  # the stacks of frees are perhaps not recorded
         if python[those].any():
             kind[those] = np.where(python[those], FORWARD_PASS, BACKWARD_PASS)
     kind[marks & BACKWARD > 0] = BACKWARD_PASS

@@ -44,14 +44,17 @@ def regions_of(
     """
     found = [events.strings[events.user_metadata[row]] if row >= 0 else "" for row in rows.tolist()]
     known = np.flatnonzero(rows >= 0)
-    if not len(annotations) or not len(known):
+    known = known[events.time_ns[rows[known]] >= 0]
+    marks = annotations.where(annotations.time_ns >= 0)
+    if not len(marks) or not len(known):
         return found
-    marks = annotations.where(np.argsort(annotations.time_ns, kind="stable"))
+    marks = marks.where(np.argsort(marks.time_ns, kind="stable"))
     event = rows[known]
     opened = _opened(marks, np.searchsorted(marks.time_ns, events.time_ns[event], "right"))
     backward = passes.kind == BACKWARD_PASS
     started = _is_started(frames, stacks)[events.stack]
-    in_thread = 2 * started[~backward].sum() > (~backward).sum()  # where the loop is, as most events are its own
+    program = ~backward & (events.stack > 0)
+    in_thread = 2 * started[program].sum() > program.sum()  # where the loop is, as most of these are its own
     names = _names(opened, backward[event], started[event] == in_thread, in_thread)
     for place, name in zip(known.tolist(), names.tolist(), strict=True):
         found[place] = found[place] or name
