@@ -1,8 +1,8 @@
 """Writes the pictures of the documentation: ``python -m scripts.pictures``, or ``make pictures``.
 
 A picture is a screenshot of a part of the page that ``instrument diagnose --html`` makes of a real trace, or
-``instrument memory --html`` of a memory snapshot; ``make traces`` fetches both. It has the same bytes each time, as
-long as the versions of Chromium and of the fonts are the same.
+``instrument memory --html`` of a memory snapshot; ``make traces`` fetches both. It has the same bytes each time,
+as long as the versions of Chromium and of the fonts are the same.
 """
 
 from __future__ import annotations

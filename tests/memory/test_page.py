@@ -108,12 +108,12 @@ def test_icicle(made: MemorySnapshot) -> None:
     by_region, by_category = paths(shown, "region"), paths(shown, "category")
     peak = "in use at the peak"
     assert [2730, 1000] == by_region[f"{peak} > train"]
-    assert [2000, 0] == by_region[f"{peak} > train > me/train.py:42 train > optimizer state"]
+    assert [2000, 0] == by_region[f"{peak} > train > train.py:42 train > optimizer state"]
     assert [0, 1000] == by_region[f"{peak} > train > inferred: sized gradient > gradients"]
     assert [0, 1000] == by_region[f"{peak} > inferred: older parameter > parameters"]
     assert [0, 1000] == by_category[f"{peak} > parameters > inferred: older parameter"]
     about = {shown["names"][number]: text for number, text in shown["about"].items()}
-    assert "/home/me/train.py:42" == about["me/train.py:42 train"]
+    assert "/home/me/train.py:42" == about["train.py:42 train"]
     assert about["inferred: older parameter"].startswith("Evidence: older than the history")
 
 
@@ -122,7 +122,7 @@ def test_modules_in_the_icicle(tmp_path: Path) -> None:
     events = [event("alloc", 1, 640, frames=FORWARD, user_metadata="forward")]
     found = instrument.read_memory(write(tmp_path / "one.pickle", [events]))
     shown = paths(sections(found)["peak"], "region")
-    path = "in use at the peak > forward > me/train.py:40 train > me/model.py:12 forward > activations"
+    path = "in use at the peak > forward > train.py:40 train > model.py:12 forward > activations"
     assert [640, 0] == shown[path]
 
 
@@ -142,11 +142,13 @@ def test_long_timeline(tmp_path: Path) -> None:
 
 
 def test_without_history(tmp_path: Path) -> None:
-    """A snapshot without recorded events has its peak, and no timeline; one without memory has neither."""
+    """A snapshot without recorded events has its peak, and no timeline; without memory in use there is neither."""
     empty = segment([block(100, 4096, "inactive")], device=1)
     found = instrument.read_memory(write(tmp_path / "none.pickle", [], [*RESERVED, empty]))
     assert ["summary", "peak"] == list(sections(found))
     assert ["summary"] == list(sections(found, 1))
+    reserved = instrument.read_memory(write(tmp_path / "two.pickle", [[event("segment_alloc", 1, 4096)]]))
+    assert ["summary"] == list(sections(reserved))
 
 
 def test_unknown_reserved_memory(tmp_path: Path) -> None:

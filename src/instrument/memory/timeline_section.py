@@ -17,7 +17,9 @@ _MOST = 20_000  # points
 
 
 def timeline_section(snapshot: SnapshotData, device: int, side: str = "") -> dict[str, Any] | None:
-    """Return the section; None without recorded events. Numbers are changes from point to point: most are 0.
+    """Return the section; None without recorded events, and for a GPU whose memory was never in use.
+
+    Numbers are changes from point to point: most are 0.
 
     Args:
         snapshot: the snapshot.
@@ -25,10 +27,10 @@ def timeline_section(snapshot: SnapshotData, device: int, side: str = "") -> dic
         side: which of two snapshots it is, such as "before".
     """
     events = int((snapshot.events.device == device).sum())
-    if not events:
-        return None
     shown = snapshot.timeline(device).thinned(_MOST)
     categories = np.flatnonzero(shown.bytes.any(axis=1)).tolist()
+    if not events or not categories:
+        return None
     reserved = bool((shown.reserved_bytes >= shown.used_bytes).all())
     return {
         "id": f"memory-{side}" if side else "memory",
