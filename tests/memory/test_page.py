@@ -257,7 +257,7 @@ def test_icicle_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page: 
     page.get_by_role("button", name="By category").click()
     node.filter(has_text="optimizer state").click()
     page.wait_for_timeout(500)
-    assert "peak.view=category" in page.url and "peak.node=optimizer+state" in page.url
+    assert "peak.by=category" in page.url and "peak.node=optimizer+state" in page.url
     page.get_by_text("The nodes as a table: By region").click()
     assert page.locator("#peak details[open] tbody tr").first.locator("td").all_inner_texts() == [
         "in use at the peak", "peak", "4.7 kB", "2 kB", "6", "",
