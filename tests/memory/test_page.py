@@ -304,6 +304,16 @@ def test_two_snapshots(made: MemorySnapshot, tmp_path: Path, open_page: OpenPage
     assert ([], []) == (shown.errors, shown.requests)
 
 
+def test_equal_snapshots(made: MemorySnapshot, tmp_path: Path, open_page: OpenPage) -> None:
+    """Two equal snapshots have no changes, also if no memory was in use."""
+    shown = opened(open_page, write_page(tmp_path / "page.html", page_of_change(made, made, 0)))
+    assert 2 == shown.page.locator(".waterfall .row").count()
+    assert shown.page.locator(".lead").inner_text().endswith("from 4.73 kB to 4.73 kB, 0 B.")
+    empty = instrument.read_memory(write(tmp_path / "empty.pickle", [[event("segment_alloc", 1, 4096)]]))
+    shown = opened(open_page, write_page(tmp_path / "page.html", page_of_change(empty, empty, 0)))
+    assert 1 == shown.page.locator("section").count()
+
+
 @pytest.mark.parametrize("width", [360, 1280])
 def test_hostile_names(tmp_path: Path, open_page: OpenPage, width: int) -> None:
     """Names of files, functions and regions are text: none runs, none makes the page wider than the window."""

@@ -58,11 +58,14 @@ def _notes(shown: Timeline, events: int, reserved: bool) -> Iterator[str]:
 
 
 def _times(time_ns: Array) -> list[int] | None:
-    """Return the times after the first event, which also stands for what is before it; None if one is unknown."""
-    times = time_ns[1:]
-    if not len(times) or times.min() < 0:
+    """Return the times after the first event, which also stands for what is before it.
+
+    None if one is unknown, or all are the same.
+    """
+    times = np.maximum.accumulate(time_ns[1:])
+    if time_ns[1:].min() < 0 or times[-1] == times[0]:
         return None
-    return _changes(np.append(0, np.maximum.accumulate(times) - times[0]))
+    return _changes(np.append(0, times - times[0]))
 
 
 def _changes(column: Array) -> list[int]:
