@@ -1,4 +1,6 @@
-"""The cost of reading a memory snapshot and all that is said of it: 3 MB and 100 MB, in a new process each.
+"""The cost of reading a memory snapshot, all that is said of it, and its page: 3 MB and 100 MB.
+
+Each is measured in a new process.
 
 python benchmarks/memory.py
 """
@@ -16,6 +18,7 @@ from typing import Any
 from measure import verdict
 
 SIZES = {3_000_000: (1, 300), 100_000_000: (15, 600)}  # bytes: at most so many s of the CPU, and MB of memory
+PAGE_SECONDS, PAGE_MEGABYTES = 3, 0.5  # at most, after the breakdown
 STACKS, FRAMES, FILES = 1000, 25, 200
 LIVE = 500  # allocations in use at a time
 
@@ -55,16 +58,20 @@ def event(action: str, number: int, stacks: list[list[dict[str, Any]]]) -> dict[
 
 
 def read(path: str) -> None:
-    """Print the CPU seconds of all that `instrument memory --json` computes, and the peak of the process in MB."""
+    """Print the CPU seconds of what the command says and of the page, and the MB of the page and of the process."""
     import instrument
     from instrument.memory.serialize import as_dict
 
     began = time.process_time()
-    found = as_dict(instrument.read_memory(path), 0, limit_bytes=80_000_000_000)
+    snapshot = instrument.read_memory(path)
+    found = as_dict(snapshot, 0, limit_bytes=80_000_000_000)
     assert found["peak_bytes"] == sum(use["bytes"] for use in found["uses"])
-    took = time.process_time() - began
+    read = time.process_time()
+    page = snapshot.to_html(f"{path}.html")
+    made = time.process_time()
     status = Path("/proc/self/status").read_text().split()  # getrusage counts the process before, too
-    print(took, int(status[status.index("VmHWM:") + 1]) / 1000)
+    memory = int(status[status.index("VmHWM:") + 1]) / 1000
+    print(read - began, made - read, page.stat().st_size / 1e6, memory)
 
 
 def main() -> None:
@@ -75,11 +82,12 @@ def main() -> None:
             path.unlink(missing_ok=True)
             write(path, size)
             command = [sys.executable, __file__, str(path)]
-            took, used = map(
-                float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-            )
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            took, page, written, used = map(float, done.stdout.split())
             print(f"\nA memory snapshot of {path.stat().st_size / 1e6:.1f} MB")
             verdict("CPU time", took, seconds, "s")
+            verdict("CPU time of the page", page, PAGE_SECONDS, "s")
+            verdict("the page", written, PAGE_MEGABYTES, "MB")
             verdict("memory of the process", used, megabytes, "MB")
 
 

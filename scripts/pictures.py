@@ -37,7 +37,7 @@ class Picture:
     Attributes:
         name: the file name below docs/pictures, without its suffix.
         trace: the trace or memory snapshot, below the folder of real traces; with a "*", the ranks of a job.
-        state: the state of the page, as in its address: "flame.view=gpu".
+        state: the state of the page, as in its address: "flame.by=gpu".
         rule: the rule whose finding the timeline shows; empty shows the whole window.
         around: how much longer than the place of the finding the shown time is.
         show: selectors of elements; the picture is the smallest rectangle with the first element of each. Without
@@ -71,7 +71,7 @@ PICTURES = (
     timeline("communication", "tl_mi300_resnet_actckpt.json.gz", "exposed-communication", 5),
     timeline("copies", "param_resnet_kineto.json.gz", "exposed-copies", 4),
     timeline("initialization", "hta_alexnet_cudasync.json.gz", "initialization", 2),
-    Picture("flame", "tl_h100_bert_small.json.gz", "flame.view=gpu", show=(".flame-picture",)),
+    Picture("flame", "tl_h100_bert_small.json.gz", "flame.by=gpu", show=(".flame-picture",)),
     Picture("roofline", "tl_h100_owlv2.json.gz", show=(".roofline svg",)),
     Picture("ranks", "param_dlrm_8rank_r*.json.gz", show=(".rank.head", ".rank:last-child")),
     Picture("memory", "memory/npu_expandable.pickle", show=("#memory .legend", ".flame-picture"), height=660),

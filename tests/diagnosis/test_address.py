@@ -102,7 +102,7 @@ ACTS = {
     "step": (click("text=The steps as a table", "#timeline tbody button"), "mark=step-0"),
     "zoom": (press(".timeline-ruler canvas", "w", "d"), "t="),
     "slice": (press(".timeline-ruler canvas", "."), "slice=0,"),
-    "flame graph": (click("#flame [data-value=cpu]"), "flame.view=cpu"),
+    "flame graph": (click("#flame [data-value=cpu]"), "flame.by=cpu"),
     "node": (click(".flame-node:has-text('aten::mm')"), "flame.node="),
     "search": (fill("#flame input", "mm"), "flame.search=mm"),
     "operator": (click("circle.dot"), "operator=1"),
@@ -164,7 +164,7 @@ HOSTILE = [
     "javascript:alert(1)", "[[[]]]", '{"a":', "x" * 50_000, "\u202e", "0,99999999999999999999", "0.5", "",
 ]  # fmt: skip
 KEYS = [
-    "t", "mark", "slice", "flame.view", "flame.part", "flame.node", "flame.search", "operator", "order", "parts",
+    "t", "mark", "slice", "flame.by", "flame.part", "flame.node", "flame.search", "operator", "order", "parts",
     "theme", "kernels.sort", "kernels.filter", "kernels.all", "overview.open", "lanes-1.open", "__proto__",
 ]  # fmt: skip
 

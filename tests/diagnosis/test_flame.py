@@ -202,7 +202,7 @@ def test_flame_in_the_browser(tmp_path: Path, open_page: OpenPage) -> None:
     page.locator(".flame-node", has_text="block").first.click()
     assert "block" in node.first.text_content()
     page.wait_for_timeout(500)  # the address changes no more often
-    assert "flame.view=cpu" in page.url and "flame.node=forward+%3E+block" in page.url
+    assert "flame.by=cpu" in page.url and "flame.node=forward+%3E+block" in page.url
     page.reload()
     page.wait_for_selector("[data-ready]")
     assert "block" in node.first.text_content()
@@ -221,19 +221,19 @@ def test_flame_address(tmp_path: Path, open_page: OpenPage) -> None:
     """The address of a node leads to it in both trees, and that of one that is gone to what is around it."""
     path = flame_loop().to_html(tmp_path / "page.html")
     for hash, time in (
-        ("flame.view=cpu&flame.node=forward > block > aten::linear", "180 us per step (100.0 %)"),
-        ("flame.view=gpu&flame.node=forward > block > aten::linear", "200 us per step (100.0 %)"),
+        ("flame.by=cpu&flame.node=forward > block > aten::linear", "180 us per step (100.0 %)"),
+        ("flame.by=gpu&flame.node=forward > block > aten::linear", "200 us per step (100.0 %)"),
     ):
         opened = open_page(f"{path.as_uri()}#{hash}")
         _, node = opened_flame(opened)
         assert node.first.get_attribute("aria-label").startswith(f"aten::linear, Time {time}")
-    _, node = opened_flame(open_page(f"{path.as_uri()}#flame.view=cpu&flame.node=forward > block > gone"))
+    _, node = opened_flame(open_page(f"{path.as_uri()}#flame.by=cpu&flame.node=forward > block > gone"))
     assert "block" in node.first.text_content()
 
 
 def test_flame_keys(tmp_path: Path, open_page: OpenPage) -> None:
     """One stop of the tab key leads into the graph, and arrows to each node, also beside."""
-    page, node = opened_flame(open_page(f"{flame_loop().to_html(tmp_path / 'page.html').as_uri()}#flame.view=cpu"))
+    page, node = opened_flame(open_page(f"{flame_loop().to_html(tmp_path / 'page.html').as_uri()}#flame.by=cpu"))
     assert page.locator(".flame-node[tabindex='0']").count() == 1
     node.first.focus()
     for key, name in (

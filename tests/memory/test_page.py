@@ -108,12 +108,12 @@ def test_icicle(made: MemorySnapshot) -> None:
     by_region, by_category = paths(shown, "region"), paths(shown, "category")
     peak = "in use at the peak"
     assert [2730, 1000] == by_region[f"{peak} > train"]
-    assert [2000, 0] == by_region[f"{peak} > train > me/train.py:42 train > optimizer state"]
+    assert [2000, 0] == by_region[f"{peak} > train > train.py:42 train > optimizer state"]
     assert [0, 1000] == by_region[f"{peak} > train > inferred: sized gradient > gradients"]
     assert [0, 1000] == by_region[f"{peak} > inferred: older parameter > parameters"]
     assert [0, 1000] == by_category[f"{peak} > parameters > inferred: older parameter"]
     about = {shown["names"][number]: text for number, text in shown["about"].items()}
-    assert "/home/me/train.py:42" == about["me/train.py:42 train"]
+    assert "/home/me/train.py:42" == about["train.py:42 train"]
     assert about["inferred: older parameter"].startswith("Evidence: older than the history")
 
 
@@ -122,7 +122,7 @@ def test_modules_in_the_icicle(tmp_path: Path) -> None:
     events = [event("alloc", 1, 640, frames=FORWARD, user_metadata="forward")]
     found = instrument.read_memory(write(tmp_path / "one.pickle", [events]))
     shown = paths(sections(found)["peak"], "region")
-    path = "in use at the peak > forward > me/train.py:40 train > me/model.py:12 forward > activations"
+    path = "in use at the peak > forward > train.py:40 train > model.py:12 forward > activations"
     assert [640, 0] == shown[path]
 
 
@@ -142,11 +142,13 @@ def test_long_timeline(tmp_path: Path) -> None:
 
 
 def test_without_history(tmp_path: Path) -> None:
-    """A snapshot without recorded events has its peak, and no timeline; one without memory has neither."""
+    """A snapshot without recorded events has its peak, and no timeline; without memory in use there is neither."""
     empty = segment([block(100, 4096, "inactive")], device=1)
     found = instrument.read_memory(write(tmp_path / "none.pickle", [], [*RESERVED, empty]))
     assert ["summary", "peak"] == list(sections(found))
     assert ["summary"] == list(sections(found, 1))
+    reserved = instrument.read_memory(write(tmp_path / "two.pickle", [[event("segment_alloc", 1, 4096)]]))
+    assert ["summary"] == list(sections(reserved))
 
 
 def test_unknown_reserved_memory(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_icicle_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page: 
     page.get_by_role("button", name="By category").click()
     node.filter(has_text="optimizer state").click()
     page.wait_for_timeout(500)
-    assert "peak.view=category" in page.url and "peak.node=optimizer+state" in page.url
+    assert "peak.by=category" in page.url and "peak.node=optimizer+state" in page.url
     page.get_by_text("The nodes as a table: By region").click()
     assert page.locator("#peak details[open] tbody tr").first.locator("td").all_inner_texts() == [
         "in use at the peak", "peak", "4.7 kB", "2 kB", "6", "",
@@ -300,6 +302,16 @@ def test_two_snapshots(made: MemorySnapshot, tmp_path: Path, open_page: OpenPage
     pressed = shown.page.locator("#peak-before [aria-pressed=true]").all_inner_texts()
     assert ["By region", "All"] == pressed
     assert ([], []) == (shown.errors, shown.requests)
+
+
+def test_equal_snapshots(made: MemorySnapshot, tmp_path: Path, open_page: OpenPage) -> None:
+    """Two equal snapshots have no changes, also if no memory was in use."""
+    shown = opened(open_page, write_page(tmp_path / "page.html", page_of_change(made, made, 0)))
+    assert 2 == shown.page.locator(".waterfall .row").count()
+    assert shown.page.locator(".lead").inner_text().endswith("from 4.73 kB to 4.73 kB, 0 B.")
+    empty = instrument.read_memory(write(tmp_path / "empty.pickle", [[event("segment_alloc", 1, 4096)]]))
+    shown = opened(open_page, write_page(tmp_path / "page.html", page_of_change(empty, empty, 0)))
+    assert 1 == shown.page.locator("section").count()
 
 
 @pytest.mark.parametrize("width", [360, 1280])

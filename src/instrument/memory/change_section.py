@@ -28,8 +28,11 @@ _WORDS = WaterfallWords(
 )
 
 
-def change_section(before: Breakdown, after: Breakdown) -> dict[str, Any]:
-    """Return the section: the parts by category, region, and line or evidence; they add up to the difference."""
+def change_section(before: Breakdown, after: Breakdown) -> dict[str, Any] | None:
+    """Return the parts by category, region, and line or evidence, which add up to the difference.
+
+    None if nothing was in use at either peak.
+    """
     sums = defaultdict[tuple[str, str, str], list[int]](lambda: [0, 0, 0, 0])
     for side, found in enumerate((before, after)):
         for use in found.uses:
@@ -37,4 +40,4 @@ def change_section(before: Breakdown, after: Breakdown) -> dict[str, Any]:
             each[side] += use.bytes
             each[2 + side] += use.blocks
     parts = sorted(sums.items(), key=lambda part: (-abs(part[1][1] - part[1][0]), part[0]))
-    return waterfall_section(_WORDS, [[*names, *amounts] for names, amounts in parts])
+    return waterfall_section(_WORDS, [[*names, *amounts] for names, amounts in parts]) if parts else None

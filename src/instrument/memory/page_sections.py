@@ -60,7 +60,7 @@ def page_of_change(before: SnapshotData, after: SnapshotData, device: int, estim
     sides = {"before": before, "after": after}
     peaks = {side: snapshot.break_down(device) for side, snapshot in sides.items()}
     old, new = (found.peak.bytes for found in peaks.values())
-    change = f"{'-' if new < old else '+'}{size(abs(new - old))}"
+    change = f"{'+' * (new > old)}{size(new - old)}"
     figures = [("peak before", size(old)), ("peak after", size(new)), ("difference", change)]
     notes = [f"{side.capitalize()}: {snapshot.path}" for side, snapshot in sides.items()]
     sections = (

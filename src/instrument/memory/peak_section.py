@@ -92,20 +92,22 @@ def _around(use: Use) -> Iterator[_Node]:
 
 def source_text(use: Use) -> str:
     """Return the line that allocated something or, without one, what its category was inferred from."""
-    return _source(use).name
+    if use.place is not None:
+        return shown_name(f"{use.place} {use.place.function}")
+    return f"inferred: {use.evidence}" if use.inferred else "unknown"
 
 
 def _source(use: Use) -> _Node:
     if use.place is not None:
         return _at("line", use.place)
     if use.inferred:
-        return _Node("inferred", f"inferred: {use.evidence}", f"Evidence: {EVIDENCE[use.evidence]}.")
-    return _Node("unknown", "unknown", "Neither a line nor other evidence is known.")
+        return _Node("inferred", source_text(use), f"Evidence: {EVIDENCE[use.evidence]}.")
+    return _Node("unknown", source_text(use), "Neither a line nor other evidence is known.")
 
 
 def _at(kind: str, place: Place) -> _Node:
-    text = shown_name(f"{place} {place.function}")
-    return _Node(kind, text, shown_name(f"{place.file}:{place.line}"))
+    line = str(place).rpartition("/")[2]  # boxes are narrow
+    return _Node(kind, shown_name(f"{line} {place.function}"), shown_name(f"{place.file}:{place.line}"))
 
 
 def _category(use: Use) -> _Node:

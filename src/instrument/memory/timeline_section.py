@@ -17,7 +17,9 @@ _MOST = 20_000  # points
 
 
 def timeline_section(snapshot: SnapshotData, device: int, side: str = "") -> dict[str, Any] | None:
-    """Return the section; None without recorded events. Numbers are changes from point to point: most are 0.
+    """Return the section; None without recorded events, and for a GPU whose memory was never in use.
+
+    Numbers are changes from point to point: most are 0.
 
     Args:
         snapshot: the snapshot.
@@ -25,10 +27,10 @@ def timeline_section(snapshot: SnapshotData, device: int, side: str = "") -> dic
         side: which of two snapshots it is, such as "before".
     """
     events = int((snapshot.events.device == device).sum())
-    if not events:
-        return None
     shown = snapshot.timeline(device).thinned(_MOST)
     categories = np.flatnonzero(shown.bytes.any(axis=1)).tolist()
+    if not events or not categories:
+        return None
     reserved = bool((shown.reserved_bytes >= shown.used_bytes).all())
     return {
         "id": f"memory-{side}" if side else "memory",
@@ -56,11 +58,14 @@ def _notes(shown: Timeline, events: int, reserved: bool) -> Iterator[str]:
 
 
 def _times(time_ns: Array) -> list[int] | None:
-    """Return the times after the first event, which also stands for what is before it; None if one is unknown."""
-    times = time_ns[1:]
-    if not len(times) or times.min() < 0:
+    """Return the times after the first event, which also stands for what is before it.
+
+    None if one is unknown, or all are the same.
+    """
+    times = np.maximum.accumulate(time_ns[1:])
+    if time_ns[1:].min() < 0 or times[-1] == times[0]:
         return None
-    return _changes(np.append(0, np.maximum.accumulate(times) - times[0]))
+    return _changes(np.append(0, times - times[0]))
 
 
 def _changes(column: Array) -> list[int]:

@@ -17,7 +17,7 @@ registerView("flame", (section, element) => {
   };
   view.search.addEventListener("input", () => flameSet(view, "search", view.search.value));
   view.choices = [
-    flameChoice(view, "view", section.words.views, trees),
+    flameChoice(view, "by", section.words.views, trees),
     flameChoice(view, "part", section.words.parts, view.parts),
   ];
   const groups = view.choices.map(({ group }) => group);
@@ -26,7 +26,7 @@ registerView("flame", (section, element) => {
   flameDraw(view);
   flameKeys(view);
   const draw = () => flameDraw(view);
-  for (const key of ["view", "part", "node", "search"]) state.onChange(`${section.id}.${key}`, draw);
+  for (const key of ["by", "part", "node", "search"]) state.onChange(`${section.id}.${key}`, draw);
   page.on("resize", draw);
 });
 
@@ -55,15 +55,15 @@ function flameChoice(view, key, label, values) {
   return { group: values.length > 1 ? h("span", { role: "group", "aria-label": label }, buttons) : null, press };
 }
 
-const flameUsual = ({ trees, parts }) => ({ view: trees.at(-1)[0], part: parts[0][0] });
+const flameUsual = ({ trees, parts }) => ({ by: trees.at(-1)[0], part: parts[0][0] });
 
 /** Read the state (which tree, which part, the words, and the node that is enlarged, or -1), and sum up. */
 function flameRead(view) {
   const kept = (key) => state.get(`${view.section.id}.${key}`);
   const chosen = (key, values) => values.find(([value]) => value === kept(key))?.[0] ?? flameUsual(view)[key];
-  view.view = chosen("view", view.trees);
+  view.by = chosen("by", view.trees);
   view.part = chosen("part", view.parts);
-  view.tree = view.section.views[view.view];
+  view.tree = view.section.views[view.by];
   const part = view.section.parts.findIndex(([value]) => value === view.part);
   view.own = flameOfPart(view.tree.values, part);
   view.counts = flameOfPart(view.tree.counts, part);

@@ -1,7 +1,6 @@
 // The memory in use over time by category, what was reserved, and the peak: zoom, pan, and a selected point.
 
 const MEMORY_LEAST = { time: 10_000, event: 8 }; // ns, events: the length of the shortest range
-const MEMORY_STEP = 4; // pixels: how far a key moves the selected point at least
 const MEMORY_TABLE = 100; // stretches
 
 registerView("memory", (section, element) => {
@@ -181,15 +180,16 @@ function memoryTable(view) {
   const { section, model } = view;
   const places = { ...view, places: model.event };
   const shown = memoryShown(places, ...memoryBounds(places), MEMORY_TABLE);
-  const sizes = Object.fromEntries(section.categories.map((name) => [classWords(name), "bytes"]));
-  const columns = {
-    "After event": "count", ...(model.time ? { "After the first": "ns" } : {}), "In use": "bytes", ...sizes,
-    ...(model.reserved ? { reserved: "bytes" } : {}),
-  };
-  const values = [model.time, model.used, ...model.bytes, model.reserved].filter(Boolean);
-  const rows = shown.map((at) => [model.event[at] + 1, ...values.map((column) => column[at])]);
+  const columns = [
+    ["After event", "count", model.event.map((event) => event + 1)],
+    ["After the first", "ns", model.time],
+    ["In use", "bytes", model.used],
+    ...model.bytes.map((values, row) => [classWords(section.categories[row]), "bytes", values]),
+    ["Reserved", "bytes", model.reserved],
+  ].filter(([, , values]) => values);
+  const rows = shown.map((at) => columns.map(([, , values]) => values[at]));
   return tableBehind("The memory over time as a table", {
     id: section.id, caption: `${section.title}: the highest and lowest points of ${MEMORY_TABLE} stretches`,
-    columns: tableColumns(columns), rows,
+    columns: columns.map(([title, kind]) => ({ title, kind })), rows,
   });
 }

@@ -1,4 +1,4 @@
-// Draws the memory over time, and takes its pointers and keys.
+// Draws the memory over time: stacked areas, axes, the line of what was reserved, the peak and the selected point.
 
 const MEMORY = {
   height: 300, // pixels
@@ -19,29 +19,20 @@ function memoryDraw(view) {
 }
 
 function memoryPicture(view) {
-  const { canvas, section, model, places, width, start, end } = view;
+  const { section, model, width, start, end } = view;
   const palette = Object.fromEntries(
     ["text", "muted", "line", "background", ...section.categories].map((name) => [name, color(name)]),
   );
-  const context = timelineContext(canvas, width, MEMORY.height, palette.background);
+  const context = timelineContext(view.canvas, width, MEMORY.height, palette.background);
   const low = MEMORY.height - MEMORY.bottom;
   const scale = {
     x: (place) => MEMORY.left + ((place - start) / (end - start)) * memoryWidth(width),
     y: (bytes) => low - (bytes / (section.top_bytes || 1)) * (low - MEMORY.top),
   };
-  const shown = memoryShown(view, start, end, memoryWidth(width));
-  const trace = (values) => {
-    const points = shown.map((at) => [Math.max(scale.x(places[at]), MEMORY.left), scale.y(values[at])]);
-    context.beginPath();
-    points.forEach(([x, y], at) => {
-      context.lineTo(x, at ? points[at - 1][1] : y);
-      context.lineTo(x, y);
-    });
-    context.lineTo(width, points.at(-1)[1]);
-  };
   memoryGrid(view, context, palette, scale);
+  const shown = memoryShown(view, start, end, memoryWidth(width));
   model.stacked.toReversed().forEach((values, above) => {
-    trace(values);
+    memoryTrace(view, context, scale, shown, values);
     context.lineTo(width, low);
     context.lineTo(MEMORY.left, low);
     context.fillStyle = palette[section.categories.at(-1 - above)];
@@ -50,10 +41,23 @@ function memoryPicture(view) {
   context.lineWidth = 1.5;
   context.strokeStyle = palette.text;
   if (model.reserved) {
-    trace(model.reserved);
+    memoryTrace(view, context, scale, shown, model.reserved);
     context.stroke();
   }
   memoryMarks(view, context, palette, scale);
+}
+
+/** Begin a path along values, each of which holds until the next point. */
+function memoryTrace({ places, width }, context, { x, y }, shown, values) {
+  let height = y(values[shown[0]]);
+  context.beginPath();
+  for (const at of shown) {
+    const left = Math.max(x(places[at]), MEMORY.left);
+    context.lineTo(left, height);
+    height = y(values[at]);
+    context.lineTo(left, height);
+  }
+  context.lineTo(width, height);
 }
 
 /** The axes: lines at round sizes, and ticks at round times or events. */
@@ -85,7 +89,7 @@ function memoryTick(most, ticks) {
 }
 
 /** The peak, with its size, and the selected point. */
-function memoryMarks({ model, places, selected, width, start, end }, context, palette, { x, y }) {
+function memoryMarks({ model, places, selected, width, start, end }, context, palette, { x }) {
   const mark = (at, dashes) => {
     if (places[at] < start || places[at] > end) return false;
     context.setLineDash(dashes);
@@ -96,7 +100,6 @@ function memoryMarks({ model, places, selected, width, start, end }, context, pa
     context.setLineDash([]);
     return true;
   };
-  context.strokeStyle = palette.text;
   if (selected !== model.peak) mark(selected, []);
   if (!mark(model.peak, [4, 3])) return;
   const words = `peak ${format.bytes(model.used[model.peak])}`;
@@ -105,43 +108,4 @@ function memoryMarks({ model, places, selected, width, start, end }, context, pa
   context.fillStyle = palette.text;
   context.fillText(words, left + (left > width / 2 ? -4 : 4), MEMORY.top / 2);
   context.textAlign = "left";
-}
-
-/** Pointers, the wheel and keys. */
-function memoryInput(view) {
-  const { canvas } = view;
-  const part = (x) => (x - MEMORY.left) / memoryWidth(view.width);
-  const at = (event) => memoryAt(view, event.clientX - canvas.getBoundingClientRect().left);
-  const acts = {
-    pan: (by) => memoryPan(view, by / memoryWidth(view.width)),
-    zoom: (factor, x) => memoryZoom(view, factor, Math.min(Math.max(part(x), 0), 1)),
-  };
-  zoomByWheel(canvas, acts);
-  zoomByPointer(canvas, {
-    ...acts,
-    hover: (event) => tooltip.show(event.clientX, event.clientY, memoryLines(view, at(event))),
-    press: (event) => memorySelect(view, at(event)),
-    focus: () => canvas.focus({ preventScroll: true }),
-  });
-  const add = (key, words, call) =>
-    keys.add(key, `${view.section.title}, if it has the focus: ${words}`, () =>
-      document.activeElement === canvas && (call(), true));
-  add("ArrowLeft", "select a point to the left", () => memoryStep(view, -1));
-  add("ArrowRight", "select a point to the right", () => memoryStep(view, 1));
-  add("ArrowUp", "zoom in", () => memoryZoom(view, 0.7));
-  add("ArrowDown", "zoom out", () => memoryZoom(view, 1 / 0.7));
-  add("+", "zoom in", () => memoryZoom(view, 0.7));
-  add("-", "zoom out", () => memoryZoom(view, 1 / 0.7));
-  add("0", "show all events", () => memoryMove(view, -Infinity, Infinity));
-  add("Home", "show all events", () => memoryMove(view, -Infinity, Infinity));
-  add("p", "select the peak", () => memorySelect(view, view.model.peak));
-}
-
-/** Select the next point that is some pixels to the left or right. */
-function memoryStep(view, by) {
-  const { places, width, start, end, selected } = view;
-  const least = (MEMORY_STEP * (end - start)) / memoryWidth(width);
-  let at = selected + by;
-  while (places[at + by] != null && Math.abs(places[at] - places[selected]) < least) at += by;
-  if (places[at] != null) memorySelect(view, at);
 }
