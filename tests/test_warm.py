@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import TimeoutError  # another one before Python 3.11
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,23 @@ def test_timeout(tmp_path: Path) -> None:
     assert error.value.stdout == "1\n"
     assert warm.run([sys.executable, "-c", "print(signal)"], env=environment()).returncode == 1
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def test_a_program_beside_the_test(tmp_path: Path) -> None:
+    """Its lines are read while it runs, it receives signals, and the end of the block ends it."""
+    (tmp_path / "endless.py").write_text("import time\nprint(1)\nprint(2, flush=True)\ntime.sleep(60)")
+    command = [sys.executable, "-m", "instrument", "run", "--", "endless.py"]
+    with warm.started(command, environment(), cwd=tmp_path) as program:
+        assert ["1\n", "2\n"] == [program.readline(), program.readline()]
+        with pytest.raises(TimeoutError):
+            program.wait(0.1)
+        program.send_signal(signal.SIGTERM)
+        done = program.wait()
+    assert (-signal.SIGTERM, "1\n2\n") == (done.returncode, done.stdout)
+    with warm.started(command, environment(), cwd=tmp_path) as program:
+        program.readline()
+    assert -signal.SIGKILL == program.wait().returncode
+    assert 0 == warm.run([sys.executable, "-c", "pass"], environment()).returncode
 
 
 def test_interrupt(tmp_path: Path) -> None:

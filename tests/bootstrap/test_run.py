@@ -15,6 +15,7 @@ import pytest
 
 from instrument.bootstrap.program import excluding_options
 from tests.bootstrap.programs import RUN, SHOW, SOURCE, TRAIN, entries_in, run, run_warm, write
+from tests.support import warm
 from tests.support.programs import environment
 
 pytestmark = pytest.mark.process
@@ -80,17 +81,14 @@ def test_interrupted_training(tmp_path: Path) -> None:
             "    optimizer.step()", "    optimizer.step(); print(1, flush=True)"
         ),
     )
-    with subprocess.Popen(
-        [*RUN, "--steps", "2-1000000", "--", "train.py"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
+    command = [*RUN, "--steps", "2-1000000", "--", "train.py"]
+    with warm.started(command, environment(), cwd=tmp_path) as program:
         for _ in range(20):
-            process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGINT
-    assert "KeyboardInterrupt" in errors
+            program.readline()
+        program.send_signal(signal.SIGINT)
+        done = program.wait()
+    assert done.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in done.stderr
     (entry,) = [
         json.loads(line) for line in (tmp_path / "runs/instrument/manifest.jsonl").read_text().splitlines()
     ]
@@ -103,7 +101,7 @@ def test_off(tmp_path: Path) -> None:
     write(
         tmp_path, TRAIN + "\nimport sys, os\nprint(sorted(n for n in sys.modules if n.startswith('instrument')))"
     )
-    done = run(tmp_path, [*RUN, "--", "train.py"], INSTRUMENT="0")
+    done = run_warm(tmp_path, [*RUN, "--", "train.py"], INSTRUMENT="0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import instrument
 from tests.bootstrap.programs import RUN, entries_in, write
 from tests.bootstrap.programs import run_warm as run
+from tests.support import warm
 from tests.support.finalizers import eventually, processes
 from tests.support.programs import ROOT, environment
 
@@ -74,17 +74,12 @@ def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
     program(tmp_path, 10**9)
     script = tmp_path / "train.py"
     script.write_text(script.read_text().replace("import sys\n", f"import sys\n{handler}\n", 1))
-    with subprocess.Popen(
-        [*RUN, "--memory", "snapshot,entries=50", "--steps", "2-1000000000", "--", "train.py"],
-        cwd=tmp_path, env=environment({"INSTRUMENT_SUMMARY": "0"}), stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
+    command = [*RUN, "--memory", "snapshot,entries=50", "--steps", "2-1000000000", "--", "train.py"]
+    with warm.started(command, environment({"INSTRUMENT_SUMMARY": "0"}), cwd=tmp_path) as training:
         for _ in range(5):
-            process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
-    assert code == process.returncode
+            training.readline()
+        training.send_signal(signal.SIGTERM)
+        assert code == training.wait().returncode
     memory = memory_of(tmp_path)
     assert ("recorded", None) == (memory["status"], memory["out_of_memory"])
 
@@ -95,19 +90,15 @@ def test_sigkill_before_the_line_is_written(tmp_path: Path, written: bool) -> No
     hang = "from instrument.allocator_history import dump; import time; dump.publish = lambda *_: time.sleep(999)"
     program(tmp_path, 10**9, "pass" if written else f"exec({hang!r})")
     out = tmp_path / "runs/instrument/window-0001"
-    with subprocess.Popen(
-        [*RUN, "--memory", "snapshot", "--steps", "2-3", "--", "train.py"],
-        cwd=tmp_path, env=environment({"INSTRUMENT_SUMMARY": "0"}), stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
+    command = [*RUN, "--memory", "snapshot", "--steps", "2-3", "--", "train.py"]
+    with warm.started(command, environment({"INSTRUMENT_SUMMARY": "0"}), cwd=tmp_path) as training:
         eventually(
             lambda: bool(
                 list(out.glob("*.json.gz"))
                 and list(out.glob("*.memory.pickle" if written else ".*.memory.pickle.*"))
             )
         )
-        process.kill()
-    eventually(lambda: not processes(process.pid))
+    eventually(lambda: not processes(training.pid))
     if written:
         assert "recorded" == memory_of(tmp_path)["status"]
         return

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
+from concurrent.futures import TimeoutError  # another one before Python 3.11
 from pathlib import Path
 
 import pytest
 
 from tests.bootstrap.programs import RUN, TRAIN, entries_in, write
 from tests.bootstrap.programs import run_warm as run
+from tests.support import warm
 from tests.support.programs import environment
 
 pytestmark = pytest.mark.process
@@ -32,19 +33,16 @@ SIGTERM = (
 def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
     """An open window is saved and the process ends by the signal; the program's own handler is kept."""
     write(tmp_path, f"import signal, sys\n{handler}\n" + SIGTERM.format(body="pass"))
-    with subprocess.Popen(
-        [*RUN, "--steps", "2-1000000000", "--", "train.py"],
-        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=120)
-    assert process.returncode == code
+    command = [*RUN, "--steps", "2-1000000000", "--", "train.py"]
+    with warm.started(command, environment(), cwd=tmp_path) as program:
+        program.readline()
+        program.send_signal(signal.SIGTERM)
+        done = program.wait()
+    assert done.returncode == code
     (entry,) = entries_in(tmp_path / "runs/instrument")
     assert entry["status"] == "partial"
     assert entry["files"]
-    assert "Where the step went" in stderr
+    assert "Where the step went" in done.stderr
 
 
 def test_second_sigterm(tmp_path: Path) -> None:
@@ -60,18 +58,15 @@ def stuck():
     libc.pthread_mutex_lock(mutex)
 """
     write(tmp_path, stuck + SIGTERM.format(body="if _ == 4: stuck()"))
-    with subprocess.Popen(
-        [*RUN, "--steps", "2-1000000000", "--", "train.py"],
-        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "stuck\n"]
+    command = [*RUN, "--steps", "2-1000000000", "--", "train.py"]
+    with warm.started(command, environment(), cwd=tmp_path) as program:
+        assert [program.readline() for _ in range(2)] == ["ready\n", "stuck\n"]
         time.sleep(0.5)
-        process.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=1)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == -signal.SIGTERM
+        program.send_signal(signal.SIGTERM)
+        with pytest.raises(TimeoutError):
+            program.wait(timeout=1)
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(timeout=60).returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("ending", ["SyncError('on purpose')", "ZeroDivisionError('on purpose')"])

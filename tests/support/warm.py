@@ -16,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,11 @@ class _Server:
         self._answers.close()
         self._socket.close()
 
-    def run(self, request: Mapping[str, object], timeout: float) -> int | None:
-        """Run one program; return its exit code, negative for a signal, or None if it took too long."""
+    def run(self, request: Mapping[str, object], timeout: float, on_start: Callable[[int], object]) -> int | None:
+        """Run one program; return its exit code, negative for a signal, or None if it took too long.
+
+        ``on_start`` is called with the number of each process: `instrument run` and the program are two.
+        """
         self._socket.sendall(json.dumps(request).encode() + b"\n")
         late = threading.Event()
         timers: dict[int, threading.Timer] = {}
@@ -76,6 +81,7 @@ class _Server:
             while "status" not in (answer := json.loads(self._answers.readline())):
                 timer = timers[answer["process"]] = threading.Timer(timeout, kill, [answer["process"]])
                 timer.start()
+                on_start(answer["process"])
         except BaseException:  # such as a test that takes too long: the next request would get this answer
             for process in timers:
                 with suppress(ProcessLookupError):
@@ -107,18 +113,77 @@ def run(
     Raises:
         subprocess.TimeoutExpired: it was killed after ``timeout`` seconds.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        done = _run(Path(folder), command, env, cwd, input=input, timeout=timeout, ranks=ranks, imports=imports)
+    if check and done.returncode:
+        shown = f"stdout:\n{done.stdout}\nstderr:\n{done.stderr}"
+        raise AssertionError(f"{done.args[1]} ended with {done.returncode}\n{shown}")
+    return done
+
+
+class Program:
+    """A program that runs beside the test.
+
+    Attributes:
+        pid: the number of its process.
+    """
+
+    def __init__(self, stdout: Path, ended: Future[subprocess.CompletedProcess[str]], pids: list[int]) -> None:
+        self._stdout, self._ended, self._pids = stdout, ended, pids
+        self._read = 0
+
+    @property
+    def pid(self) -> int:
+        return self._pids[-1]
+
+    def readline(self) -> str:
+        """Wait for the next line that it prints."""
+        while "\n" not in (rest := self._stdout.read_text()[self._read :] if self._stdout.exists() else ""):
+            assert not self._ended.done(), self._ended.result()
+            time.sleep(0.01)
+        line = rest.partition("\n")[0] + "\n"
+        self._read += len(line)
+        return line
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Wait for its end, for ``timeout`` seconds; then a `concurrent.futures.TimeoutError` is raised."""
+        return self._ended.result(timeout)
+
+
+@contextmanager
+def started(
+    command: Sequence[str | Path], env: Mapping[str, str], *, cwd: Path | None = None
+) -> Iterator[Program]:
+    """Run ``command`` as `run` does, beside the block, at whose end it is killed; one at a time, and no `run`."""
+    pids: list[int] = []
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(_run, Path(name), command, env, cwd, on_start=pids.append)
+        program = Program(Path(name, "stdout"), ended, pids)
+        try:
+            yield program
+        finally:
+            if not ended.done():
+                program.send_signal(signal.SIGKILL)
+
+
+def _run(
+    folder: Path, command: Sequence[str | Path], env: Mapping[str, str], cwd: Path | None, *, input: str = "",
+    timeout: float = 300, ranks: int = 0, imports: tuple[str, ...] = (),
+    on_start: Callable[[int], object] = lambda number: None,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run ``command``, whose input and output are files in ``folder``."""
     line = [str(part) for part in command]
     assert line[0] == sys.executable, line
-    with tempfile.TemporaryDirectory() as folder:
-        files = {name: Path(folder, name) for name in ("stdin", "stdout", "stderr")}
-        for path in files.values():
-            path.write_text(input if path.name == "stdin" else "")
-        request: dict[str, Any] = {name: str(path) for name, path in files.items()}
-        request |= {"command": line, "env": dict(env), "cwd": str(cwd or Path.cwd()), "ranks": ranks}
-        status = _server(os.getpid(), imports, env.get("LD_PRELOAD", "")).run(request, timeout)
-        output, errors = (files[name].read_bytes().decode() for name in ("stdout", "stderr"))
+    files = {name: folder / name for name in ("stdin", "stdout", "stderr")}
+    for path in files.values():
+        path.write_text(input if path.name == "stdin" else "")
+    request: dict[str, Any] = {name: str(path) for name, path in files.items()}
+    request |= {"command": line, "env": dict(env), "cwd": str(cwd or Path.cwd()), "ranks": ranks}
+    status = _server(os.getpid(), imports, env.get("LD_PRELOAD", "")).run(request, timeout, on_start)
+    output, errors = (files[name].read_bytes().decode() for name in ("stdout", "stderr"))
     if status is None:
         raise subprocess.TimeoutExpired(line, timeout, output, errors)
-    if check and status:
-        raise AssertionError(f"{line[1]} ended with {status}\nstdout:\n{output}\nstderr:\n{errors}")
     return subprocess.CompletedProcess(line, status, output, errors)

@@ -17,7 +17,7 @@ from instrument.windows import background_process, finalizer_process
 from instrument.windows.background_process import BackgroundProcess
 from instrument.windows.finalizer_process import FinalizerProcess
 
-from ..support import programs
+from ..support import programs, warm
 from ..support.finalizers import LOOKS_OFTEN, eventually, processes
 from .training import manifest, statuses
 
@@ -244,10 +244,9 @@ if fork == 0:
 print(fork, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    script = programs.program(code, tmp_path)
-    options: Any = {"cwd": tmp_path, "env": programs.environment(), "stdout": subprocess.PIPE, "text": True}
-    program = subprocess.Popen([sys.executable, script], **options)
-    fork = int(program.communicate(timeout=100)[0])
+    command = programs.python(programs.program(code, tmp_path))
+    with warm.started(command, programs.environment(), cwd=tmp_path) as program:
+        fork = int(program.wait().stdout)
     try:
         eventually(lambda: not processes(program.pid))
     finally:

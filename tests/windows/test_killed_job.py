@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from instrument.run_folder import entries_of, files_of
 
-from ..support import programs
+from ..support import programs, warm
 from ..support.finalizers import eventually, processes
 from .training import content, manifest, run, statuses
 
@@ -43,12 +42,11 @@ def parts(out: Path) -> list[Path]:
 def test_a_job_that_is_killed_while_it_writes_a_trace(tmp_path: Path) -> None:
     """All that has a name is whole, all that the manifest names is there; the next run removes the rest."""
     out = tmp_path / "out"
-    program = programs.program(ENDLESS, tmp_path)
-    env = programs.environment({"INSTRUMENT_SUMMARY": "0"})
-    with subprocess.Popen([sys.executable, str(program)], cwd=tmp_path, env=env) as job:
+    command = programs.python(programs.program(ENDLESS, tmp_path))
+    with warm.started(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}), cwd=tmp_path) as job:
         eventually(lambda: bool(list(out.glob("window-0003/.*.json.[!g]*"))), every_s=0.002)
-        job.kill()
-    assert -signal.SIGKILL == job.returncode
+        job.send_signal(signal.SIGKILL)
+        assert -signal.SIGKILL == job.wait().returncode
     eventually(lambda: not processes(job.pid))
     assert ["window-0003"] == [path.parent.name for path in parts(out)]
     for path in out.glob("window-*/[!.]*"):

@@ -26,6 +26,7 @@ from instrument.windows.command_socket import CommandSocket, ask, sockets_of
 from instrument.windows.requests import WindowRequest
 from instrument.windows.triggers import DailyAt, Every, TouchedFile
 
+from ..support import programs, warm
 from ..support.finalizers import eventually
 from .training import manifest, train
 
@@ -243,7 +244,7 @@ def test_a_dead_process(out: Path) -> None:
         "instrument.profile(sys.argv[1], triggers='command').start()\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    subprocess.run([sys.executable, "-c", code, str(out)], check=False)
+    warm.run([sys.executable, "-c", code, str(out)], programs.environment())
     assert sockets_of(str(out))
     done = subprocess.run(
         [sys.executable, "-m", "instrument", "trigger", str(out)], capture_output=True, text=True, check=False

@@ -364,6 +364,7 @@ def test_a_process_that_hangs(out: Path, lenient: None, monkeypatch: pytest.Monk
 
 END_SUDDENLY = """
     import os, sys, torch, instrument
+    os.setsid()
     torch.ones(3).sum()
     with instrument.profile(sys.argv[1], schedule=instrument.schedule(active=1, repeat=5)) as prof:
         for _ in range(3):
@@ -377,11 +378,9 @@ END_SUDDENLY = """
 def test_a_sudden_end_of_training(tmp_path: Path) -> None:
     """The process finishes its windows and ends; Ctrl-C at the terminal does not reach it."""
     script = programs.program(END_SUDDENLY, tmp_path)
-    ends = ["os._exit(0)", "os.kill(os.getpid(), 9)", "os.killpg(0, 2)"]
-    options: Any = {"cwd": tmp_path, "env": programs.environment(), "stdout": subprocess.PIPE, "text": True}
-    started = [subprocess.Popen([sys.executable, script, end], start_new_session=True, **options) for end in ends]
-    for end, program in zip(ends, started, strict=True):
-        number, out = program.communicate(timeout=100)[0].strip(), tmp_path / end
+    for end in ("os._exit(0)", "os.kill(os.getpid(), 9)", "os.killpg(0, 2)"):
+        done = warm.run(programs.python(script, [end]), programs.environment(), cwd=tmp_path)
+        number, out = done.stdout.strip(), tmp_path / end
         eventually(lambda number=number: not processes(int(number)))  # type: ignore[misc]
         assert [(1, "recorded"), (2, "recorded"), (3, "recorded")] == statuses(manifest(out)[:3])
         assert [[0], [1], [2]] == recorded(out)[:3]
