@@ -50,6 +50,13 @@ def run_warm(command: list[str], **variables: str) -> subprocess.CompletedProces
     return warm.run(command, environment(variables), cwd=PROGRAMS, timeout=120, check=True)
 
 
+def run_plain(name: str) -> subprocess.CompletedProcess[str]:
+    """Run the program without the library; that of torchrun as a process for each rank."""
+    if name == "ddp":
+        return warm.run([sys.executable, "ddp.py"], environment(), cwd=PROGRAMS, check=True, ranks=2)
+    return run_warm(instrumented(name), INSTRUMENT="0")
+
+
 def without_log(output: str) -> str:
     """Return the program's own output, without the timestamped log lines of DeepSpeed, which others import."""
     return re.sub(r"^\[\d{4}-.*\n", "", output, flags=re.MULTILINE)
@@ -62,7 +69,7 @@ def instrumented(name: str, *options: str) -> list[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_steps_and_regions(name: str, tmp_path: Path) -> None:
     """The program's steps are counted, one is recorded with its regions, and the output is unchanged."""
-    plain = run_warm(instrumented(name), INSTRUMENT="0")
+    plain = run_plain(name)
     done = run_warm(instrumented(name, "--steps", "4,1000", "-o", str(tmp_path)))
     assert without_log(plain.stdout) == without_log(done.stdout)
     assert "Where the step went" in done.stderr

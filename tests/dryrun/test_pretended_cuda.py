@@ -20,6 +20,7 @@ from torch import nn
 from torch.cuda import Event, current_stream, synchronize  # before there is anything to answer
 from torch.utils.data import DataLoader
 
+from instrument.dryrun import availability_caches
 from instrument.dryrun.cuda import PretendedCuda
 from tests.dryrun.pretended import Noted, OnCpu
 
@@ -115,6 +116,21 @@ def test_caches_are_emptied() -> None:
     assert is_gpu_available()
     gpu.undo()
     assert not is_gpu_available()
+
+
+def test_caches_of_a_module_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a module has gained since the last search is emptied, and so is what has replaced it."""
+
+    def has_gpu() -> bool:
+        return torch.cuda.is_available()
+
+    availability_caches.clear()
+    for _ in range(2):
+        cached = functools.lru_cache(has_gpu)
+        monkeypatch.setattr(sys.modules[__name__], "gained", cached, raising=False)
+        assert not cached()
+        availability_caches.clear()
+        assert 0 == cached.cache_info().currsize
 
 
 # ---------------------------------------------------------------------------------- everything has an answer

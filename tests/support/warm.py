@@ -102,19 +102,20 @@ def _server(process: int, imports: tuple[str, ...], preload: str) -> _Server:
 
 def run(
     command: Sequence[str | Path], env: Mapping[str, str], *, cwd: Path | None = None, input: str = "",
-    timeout: float = 300, check: bool = False, ranks: int = 0, imports: tuple[str, ...] = (),
+    timeout: float = 300, check: bool = False, ranks: int = 0, imports: tuple[str, ...] = (), preload: str = "",
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run ``command``, which starts this Python, as `subprocess.run` does; its output is captured as text.
 
     With ``check``, a failure is an `AssertionError` that shows what the program printed. With ``ranks``, that many
-    processes run the program, as under torchrun. With ``imports``, it finds these packages imported as well. The
-    library that ``env`` names in LD_PRELOAD is loaded.
+    processes run the program, as under torchrun. With ``imports``, it finds these packages imported as well, and
+    with ``preload`` this library loaded, as by LD_PRELOAD.
 
     Raises:
         subprocess.TimeoutExpired: it was killed after ``timeout`` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        done = _run(Path(folder), command, env, cwd, input=input, timeout=timeout, ranks=ranks, imports=imports)
+        server = imports, preload
+        done = _run(Path(folder), command, env, cwd, input=input, timeout=timeout, ranks=ranks, server=server)
     if check and done.returncode:
         shown = f"stdout:\n{done.stdout}\nstderr:\n{done.stderr}"
         raise AssertionError(f"{done.args[1]} ended with {done.returncode}\n{shown}")
@@ -171,7 +172,7 @@ def started(
 
 def _run(
     folder: Path, command: Sequence[str | Path], env: Mapping[str, str], cwd: Path | None, *, input: str = "",
-    timeout: float = 300, ranks: int = 0, imports: tuple[str, ...] = (),
+    timeout: float = 300, ranks: int = 0, server: tuple[tuple[str, ...], str] = ((), ""),
     on_start: Callable[[int], object] = lambda number: None,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run ``command``, whose input and output are files in ``folder``."""
@@ -182,7 +183,7 @@ def _run(
         path.write_text(input if path.name == "stdin" else "")
     request: dict[str, Any] = {name: str(path) for name, path in files.items()}
     request |= {"command": line, "env": dict(env), "cwd": str(cwd or Path.cwd()), "ranks": ranks}
-    status = _server(os.getpid(), imports, env.get("LD_PRELOAD", "")).run(request, timeout, on_start)
+    status = _server(os.getpid(), *server).run(request, timeout, on_start)
     output, errors = (files[name].read_bytes().decode() for name in ("stdout", "stderr"))
     if status is None:
         raise subprocess.TimeoutExpired(line, timeout, output, errors)

@@ -31,9 +31,10 @@ ALLOWED = {
 
 def run(line: Sequence[str | Path], out: Path) -> subprocess.CompletedProcess[str]:
     """Run a command line of Python in the folder ``out``, where Lightning's profiler writes, with the library."""
-    extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
+    library = str(native.build("quarantine"))
+    extra = {"LD_PRELOAD": library, "INSTRUMENT_SUMMARY": "0"}
     extra["PYTHONPATH"] = f"{programs.ROOT / 'src'}:{programs.ROOT}"
-    return warm.run([sys.executable, *line], programs.environment(extra), cwd=out, check=True)
+    return warm.run([sys.executable, *line], programs.environment(extra), cwd=out, check=True, preload=library)
 
 
 def results_of(name: str, out: Path) -> dict[str, Any]:
