@@ -242,6 +242,7 @@ def test_nothing_is_known(tmp_path: Path) -> None:
     events = [event("alloc", 1, 8, frames=[]), event("free_completed", 2, 4, frames=[])]
     found = instrument.read_memory(write(tmp_path / "a.pickle", [events])).break_down()
     assert (12, 0, 0, 12) == (found.peak.bytes, found.known_bytes, found.inferred_bytes, found.unknown_bytes)
+    assert ["unknown"] == [part.name for part in compare_peaks(found, found)]
 
 
 def test_largest_blocks(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ class ChangedPart(NamedTuple):
 
     Attributes:
         category: one of `instrument.memory.categories.CATEGORIES`.
-        name: the line that allocates it, as "FOLDER/FILE:LINE FUNCTION"; without one, the category's evidence. Or
-            the innermost region that was open; empty if none was.
+        name: the line that allocates it, as "FOLDER/FILE:LINE FUNCTION"; without one, the category's evidence, or
+            "unknown". Or the innermost region that was open; empty if none was.
         before_bytes: its size at the first peak.
         after_bytes: its size at the second one.
     """
@@ -54,4 +54,6 @@ def _changes(before: Breakdown, after: Breakdown, name: Callable[[Use], str]) ->
 
 
 def _line(use: Use) -> str:
-    return f"{use.place} {use.place.function}" if use.place is not None else use.evidence
+    if use.place is not None:
+        return f"{use.place} {use.place.function}"
+    return use.evidence if use.inferred else "unknown"

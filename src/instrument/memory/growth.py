@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -45,11 +46,12 @@ def growth_of(allocations: Table, uses: Table, passes: Passes, events: Table, de
     kept = (allocations.device == device) & (allocations.begin >= 0) & (allocations.end >= len(events))
     rows = np.flatnonzero(kept & (uses.line >= 0))
     rows = rows[step[allocations.begin[rows]] < step.max(initial=0)]
-    lines, which = np.unique(uses.line[rows], return_inverse=True)
-    found = []
-    for place, line in enumerate(lines.tolist()):
-        own = rows[which == place]
-        steps = len(np.unique(step[allocations.begin[own]]))
-        if steps >= _LEAST_STEPS:
-            found.append(Growth(line, steps, int(allocations.bytes[own].sum()), len(own)))
+    steps = defaultdict[int, set[int]](set)
+    sums = defaultdict[int, list[int]](lambda: [0, 0])
+    columns = uses.line[rows], step[allocations.begin[rows]], allocations.bytes[rows]
+    for line, number, size in zip(*(column.tolist() for column in columns), strict=True):
+        steps[line].add(number)
+        sums[line][0] += size
+        sums[line][1] += 1
+    found = [Growth(line, len(own), *sums[line]) for line, own in steps.items() if len(own) >= _LEAST_STEPS]
     return sorted(found, key=lambda growth: -growth.bytes)
