@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 _BLOCK = 1 << 22  # bytes that are read at once
 _LONGEST = 9  # bytes of an opcode and its number, or the size of its text
 _FREE_CONTAINERS = 50_000  # for small files
-_BYTES_PER_CONTAINER = 4  # at least, in larger files: a list of one byte takes 60 in memory
+_BYTES_PER_CONTAINER = 8  # at least, in larger files: a list of one byte takes 60 in memory
 _BATCH = 1000  # a pickler adds the items of a list in batches of so many
 
 # A list of objects that the memo has, such as the frames of an event.
