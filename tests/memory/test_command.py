@@ -67,11 +67,11 @@ def test_documented_output() -> None:
 def test_batches(snapshots: list[str]) -> None:
     """How large the batch can be, from one snapshot and from two with their batch sizes."""
     text = " ".join(output(snapshots[0], "--limit", "6kB", "--batch", "2").split())
-    assert "With a batch twice as large, the peak would be 5.37 kB." in text
-    assert "The batch can be 2.98 times as large, which is 5, until the memory is full." in text
+    assert "With a batch twice as large, the peak would be 5.37 kB, in the step of the optimizer." in text
+    assert "The batch can be 2.98 times as large, which is 5, until 6.00 kB is full." in text
     both = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9kB").split())
-    assert "backward 710 B and 2.00 kB for each sample" in both
-    assert "The largest batch within 9.00 kB is 3." in both
+    assert "With a batch of 6, the peak would be 13.7 kB, in the forward pass." in both
+    assert "The largest batch within 9.00 kB: 3." in both
 
 
 def test_out_of_memory(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_out_of_memory(tmp_path: Path) -> None:
         {**event("oom", 0, 8000, frames=FORWARD), "device_free": 20},
     ]
     text = " ".join(output(str(write(tmp_path / "a.pickle", [events], OLDER))).split())
-    assert "An allocation of 8.00 kB failed at me/model.py:12 forward: what is in use leaves too little" in text
+    assert "An allocation of 8.00 kB failed at me/model.py:12 forward: too little memory is free" in text
     assert "me/model.py:12 forward none was left 1 5.00 kB" in text
 
 
@@ -109,10 +109,10 @@ def test_page(snapshots: list[str], tmp_path: Path) -> None:
     assert "--html and --json exclude each other" in output(snapshots[0], "--html", str(page), "--json", code=2)
     output(snapshots[0], "--html", str(page), "--limit", "6kB", "--batch", "2")
     (summary,) = (section for section in sections(page.read_text()) if section["id"] == "summary")
-    assert any("which is 5, until the memory is full" in note for note in summary["notes"])
+    assert any("which is 5, until 6.00 kB is full" in note for note in summary["notes"])
     output(*snapshots, "--html", str(page), "--batch", "1", "--batch", "3")
     (summary,) = (section for section in sections(page.read_text()) if section["id"] == "summary")
-    assert any("backward 710 B and 2.00 kB for each sample" in note for note in summary["notes"])
+    assert any("With a batch of 6, the peak would be 13.7 kB" in note for note in summary["notes"])
 
 
 def test_wrong_arguments(snapshots: list[str], tmp_path: Path) -> None:
