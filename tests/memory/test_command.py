@@ -82,7 +82,7 @@ def test_out_of_memory(tmp_path: Path) -> None:
     ]
     text = " ".join(output(str(write(tmp_path / "a.pickle", [events], OLDER))).split())
     assert "An allocation of 8.00 kB failed at me/model.py:12 forward: too little memory is free" in text
-    assert "me/model.py:12 forward none was left 1 5.00 kB" in text
+    assert "me/model.py:12 forward none left 1 5.00 kB" in text
 
 
 def test_json(snapshots: list[str]) -> None:

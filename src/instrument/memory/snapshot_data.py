@@ -167,7 +167,8 @@ class SnapshotData:
 
     def driver_traffic(self, device: int = 0) -> DriverTraffic:
         """Return how often, and where, the allocator of ``device`` took memory from the driver or gave it back."""
-        return traffic_of(self.events, self.passes, self.stack_facts, device, self._place)
+        collects = bool(self.settings.get("garbage_collection_threshold"))
+        return traffic_of(self.events, self.passes, self.stack_facts, device, self._place, collects)
 
     def larger_batch(self, device: int = 0, limit_bytes: int | None = None) -> LargerBatch:
         """Return an estimate of what a larger batch would need on ``device``.

@@ -48,10 +48,7 @@ def growth_section(growth: Sequence[tuple[Place, Growth]]) -> dict[str, Any] | N
 def traffic_section(traffic: DriverTraffic) -> dict[str, Any] | None:
     """Return the table of the lines at which memory went back to the driver; None if there is none."""
     columns = {"Line": "text", "Why": "text", "Times": "count", "Memory": "bytes"}
-    rows = [
-        [_text(each.place), "empty_cache" if each.requested else "none was left", each.times, each.bytes]
-        for each in traffic.returns
-    ]
+    rows = [[_text(each.place), each.reason, each.times, each.bytes] for each in traffic.returns]
     if not rows:
         return None
     title, note = "Given back to the driver", "The CPU waits for each call of the driver."

@@ -218,7 +218,7 @@ def _print_traffic(snapshot: MemorySnapshot, device: int, console: Console) -> N
         (
             0,
             f"{each.place} {each.place.function}" if each.place else "unknown",
-            ["empty_cache" if each.requested else "none was left", count(each.times), size(each.bytes)],
+            [each.reason, count(each.times), size(each.bytes)],
         )
         for each in traffic.returns
     ]
