@@ -138,3 +138,15 @@ def test_commands_that_read_traces(tmp_path: Path, command: str) -> None:
     result = CliRunner().invoke(app, [name, path, *[path] * (name == "compare")])
     assert 1 == result.exit_code
     assert "it is a pickle, such as a memory snapshot, which instrument memory reads" in result.output
+
+
+@pytest.mark.parametrize("command", ["memory", "diagnose", "summarize"])
+def test_a_folder_of_other_snapshots(tmp_path: Path, command: str) -> None:
+    """Those of no run are counted, and one is named as an example."""
+    for name in ("step10", "step9"):
+        write(tmp_path / f"{name}.pickle", [STEP], OLDER)
+    result = CliRunner().invoke(app, [command, str(tmp_path)])
+    assert 1 == result.exit_code
+    assert f", but 2 .pickle files: instrument memory reads one, such as {tmp_path}/step9.pickle" in result.output
+    if command == "memory":
+        assert "the folder has no memory snapshot of a run, but" in result.output
