@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from instrument import cli
 from instrument.commands import open as command
+from tests.memory.snapshots import event, write
 from tests.support.browser import OpenPage
 from tests.support.programs import environment, shell_script
 from tests.support.shared_traces import shared
@@ -237,6 +238,13 @@ def test_what_perfetto_cannot_read(start: Start, name: str, reason: str) -> None
     assert serve.keys() == {"alive", "name", "perfetto_reason"}
     out, _, code = running.interrupt()
     assert ("Perfetto" in out, code) == (False, 0)
+
+
+def test_a_memory_snapshot(start: Start, tmp_path: Path) -> None:
+    """Its diagnosis is shown, and the page has no button, because Perfetto cannot read it."""
+    running = start(write(tmp_path / "a.pickle", [[event("alloc", 1, 512)]]), "--no-browser")
+    assert "does not read memory snapshots" in data_of(running.url)["serve"]["perfetto_reason"]
+    assert 0 == running.interrupt()[2]
 
 
 def test_standard_input(start: Start) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from .interrupts import Suppressed
+from .printable import shell_line
+from .units import counted
 
 NAME = "manifest.jsonl"
 COMPILE_LOG = ".compile.log"  # how the name of torch's log ends that a window wrote beside its trace
@@ -66,6 +68,18 @@ def traces_of(entry: Mapping[str, Any]) -> list[str]:
 def snapshots_of(entry: Mapping[str, Any]) -> list[str]:
     """Return the paths of the memory snapshots among `files_of`."""
     return [name for name in files_of(entry) if name.endswith(MEMORY_SNAPSHOT)]
+
+
+def relative_path(path: str | Path, cwd: str | None) -> Path:
+    """Return ``path`` relative to the current folder ``cwd``, if it lies below."""
+    with Suppressed(ValueError):
+        return Path(path).relative_to(cwd) if cwd else Path(path)
+    return Path(path)
+
+
+def how_to_show_snapshots(number: int, folder: Path) -> str:
+    """Return how many memory snapshots a run has recorded into ``folder``, and the command that shows them."""
+    return f"{counted(number, 'memory snapshot')}, shown by: {shell_line(['instrument', 'memory', str(folder)])}"
 
 
 def _inside(path: Path) -> bool:

@@ -53,7 +53,7 @@ def memory_of(folder: Path) -> dict[str, Any]:
 
 
 def test_out_of_memory_ends_the_program(tmp_path: Path) -> None:
-    """The losses, the error and the exit code are those of the program alone, and the snapshot is there."""
+    """The losses, the error and the exit code are those of the program alone; the snapshot is there, and named."""
     program(tmp_path, 9, "if number == 4: allocator.run_out(9)")
     alone = run(tmp_path, [RUN[0], "train.py"])
     recorded = run(tmp_path, [*RUN, "--memory", "snapshot", "--steps", "2-8", "--", "python", "train.py"])
@@ -61,6 +61,7 @@ def test_out_of_memory_ends_the_program(tmp_path: Path) -> None:
     assert alone.stdout == recorded.stdout
     assert alone.stderr in recorded.stderr
     assert "OutOfMemoryError: CUDA out of memory." in alone.stderr
+    assert "1 memory snapshot, shown by: instrument memory runs/instrument" in recorded.stderr
     memory = memory_of(tmp_path)
     assert ("recorded", 9) == (memory["status"], memory["out_of_memory"]["requested_bytes"])
 

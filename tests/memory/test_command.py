@@ -127,3 +127,26 @@ def test_wrong_arguments(snapshots: list[str], tmp_path: Path) -> None:
     assert '"limit" must be a number > 0 with a unit' in output(snapshots[0], "--limit", "80", code=2)
     assert "one for each snapshot is accepted: 2, 2" in output(snapshots[0], *TWO, code=2)
     assert "two different ones are accepted: 2, 2" in output(*snapshots, *TWO, code=2)
+
+
+@pytest.mark.parametrize("command", ["summarize", "slim", "merge", "whatif", "compare", "compare folder"])
+def test_commands_that_read_traces(tmp_path: Path, command: str) -> None:
+    """They say of a snapshot what it is, and which command reads it."""
+    write(tmp_path / "rank0.1.memory.pickle", [STEP], OLDER)
+    name, _, folder = command.partition(" ")
+    path = str(tmp_path if folder else tmp_path / "rank0.1.memory.pickle")
+    result = CliRunner().invoke(app, [name, path, *[path] * (name == "compare")])
+    assert 1 == result.exit_code
+    assert "it is a pickle, such as a memory snapshot, which instrument memory reads" in result.output
+
+
+@pytest.mark.parametrize("command", ["memory", "diagnose", "summarize"])
+def test_a_folder_of_other_snapshots(tmp_path: Path, command: str) -> None:
+    """Those of no run are counted, and one is named as an example."""
+    for name in ("step10", "step9"):
+        write(tmp_path / f"{name}.pickle", [STEP], OLDER)
+    result = CliRunner().invoke(app, [command, str(tmp_path)])
+    assert 1 == result.exit_code
+    assert f", but 2 .pickle files: instrument memory reads one, such as {tmp_path}/step9.pickle" in result.output
+    if command == "memory":
+        assert "the folder has no memory snapshot of a run, but" in result.output

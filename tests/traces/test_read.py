@@ -127,6 +127,10 @@ def test_missing_file(tmp_path: Path) -> None:
         (b"hello", 'it has no array of "traceEvents"'),
         (b"[INFO] step 1\n[INFO] step 2\n", 'it has no array of "traceEvents"'),
         (b"<!DOCTYPE html><html><body>404 {}</body></html>", 'it has no array of "traceEvents"'),
+        (
+            pickle.dumps({"segments": []}),
+            "a pickle, such as a memory snapshot, which instrument memory reads",
+        ),
         (PNG, 'it has no array of "traceEvents"'),
         (b"{}", 'it has no array of "traceEvents"'),
         (b"[1, 2, 3]", 'it has no array of "traceEvents"'),

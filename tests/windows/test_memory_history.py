@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import threading
@@ -16,6 +17,7 @@ import torch
 import instrument
 from instrument.allocator_history import region_log
 from instrument.allocator_history.dump import SnapshotDump
+from instrument.config import settings
 from instrument.run_folder import files_of, traces_of
 from instrument.windows.window_finalizer import WindowFinalizer
 
@@ -305,6 +307,55 @@ def test_the_snapshot_goes_with_its_window(out: Path, tmp_path: Path, allocator:
         str(path.relative_to(remote)) for path in snapshots(remote)
     )
     assert 2 == sum(len(traces_of(line)) for line in (first, second))
+
+
+def summary_of(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> str:
+    """Train with a summary in the current folder ``runs/..``, and return it."""
+    monkeypatch.setattr(settings, "summary", True)
+    monkeypatch.chdir(out.parent.parent)
+    texts: list[str] = []
+    run_with_torch(out, allocating(allocator), on_summary=texts.append, **arguments)
+    (text,) = texts
+    return text
+
+
+def test_the_summary_names_the_snapshots(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with their number, and with the command that shows them."""
+    often = instrument.memory_history(every="0.001s")
+    text = summary_of(out, allocator, monkeypatch, schedule="2,5", memory=often)
+    assert 2 == len(snapshots(out))
+    assert "2 memory snapshots, shown by: instrument memory runs/test" == text.splitlines()[-1]
+    kept = summary_of(out, allocator, monkeypatch, schedule="2,5", memory=often, keep=instrument.keep(windows=1))
+    assert "1 memory snapshot, shown by: instrument memory runs/test" == kept.splitlines()[-1]
+
+
+def test_the_summary_without_a_trace(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the snapshot alone."""
+    text = summary_of(out, allocator, monkeypatch, memory="snapshot", exporter="none")
+    assert "instrument: 1 memory snapshot, shown by: instrument memory runs/test\n" == text
+
+
+def test_the_summary_without_a_snapshot(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing of memory where none was recorded."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "memory" not in summary_of(out, allocator, monkeypatch, schedule="2", memory="snapshot")
+
+
+def test_the_summary_in_json(
+    out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The event has the paths of the snapshots; without a trace, the sentence."""
+    monkeypatch.setattr(settings, "summary", True)
+    monkeypatch.setattr("instrument.log.output.format", "json")
+    monkeypatch.chdir(out.parent.parent)
+    caplog.set_level(logging.INFO, "instrument")
+    run_with_torch(out, allocating(allocator), schedule="2", memory="snapshot")
+    (path,) = snapshots(out)
+    run_with_torch(out, allocating(allocator), schedule="2", memory="snapshot", exporter="none")
+    events = [json.loads(record.getMessage()) for record in caplog.records]
+    traced, alone = (event for event in events if event["event"] == "summary")
+    assert [str(path.relative_to(Path.cwd()))] == traced["memory_snapshots"]
+    assert "1 memory snapshot, shown by: instrument memory runs/test" == alone["recorded"]
 
 
 def test_an_error_that_the_program_handles(out: Path, allocator: Allocator) -> None:

@@ -56,11 +56,11 @@ def compare_command(
         change = compare(
             before, after, collectives=compile_collectives(collectives), steps_from=steps_from, rank=rank
         )
-    except ValueError as error:
-        raise exit_unusable(error) from None
     except (TraceError, OSError) as error:
         print_message(describe(error))
         raise typer.Exit(1) from None
+    except ValueError as error:
+        raise exit_unusable(error) from None
     if as_json:
         typer.echo(change.to_json())
     elif as_html is not None:

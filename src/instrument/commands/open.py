@@ -18,6 +18,7 @@ from rich.console import Console
 
 from ..console import print_line, print_wrapped
 from ..diagnosis.diagnose import diagnose
+from ..diagnosis.memory_snapshot import FORMAT
 from ..diagnosis.panels.page import page_of
 from ..errors import TraceError
 from ..page.names import shown_name
@@ -30,7 +31,11 @@ from .rule_settings import rule_settings
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
 
 _PERFETTO = "https://ui.perfetto.dev"
-_UNREADABLE = {"nsight systems": "reports of Nsight Systems", "rocprof": "files of rocprofv3"}
+_UNREADABLE = {
+    "nsight systems": "reports of Nsight Systems",
+    "rocprof": "files of rocprofv3",
+    FORMAT: "memory snapshots",
+}
 """The formats that Perfetto cannot read."""
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ..console import print_wrapped
 from ..diagnosis.chosen_trace import chosen_trace
+from ..diagnosis.memory_snapshot import reject_snapshot
 from ..diagnosis.what_if import what_if
 from ..errors import TraceError
 from ..replay.overlay import CATEGORY, add_critical_path
@@ -70,6 +71,7 @@ def whatif_command(
         pattern = compile_collectives(collectives)
         faster = _all_faster(speed or [])
         chosen = chosen_trace(trace, rank, pattern, None, steps_from)
+        reject_snapshot(chosen.trace)
         replayer = Replayer(with_steps(chosen.trace, steps_from), pattern)
         if lane is not None:
             check_copy(replayer.trace, lane, CATEGORY)

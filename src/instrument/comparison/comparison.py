@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..diagnosis.diagnose import Diagnosis, diagnose
+from ..diagnosis.memory_snapshot import reject_snapshot
 from ..diagnosis.trace_facts import TraceFacts
 from ..findings import Finding
 from ..guard import guard
@@ -78,7 +79,7 @@ def compare(
         TypeError: an argument has another type.
         ValueError: a rank or a region does not exist, a regular expression is invalid, or a trace has no events on
             the CPU.
-        TraceError, OSError: a file cannot be read.
+        TraceError, OSError: a file cannot be read, or is a memory snapshot.
     """
     one, two = (
         each
@@ -117,6 +118,7 @@ class _Steps:
     """
 
     def __init__(self, facts: TraceFacts) -> None:
+        reject_snapshot(facts.trace)
         if not facts.replayer.has_cpu:
             raise ValueError(f"the trace has no events on the CPU: {facts.trace.path}")
         self._facts = facts

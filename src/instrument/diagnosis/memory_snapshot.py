@@ -12,6 +12,7 @@ from ..memory.read import read_memory
 from ..memory.snapshot import MemorySnapshot
 from ..run_folder import entries_of, entry_of, snapshots_of
 from ..traces.links import assemble
+from ..traces.read import IS_PICKLE
 from ..traces.table import Strings
 from ..traces.trace import ReadLosses, Trace
 from ..traces.trace_files import rank_from_name
@@ -30,6 +31,16 @@ def empty_trace(path: Path) -> Trace:
     """Return a trace without events, for a snapshot that is diagnosed on its own."""
     rank, nothing = rank_from_name(path), Strings()
     return assemble(path, FORMAT, {}, nothing, [], devices=[], metadata={}, lost=ReadLosses(), rank=rank)
+
+
+def reject_snapshot(trace: Trace) -> None:
+    """Check that a trace has steps to look at.
+
+    Raises:
+        TraceError: it is that of `empty_trace`.
+    """
+    if trace.format == FORMAT:
+        raise TraceError(trace.path, IS_PICKLE)
 
 
 def snapshot_of(trace: Trace) -> FoundSnapshot:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..errors import TraceError
 from ..run_folder import entries_of, last_snapshots
-from ..traces.trace_files import rank_from_name
+from ..traces.trace_files import but_pickles, rank_from_name
 from ..units import listed
 
 _HOW = 'profile(memory="snapshot") or instrument run --memory snapshot records one'
@@ -30,19 +30,27 @@ def chosen_snapshot(path: Path, rank: int | None = None) -> ChosenSnapshot:
 
     Args:
         path: a file, or the folder of a run or of a window.
-        rank: the rank, of several; None takes the lowest one.
+        rank: the rank, of several; None takes the lowest one. A file without a rank in its name is that of rank 0.
 
     Raises:
         ValueError: the rank has no snapshot there.
         TraceError: there is no snapshot in the folder.
     """
     if not path.is_dir():
-        if rank is not None and rank != rank_from_name(path):
-            raise ValueError(f'"rank" must be that of the file, which {path} names, or left out: {rank}')
+        own = rank_from_name(path)
+        if rank is not None and rank != (own or 0):
+            accepted = (
+                f"0 or left out, as the name of {path} has no rank"
+                if own is None
+                else f"{own}, as {path} is of this rank, or left out"
+            )
+            raise ValueError(f'"rank" must be {accepted}: {rank}')
         return ChosenSnapshot(path, "")
     files = {rank_from_name(file) or 0: file for file in last_snapshots(path)}
     if not files:
-        raise TraceError(path, f"the folder has no memory snapshot: {_last_reason(path) or _HOW}")
+        reason, others = _last_reason(path), but_pickles(path)
+        why = f" of a run{others}" if others and not reason else f": {reason or _HOW}"
+        raise TraceError(path, f"the folder has no memory snapshot{why}")
     ranks = sorted(files)
     if rank is not None and rank not in files:
         raise ValueError(f'"rank" must be one of {listed(ranks)}, which have a snapshot in {path}: {rank}')

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ..console import print_line
+from ..run_folder import how_to_show_snapshots
 from ..traces.summary import Summary
 from ..units import counted
 from .summary import MAX_OPERATORS, largest_regions, print_summary
@@ -32,6 +33,7 @@ class RunSummary:
         files: The traces that it was computed from.
         folder: The folder of the run.
         removed_files: How many traces it was computed from that are no longer there.
+        snapshots: The memory snapshots of the run.
         ranks: Sentences on the ranks of the job.
         hidden: Regions that were not recorded because they are inside compiled code.
         diagnosis: The diagnosis of the last window; None for none.
@@ -43,6 +45,7 @@ class RunSummary:
     files: Sequence[Path]
     folder: Path
     removed_files: int
+    snapshots: Sequence[Path]
     ranks: Sequence[str]
     hidden: Sequence[str]
     diagnosis: Diagnosis | None
@@ -69,6 +72,8 @@ class RunSummary:
             hidden=self.hidden,
             console=console,
         )
+        if self.snapshots:
+            print_line(console, how_to_show_snapshots(len(self.snapshots), self.folder))
         if self.diagnosis is not None:
             print_line(console, "What is slow in the last window", bold=True, space=True)
             console.print(self.diagnosis, soft_wrap=True)
@@ -85,6 +90,7 @@ class RunSummary:
             "folder": str(self.folder),
             "files": [str(path) for path in self.files],
             "removed_files": self.removed_files,
+            "memory_snapshots": [str(path) for path in self.snapshots],
             "steps": summary.steps,
             "step_ns": summary.step_ns,
             "step_numbers": summary.step_numbers,

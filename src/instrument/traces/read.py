@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 import stat
 import sys
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 _DATABASES = (".sqlite", ".db")
 _REPORTS = (".nsys-rep", ".qdrep")
 _HEAD_BYTES = 1 << 16
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")  # and its protocol
+
+IS_PICKLE = "it is a pickle, such as a memory snapshot, which instrument memory reads"
+"""Why a pickle is no trace."""
 
 
 def read_trace(path: str | os.PathLike[str], *, steps_from: str | None = None) -> Trace:
@@ -164,6 +169,8 @@ def _read_file(path: Path) -> Trace:
         from .rocprof import read_rocprof
 
         return read_rocprof(path)
+    if _PICKLE.match(head):
+        raise TraceError(path, IS_PICKLE)
     if is_compile_log(head):
         raise TraceError(
             path,

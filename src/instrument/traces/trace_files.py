@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..errors import TraceError
+from ..units import counted
 
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
 """The suffixes of trace files in a folder."""
@@ -128,7 +129,14 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
         raise TraceError(
             folder, f'it holds {count} named like traces, *.json, but none contains "traceEvents" or "rocprofiler"'
         )
-    raise TraceError(folder, f"the folder holds no file that ends in {', '.join(SUFFIXES)}")
+    raise TraceError(folder, f"the folder holds no file that ends in {', '.join(SUFFIXES)}{but_pickles(folder)}")
+
+
+def but_pickles(folder: Path) -> str:
+    """Return how the files in a folder that may be memory snapshots are read; empty without any."""
+    found = _natural_order(folder.glob("*.pickle"))
+    files = counted(len(found), ".pickle file")
+    return f", but {files}: instrument memory reads one, such as {found[0]}" if found else ""
 
 
 def _last_of_each_rank(found: Sequence[tuple[Path, list[Path]]]) -> Path:

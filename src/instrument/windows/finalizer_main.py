@@ -15,7 +15,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..exporters.raw_trace import compress
 from ..part_file import remove_stale_parts, sync
 from ..process_id import start_time
-from ..run_folder import NAME
+from ..run_folder import NAME, relative_path
 from .file_keeping import FileKeeping
 from .manifest import add_snapshot, append, describe_files, uncompressed_entry
 from .storage import Storage
@@ -196,7 +196,7 @@ class FinalizerJobs:
             return {}
         from ..report.run_summary import RunSummary
 
-        there = [path for path in self._files if Path(path).exists()]  # others were removed, as `keep` says
+        there = _existing(self._files)  # others were removed, as `keep` says
         diagnosis = None
         if job["diagnose"] and there:
             with self._collect_error("the diagnosis"):
@@ -207,9 +207,10 @@ class FinalizerJobs:
             self._summary,
             windows=len({Path(path).parent for path in self._files}),
             phase=job["phase"],
-            files=[_relative_path(path, job["cwd"]) for path in there],
-            folder=_relative_path(job["folder"], job["cwd"]),
+            files=[relative_path(path, job["cwd"]) for path in there],
+            folder=relative_path(job["folder"], job["cwd"]),
             removed_files=len(self._files) - len(there),
+            snapshots=[relative_path(path, job["cwd"]) for path in _existing(job["snapshots"])],
             ranks=self._describe_ranks(),
             hidden=job["hidden"],
             diagnosis=diagnosis,
@@ -296,11 +297,8 @@ def _write_diagnosis(trace: Path, entry: Mapping[str, Any], folder: Path) -> lis
     return describe_files(write_diagnosis(trace, Timing.from_manifest(entry)), folder)
 
 
-def _relative_path(path: str, cwd: str | None) -> Path:
-    """Return ``path`` relative to the current folder of the training process, if it lies below."""
-    with suppress(ValueError):
-        return Path(path).relative_to(cwd) if cwd else Path(path)
-    return Path(path)
+def _existing(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if Path(path).exists()]
 
 
 def main(parent: int) -> None:

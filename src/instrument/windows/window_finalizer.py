@@ -21,6 +21,7 @@ from ..exporters.raw_trace import packed
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
 from ..part_file import remove_stale_parts
+from ..run_folder import how_to_show_snapshots, relative_path
 from ..units import counted
 from .finalizer_process import FEATURE, FinalizerProcess
 from .manifest import Manifest, add_snapshot, describe_files, size_of, uncompressed_entry
@@ -63,6 +64,8 @@ class WindowFinalizer:
         self._last = 0  # the number of the last job
         self._unreported_windows = 0  # recorded windows without a trace to read, since the last summary
         self._windows_to_read = 0  # recorded windows whose trace is read, since the last summary
+        self._snapshots: list[Path] = []  # of memory, which are written
+        self._unreported_snapshots = 0  # those of them since the last summary
         self._on_summary: Callable[[str], None] | None = None
         self._failure: Exception | None = None  # raised by `finish`, with strict settings
         self._waiting: WaitingLine | None = None  # while `finish` waits
@@ -152,7 +155,7 @@ class WindowFinalizer:
         entry = job["entry"]
         entry["timing"] = timing
         if history is not None:
-            entry["memory"] = _log_memory(entry, history)
+            entry["memory"] = self._note_memory(entry, history)
         if "raw" in job:
             self._send("timed", window=number, timing=timing, memory=entry["memory"])
         elif self._jobs.pop(number, None) is not None:
@@ -176,8 +179,19 @@ class WindowFinalizer:
     @guard.contained(FEATURE)
     def _write_unrecorded(self, entry: dict[str, Any], history: WindowMemory | None) -> None:
         if history is not None:
-            entry["memory"] = _log_memory(entry, history)
+            entry["memory"] = self._note_memory(entry, history)
         self._write_line(self._manifest.entry(**entry))
+
+    def _note_memory(self, entry: Mapping[str, Any], history: WindowMemory) -> dict[str, Any] | None:
+        """Return the outcome of the memory snapshot of a window for its line; log and count it."""
+        memory = history.entry()
+        if memory is not None and history.dump is not None:
+            about = {name: entry[name] for name in ("window", "rank")}
+            (log.warning if memory["status"] == "failed" else log.info)("window.memory", **about, **memory)
+            if memory["status"] == "recorded":
+                self._snapshots.append(history.dump.path)
+                self._unreported_snapshots += 1
+        return memory
 
     def _write_line(self, entry: dict[str, Any]) -> None:
         add_snapshot(entry, self._manifest.folder)
@@ -211,20 +225,30 @@ class WindowFinalizer:
     ) -> None:
         with guard.contained("the summary"):
             unreported, unread = self._unreported_windows, self._windows_to_read
-            self._unreported_windows = self._windows_to_read = 0
-            if unread and settings.summary:
+            unreported_snapshots = self._unreported_snapshots
+            self._unreported_windows = self._windows_to_read = self._unreported_snapshots = 0
+            if not settings.summary:
+                return
+            if unread:
                 self._on_summary = on_summary
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
                 as_event = on_summary is None and log.output.format == "json"
                 terminal = None if as_event else _terminal(self.stderr or sys.stderr)
                 said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase}
-                self._send("report", **places, **said, terminal=terminal)
-            if unreported and self._hint and settings.summary:
-                windows = "1 window" if unreported == 1 else f"{unreported} windows"
-                if on_summary is None and log.output.format == "json":
-                    log.info("summary", recorded=f"{windows} {self._hint}")
-                else:
-                    (on_summary or self._print)(f"instrument: {windows} {self._hint}\n")
+                snapshots = [str(path) for path in self._snapshots]
+                self._send("report", **places, **said, snapshots=snapshots, terminal=terminal)
+            elif unreported_snapshots:
+                number, folder = len(self._snapshots), relative_path(self._manifest.folder, _cwd())
+                self._report_line(on_summary, how_to_show_snapshots(number, folder))
+            if unreported and self._hint:
+                self._report_line(on_summary, f"{counted(unreported, 'window')} {self._hint}")
+
+    def _report_line(self, on_summary: Callable[[str], None] | None, text: str) -> None:
+        """Print what was recorded without a trace or, where the log is JSON, make it an event of the log."""
+        if on_summary is None and log.output.format == "json":
+            log.info("summary", recorded=text)
+        else:
+            (on_summary or self._print)(f"instrument: {text}\n")
 
     @guard.contained(FEATURE)
     def close(self) -> None:
@@ -409,15 +433,6 @@ def _places(raw: Path, files: Sequence[Path]) -> dict[str, Any]:
 def _about(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an event about the window of a job or of an answer; empty if it is about none."""
     return {name: job["entry"][name] for name in ("window", "rank")} if "entry" in job else {}
-
-
-def _log_memory(entry: Mapping[str, Any], history: WindowMemory) -> dict[str, Any] | None:
-    """Return the outcome of the memory snapshot of a window for its line, and log it."""
-    memory = history.entry()
-    if memory is not None and history.dump is not None:
-        about = {name: entry[name] for name in ("window", "rank")}
-        (log.warning if memory["status"] == "failed" else log.info)("window.memory", **about, **memory)
-    return memory
 
 
 def _log_noted(line: Mapping[str, Any]) -> None:
