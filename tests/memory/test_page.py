@@ -184,7 +184,7 @@ def test_timeline_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page
     shown = opened(open_page, made.to_html(tmp_path / "page.html"))
     page, canvas = shown.page, shown.page.locator(".memory canvas")
     assert status(shown).startswith(
-        "The peak, after event 11, 50.0 ms after the first: in use 4.7 kB, parameters 1 kB"
+        "The peak, after event 11, 50.0 ms after the first: in use 4.73 kB, parameters 1.00 kB"
     )
     box = canvas.bounding_box()
     assert box is not None
@@ -195,12 +195,12 @@ def test_timeline_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page
     assert colors == canvas.evaluate(PIXELS, [LEFT + 52 * scale, low, gradients])
     canvas.hover(position={"x": LEFT + 7 * scale, "y": 150})
     assert page.locator("#tooltip p").all_inner_texts() == [
-        "after event 2, 5.00 ms after the first", "in use: 2 kB", "parameters: 1 kB", "activations: 320 B",
-        "other: 640 B", "reserved: 10 kB",
+        "after event 2, 5.00 ms after the first", "in use: 1.96 kB", "parameters: 1.00 kB", "activations: 320 B",
+        "other: 640 B", "reserved: 10.0 kB",
     ]  # fmt: skip
     canvas.click(position={"x": LEFT + 7 * scale, "y": 150})
     page.keyboard.press("ArrowRight")
-    assert status(shown).startswith("after event 3, 10.0 ms after the first: in use 2 kB")
+    assert status(shown).startswith("after event 3, 10.0 ms after the first: in use 2.04 kB")
     page.keyboard.press("ArrowUp")
     page.wait_for_timeout(500)  # the address changes no more often
     assert "#memory.point=2&memory.range=" in page.url
@@ -247,20 +247,20 @@ def test_icicle_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page: 
     page, node = shown.page, shown.page.locator(".flame-node")
     label = node.filter(has_text="inferred: sized gradient").get_attribute("aria-label")
     assert label is not None
-    assert label.startswith("inferred: sized gradient, Memory 1 kB at the peak (21.1 %), Blocks 1 at the peak")
+    assert label.startswith("inferred: sized gradient, Memory 1.00 kB at the peak (21.1 %), Blocks 1 at the peak")
     assert "Evidence: allocated on a thread that Python did not start" in label
     page.get_by_role("button", name="Without a line").click()
     assert not node.filter(has_text="optimizer state").count()
     page.get_by_role("button", name="All", exact=True).click()
     page.get_by_role("searchbox", name="Search: The peak").fill("optimizer")
-    assert '2 kB at the peak (42.3 %) in "optimizer"' in page.locator(".flame").inner_text()
+    assert '2.00 kB at the peak (42.3 %) in "optimizer"' in page.locator(".flame").inner_text()
     page.get_by_role("button", name="By category").click()
     node.filter(has_text="optimizer state").click()
     page.wait_for_timeout(500)
     assert "peak.by=category" in page.url and "peak.node=optimizer+state" in page.url
     page.get_by_text("The nodes as a table: By region").click()
     assert page.locator("#peak details[open] tbody tr").first.locator("td").all_inner_texts() == [
-        "in use at the peak", "peak", "4.7 kB", "2 kB", "6", "",
+        "in use at the peak", "peak", "4.73 kB", "2.00 kB", "6", "",
     ]  # fmt: skip
     assert ([], []) == (shown.errors, shown.requests)
 
