@@ -179,6 +179,24 @@ def test_tables(tmp_path: Path) -> None:
     assert ["me/data.py:4 load", "none was left"] == found["driver"]["rows"][0][:2]
 
 
+def test_lead(made: MemorySnapshot, tmp_path: Path) -> None:
+    """A page begins with the peak by category."""
+    text = "Memory of GPU 0 at its peak: 4.73 kB in use: optimizer state 2.00 kB, parameters 1.00 kB, gradients"
+    assert f'<p class="lead">{text}' in made.to_html(tmp_path / "page.html").read_text()
+
+
+def test_out_of_memory(tmp_path: Path) -> None:
+    """The page begins with the last allocation that failed; what failed is the first section."""
+    failed = [event("oom", 0, size, device_free=2048) for size in (1 << 20, 1 << 30)]
+    found = instrument.read_memory(write(tmp_path / "one.pickle", [[*STEP, *failed]], RESERVED))
+    text = (
+        "Out of memory: an allocation of 1.07 GB failed; what is in use leaves too little, however it were "
+        "arranged. Memory of GPU 0 at its peak: 4.73 kB in use"
+    )
+    assert f'<p class="lead">{text}' in found.to_html(tmp_path / "page.html").read_text()
+    assert ["failures", "summary"] == list(sections(found))[:2]
+
+
 def test_timeline_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page: OpenPage) -> None:
     """Areas have the color of their category; a click selects a point, which keys move; the address keeps it."""
     shown = opened(open_page, made.to_html(tmp_path / "page.html"))
@@ -352,8 +370,10 @@ def test_device_of_the_page(tmp_path: Path) -> None:
     """The page is of the GPU with the highest peak, or of the one that is given; others are refused."""
     two = [[event("alloc", 1, 10)], [event("alloc", 1, 20)]]
     found = instrument.read_memory(write(tmp_path / "two.pickle", two))
-    assert "GPU 1: 20 B in use" in found.to_html(tmp_path / "page.html").read_text()
-    assert "GPU 0: 10 B in use" in found.to_html(tmp_path / "page.html", device=0).read_text()
+    assert "Memory of GPU 1 at its peak: 20 B in use" in found.to_html(tmp_path / "page.html").read_text()
+    assert (
+        "Memory of GPU 0 at its peak: 10 B in use" in found.to_html(tmp_path / "page.html", device=0).read_text()
+    )
     with pytest.raises(ValueError, match=r'"device" must be a GPU with memory in .* \(0, 1\): 7'):
         found.to_html(tmp_path / "page.html", device=7)
     none = instrument.read_memory(write(tmp_path / "none.pickle", []))
