@@ -145,7 +145,7 @@ def test_without_history(tmp_path: Path) -> None:
     """A snapshot without recorded events has its peak, and no timeline; without memory in use there is neither."""
     empty = segment([block(100, 4096, "inactive")], device=1)
     found = instrument.read_memory(write(tmp_path / "none.pickle", [], [*RESERVED, empty]))
-    assert ["summary", "peak"] == list(sections(found))
+    assert ["summary", "peak", "largest"] == list(sections(found))
     assert ["summary"] == list(sections(found, 1))
     reserved = instrument.read_memory(write(tmp_path / "two.pickle", [[event("segment_alloc", 1, 4096)]]))
     assert ["summary"] == list(sections(reserved))
@@ -177,6 +177,33 @@ def test_tables(tmp_path: Path) -> None:
     assert [["me/data.py:3 load", 4, 2000, 4]] == found["growth"]["rows"]
     assert ["me/data.py:5 load", 1 << 30, 2048] == [found["failures"]["rows"][0][at] for at in (0, 2, 6)]
     assert ["me/data.py:4 load", "none was left"] == found["driver"]["rows"][0][:2]
+
+
+def test_largest_blocks(tmp_path: Path) -> None:
+    """Blocks alike are one row, with the size of one of them, and where or why they are in use."""
+    alike = [event("alloc", number, 3000, frames=FORWARD) for number in (20, 21)]
+    found = instrument.read_memory(write(tmp_path / "one.pickle", [[*STEP, *alike]], RESERVED))
+    rows = sections(found)["largest"]["rows"]
+    assert ["me/model.py:12 forward", "activations", 3000, 2, 6000] == rows[0]
+    assert ["inferred: older parameter", "parameters", 1000, 1, 1000] in rows
+    assert len(found.largest_blocks()) == len(rows)
+
+
+def test_taken_from_the_driver(tmp_path: Path, open_page: OpenPage) -> None:
+    """What the driver gave after the first step is said, also where nothing went back to it."""
+    taken = event("segment_alloc", 1 << 20, 4096)
+    steps = [dict(each) for each in (*STEP, taken, *STEP)]
+    found = instrument.read_memory(write(tmp_path / "one.pickle", [steps], RESERVED))
+    text = "After the first recorded step, 4.10 kB was taken from the driver, 1 time in 1 step."
+    assert sections(found)["driver"]["note"].startswith(text)
+    driver = opened(open_page, found.to_html(tmp_path / "page.html")).page.locator("#driver")
+    assert text in driver.inner_text()
+    assert 0 == driver.locator("table").count()
+    back = event("segment_free", 1 << 20, 4096, frames=frames(("/home/me/data.py", "load", 4)))
+    steps.insert(len(STEP) + 1, back)
+    both = sections(instrument.read_memory(write(tmp_path / "two.pickle", [steps], RESERVED)))["driver"]
+    assert both["note"].startswith(text)
+    assert [["me/data.py:4 load", "none was left", 1, 4096]] == both["rows"]
 
 
 def test_lead(made: MemorySnapshot, tmp_path: Path) -> None:

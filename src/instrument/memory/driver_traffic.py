@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.table import Array, Table
+from ..units import counted, size
 from .breakdown import Place
 from .passes import Passes, steps_of
 from .segment_events import reserved_changes
@@ -67,12 +68,12 @@ def traffic_of(
     keys = (facts.line[own.stack[returned]], facts.marks[own.stack[returned]] & EMPTY_CACHE > 0)
     begins = _begin_of_runs(own, returned, keys)
     found: dict[tuple[int, bool], list[int]] = {}
-    for line, requested, begin, size in zip(
+    for line, requested, begin, returned_bytes in zip(
         *(each.tolist() for each in (*keys, begins, -change[returned])), strict=True
     ):
         sums = found.setdefault((line, requested), [0, 0])
         sums[0] += begin
-        sums[1] += size
+        sums[1] += returned_bytes
     returns = (Return(place(line), requested, *sums) for (line, requested), sums in found.items())
     return DriverTraffic(
         tuple(sorted(returns, key=lambda each: (-each.times, -each.bytes))),
@@ -80,6 +81,20 @@ def traffic_of(
         int(change[later].sum()),
         int(step.max(initial=0)),
     )
+
+
+def traffic_texts(traffic: DriverTraffic) -> list[str]:
+    """Return what was taken after the first step, and what calls of the driver cost; none without calls."""
+    texts = []
+    if traffic.taken_later:
+        texts.append(
+            f"After the first recorded step, {size(traffic.taken_later_bytes)} was taken from the driver, "
+            f"{counted(traffic.taken_later, 'time')} in {counted(traffic.steps, 'step')}. A loop whose steps need "
+            "the same memory takes all of it in the first one."
+        )
+    if traffic.taken_later or traffic.returns:
+        texts.append("The CPU waits for each call of the driver.")
+    return texts
 
 
 def _begin_of_runs(own: Table, returned: Array, keys: Sequence[Array]) -> Array:

@@ -14,7 +14,7 @@ from .breakdown import Breakdown
 from .change_section import change_section
 from .peak_section import peak_section
 from .snapshot_data import SnapshotData
-from .table_sections import failures_section, growth_section, traffic_section
+from .table_sections import failures_section, growth_section, largest_section, traffic_section
 from .timeline_section import timeline_section
 
 
@@ -43,6 +43,7 @@ def sections_of(
         summary_section(f"Memory of GPU {device}", _figures(snapshot, found), notes),
         timeline_section(snapshot, device),
         peak_section(found),
+        largest_section(snapshot.largest_blocks(device)),
         growth_section(snapshot.growth(device)),
         traffic_section(snapshot.driver_traffic(device)),
     )

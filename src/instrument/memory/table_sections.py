@@ -1,4 +1,4 @@
-"""Tables on the page of a memory snapshot: what failed, what grows, and what went back to the driver."""
+"""Tables on the page of a memory snapshot: what failed, the largest blocks, what grows, calls of the driver."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from ..page.names import shown_name
 from ..page.table import table_section
-from .breakdown import Place
-from .driver_traffic import DriverTraffic
+from .breakdown import Place, Use
+from .driver_traffic import DriverTraffic, traffic_texts
 from .failures import REASONS, FailedAllocation
 from .growth import Growth
+from .peak_section import source_text
 
 
 def failures_section(failures: Sequence[FailedAllocation]) -> dict[str, Any] | None:
@@ -34,6 +35,17 @@ def failures_section(failures: Sequence[FailedAllocation]) -> dict[str, Any] | N
     return table_section("failures", "Out of memory", "Allocations that failed", columns, rows) if rows else None
 
 
+def largest_section(blocks: Sequence[Use]) -> dict[str, Any] | None:
+    """Return the table of the largest blocks at the peak; None if nothing was in use."""
+    columns = {"Line": "text", "Category": "text", "Bytes each": "bytes", "Blocks": "count", "Memory": "bytes"}
+    rows = [
+        [source_text(use), use.category.replace("_", " "), use.bytes // use.blocks, use.blocks, use.bytes]
+        for use in blocks
+    ]
+    caption = "The largest blocks at the peak; those alike are one row"
+    return table_section("largest", "Largest blocks", caption, columns, rows) if rows else None
+
+
 def growth_section(growth: Sequence[tuple[Place, Growth]]) -> dict[str, Any] | None:
     """Return the table of the lines whose memory several steps left behind; None if there is none."""
     columns = {"Line": "text", "Steps": "count", "Memory": "bytes", "Blocks": "count"}
@@ -46,16 +58,15 @@ def growth_section(growth: Sequence[tuple[Place, Growth]]) -> dict[str, Any] | N
 
 
 def traffic_section(traffic: DriverTraffic) -> dict[str, Any] | None:
-    """Return the table of the lines at which memory went back to the driver; None if there is none."""
+    """Return the lines at which memory went back to the driver, and what was taken later; None without either."""
     columns = {"Line": "text", "Why": "text", "Times": "count", "Memory": "bytes"}
     rows = [
         [_text(each.place), "empty_cache" if each.requested else "none was left", each.times, each.bytes]
         for each in traffic.returns
     ]
-    if not rows:
-        return None
-    title, note = "Given back to the driver", "The CPU waits for each call of the driver."
-    return table_section("driver", title, "Lines at which memory went back to the driver", columns, rows, note)
+    note = " ".join(traffic_texts(traffic))
+    caption = "Lines at which memory went back to the driver"
+    return table_section("driver", "Memory from the driver", caption, columns, rows, note) if note else None
 
 
 def _text(place: Place | None) -> str:
