@@ -107,7 +107,7 @@ def test_a_snapshot_alone(tmp_path: Path) -> None:
 def test_page(tmp_path: Path) -> None:
     """The page has the findings and the memory panel; that of a trace has the panel too."""
     alone = page_sections(diagnosed(tmp_path, "optimizer-temporaries"))
-    assert ["findings", "summary", "memory", "peak", "largest"] == alone
+    assert ["findings", "summary", "memory", "peak", "inferred", "largest"] == alone
     both = page_sections(instrument.diagnose(run_folder(tmp_path / "run", ("a", True))))
     assert {"overview", "findings", "timeline", "memory", "peak"} < set(both)
     assert len(both) == len(set(both))

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.memory.categories import CATEGORIES, page_class
+from instrument.memory.categories import CATEGORIES, EVIDENCE, page_class
 from instrument.memory.page_sections import page_of_change, sections_of
 from instrument.memory.peak_section import peak_section
 from instrument.memory.snapshot import MemorySnapshot
+from instrument.memory.table_sections import inferred_section
 from instrument.page.document import write_page
 
 from ..page.hostile import HOSTILE
@@ -145,7 +146,7 @@ def test_without_history(tmp_path: Path) -> None:
     """A snapshot without recorded events has its peak, and no timeline; without memory in use there is neither."""
     empty = segment([block(100, 4096, "inactive")], device=1)
     found = instrument.read_memory(write(tmp_path / "none.pickle", [], [*RESERVED, empty]))
-    assert ["summary", "peak", "largest"] == list(sections(found))
+    assert ["summary", "peak", "inferred", "largest"] == list(sections(found))
     assert ["summary"] == list(sections(found, 1))
     reserved = instrument.read_memory(write(tmp_path / "two.pickle", [[event("segment_alloc", 1, 4096)]]))
     assert ["summary"] == list(sections(reserved))
@@ -177,6 +178,22 @@ def test_tables(tmp_path: Path) -> None:
     assert [["me/data.py:3 load", 4, 2000, 4]] == found["growth"]["rows"]
     assert ["me/data.py:5 load", 1 << 30, 2048] == [found["failures"]["rows"][0][at] for at in (0, 2, 6)]
     assert ["me/data.py:4 load", "none was left"] == found["driver"]["rows"][0][:2]
+
+
+def test_what_is_inferred(made: MemorySnapshot, tmp_path: Path) -> None:
+    """What is inferred has its evidence in words, its bytes and blocks; of two snapshots side by side."""
+    inferred = sections(made)["inferred"]
+    assert ["Category", "Evidence", "Memory", "Blocks", "The evidence is"] == [
+        column["title"] for column in inferred["columns"]
+    ]
+    assert ["parameters", "older parameter", 1000, 1, EVIDENCE["older parameter"]] in inferred["rows"]
+    assert made.break_down().inferred_bytes == sum(row[2] for row in inferred["rows"])
+    known = instrument.read_memory(write(tmp_path / "two.pickle", [[event("alloc", 1, 640, frames=FORWARD)]]))
+    assert "inferred" not in sections(known)
+    both = inferred_section({"before": known.break_down(), "after": made.break_down()})
+    assert both is not None
+    assert ["Memory, before", "Blocks, before"] == [column["title"] for column in both["columns"][2:4]]
+    assert ["parameters", "older parameter", 0, 0, 1000, 1, EVIDENCE["older parameter"]] in both["rows"]
 
 
 def test_largest_blocks(tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ from .breakdown import Breakdown
 from .change_section import change_section
 from .peak_section import peak_section
 from .snapshot_data import SnapshotData
-from .table_sections import failures_section, growth_section, largest_section, traffic_section
+from .table_sections import (
+    failures_section,
+    growth_section,
+    inferred_section,
+    largest_section,
+    traffic_section,
+)
 from .timeline_section import timeline_section
 
 
@@ -43,6 +49,7 @@ def sections_of(
         summary_section(f"Memory of GPU {device}", _figures(snapshot, found), notes),
         timeline_section(snapshot, device),
         peak_section(found),
+        inferred_section({"": found}),
         largest_section(snapshot.largest_blocks(device)),
         growth_section(snapshot.growth(device)),
         traffic_section(snapshot.driver_traffic(device)),
@@ -70,6 +77,7 @@ def page_of_change(before: SnapshotData, after: SnapshotData, device: int, estim
         change_section(*peaks.values()),
         *_on_one_scale([timeline_section(snapshot, device, side) for side, snapshot in sides.items()]),
         *(peak_section(found, side) for side, found in peaks.items()),
+        inferred_section(peaks),
     )
     return document(
         shown_name(f"{before.path.name} → {after.path.name}"),

@@ -1,13 +1,15 @@
-"""Tables on the page of a memory snapshot: what failed, the largest blocks, what grows, calls of the driver."""
+"""Tables on the page of a memory snapshot: failures, inferred uses, large blocks, growth, calls of the driver."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from ..page.names import shown_name
 from ..page.table import table_section
-from .breakdown import Place, Use
+from .breakdown import Breakdown, Place, Use
+from .categories import EVIDENCE
 from .driver_traffic import DriverTraffic, traffic_texts
 from .failures import REASONS, FailedAllocation
 from .growth import Growth
@@ -33,6 +35,31 @@ def failures_section(failures: Sequence[FailedAllocation]) -> dict[str, Any] | N
         for each in failures
     ]
     return table_section("failures", "Out of memory", "Allocations that failed", columns, rows) if rows else None
+
+
+def inferred_section(peaks: Mapping[str, Breakdown]) -> dict[str, Any] | None:
+    """Return the table of what is inferred at one peak, or at two, and from what; None if nothing is.
+
+    Args:
+        peaks: what was in use, by the words that tell it apart, such as "before".
+    """
+    inferred = {side: found.by_evidence() for side, found in peaks.items()}
+    amounts = {"Memory": "bytes", "Blocks": "count"}
+    columns = {"Category": "text", "Evidence": "text"}
+    for side in peaks:
+        columns |= {f"{head}, {side}" if side else head: kind for head, kind in amounts.items()}
+    rows = [
+        [
+            category.replace("_", " "),
+            evidence,
+            *(amount for parts in inferred.values() for amount in parts.get((category, evidence), (0, 0))),
+            EVIDENCE[evidence],
+        ]
+        for category, evidence in dict.fromkeys(chain.from_iterable(inferred.values()))
+    ]
+    columns["The evidence is"] = "text"
+    caption = "What is in use at the peak without a known line, and what its category was inferred from"
+    return table_section("inferred", "What is inferred", caption, columns, rows) if rows else None
 
 
 def largest_section(blocks: Sequence[Use]) -> dict[str, Any] | None:
