@@ -57,7 +57,7 @@ def inferred_section(peaks: Mapping[str, Breakdown]) -> dict[str, Any] | None:
         ]
         for category, evidence in dict.fromkeys(chain.from_iterable(inferred.values()))
     ]
-    columns["The evidence is"] = "text"
+    columns["The evidence is"] = "long"
     caption = "What is in use at the peak without a known line, and what its category was inferred from"
     return table_section("inferred", "What is inferred", caption, columns, rows) if rows else None
 
