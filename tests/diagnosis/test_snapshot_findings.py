@@ -119,7 +119,7 @@ def test_another_gpu(tmp_path: Path) -> None:
         tmp_path / "a.pickle", [[event("alloc", 2, 70_000)], [failed, RETURNED, dict(STEP[0]), dict(RETURNED)]]
     )
     found = named(instrument.diagnose(path))
-    assert "failed on GPU 1; too little memory is free" in found["failed-allocation"].title
+    assert "(GPU 1)" in found["failed-allocation"].title
     assert "2 times on GPU 1" in found["returned-memory"].title
 
 
@@ -167,7 +167,7 @@ def test_a_snapshot_alone(tmp_path: Path) -> None:
 def test_page(tmp_path: Path) -> None:
     """The page has the findings and the memory panel; that of a trace has the panel too."""
     alone = page_sections(diagnosed(tmp_path, "optimizer-temporaries"))
-    assert ["findings", "summary", "memory", "peak"] == alone
+    assert ["findings", "summary", "memory", "peak", "inferred", "largest"] == alone
     both = page_sections(instrument.diagnose(run_folder(tmp_path / "run", ("a", True))))
     assert {"overview", "findings", "timeline", "memory", "peak"} < set(both)
     assert len(both) == len(set(both))

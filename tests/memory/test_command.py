@@ -102,7 +102,7 @@ def test_page(snapshots: list[str], tmp_path: Path) -> None:
     """--html writes one file, of one snapshot or of two."""
     page = tmp_path / "page.html"
     assert f"{page} has the page" in output(snapshots[0], "--html", str(page)).replace("\n", "")
-    assert "GPU 0: 4.73 kB in use at the peak" in page.read_text()
+    assert "Memory of GPU 0 at its peak: 4.73 kB in use" in page.read_text()
     output(*snapshots, "--html", str(page))
     assert "GPU 0: the peak went from 4.73 kB to 6.72 kB, +1.99 kB." in page.read_text()
     assert "cannot write" in output(snapshots[0], "--html", str(tmp_path / "none" / "page.html"), code=1)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.table import Array, Table
+from ..units import counted, size
 from .breakdown import Place
 from .passes import Passes, steps_of
 from .segment_events import reserved_changes
@@ -116,6 +117,20 @@ def _reasons(own: Table, returned: Array, facts: StackFacts, collects: bool) -> 
     tries_again = asks & (own.stack[following] == stack) & (stack > 0) & (not collects)
     emptied = facts.marks[stack] & EMPTY_CACHE > 0
     return np.where(emptied, _EMPTIED, np.where(tries_again, _NONE_LEFT, _UNKNOWN))
+
+
+def traffic_texts(traffic: DriverTraffic) -> list[str]:
+    """Return what was taken after the first step, and what calls of the driver cost; none without calls."""
+    texts = []
+    if traffic.taken_later:
+        texts.append(
+            f"After the first recorded step, {size(traffic.taken_later_bytes)} was taken from the driver, "
+            f"{counted(traffic.taken_later, 'time')} in {counted(traffic.steps, 'step')}. A loop whose steps need "
+            "the same memory takes all of it in the first one."
+        )
+    if traffic.taken_later or traffic.returns:
+        texts.append("The CPU waits for each call of the driver.")
+    return texts
 
 
 def _begin_of_runs(own: Table, returned: Array, keys: Sequence[Array]) -> Array:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.table import Table
+from ..units import size
 from .breakdown import Place
 from .free_pieces import free_pieces
 
@@ -46,6 +47,11 @@ class FailedAllocation(NamedTuple):
     reserved_bytes: int
     largest_hole_bytes: int
     device_free_bytes: int
+
+    @property
+    def text(self) -> str:
+        """What failed and why, as a sentence without its full stop."""
+        return f"Out of memory: an allocation of {size(self.bytes)} failed; {REASONS[self.reason]}"
 
     @property
     def limit_bytes(self) -> int | None:

@@ -11,6 +11,7 @@ from ..console import print_line, print_table, print_wrapped
 from ..memory.batch import batch_texts
 from ..memory.breakdown import Breakdown, Place
 from ..memory.categories import CATEGORIES, EVIDENCE
+from ..memory.driver_traffic import traffic_texts
 from ..memory.failures import REASONS
 from ..memory.growth import LEAST_STEPS
 from ..memory.snapshot import MemorySnapshot
@@ -223,16 +224,11 @@ def _print_traffic(snapshot: MemorySnapshot, device: int, console: Console) -> N
         for each in traffic.returns
     ]
     print_rows(["given back to the driver: line", "why", "times", "bytes"], rows, console)
-    if traffic.taken_later:
+    texts = traffic_texts(traffic)
+    if texts and not rows:
         console.print()
-        print_wrapped(
-            console,
-            f"After the first recorded step, {size(traffic.taken_later_bytes)} was taken from the driver, "
-            f"{counted(traffic.taken_later, 'time')} in {counted(traffic.steps, 'step')}. A loop whose steps need "
-            "the same memory takes all of it in the first one.",
-        )
-    if traffic.returns or traffic.taken_later:
-        print_wrapped(console, "The CPU waits for each call of the driver.")
+    for text in texts:
+        print_wrapped(console, text)
 
 
 def _print_timeline(snapshot: MemorySnapshot, device: int, console: Console) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...findings import Evidence, Finding, Fix, Site
 from ...memory.breakdown import Breakdown, Place
 from ...memory.driver_traffic import RETURN_REASONS
-from ...memory.failures import REASONS, FailedAllocation
+from ...memory.failures import FailedAllocation
 from ...memory.passes import FORWARD_PASS, OPTIMIZER_STEP
 from ...memory.snapshot import MemorySnapshot
 from ...units import counted, percentage, size
@@ -95,8 +95,7 @@ def failed_allocation(facts: TraceFacts) -> Iterator[Finding]:
         last = {(each.place, each.reason): each for each in snapshot.failures(device)}
         for each in last.values():
             yield facts.finding(
-                f"Out of memory: an allocation of {size(each.bytes)} failed{_on(snapshot, device)}; "
-                f"{REASONS[each.reason]}",
+                each.text + (f" (GPU {device})" if len(snapshot.devices) > 1 else ""),
                 win_ns=None,
                 severity="high",
                 evidence=tuple(_about(each)),
