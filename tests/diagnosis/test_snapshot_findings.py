@@ -232,11 +232,18 @@ def test_a_run_without_traces(tmp_path: Path) -> None:
     lines = [{"end_ns": 9, "files": [{"path": f"window-1/{path.name}"}]} for path in paths]
     (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     diagnosis = instrument.diagnose(tmp_path)
-    assert (2, f"Diagnosed: {paths[0]}.") == (diagnosis.rank, *diagnosis.source_texts)
-    assert 3 == instrument.diagnose(tmp_path, rank=3).rank
+    other = f"1 file left out, {paths[1]}: rank 3, which rank=3 or --rank 3 diagnoses."
+    assert (2, f"Diagnosed: {paths[0]}.", other) == (diagnosis.rank, *diagnosis.source_texts)
+    older = shutil.copy(paths[1], folder / "rank3-pid77.6.memory.pickle")
+    third = instrument.diagnose(tmp_path, rank=3)
+    assert (3, 6000 + 1000) == (third.rank, third.snapshot and third.snapshot.peak().bytes)
+    assert {
+        str(paths[0]): "rank 2, which rank=2 or --rank 2 diagnoses",
+        str(older): "an older snapshot of rank 3",
+    } == third.left_out
     with pytest.raises(ValueError, match="must be one of 2, 3"):
         instrument.diagnose(tmp_path, rank=0)
-    for path in paths:
+    for path in folder.iterdir():
         path.unlink()
     with pytest.raises(instrument.TraceError, match="no file that ends in"):
         instrument.diagnose(tmp_path)
