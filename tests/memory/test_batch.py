@@ -140,3 +140,27 @@ def test_what_steps_leave_behind(tmp_path: Path) -> None:
     found = instrument.read_memory(write(tmp_path / "a.pickle", [[dict(each) for each in events]], OLDER))
     assert [1000] == [growth.bytes for _, growth in found.growth()]
     assert found.larger_batch().doubled_bytes - found.peak().bytes <= 2 * 340
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2**63, 1.5, True, "80GB"])
+def test_wrong_limits(tmp_path: Path, limit: Any) -> None:
+    """The error names the argument and what is accepted."""
+    with pytest.raises(ValueError, match='"limit_bytes" must be a number of bytes'):
+        snapshot(tmp_path, 2).larger_batch(0, limit)
+
+
+def test_wrong_gpus_and_numbers(tmp_path: Path) -> None:
+    """Every method refuses a GPU that the snapshot does not have."""
+    found = snapshot(tmp_path, 2)
+    for device in (-1, 7, "0", None, True):
+        for method in (
+            found.peak, found.break_down, found.largest_blocks, found.timeline, found.state, found.failures,
+            found.failed, found.complete_steps, found.driver_traffic, found.growth, found.pass_peaks,
+            found.larger_batch, found.known_limit,
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=r'"device" must be a GPU with memory in .* \(0\)'):
+                method(device)
+    for most in (0, -1, "3", True):
+        for method in (found.failures, found.largest_blocks):
+            with pytest.raises(ValueError, match='"most" must be a number from 1'):
+                method(0, most)

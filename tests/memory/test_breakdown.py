@@ -285,6 +285,39 @@ def test_growth(tmp_path: Path) -> None:
     assert ("me/data.py:3", 4, 28, 4) == (str(place), growth.steps, growth.bytes, growth.blocks)
 
 
+def leaking(steps: int, optimizer: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return timed events of steps that leave 7 bytes behind each, and the marks of a profiler or an optimizer."""
+    events, marks = [], []
+    name = "Optimizer.step#SGD.step" if optimizer else "ProfilerStep#{}"
+    for step in range(steps):
+        kept, reused = event("alloc", 100 + step, 7, frames=BATCH), event("alloc", 2, 9, frames=FORWARD)
+        events += [{**kept, "time_us": 1000 * (step + 1)}, {**reused, "time_us": 1000 * (step + 1) + 1}]
+        for stage, late in (("START", 500), ("END", 600)):
+            at = 1000 * (step + 1) + late
+            marks.append({"stage": stage, "name": name.format(step), "device": 0, "time_us": at})
+    return events, marks
+
+
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_growth_without_an_optimizer_that_allocates(tmp_path: Path, optimizer: bool) -> None:
+    """The steps are those that a profiler marks or, without these, torch's marks of the optimizer."""
+    events, marks = leaking(4, optimizer)
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [events], external_annotations=marks))
+    ((place, growth),) = found.growth()
+    assert ("me/data.py:3", 4, 28, 4) == (str(place), growth.steps, growth.bytes, found.complete_steps())
+
+
+def test_what_does_not_grow(tmp_path: Path) -> None:
+    """A queue of batches, of which the last ones are in use, and state that is made in several steps, do not."""
+    events, marks = leaking(9)
+    freed = [{**event("free_completed", 100 + step, 7), "time_us": 1000 * (step + 4) - 1} for step in range(6)]
+    made = [event("alloc", 300 + step, 8, frames=OPTIMIZER) for step in range(9)]
+    state = [{**each, "time_us": 1000 * (step + 1) + 550} for step, each in enumerate(made)]
+    ordered = sorted([*events, *freed, *state], key=lambda each: each["time_us"])
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [ordered], external_annotations=marks))
+    assert (9, []) == (found.complete_steps(), found.growth())
+
+
 def test_a_leak_of_a_real_program() -> None:
     """A program that leaks 40 MiB in each step."""
     ((place, growth),) = instrument.read_memory(shared("memory/npu_expandable.pickle")).growth()

@@ -69,6 +69,20 @@ def test_limited(tmp_path: Path) -> None:
     assert ("limited", 90 * MB) == (found.reason, found.limit_bytes)
 
 
+def test_what_the_driver_has_left(tmp_path: Path) -> None:
+    """For 8 MB torch takes a segment of 20 MB: 12 MB at the driver are too little, 20 MB are not."""
+    for left, reason in ((12, "full"), (20, "limited")):
+        assert reason == failure(tmp_path, [oom(8 * MB, left * MB)], [filled(0, 90 * MB)]).reason
+
+
+def test_unmapped_since(tmp_path: Path) -> None:
+    """A part of an expandable segment that was unmapped later does not cut what was one piece."""
+    events = [oom(30 * MB, 0), event("segment_unmap", 20 * MB, 20 * MB)]
+    parts = [{**empty(0, 20 * MB), "is_expandable": True}, filled(100 * MB, 40 * MB)]
+    found = failure(tmp_path, events, parts)
+    assert ("other pool", 40 * MB) == (found.reason, found.largest_hole_bytes)
+
+
 def test_unknown_limit(tmp_path: Path) -> None:
     """Without what the driver had left, neither the reason nor the limit is known."""
     found = failure(tmp_path, [{**event("oom", 0, 8 * MB), "device_free": None}], [filled(0, 90 * MB)])

@@ -421,7 +421,7 @@ def test_device_of_the_page(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r'"device" must be a GPU with memory in .* \(0, 1\): 7'):
         found.to_html(tmp_path / "page.html", device=7)
     none = instrument.read_memory(write(tmp_path / "none.pickle", []))
-    with pytest.raises(ValueError, match=r"\(none\): None"):
+    with pytest.raises(ValueError, match=r"\(none\): 0"):
         none.to_html(tmp_path / "page.html")
 
 

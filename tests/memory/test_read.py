@@ -132,6 +132,11 @@ def test_peak_of_real_snapshots(name: str) -> None:
         (b"\x1f\x8b", "not a pickle"),
         (b'{"traceEvents": []}', "not a pickle"),
         (pickle.dumps([]), "no segments"),
+        (pickle.dumps({"segments": [], "device_traces": [[event("alloc", 1, -5)]]}), "a size is negative"),
+        (
+            pickle.dumps({"segments": [], "device_traces": [[event("alloc", n, 2**62) for n in (1, 2)]]}),
+            "more than",
+        ),
         (pickle.dumps({"segments": 5}), "no segments"),
         (pickle.dumps({"segments": [{"device": 128}]}), "0 to 127"),
         (pickle.dumps({"segments": [{"device": -1}]}), "0 to 127"),

@@ -156,3 +156,14 @@ def test_unknown_times(tmp_path: Path) -> None:
     marks[0]["time_us"] = 2
     path = write(tmp_path / "a.pickle", [[unknown, known]], external_annotations=marks)
     assert {"timed": (1, 1)} == instrument.read_memory(path).break_down().by_region()
+
+
+def test_a_begin_that_was_not_kept(tmp_path: Path) -> None:
+    """Of the thread that steps, only ends are left: it has no range open, and another one's is not its own."""
+    marks = [
+        {"name": "backward", "stage": "START", "device": 0, "time_us": 1, "range": 8, "thread": 4},
+        {"name": "ProfilerStep#1", "stage": "END", "device": 0, "time_us": 9, "range": 1, "thread": 3},
+    ]
+    events = [{**event("alloc", 512, 512), "time_us": 5}]
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [events], external_annotations=marks)).break_down()
+    assert {} == found.by_region()

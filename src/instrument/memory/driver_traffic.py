@@ -13,7 +13,7 @@ import numpy as np
 from ..traces.table import Array, Table
 from ..units import counted, size
 from .breakdown import Place
-from .passes import Passes, steps_of
+from .passes import Steps
 from .segment_events import reserved_changes
 from .stacks import EMPTY_CACHE, StackFacts
 
@@ -66,7 +66,7 @@ class DriverTraffic(NamedTuple):
 
 def traffic_of(
     events: Table,
-    passes: Passes,
+    steps: Steps,
     facts: StackFacts,
     device: int,
     place: Callable[[int], Place | None],
@@ -76,21 +76,20 @@ def traffic_of(
 
     Args:
         events: those of a `MemorySnapshot`.
-        passes: their passes.
+        steps: the steps of the GPU.
         facts: what the stacks tell.
         device: the GPU.
         place: returns the place of a row of ``frames``.
         collects: whether the allocator gives memory back from a threshold on.
     """
     own = events.where(events.device == device)
-    change, step = reserved_changes(own), steps_of(passes, events, device)[events.device == device]
-    steps = int(step.max(initial=0))
+    change, step = reserved_changes(own), steps.number[events.device == device]
     later = (change > 0) & (step > 0)
     returned = np.flatnonzero(change < 0)
     reason = _reasons(own, returned, facts, collects)
     line = np.where(reason == _UNKNOWN, -1, facts.line[own.stack[returned]])
     begins = _begin_of_runs(own, returned, (line, reason))
-    begins_later = begins & ((step[returned] > 0) | (steps == 0))
+    begins_later = begins & ((step[returned] > 0) | (steps.complete == 0))
     found = defaultdict[tuple[int, int], list[int]](lambda: [0, 0, 0])
     columns = line, reason, begins, begins_later, -change[returned]
     for at, why, *amounts in zip(*(column.tolist() for column in columns), strict=True):
@@ -101,7 +100,7 @@ def traffic_of(
         tuple(sorted(returns, key=lambda each: (-each.times, -each.bytes))),
         int(later.sum()),
         int(change[later].sum()),
-        steps,
+        int(step.max(initial=0)),
     )
 
 

@@ -13,7 +13,8 @@ from .breakdown import Place
 from .free_pieces import free_pieces
 
 _FAILED = re.compile("^oom$")
-_ROUNDED = 20 << 20  # bytes: by so much a segment can be larger than what is asked for
+_SMALL, _MIDDLE = 1 << 20, 10 << 20  # bytes: up to these, the allocator takes segments of ...
+_SMALL_SEGMENT, _MIDDLE_SEGMENT, _GRAIN = 2 << 20, 20 << 20, 2 << 20  # ... and else a multiple of this
 
 REASONS = {
     "full": "too little memory is free, even if it were one piece",
@@ -75,15 +76,22 @@ def failure_of(
     stream, left = int(events.stream[event]), int(events.device_free_bytes[event])
     of_all = free_pieces(allocations, events, segments, device, event)
     own = of_all if stream < 0 else free_pieces(allocations, events, segments, device, event, stream)
-    if left >= asked + _ROUNDED:
+    if left >= _segment(asked):
         reason = "limited"
-    elif left >= 0 and of_all.free_bytes + left < asked:
+    elif left >= 0 and of_all.free_bytes < asked and of_all.free_bytes + left < _segment(asked):
         reason = "full"
     elif of_all.largest_bytes >= asked:
         reason = "other pool"
-    elif of_all.free_bytes + max(left, 0) >= asked:
+    elif left >= 0 or of_all.free_bytes >= asked:
         reason = "fragmented"
     else:
         reason = "unknown"
     used = of_all.reserved_bytes - of_all.free_bytes
     return FailedAllocation(asked, event, place, reason, used, of_all.reserved_bytes, own.largest_bytes, left)
+
+
+def _segment(asked: int) -> int:
+    """Return the size of the segment that torch takes from the driver for an allocation."""
+    if asked <= _SMALL:
+        return _SMALL_SEGMENT
+    return _MIDDLE_SEGMENT if asked < _MIDDLE else -(-asked // _GRAIN) * _GRAIN

@@ -60,7 +60,8 @@ def free_pieces(
     length = np.diff(places, append=places[-1:])
     reserved = _covered(places, own.address, own.bytes, 1) + _covered(places, later.address, later.bytes, -change)
     free = (reserved > 0) & (_covered(places, alive.address, used, 1) == 0)
-    begins = np.concatenate((own.address, later.address[change < 0]))  # pieces of two segments do not join
+    gone = (change < 0) & ~later.matching("action", _EXPANDABLE)
+    begins = np.concatenate((own.address, later.address[gone]))  # pieces of two segments do not join
     run = np.cumsum(~free | np.isin(places, begins))[free]
     whole = np.bincount(run, length[free]).astype(np.int64)
     splits = _covered(places, own.address, own.bytes, _splits(own.bytes, own.expandable > 0)) + _covered(

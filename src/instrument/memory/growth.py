@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
 
 from ..traces.table import Table
-from .passes import Passes, steps_of
+from .passes import Steps
 
+_MADE_ONCE = re.compile("^(?:parameters|optimizer_state)$")
 LEAST_STEPS = 2  # complete ones: the first one sets up what stays
 
 
@@ -29,29 +31,30 @@ class Growth(NamedTuple):
     blocks: int
 
 
-def growth_of(allocations: Table, uses: Table, passes: Passes, events: Table, device: int) -> list[Growth]:
+def growth_of(allocations: Table, uses: Table, steps: Steps, events: Table, device: int) -> list[Growth]:
     """Return the lines that grow from step to step, the largest first.
 
-    A step ends with the optimizer. A line grows if memory that it allocated in two complete steps or more is in
-    use when the events end: gradients, activations and the state of an optimizer are of one step.
+    A line grows if memory that it allocated in two complete steps or more, and in half of them, is in use when the
+    events end. Parameters and the state of an optimizer do not count: they are made once, if not in one step.
 
     Args:
         allocations: those of a `MemorySnapshot`.
         uses: what they are for, in rows beside them.
-        passes: the passes of the events.
+        steps: the steps of the GPU.
         events: the events.
         device: the GPU.
     """
-    step = steps_of(passes, events, device)
     kept = (allocations.device == device) & (allocations.begin >= 0) & (allocations.end >= len(events))
-    rows = np.flatnonzero(kept & (uses.line >= 0))
-    rows = rows[step[allocations.begin[rows]] < step.max(initial=0)]
-    steps = defaultdict[int, set[int]](set)
+    made_once = uses.matching("category", _MADE_ONCE)
+    rows = np.flatnonzero(kept & (uses.line >= 0) & ~made_once)
+    rows = rows[steps.number[allocations.begin[rows]] < steps.complete]
+    known = defaultdict[int, set[int]](set)
     sums = defaultdict[int, list[int]](lambda: [0, 0])
-    columns = uses.line[rows], step[allocations.begin[rows]], allocations.bytes[rows]
+    columns = uses.line[rows], steps.number[allocations.begin[rows]], allocations.bytes[rows]
     for line, number, size in zip(*(column.tolist() for column in columns), strict=True):
-        steps[line].add(number)
+        known[line].add(number)
         sums[line][0] += size
         sums[line][1] += 1
-    found = [Growth(line, len(own), *sums[line]) for line, own in steps.items() if len(own) >= LEAST_STEPS]
+    least = max(LEAST_STEPS, steps.complete / 2)
+    found = [Growth(line, len(own), *sums[line]) for line, own in known.items() if len(own) >= least]
     return sorted(found, key=lambda growth: -growth.bytes)

@@ -14,6 +14,7 @@ FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP = range(3)
 PASS_NAMES = ("forward", "backward", "optimizer")
 _UNKNOWN = -1
 _SNAPSHOT = "snapshot"  # the event of an earlier snapshot, which never has a stack
+_STEP_OF_PROFILER = re.compile(r"^ProfilerStep#")
 _STEP_OF_OPTIMIZER = re.compile(r"^Optimizer\.step#")
 
 
@@ -77,10 +78,40 @@ def _in_optimizer(time_ns: Array, annotations: Table, device: int) -> Array:
     return inside
 
 
-def steps_of(passes: Passes, events: Table, device: int) -> Array:
-    """Return the step of each event: how many steps of the optimizer of ``device`` ended before it."""
+class Steps(NamedTuple):
+    """The steps of a GPU.
+
+    Attributes:
+        number: the step of each event of the snapshot, from 0; 0 for events of other GPUs.
+        complete: how many steps ended in the recorded events.
+    """
+
+    number: Array
+    complete: int
+
+
+def steps_of(passes: Passes, events: Table, annotations: Table, device: int) -> Steps:
+    """Return the steps of ``device``: those that a profiler marks, else those that end with an optimizer.
+
+    An optimizer that allocates nothing, as fused ones and SGD without momentum, is known from torch's mark alone.
+    """
     own = np.flatnonzero(events.device == device)
-    ends = np.diff((passes.kind[own] == OPTIMIZER_STEP).astype(np.int64), append=0) < 0
-    step = np.zeros(len(events), np.int64)
-    step[own] = np.cumsum(ends) - ends
-    return step
+    by_optimizer = passes.kind[own] == OPTIMIZER_STEP
+    ended = _ends(annotations, _STEP_OF_PROFILER)
+    if not len(ended) and not by_optimizer.any():
+        ended = _ends(annotations.where(annotations.device == device), _STEP_OF_OPTIMIZER)
+    number = np.zeros(len(events), np.int64)
+    if len(ended) and (events.time_ns[own] >= 0).all():
+        at = np.unique(np.searchsorted(events.time_ns[own], ended, "right"))
+        number[own] = np.searchsorted(at, np.arange(len(own)), "right")
+        return Steps(number, len(at))
+    ends = np.diff(by_optimizer.astype(np.int64), append=0) < 0
+    number[own] = np.cumsum(ends) - ends
+    return Steps(number, int(number.max(initial=0)))
+
+
+def _ends(annotations: Table, pattern: re.Pattern[str]) -> Array:
+    """Return the times at which the ranges with these names end, in order."""
+    ends = np.array([text == "END" for text in annotations.strings])[annotations.stage]
+    times: Array = np.sort(annotations.time_ns[ends & annotations.matching("name", pattern)])
+    return times

@@ -204,9 +204,18 @@ def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
         ),
     }
     strings = list(events.strings)
+    recorded = events.table(*_devices(data), strings)
+    for sizes in (
+        recorded.bytes,
+        made["segments"]["bytes"],
+        made["blocks"]["bytes"],
+        made["blocks"]["requested_bytes"],
+    ):
+        if len(sizes) and (sizes.min() < 0 or sizes.astype(np.float64).sum() >= _MOST):
+            raise _FormatError("a size is negative, or they add up to more than a number of 64 bits holds")
     return MemorySnapshot(
         path,
-        events.table(*_devices(data), strings),
+        recorded,
         **{name: Table(table, strings) for name, table in made.items()},
         frames=events.stacks.table(strings),
         stacks=events.stacks.stacks(),

@@ -94,7 +94,7 @@ def _opened(marks: Table, places: Array) -> _Opened:
     if not 0 < len(threads) <= _MOST_THREADS:
         return _Opened(np.full(len(places), "", object), [], [])
     opened: dict[int, Array] = {}
-    for each in threads:
+    for each in {*threads, *steps.tolist()}:  # the begins of a thread can be too old to be kept
         own = thread == each
         opened[each] = _innermost(begin[own], end[own], names[own], places)
     if len(threads) > 1 and len(steps) != 1:

@@ -25,11 +25,9 @@ class MemorySnapshot(SnapshotData):
             ValueError: the snapshot has no memory of ``device``, or of any GPU.
             OSError: the file cannot be written.
         """
-        chosen = self.fullest_device if device is None else device
-        if chosen is None or chosen not in self.devices:
-            there = ", ".join(map(str, self.devices)) or "none"
-            raise ValueError(f'"device" must be a GPU with memory in {self.path} ({there}): {device!r}')
-        return write_page(path, page_of(self, chosen))
+        fullest = self.fullest_device
+        chosen = (0 if fullest is None else fullest) if device is None else device
+        return write_page(path, page_of(self, self._checked(chosen)))
 
     @guard.contained("page in a notebook")
     def _repr_html_(self) -> str | None:

@@ -21,11 +21,11 @@ from .categories import categorize
 from .driver_traffic import DriverTraffic, traffic_of
 from .failures import FailedAllocation, failed_events, failure_of
 from .growth import Growth, growth_of
-from .passes import Passes, passes_of, steps_of
+from .passes import Passes, Steps, passes_of, steps_of
 from .peak import Peak, peak_of
 from .regions import regions_of
 from .segment_events import reserved_after
-from .stacks import StackFacts, module_calls, stack_facts
+from .stacks import FrameFacts, StackFacts, frame_facts, module_calls, stack_facts
 from .timeline import Timeline, in_use, timeline_of
 
 
@@ -67,10 +67,10 @@ class SnapshotData:
     settings: Mapping[str, Any]
     free_bytes: Mapping[int, int] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def devices(self) -> list[int]:
         """The numbers of the GPUs that have segments or events."""
-        return sorted({*self.segments.device.tolist(), *self.events.device.tolist()})
+        return sorted({*np.unique(self.segments.device).tolist(), *np.unique(self.events.device).tolist()})
 
     @property
     def fullest_device(self) -> int | None:
@@ -105,6 +105,10 @@ class SnapshotData:
         return stack_facts(self.frames, self.stacks)
 
     @cached_property
+    def _frame_facts(self) -> FrameFacts:
+        return frame_facts(self.frames)
+
+    @cached_property
     def passes(self) -> Passes:
         """The pass of a step that each event belongs to."""
         return passes_of(self.events, self.annotations, self.stack_facts)
@@ -114,16 +118,35 @@ class SnapshotData:
 
         Memory is in use from its allocation until its free is complete, as a stream may still read it.
         """
-        return peak_of(self.allocations, device, len(self.events))
+        return peak_of(self.allocations, self._checked(device), len(self.events))
 
     def break_down(self, device: int = 0) -> Breakdown:
         """Return what the memory at the peak of ``device`` is: by line, module, region and category."""
-        peak = self.peak(device)
-        reserved = reserved_after(peak.event, self.events, self.segments, device)
-        return Breakdown(peak, reserved, add_up(self._described(peak.rows)))
+        found = self._breakdowns.get(self._checked(device))
+        if found is None:
+            peak = self.peak(device)
+            reserved = reserved_after(peak.event, self.events, self.segments, device)
+            found = self._breakdowns[device] = Breakdown(peak, reserved, add_up(self._described(peak.rows)))
+        return found
+
+    @cached_property
+    def _breakdowns(self) -> dict[int, Breakdown]:
+        return {}
+
+    def _checked(self, device: int) -> int:
+        """Return the number of a GPU.
+
+        Raises:
+            ValueError: the snapshot has no memory of it.
+        """
+        if isinstance(device, bool) or device not in self.devices:
+            there = ", ".join(map(str, self.devices)) or "none"
+            raise ValueError(f'"device" must be a GPU with memory in {self.path} ({there}): {device!r:.200}')
+        return device
 
     def largest_blocks(self, device: int = 0, most: int = 10) -> list[Use]:
         """Return the largest blocks at the peak of ``device``, the largest first; those alike are one `Use`."""
+        _check_most(most)
         alike = Counter(self._described(self.peak(device).rows))  # the rows, and so the keys, are ordered by size
         return [Use(*same, size * number, number) for (same, size), number in islice(alike.items(), most)]
 
@@ -143,32 +166,36 @@ class SnapshotData:
 
     def timeline(self, device: int = 0) -> Timeline:
         """Return the memory of ``device`` in use after each event, by category."""
-        return timeline_of(self.allocations, self.uses, self.events, self.segments, device)
+        return timeline_of(self.allocations, self.uses, self.events, self.segments, self._checked(device))
 
     def state(self, device: int = 0) -> AllocatorState:
         """Return what the allocator of ``device`` held when the snapshot was taken: reserved, in use, holes."""
-        return state_of(self.segments, self.blocks, device)
+        return state_of(self.segments, self.blocks, self._checked(device))
 
     def failures(self, device: int = 0, most: int = 3) -> list[FailedAllocation]:
         """Return the last allocations of ``device`` that failed, in order, and why each did."""
+        _check_most(most)
         lines = self.stack_facts.line[self.events.stack]
         return [
             failure_of(event, self._place(int(lines[event])), self.allocations, self.events, self.segments)
-            for event in failed_events(self.events, device)[-most:]
+            for event in failed_events(self.events, self._checked(device))[-most:]
         ]
 
     def failed(self, device: int = 0) -> int:
         """Return how many allocations of ``device`` failed."""
-        return len(failed_events(self.events, device))
+        return len(failed_events(self.events, self._checked(device)))
 
     def complete_steps(self, device: int = 0) -> int:
-        """Return how many steps of an optimizer ended in the recorded events of ``device``."""
-        return int(steps_of(self.passes, self.events, device).max(initial=0))
+        """Return how many steps ended in the recorded events of ``device``."""
+        return self._steps(device).complete
+
+    def _steps(self, device: int) -> Steps:
+        return steps_of(self.passes, self.events, self.annotations, self._checked(device))
 
     def driver_traffic(self, device: int = 0) -> DriverTraffic:
         """Return how often, and where, the allocator of ``device`` took memory from the driver or gave it back."""
         collects = bool(self.settings.get("garbage_collection_threshold"))
-        return traffic_of(self.events, self.passes, self.stack_facts, device, self._place, collects)
+        return traffic_of(self.events, self._steps(device), self.stack_facts, device, self._place, collects)
 
     def larger_batch(self, device: int = 0, limit_bytes: int | None = None) -> LargerBatch:
         """Return an estimate of what a larger batch would need on ``device``.
@@ -176,8 +203,11 @@ class SnapshotData:
         Args:
             device: the GPU.
             limit_bytes: the memory that the GPU has for the program; by default `known_limit`.
+
+        Raises:
+            ValueError: the snapshot has no memory of ``device``, or the limit is not a number of bytes.
         """
-        limit = self.known_limit(device) if limit_bytes is None else limit_bytes
+        limit = self.known_limit(device) if limit_bytes is None else _checked_limit(limit_bytes)
         timeline = self.timeline(device)
         failures = self.failures(device)
         return larger_batch(timeline, self._left_behind(timeline), self.passes, failures, limit)
@@ -212,11 +242,11 @@ class SnapshotData:
         return [(place, growth) for place, growth in places if place is not None]
 
     def _growth(self, device: int) -> list[Growth]:
-        return growth_of(self.allocations, self.uses, self.passes, self.events, device)
+        return growth_of(self.allocations, self.uses, self._steps(device), self.events, device)
 
     def _module_calls(self, stack: int) -> tuple[Place, ...]:
         """Return the lines that call the modules around an allocation, the outermost first."""
-        places = map(self._place, module_calls(self.frames, self.stacks[stack]))
+        places = map(self._place, module_calls(self._frame_facts, self.stacks[stack]))
         return tuple(place for place in places if place is not None)
 
     def _place(self, row: int) -> Place | None:
@@ -225,3 +255,14 @@ class SnapshotData:
             return None
         file, name = (self.frames.strings[self.frames[column][row]] for column in ("file", "name"))
         return Place(file, int(self.frames.line[row]), name)
+
+
+def _check_most(most: object) -> None:
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ValueError(f'"most" must be a number from 1: {most!r:.200}')
+
+
+def _checked_limit(limit_bytes: object) -> int:
+    if isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int) or not 0 < limit_bytes < 2**63:
+        raise ValueError(f'"limit_bytes" must be a number of bytes from 1, below 2**63: {limit_bytes!r:.200}')
+    return limit_bytes

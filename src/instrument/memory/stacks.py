@@ -118,7 +118,27 @@ def _marks(file: str, name: str) -> int:
     return PYTHON | (PARAMETERS if name == "__init__" or inside == "nn/parameter.py" else 0)
 
 
-def module_calls(frames: Table, stack: Sequence[int]) -> tuple[int, ...]:
+class FrameFacts(NamedTuple):
+    """What each frame tells of the modules around an allocation, by its row.
+
+    Attributes:
+        calls_module: whether it is torch's call of a module.
+        outside: whether it is Python outside of torch, which can call a module.
+    """
+
+    calls_module: list[bool]
+    outside: list[bool]
+
+
+def frame_facts(frames: Table) -> FrameFacts:
+    """Return what the frames of a `MemorySnapshot` tell."""
+    inside = {file: path_in_torch(file) for file in set(frames.text("file"))}
+    files, names = frames.text("file"), frames.text("name")
+    calls = [name == _CALL and inside[file] == _MODULE_FILE for file, name in zip(files, names, strict=True)]
+    return FrameFacts(calls, [_is_python(file) and not inside[file] for file in files])
+
+
+def module_calls(facts: FrameFacts, stack: Sequence[int]) -> tuple[int, ...]:
     """Return the rows of the frames that call a module, the outermost first: the modules around an allocation.
 
     Frames have no names of modules; the line that calls one tells it from others of its class.
@@ -126,16 +146,12 @@ def module_calls(frames: Table, stack: Sequence[int]) -> tuple[int, ...]:
     found = []
     caller = -1
     for row in reversed(stack):
-        if frames.strings[frames.name[row]] == _CALL and _inside(frames, row) == _MODULE_FILE:
+        if facts.calls_module[row]:
             if caller >= 0:
                 found.append(caller)
-        elif _is_python(frames.strings[frames.file[row]]) and not _inside(frames, row):
+        elif facts.outside[row]:
             caller = row
     return tuple(found)
-
-
-def _inside(frames: Table, row: int) -> str:
-    return path_in_torch(frames.strings[frames.file[row]])
 
 
 def _is_python(file: str) -> bool:
