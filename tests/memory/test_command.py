@@ -72,6 +72,9 @@ def test_batches(snapshots: list[str]) -> None:
     both = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9kB").split())
     assert "backward 710 B and 2.00 kB for each sample" in both
     assert "The largest batch within 9.00 kB is 3." in both
+    binary = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9KiB").split())
+    assert "The largest batch within 9.22 kB is 4." in binary
+    assert "GB is 10^9 bytes, and GiB 2^30" in " ".join(output("--help", columns=200).split())
 
 
 def test_out_of_memory(tmp_path: Path) -> None:
