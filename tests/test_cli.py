@@ -221,6 +221,14 @@ def test_values_are_words(command: str) -> None:
     assert not types
 
 
+@pytest.mark.parametrize("command", SUBCOMMANDS)
+def test_help_fits(command: str) -> None:
+    """No word of the help is cut off in a terminal of 80 columns."""
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+    assert "--help" in shown
+    assert [] == [line for line in shown.splitlines() if "…" in line]
+
+
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help(option: str) -> None:
     """The help lists the commands, and --version prints the version."""

@@ -206,6 +206,16 @@ def test_wrong_values_of_memory(value: str, message: str) -> None:
     assert message in result.stderr
 
 
+@pytest.mark.parametrize("separator", [[], ["--"]])
+def test_a_word_after_memory_that_is_no_program(separator: list[str]) -> None:
+    """It may be meant as the value of `--memory`, whose values the message then has."""
+    after = CliRunner().invoke(app, ["run", "--memory", "snapshots", *separator, "train.py"])
+    assert (2, "") == (after.exit_code, after.stdout)
+    assert "program not found: snapshots; if this is for --memory, it must be events, or snapshot" in after.stderr
+    elsewhere = CliRunner().invoke(app, ["run", "--memory", "--shapes", "snapshots", *separator, "train.py"])
+    assert "instrument: program not found: snapshots\n" == elsewhere.stderr
+
+
 def test_memory_without_a_profiler() -> None:
     """Windows of memory alone are windows, with their options; other options still have no effect."""
     found = settings("--profiler", "none", "--memory", "snapshot", "--steps", "all", "--ranks", "0")

@@ -72,6 +72,9 @@ def test_batches(snapshots: list[str]) -> None:
     both = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9kB").split())
     assert "With a batch of 6, the peak would be 13.7 kB, in the forward pass." in both
     assert "The largest batch within 9.00 kB: 3." in both
+    binary = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9KiB").split())
+    assert "The largest batch within 9.22 kB: 4." in binary
+    assert "GB is 10^9 bytes, and GiB 2^30" in " ".join(output("--help", columns=200).split())
 
 
 def test_out_of_memory(tmp_path: Path) -> None:

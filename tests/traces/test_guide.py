@@ -11,6 +11,8 @@ import pytest
 
 from instrument.traces.table import COLUMNS
 
+from ..memory.snapshots import event, write
+
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "traces.md").read_text()
 
@@ -27,6 +29,7 @@ def test_code_blocks_run(
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(sample, name)
+    write(Path("snapshot.pickle"), [[event("alloc", 1, 512)]])
     variables: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
         exec(block, variables)

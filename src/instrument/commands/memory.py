@@ -41,8 +41,9 @@ def memory(
     limit: Annotated[
         str | None,
         typer.Option(
-            help="The memory that the GPU has for the program, such as 80GB: how large can the batch be? "
-            "(default: what it had when an allocation failed, if one did)",
+            help="The memory that the GPU has for the program: how large can the batch be? GB is 10^9 bytes, and "
+            "GiB 2^30, in which torch's errors count: 79GiB for a card of 80 GB. (default: what it had when an "
+            "allocation failed, if one did)",
             metavar="SIZE",
         ),
     ] = None,

@@ -23,6 +23,9 @@ from ..windows.triggers import Triggers
 
 TORCH_OPTIONS = {"shapes": "record_shapes", "stacks": "with_stack"}
 MEMORY_EVENTS = "events"  # what --memory means alone
+MEMORY_ACCEPTED = (
+    "events, or snapshot with options such as snapshot,stacks=all,entries=50000,size=1GB,every=10m, each once"
+)
 _SNAPSHOT = "snapshot"
 _STORAGE = ("keep", "upload", "upload_timeout")
 # Options that choose windows, and their content.
@@ -155,8 +158,7 @@ def memory(text: str) -> dict[str, Any]:
     what, _, rest = text.partition(",")
     chosen = _named(rest, MemoryHistory) if rest else {}
     if what != _SNAPSHOT or chosen is None:
-        accepted = "events, or snapshot with options such as snapshot,stacks=all,entries=50000,size=1GB,every=10m"
-        raise ValueError(f"--memory must be {accepted}, each once: {text}")
+        raise ValueError(f"--memory must be {MEMORY_ACCEPTED}: {text}")
     try:
         return {"memory": asdict(MemoryHistory(**chosen))}
     except (TypeError, ValueError) as error:

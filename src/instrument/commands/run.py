@@ -25,6 +25,7 @@ from .errors import exit_unusable, print_message
 from .parsing import Command, subcommand_of
 
 _PROGRAM = f"{__name__}.program"
+_AFTER_MEMORY = f"{__name__}.after_memory"
 
 
 class Profiler(str, Enum):
@@ -68,8 +69,10 @@ class BeforeProgram(Command):
         own = args[:at]
         if "--memory" in own:
             value = own.index("--memory") + 1
-            if not options.is_memory("".join(own[value : value + 1])):
+            word = "".join(own[value : value + 1])
+            if not options.is_memory(word):
                 own.insert(value, options.MEMORY_EVENTS)
+                ctx.meta[_AFTER_MEMORY] = word
         return super().parse_args(ctx, own)
 
 
@@ -148,7 +151,7 @@ def run(
         str | None,
         typer.Option(
             help="What ends a step: optimizer, backward, grad, forward, or a function "
-            "(package.module:Class.method, train.py:train_step); detected by default.",
+            "(train.py:train_step, or pkg.mod:Class.method); detected by default.",
             metavar="SIGN",
         ),
     ] = None,
@@ -172,7 +175,8 @@ def run(
     keep: Annotated[
         str | None,
         typer.Option(
-            help="How long the files of windows stay, such as 'windows=20,age=7d,total=50G' (torch.profiler).",
+            help="How long the files of windows stay: windows=20, age=7d or total=50G, or several of these with "
+            "commas between them (torch.profiler).",
             metavar="LIMITS",
         ),
     ] = None,
@@ -193,10 +197,10 @@ def run(
     memory: Annotated[
         str | None,
         typer.Option(
-            help="Record the GPU's memory: 'snapshot' writes torch's history of it in a window, also as "
-            "'snapshot,stacks=all,entries=50000,size=1GB,every=10m'; alone, or 'events', records allocations "
-            "in the trace (torch.profiler).",
-            metavar="[WHAT]",
+            help="Record the GPU's memory. 'snapshot' writes torch's history of it in a window; options follow "
+            "after commas, as in 'snapshot,every=10m': stacks=all, entries=50000, size=1GB. 'events', or "
+            "--memory alone, records allocations in the trace (torch.profiler).",
+            metavar="[events|snapshot]",
         ),
     ] = None,
     stacks: Annotated[bool, typer.Option("--stacks", help="Record Python call stacks (torch.profiler).")] = False,
@@ -279,9 +283,12 @@ def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
     rest = ctx.meta[_PROGRAM]
     if not program and rest[:1] == ["--"]:
         rest = rest[1:]
+    words = [*(program or []), *rest]
     try:
-        return command([*(program or []), *rest])
+        return command(words)
     except ValueError as error:
+        if words[:1] == [ctx.meta.get(_AFTER_MEMORY)]:
+            error = ValueError(f"{error}; if this is for --memory, it must be {options.MEMORY_ACCEPTED}")
         raise exit_unusable(error) from None
 
 
