@@ -134,6 +134,39 @@ def test_no_sideways_scrolling(tmp_path: Path, open_page: OpenPage, width: int) 
     assert opened.page.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.parametrize("width", [420, 1200])
+def test_links_to_sections(tmp_path: Path, open_page: OpenPage, width: int) -> None:
+    """All links to the sections are in sight, and none leads to a title that the header hides."""
+    rows = [["one", 1]] * 20
+    sections = [table(rows, id=f"rows{number}", title=f"Table number {number} of rows") for number in range(12)]
+    page = open_page(write(tmp_path, *sections), width=width).page
+    page.wait_for_selector("[data-ready]")
+    links = page.locator("#contents a")
+    nav, boxes = page.locator("#contents").bounding_box(), [link.bounding_box() for link in links.all()]
+    assert nav is not None
+    assert 12 == len(boxes)
+    for box in boxes:
+        assert box is not None
+        assert nav["x"] <= box["x"] and box["x"] + box["width"] <= min(nav["x"] + nav["width"], width)
+        assert box["y"] + box["height"] <= nav["y"] + nav["height"]
+    for _ in range(2):  # the second time, the page is scrolled
+        links.nth(5).click()
+        page.wait_for_timeout(1000)
+        header, title = page.locator("header").bounding_box(), page.locator("#rows5 h2").bounding_box()
+        assert header is not None and title is not None
+        assert header["y"] + header["height"] <= title["y"] < 200
+
+
+def test_many_sections(tmp_path: Path, open_page: OpenPage) -> None:
+    """The links to very many sections scroll: they leave room for the page."""
+    sections = [table([["one", 1]], id=f"rows{number}", title=f"Table number {number}") for number in range(200)]
+    page = open_page(write(tmp_path, *sections)).page
+    page.wait_for_selector("[data-ready]")
+    header = page.locator("header").bounding_box()
+    assert header is not None
+    assert 60 < header["height"] < 200
+
+
 def test_frame(tmp_path: Path, open_page: OpenPage) -> None:
     """In a notebook the page works in a frame that cannot reach what is around it."""
     outer = tmp_path / "notebook.html"
