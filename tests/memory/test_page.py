@@ -357,6 +357,10 @@ def test_two_snapshots(made: MemorySnapshot, tmp_path: Path, open_page: OpenPage
     names = shown.page.locator(".waterfall .rows .name").all_inner_texts()
     assert ["before", "activations", "optimizer state", "after"] == [names[0], *sorted(names[1:3]), names[-1]]
     assert 2 == shown.page.locator(".memory canvas").count()
+    note = "Both charts have the same scale of bytes, and each its own length."
+    assert [1, 1] == [
+        shown.page.locator(f"#memory-{side}").get_by_text(note).count() for side in ("before", "after")
+    ]
     assert 2 == shown.page.locator(".flame svg").count()
     lead = shown.page.locator(".lead").inner_text()
     assert "GPU 0: the peak went from 4.73 kB to 6.72 kB, +1.99 kB." == lead
