@@ -327,6 +327,25 @@ def test_icicle_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page: 
     assert ([], []) == (shown.errors, shown.requests)
 
 
+def test_nodes_of_one_name(tmp_path: Path, open_page: OpenPage) -> None:
+    """Lines of files with one name and a region of this name have addresses of their own."""
+    same = frames(("/home/me/a/net.py", "run", 3)), frames(("/home/me/b/net.py", "run", 3))
+    events = [
+        event("alloc", 1, 4000, frames=same[0]),
+        event("alloc", 2, 3000, frames=same[1]),
+        event("alloc", 3, 2000, frames=OPTIMIZER, user_metadata="net.py:3 run"),
+    ]
+    path = instrument.read_memory(write(tmp_path / "one.pickle", [events])).to_html(tmp_path / "page.html")
+    for number, amount in enumerate(("4.00 kB", "3.00 kB", "2.00 kB")):
+        page = opened(open_page, path).page
+        page.locator(".flame-node").filter(has_text="net.py:3 run").nth(number).click()
+        page.wait_for_timeout(500)
+        again = opened(open_page, page.url).page
+        label = again.locator(".flame-node").first.get_attribute("aria-label")
+        assert label is not None
+        assert label.startswith(f"net.py:3 run, Memory {amount}")
+
+
 def test_keys_are_those_of_the_focus(made: MemorySnapshot, tmp_path: Path, open_page: OpenPage) -> None:
     """Keys act on the chart that has the focus, and "?" lists them once for each."""
     page = opened(open_page, made.to_html(tmp_path / "page.html")).page
