@@ -192,7 +192,7 @@ def test_what_is_inferred(made: MemorySnapshot, tmp_path: Path) -> None:
     assert "inferred" not in sections(known)
     both = inferred_section({"before": known.break_down(), "after": made.break_down()})
     assert both is not None
-    assert ["Memory, before", "Blocks, before"] == [column["title"] for column in both["columns"][2:4]]
+    assert ["Before", "Blocks before"] == [column["title"] for column in both["columns"][2:4]]
     assert ["parameters", "older parameter", 0, 0, 1000, 1, EVIDENCE["older parameter"]] in both["rows"]
 
 
