@@ -13,6 +13,7 @@ import pytest
 
 from instrument.page.document import document, frame, write_page
 from instrument.page.names import shown_name
+from instrument.page.summary import summary_section
 from instrument.units import size
 from tests.support.browser import OpenPage
 
@@ -104,6 +105,12 @@ def test_sizes(tmp_path: Path, open_page: OpenPage) -> None:
     opened = open_page(write(tmp_path, table([[number] for number in numbers], columns=columns)))
     opened.page.wait_for_selector("[data-ready]")
     assert [size(number) for number in numbers] == opened.page.locator("tbody td").all_inner_texts()
+
+
+def test_notes_are_whole() -> None:
+    """The notes of a summary are longer than names may be; control characters in them are visible."""
+    note = "What the estimate assumes. " * 20
+    assert [f"{note}\\x1b"] == summary_section("Summary", [], [f"{note}\x1b"])["notes"]
 
 
 def test_keys(tmp_path: Path, open_page: OpenPage) -> None:
