@@ -192,7 +192,7 @@ def test_what_is_inferred(made: MemorySnapshot, tmp_path: Path) -> None:
     assert "inferred" not in sections(known)
     both = inferred_section({"before": known.break_down(), "after": made.break_down()})
     assert both is not None
-    assert ["Memory, before", "Blocks, before"] == [column["title"] for column in both["columns"][2:4]]
+    assert ["Before", "Blocks before"] == [column["title"] for column in both["columns"][2:4]]
     assert ["parameters", "older parameter", 0, 0, 1000, 1, EVIDENCE["older parameter"]] in both["rows"]
 
 
@@ -327,6 +327,25 @@ def test_icicle_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page: 
     assert ([], []) == (shown.errors, shown.requests)
 
 
+def test_nodes_of_one_name(tmp_path: Path, open_page: OpenPage) -> None:
+    """Lines of files with one name and a region of this name have addresses of their own."""
+    same = frames(("/home/me/a/net.py", "run", 3)), frames(("/home/me/b/net.py", "run", 3))
+    events = [
+        event("alloc", 1, 4000, frames=same[0]),
+        event("alloc", 2, 3000, frames=same[1]),
+        event("alloc", 3, 2000, frames=OPTIMIZER, user_metadata="net.py:3 run"),
+    ]
+    path = instrument.read_memory(write(tmp_path / "one.pickle", [events])).to_html(tmp_path / "page.html")
+    for number, amount in enumerate(("4.00 kB", "3.00 kB", "2.00 kB")):
+        page = opened(open_page, path).page
+        page.locator(".flame-node").filter(has_text="net.py:3 run").nth(number).click()
+        page.wait_for_timeout(500)
+        again = opened(open_page, page.url).page
+        label = again.locator(".flame-node").first.get_attribute("aria-label")
+        assert label is not None
+        assert label.startswith(f"net.py:3 run, Memory {amount}")
+
+
 def test_keys_are_those_of_the_focus(made: MemorySnapshot, tmp_path: Path, open_page: OpenPage) -> None:
     """Keys act on the chart that has the focus, and "?" lists them once for each."""
     page = opened(open_page, made.to_html(tmp_path / "page.html")).page
@@ -357,6 +376,10 @@ def test_two_snapshots(made: MemorySnapshot, tmp_path: Path, open_page: OpenPage
     names = shown.page.locator(".waterfall .rows .name").all_inner_texts()
     assert ["before", "activations", "optimizer state", "after"] == [names[0], *sorted(names[1:3]), names[-1]]
     assert 2 == shown.page.locator(".memory canvas").count()
+    note = "Both charts have the same scale of bytes, and each its own length."
+    assert [1, 1] == [
+        shown.page.locator(f"#memory-{side}").get_by_text(note).count() for side in ("before", "after")
+    ]
     assert 2 == shown.page.locator(".flame svg").count()
     lead = shown.page.locator(".lead").inner_text()
     assert "GPU 0: the peak went from 4.73 kB to 6.72 kB, +1.99 kB." == lead

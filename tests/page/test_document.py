@@ -13,6 +13,7 @@ import pytest
 
 from instrument.page.document import document, frame, write_page
 from instrument.page.names import shown_name
+from instrument.page.summary import summary_section
 from instrument.units import size
 from tests.support.browser import OpenPage
 
@@ -106,6 +107,12 @@ def test_sizes(tmp_path: Path, open_page: OpenPage) -> None:
     assert [size(number) for number in numbers] == opened.page.locator("tbody td").all_inner_texts()
 
 
+def test_notes_are_whole() -> None:
+    """The notes of a summary are longer than names may be; control characters in them are visible."""
+    note = "What the estimate assumes. " * 20
+    assert [f"{note}\\x1b"] == summary_section("Summary", [], [f"{note}\x1b"])["notes"]
+
+
 def test_keys(tmp_path: Path, open_page: OpenPage) -> None:
     """The keyboard reaches everything: "?" lists the keys, "t" changes the theme, which the address keeps."""
     path = write(tmp_path, table([["one", 1]]))
@@ -132,6 +139,39 @@ def test_no_sideways_scrolling(tmp_path: Path, open_page: OpenPage, width: int) 
     opened = open_page(write(tmp_path, table([["name " * 40, 1], ["x" * 300, 2]])), width=width)
     opened.page.wait_for_selector("[data-ready]")
     assert opened.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("width", [420, 1200])
+def test_links_to_sections(tmp_path: Path, open_page: OpenPage, width: int) -> None:
+    """All links to the sections are in sight, and none leads to a title that the header hides."""
+    rows = [["one", 1]] * 20
+    sections = [table(rows, id=f"rows{number}", title=f"Table number {number} of rows") for number in range(12)]
+    page = open_page(write(tmp_path, *sections), width=width).page
+    page.wait_for_selector("[data-ready]")
+    links = page.locator("#contents a")
+    nav, boxes = page.locator("#contents").bounding_box(), [link.bounding_box() for link in links.all()]
+    assert nav is not None
+    assert 12 == len(boxes)
+    for box in boxes:
+        assert box is not None
+        assert nav["x"] <= box["x"] and box["x"] + box["width"] <= min(nav["x"] + nav["width"], width)
+        assert box["y"] + box["height"] <= nav["y"] + nav["height"]
+    for _ in range(2):  # the second time, the page is scrolled
+        links.nth(5).click()
+        page.wait_for_timeout(1000)
+        header, title = page.locator("header").bounding_box(), page.locator("#rows5 h2").bounding_box()
+        assert header is not None and title is not None
+        assert header["y"] + header["height"] <= title["y"] < 200
+
+
+def test_many_sections(tmp_path: Path, open_page: OpenPage) -> None:
+    """The links to very many sections scroll: they leave room for the page."""
+    sections = [table([["one", 1]], id=f"rows{number}", title=f"Table number {number}") for number in range(200)]
+    page = open_page(write(tmp_path, *sections)).page
+    page.wait_for_selector("[data-ready]")
+    header = page.locator("header").bounding_box()
+    assert header is not None
+    assert 60 < header["height"] < 200
 
 
 def test_frame(tmp_path: Path, open_page: OpenPage) -> None:

@@ -89,7 +89,8 @@ def page_of_change(before: SnapshotData, after: SnapshotData, device: int, estim
 def _on_one_scale(timelines: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
     there = [timeline for timeline in timelines if timeline is not None]
     top = max((timeline["top_bytes"] for timeline in there), default=0)
-    return [timeline | {"top_bytes": top} for timeline in there]
+    notes = ["Both charts have the same scale of bytes, and each its own length."] * (len(there) > 1)
+    return [timeline | {"top_bytes": top, "notes": notes + timeline["notes"]} for timeline in there]
 
 
 def _figures(snapshot: SnapshotData, found: Breakdown) -> list[tuple[str, str]]:

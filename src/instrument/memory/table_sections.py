@@ -44,10 +44,9 @@ def inferred_section(peaks: Mapping[str, Breakdown]) -> dict[str, Any] | None:
         peaks: what was in use, by the words that tell it apart, such as "before".
     """
     inferred = {side: found.by_evidence() for side, found in peaks.items()}
-    amounts = {"Memory": "bytes", "Blocks": "count"}
     columns = {"Category": "text", "Evidence": "text"}
     for side in peaks:
-        columns |= {f"{head}, {side}" if side else head: kind for head, kind in amounts.items()}
+        columns |= {side.capitalize() or "Memory": "bytes", f"Blocks {side}".strip(): "count"}
     rows = [
         [
             category.replace("_", " "),
@@ -58,8 +57,10 @@ def inferred_section(peaks: Mapping[str, Breakdown]) -> dict[str, Any] | None:
         for category, evidence in dict.fromkeys(chain.from_iterable(inferred.values()))
     ]
     columns["The evidence is"] = "long"
-    caption = "What is in use at the peak without a known line, and what its category was inferred from"
-    return table_section("inferred", "What is inferred", caption, columns, rows) if rows else None
+    if not rows:
+        return None
+    note = "Where no line is known, the category follows from other evidence."
+    return table_section("inferred", "What is inferred", "Inferred uses at the peak", columns, rows, note)
 
 
 def largest_section(blocks: Sequence[Use]) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .names import shown_name
+from .names import shown_lines
 
 
 def summary_section(title: str, figures: Sequence[tuple[str, str]], notes: Iterable[str]) -> dict[str, Any]:
@@ -22,5 +22,5 @@ def summary_section(title: str, figures: Sequence[tuple[str, str]], notes: Itera
         "title": title,
         "parts": [],
         "figures": list(figures),
-        "notes": [shown_name(text) for text in notes],
+        "notes": [shown_lines(text) for text in notes],
     }

@@ -9,7 +9,7 @@ registerView("flame", (section, element) => {
   const trees = Object.entries(section.views).map(([value, { title }]) => [value, title]);
   const both = Object.values(section.views).some(({ values }) => values.every((part) => part.some(Boolean)));
   const view = {
-    section, trees, parts: both ? section.parts : section.parts.slice(0, 1),
+    section, trees, parts: both ? section.parts : section.parts.slice(0, 1), shared: flameShared(section.names),
     about: h("p", { class: "muted" }), picture: h("div", { class: "flame-picture" }), colors: h("div"),
     path: h("div", { class: "controls", role: "group", "aria-label": "Where the graph begins" }),
     search: h("input", { type: "search", placeholder: "Search", "aria-label": `Search: ${section.title}` }),
@@ -100,6 +100,19 @@ function flameName({ section, tree }, node) {
   return name < 0 ? `(${format.count(tree.joined[node])} smaller)` : section.names[name];
 }
 
+/** The names that several kinds of nodes have, or several files. */
+function flameShared(names) {
+  const seen = new Set();
+  return new Set(names.filter((name) => seen.size === seen.add(name).size));
+}
+
+/** What tells a node from those beside it: its name, with its kind and its file where others share the name. */
+function flameUniqueName(view, node) {
+  const name = flameName(view, node);
+  const about = view.section.about[view.tree.name[node]];
+  return view.shared.has(name) ? `${name} (${[flameKind(view, node), about].filter(Boolean).join(", ")})` : name;
+}
+
 function flameKind({ section, tree }, node) {
   return section.kinds[tree.kind[node]] ?? "smaller";
 }
@@ -123,14 +136,14 @@ function flameAround({ tree }, node) {
 function flameAddress(view, node) {
   const around = flameAround(view, node);
   const inside = around[0] === view.roots[0] && around.length > 1 ? around.slice(1) : around;
-  return inside.map((each) => flameName(view, each)).join(" > ");
+  return inside.map((each) => flameUniqueName(view, each)).join(" > ");
 }
 
 /** The node with an address, or the innermost node on the way to it; -1 if there is none. */
 function flameNode(view, address) {
   const descend = (node, rest) => {
     for (const child of node < 0 ? view.roots : view.children[node]) {
-      const name = flameName(view, child);
+      const name = flameUniqueName(view, child);
       if (rest === name) return child;
       if (rest.startsWith(`${name} > `)) return descend(child, rest.slice(name.length + 3));
     }

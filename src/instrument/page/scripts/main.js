@@ -29,6 +29,9 @@ async function start() {
     event.preventDefault();
     main.focus();
   });
+  const header = document.querySelector("header"); // its height depends on the number of sections
+  new ResizeObserver(() =>
+    document.documentElement.style.setProperty("--header", `${header.offsetHeight}px`)).observe(header);
   for (const section of page.data.sections) {
     const inner = h("div", { class: section.type });
     const heading = h("h2", { id: `${section.id}-title`, tabindex: "-1" }, section.title);
