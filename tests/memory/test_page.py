@@ -220,7 +220,7 @@ def test_taken_from_the_driver(tmp_path: Path, open_page: OpenPage) -> None:
     steps.insert(len(STEP) + 1, back)
     both = sections(instrument.read_memory(write(tmp_path / "two.pickle", [steps], RESERVED)))["driver"]
     assert both["note"].startswith(text)
-    assert [["me/data.py:4 load", "none was left", 1, 4096]] == both["rows"]
+    assert [["unknown", "unknown", 1, 4096]] == both["rows"]
 
 
 def test_lead(made: MemorySnapshot, tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def test_out_of_memory(tmp_path: Path) -> None:
     failed = [event("oom", 0, size, device_free=2048) for size in (1 << 20, 1 << 30)]
     found = instrument.read_memory(write(tmp_path / "one.pickle", [[*STEP, *failed]], RESERVED))
     text = (
-        "Out of memory: an allocation of 1.07 GB failed; what is in use leaves too little, however it were "
-        "arranged. Memory of GPU 0 at its peak: 4.73 kB in use"
+        "Out of memory: an allocation of 1.07 GB failed; too little memory is free, even if it were one piece. "
+        "Memory of GPU 0 at its peak: 4.73 kB in use"
     )
     assert f'<p class="lead">{text}' in found.to_html(tmp_path / "page.html").read_text()
     assert ["failures", "summary"] == list(sections(found))[:2]
