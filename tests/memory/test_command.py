@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from instrument.cli import app
+from instrument.memory.categories import CATEGORIES
 
 from ..support.programs import ROOT
 from ..support.shared_traces import shared
 from ..traces.test_page import sections
 from .snapshots import event, write
-from .test_breakdown import FORWARD, OLDER, STEP
+from .test_breakdown import BATCH, FORWARD, OLDER, OPTIMIZER, STEP
 
 TWO = ("--batch", "2", "--batch", "2")
 
@@ -62,6 +64,28 @@ def test_documented_output() -> None:
     shown = [line.rstrip() for line in block.splitlines() if line != "..."]
     missing = [line for line in shown if line not in map(str.rstrip, printed)]
     assert [] == missing
+
+
+def keys_of(data: object) -> set[str]:
+    """Return the keys of all dictionaries in JSON."""
+    if isinstance(data, list):
+        return set().union(*map(keys_of, data))
+    return set(data).union(*map(keys_of, data.values())) if isinstance(data, dict) else set()
+
+
+def test_documented_keys(tmp_path: Path) -> None:
+    """docs/traces.md lists the keys of the JSON, and no others."""
+    grows = [event("alloc", 20, 70, frames=BATCH), *STEP]
+    again = [{**each, "addr": each["addr"] + 100} for each in grows]
+    failed = {**event("oom", 0, 9000, frames=FORWARD), "device_free": 5}
+    events = [*grows, *again, event("segment_free", 1, 10), event("alloc", 300, 5, frames=OPTIMIZER), failed]
+    path = str(write(tmp_path / "all.pickle", [events], OLDER))
+    found = json.loads(output(path, path, "--json", "--batch", "1", "--batch", "2"))
+    text = (ROOT / "docs" / "traces.md").read_text().split("### Memory as JSON\n")[1]
+    rows = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
+    shown = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
+    assert [*found["snapshots"][0], *(key for key in found if key != "snapshots")] == shown
+    assert {*re.findall(r"`(\w+)`", text)} == keys_of(found) - {*CATEGORIES}
 
 
 def test_batches(snapshots: list[str]) -> None:

@@ -38,8 +38,8 @@ EVIDENCE = {
     "older parameter": "older than the history, in use to its end, and of the size of a gradient",
     "older state": "older than the history and in use to its end; its size occurs once for the parameters, and "
     "once more for each state of the optimizer",
-    "older": "older than the history and in use to its end: parameters most likely, state of an optimizer, or what "
-    "earlier steps left behind",
+    "older": "older than the history and in use to its end: most likely parameters, else state of an optimizer or "
+    "what earlier steps left behind",
     "older activation": "older than the history, and freed in a backward pass",
     "older, sized activation": "older than the history, and its size is that of an activation of a later pass",
     "older gradient": "older than the history, freed outside backward passes, and of the size of a gradient",
