@@ -81,22 +81,22 @@ def _json(level: str, event: str, fields: Mapping[str, Any], error: BaseExceptio
 def _without_handler(level: int, text: str, error: Any) -> bool:
     """Write to standard error if no handler is configured; return whether this replaces logging.
 
-    Without a handler, `logging.lastResort` would write to the ``sys.stderr`` that the program installed, and
-    only warnings.
+    Without a handler, `logging.lastResort` would write to the ``sys.stderr`` that the program installed, only
+    warnings, and leave them in its buffer if it is broken.
     """
     import logging
 
     chosen = output.format != "quiet"
-    file = stderr.at_start() or (sys.stderr if chosen else None)
+    file = stderr.at_start() or sys.stderr
     default, logger = logging.lastResort, logging.getLogger("instrument")
-    if file is None or (file is sys.stderr and not chosen) or default is None or logger.hasHandlers():
+    if file is None or not isinstance(default, logging.StreamHandler) or logger.hasHandlers():
         return False
     least = logger.level or logging.INFO if chosen else max(default.level, logger.getEffectiveLevel())
     if level >= least and level > logger.manager.disable and not logger.disabled:
         caught = error and (type(error), error, error.__traceback__)
         record = logger.makeRecord(logger.name, level, __file__, 0, text, (), caught)
         if logger.filter(record):
-            logging.StreamHandler(file).handle(record)
+            stderr.write(logging.StreamHandler(file).format(record) + "\n", file)
     return True
 
 
@@ -104,7 +104,7 @@ def last_resort(event: str, *errors: Exception) -> None:
     """Write ``event`` to standard error when logging fails; raise nothing."""
     try:
         file = stderr.at_start() or sys.stderr
-        file.write(f"instrument: {event}: {', '.join(map(repr, errors))}\n")
+        stderr.write(f"instrument: {event}: {', '.join(map(repr, errors))}\n", file)
     except Exception:
         return
 

@@ -1,7 +1,8 @@
-"""Keeps the standard error of the start of the process, as programs may capture or replace ``sys.stderr``."""
+"""Writes to standard error, and keeps that of the start of the process, as programs may replace ``sys.stderr``."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
@@ -26,3 +27,21 @@ def at_start() -> Any:
     with Suppressed(OSError, ValueError):
         return file if os.path.samestat(before, os.fstat(file.fileno())) else None
     return None
+
+
+def write(text: str, file: Any) -> None:
+    """Write to ``file``, such as ``sys.stderr``, and leave nothing in its buffer where that fails.
+
+    Python would write the rest at its exit, fail again, and end the program with exit code 120.
+
+    Raises:
+        OSError, ValueError, AttributeError: the file is broken, full, closed or None.
+    """
+    if type(file) is not io.TextIOWrapper or not isinstance(getattr(file.buffer, "raw", None), io.FileIO):
+        file.write(text)
+        file.flush()
+        return
+    file.flush()  # what the program wrote comes first
+    rest = memoryview(text.encode(file.encoding, file.errors or "strict"))
+    while rest:
+        rest = rest[os.write(file.fileno(), rest) :]

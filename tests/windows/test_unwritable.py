@@ -146,6 +146,11 @@ def test_a_trace_that_torch_cut_off(out: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [] == [path for path in out.rglob("*") if path.is_file() and path.name != "manifest.jsonl"]
 
 
+def buffered() -> dict[str, str]:
+    """Return the environment of a program whose standard error has a buffer, as by default."""
+    return {name: value for name, value in programs.environment().items() if name != "PYTHONUNBUFFERED"}
+
+
 def test_a_broken_pipe_for_the_summary(tmp_path: Path) -> None:
     """When the reader of stderr is gone, the program still ends normally."""
     code = """
@@ -162,7 +167,7 @@ print("the result")
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env=programs.environment(),
+        env=buffered(),
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from .. import stderr
 from ..config import settings
 from ..console import print_line
 from ..guard import guard
@@ -44,8 +45,7 @@ def print_outcome(vendor: Vendor, request: LaunchRequest, report: Path, manifest
             reason = missing_report_reason(request, list(entries_of(request.out, manifest)), code)
             print_line(console, f"instrument: {vendor.title} wrote no report: {reason}")
     with suppress(OSError, ValueError, AttributeError):  # closed, broken or missing
-        sys.stderr.write(console.file.getvalue())  # type: ignore[attr-defined]
-        sys.stderr.flush()
+        stderr.write(console.file.getvalue(), sys.stderr)  # type: ignore[attr-defined]
 
 
 def _print_reports(vendor: Vendor, reports: Sequence[Path], rank: int | None, console: Console) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from .. import stderr
 from ..interrupts import Suppressed
 
 _AFTER_S = 2.0  # shorter waits show nothing
@@ -44,5 +45,4 @@ class WaitingLine:
     def _write(self, text: str) -> None:
         with Suppressed(Exception):  # the program may have replaced the stream by any object
             if self._stream.isatty():
-                self._stream.write(text)
-                self._stream.flush()
+                stderr.write(text, self._stream)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .. import log
+from .. import log, stderr
 from ..allocator_history.dump import SnapshotDump
 from ..allocator_history.window_memory import WindowMemory
 from ..config import settings
@@ -457,8 +457,7 @@ def _write_while_read(text: str, file: Any) -> bool:
         for start in range(0, len(text), _CHUNK):
             if not _wait_until_writable(file):
                 break
-            file.write(text[start : start + _CHUNK])
-            file.flush()
+            stderr.write(text[start : start + _CHUNK], file)
         return True
     return False
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ... import stderr
 from ...config import settings
 from ...errors import SyncError
 from ...guard import guard
@@ -230,4 +231,4 @@ def _log_summary(summary: str) -> None:
     if logger.isEnabledFor(logging.INFO):
         logger.info("%s", summary)
     else:
-        sys.stderr.write(summary)
+        stderr.write(summary, sys.stderr)
