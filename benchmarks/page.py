@@ -1,4 +1,6 @@
-"""The cost of the page of a diagnosis: to make it, to open it, and to zoom in it: ``make bench``.
+"""The cost of pages, of a diagnosis and of memory snapshots: to make, to open, and to zoom in: ``make bench``.
+
+What the page of a memory snapshot costs to make is in ``memory.py``.
 
 Opening and zooming are measured in a real Chromium, which scripts/install-chromium.sh installs. ROUNDS=1 shortens
 the benchmark.
@@ -19,20 +21,23 @@ from measure import ROUNDS, verdict
 from scripts import chromium
 from trace_files import TraceFile, build
 
+import memory
 from instrument.diagnosis.diagnose import diagnose
+from instrument.memory.read import read_memory
 from traces import costs
 
 FEW = min(ROUNDS, 3)
 ONE, MANY = 1, 8  # tiles: 0.13 and 1.06 million events
 ZOOMS = 40
+SNAPSHOTS = (3_000_000, 100_000_000)  # bytes
 
 # The times, in ms, from a key that zooms to the end of the frame that shows it.
-ZOOM = """async (zooms) => {
+ZOOM = """async ([zooms, closer, back]) => {
   const times = [];
   for (let zoom = 0; zoom < zooms; zoom += 1) {
     await new Promise((done) => requestAnimationFrame(done));
     const start = performance.now();
-    dispatchEvent(new KeyboardEvent("keydown", { key: zoom % 20 < 12 ? "w" : "s", bubbles: true }));
+    dispatchEvent(new KeyboardEvent("keydown", { key: zoom % 20 < 12 ? closer : back, bubbles: true }));
     await new Promise((done) => requestAnimationFrame(() => { setTimeout(done); }));
     times.push(performance.now() - start);
   }
@@ -50,14 +55,20 @@ def made(file: TraceFile, time: float, memory: float) -> None:
     verdict("peak memory to the diagnosis", page.peak / alone.peak, memory)
 
 
-def opened(file: TraceFile, folder: Path) -> None:
-    """Measure opening the page and zooming in its timeline."""
+def page_of_snapshot(folder: Path, size: int) -> Path:
+    """Write a memory snapshot of about ``size`` bytes and its page; return the page."""
+    snapshot = folder / f"{size}.pickle"
+    memory.write(snapshot, size)
+    return read_memory(snapshot).to_html(folder / f"{size}.html")
+
+
+def opened(what: str, page: Path, chart: str, closer: str, back: str) -> None:
+    """Measure opening a page, and zooming in a chart by these two keys when it has the focus."""
     path = chromium.executable()
     if path is None:
         print("  no browser: scripts/install-chromium.sh installs one")
         return
-    page = diagnose(file.path).to_html(folder / "page.html")
-    print(f"\nIn the browser: the page of {file}")
+    print(f"\nIn the browser: the page of {what}")
     verdict("size", page.stat().st_size / 1e6, 10, "MB")
     with chromium.started(path) as browser:
         paints, ready, zooms = [], [], []
@@ -68,7 +79,8 @@ def opened(file: TraceFile, folder: Path) -> None:
                 tab.wait_for_selector("[data-ready]")
                 paints.append(tab.evaluate(PAINT))
                 ready.append(tab.evaluate("performance.now()"))
-                zooms += tab.evaluate(ZOOM, ZOOMS)
+                tab.focus(chart)
+                zooms += tab.evaluate(ZOOM, [ZOOMS, closer, back])
     verdict("first paint", statistics.median(paints) / 1e3, 1, "s")
     verdict("all is drawn", statistics.median(ready) / 1e3, 2, "s")
     verdict("a zoom, with the wait for a frame", statistics.median(zooms), 50, "ms")
@@ -77,13 +89,18 @@ def opened(file: TraceFile, folder: Path) -> None:
 
 def main() -> None:
     """Measure, and print whether the promises hold."""
-    with tempfile.TemporaryDirectory(prefix="instrument-page-") as folder:
+    with tempfile.TemporaryDirectory(prefix="instrument-page-") as name:
+        folder = Path(name)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # keeps its memory to itself
-            files = pool.submit(build, Path(folder), (ONE, MANY), 1).result()
+            files = pool.submit(build, folder, (ONE, MANY), 1).result()
+            pages = {size: pool.submit(page_of_snapshot, folder, size).result() for size in SNAPSHOTS}
         print(f"first file: {files.origin}")
         made(files.first, 1.5, 1.3)
         made(files.tiled[MANY], 1.5, 1.3)
-        opened(files.tiled[MANY], Path(folder))
+        page = diagnose(files.tiled[MANY].path).to_html(folder / "page.html")
+        opened(str(files.tiled[MANY]), page, ".timeline canvas", "w", "s")
+        for size, page in pages.items():
+            opened(f"a memory snapshot of {size / 1e6:.0f} MB", page, ".memory canvas", "+", "-")
 
 
 if __name__ == "__main__":

@@ -113,6 +113,30 @@ def test_a_program_beside_the_test(tmp_path: Path) -> None:
     assert 0 == warm.run([sys.executable, "-c", "pass"], environment()).returncode
 
 
+def test_a_block_that_fails_at_once() -> None:
+    """Its error is raised, and a program that has not started yet is killed."""
+    endless = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(ValueError, match="at once"), warm.started(endless, environment()) as program:
+        raise ValueError("at once")
+    assert -signal.SIGKILL == program.wait().returncode
+
+
+def test_a_program_that_ends_at_the_end_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no error if the process is gone when it is to be killed."""
+    kill = os.kill
+
+    def late(process: int, number: int) -> None:
+        kill(process, signal.SIGTERM)
+        program.wait()
+        kill(process, number)
+
+    endless = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"]
+    with warm.started(endless, environment()) as program:
+        program.readline()
+        monkeypatch.setattr(os, "kill", late)
+    assert -signal.SIGTERM == program.wait().returncode
+
+
 def test_interrupt(tmp_path: Path) -> None:
     """A program is killed if the test is interrupted, and the next one gets its own answer."""
     code = f"""if True:

@@ -174,7 +174,10 @@ def test_json() -> None:
     assert first["win_share"] == pytest.approx(0.5, rel=0.01)
     assert {"name", "value", "unit", "definition"} == {*first["evidence"][0]}
     assert set(first["where"]) == {"region", "module", "operator", "kernel", "step", "site", "rank"}
-    assert data["abstained"]["memory-growth"].startswith("there are neither memory events nor a memory snapshot")
+    assert data["abstained"]["memory-growth"] == (
+        "there are neither memory events nor a memory snapshot: record with profile_memory=True or "
+        'memory="snapshot"'
+    )
     assert data["metrics"]["busy_pct"]["definition"] == "busy_ns / span_ns."
     assert data["goodput"]["unknown"]
     loop = MadeLoop(steps=1, busy=False).operator("aten::mm", 0, 90, [[512, 512]] * 2, ["c10::BFloat16"] * 2)

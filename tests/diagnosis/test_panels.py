@@ -38,7 +38,7 @@ def test_roofline(tmp_path: Path, open_page: OpenPage) -> None:
     for text in (
         "aten::mm 1 x 512 x 512 x 512",
         "268,400,000",
-        "1.6 MB",
+        "1.57 MB",
         "170.7",
         "400 us per step",
         "0.2 %, bound by memory",

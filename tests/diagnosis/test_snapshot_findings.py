@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.diagnosis.diagnose import Diagnosis
+from instrument.diagnosis.diagnose import Diagnosis, diagnosis_of
 from instrument.diagnosis.panels.page import page_of
+from instrument.diagnosis.trace_facts import TraceFacts
 from instrument.findings import Finding, Site
 
 from ..memory.snapshots import block, event, segment, write
@@ -20,7 +21,7 @@ from ..memory.test_breakdown import BATCH, FORWARD, OLDER, OPTIMIZER, STEP, fram
 from ..support.shared_traces import shared
 from ..traces.test_page import sections
 from .made_loops import MadeLoop
-from .shown import named
+from .shown import SHOWN, named
 
 MB = 1 << 20
 CLEARED = frames(
@@ -54,7 +55,12 @@ EVENTS: Mapping[str, list[dict[str, Any]]] = {
 
 
 def diagnosed(path: Path, rule: str) -> Diagnosis:
-    events = [dict(each) for each in EVENTS[rule]]
+    return of_events(path, EVENTS[rule])
+
+
+def of_events(path: Path, given: list[dict[str, Any]]) -> Diagnosis:
+    """Diagnose a snapshot of these events, of one GPU with a parameter and the segments that were taken."""
+    events = [dict(each) for each in given]
     taken = [each for each in events if each["action"] == "segment_alloc"]
     parts = [
         {**segment([block(each["addr"], each["size"], "inactive")]), "address": each["addr"]} for each in taken
@@ -76,14 +82,68 @@ def test_rule_fires(tmp_path: Path, rule: str) -> None:
 def test_what_is_found(tmp_path: Path) -> None:
     """Findings have the line, what they can free, and why."""
     failed = one(diagnosed(tmp_path, "failed-allocation"), "failed-allocation")
-    assert "Out of memory: an allocation of 9.00 kB failed; what is in use leaves too little" in failed.title
+    assert "Out of memory: an allocation of 9.00 kB failed; too little memory is free" in failed.title
     assert Site("/home/me/model.py", 12, "forward") == failed.where.site
     returned = one(diagnosed(tmp_path, "returned-memory"), "returned-memory")
-    assert "Memory goes back to the driver 2 times, as empty_cache() is called" == returned.title
+    assert "Memory goes back to the driver 2 times: the program called empty_cache" == returned.title
     assert 210 == one(diagnosed(tmp_path, "memory-growth"), "memory-growth").win_bytes
     assert 900 == one(diagnosed(tmp_path, "optimizer-temporaries"), "optimizer-temporaries").win_bytes
     assert 1000 == one(diagnosed(tmp_path, "kept-gradients"), "kept-gradients").win_bytes
     assert 5000 == one(diagnosed(tmp_path, "activation-memory"), "activation-memory").win_bytes
+
+
+@pytest.mark.parametrize(
+    ("rule", "events"),
+    [
+        ("returned-memory", [RETURNED, STEP[0]]),
+        ("returned-memory", [RETURNED, STEP[0], RETURNED, *STEP[1:], event("alloc", 9, 8)]),  # in the first step
+        ("activation-memory", [event("alloc", 2, 600, frames=FORWARD)]),
+        ("optimizer-temporaries", STEP),
+        ("kept-gradients", [*STEP, event("alloc", 21, 30, frames=FORWARD)]),
+        ("memory-growth", GROWING[:4]),
+        ("fragmented-memory", [event("segment_alloc", 1 << 40, 999_000_000), STEP[0]]),
+        ("memory-nearly-full", [{**event("oom", 0, 90 * MB), "device_free": 5000}]),
+    ],
+)
+def test_rule_does_not_fire(tmp_path: Path, rule: str, events: list[dict[str, Any]]) -> None:
+    """With a little less than its threshold, a rule finds nothing, and does not fail."""
+    diagnosis = of_events(tmp_path, events)
+    assert {} == diagnosis.failed
+    assert rule not in named(diagnosis)
+
+
+def test_another_gpu(tmp_path: Path) -> None:
+    """What failed on a GPU that is not the fullest is found too."""
+    failed = {**event("oom", 0, 9000, frames=FORWARD), "device_free": 5}
+    path = write(
+        tmp_path / "a.pickle", [[event("alloc", 2, 70_000)], [failed, RETURNED, dict(STEP[0]), dict(RETURNED)]]
+    )
+    found = named(instrument.diagnose(path))
+    assert "(GPU 1)" in found["failed-allocation"].title
+    assert "2 times on GPU 1" in found["returned-memory"].title
+
+
+def test_expandable_segments_are_on(tmp_path: Path) -> None:
+    """Then another fix is named."""
+    parts = [{**segment([block(1 << 40, 2_000_000_000, "inactive")]), "address": 1 << 40, "is_expandable": True}]
+    found = named(instrument.diagnose(write(tmp_path / "a.pickle", [[STEP[0]]], parts)))["fragmented-memory"]
+    assert found.fix is not None
+    assert "expandable" not in found.fix.text
+
+
+def test_without_history(tmp_path: Path) -> None:
+    """Rules on the history abstain without one."""
+    abstained = instrument.diagnose(write(tmp_path / "a.pickle", [[]], OLDER)).abstained
+    assert {"failed-allocation", "returned-memory", "activation-memory", "memory-growth"} < abstained.keys()
+
+
+def test_the_trace_shows_growth(tmp_path: Path) -> None:
+    """A snapshot without steps does not hide what the trace shows."""
+    folder = run_folder(tmp_path, ("a", True))
+    loop = SHOWN["memory-growth"]()
+    facts = TraceFacts(loop.trace(), snapshot=instrument.diagnose(folder).snapshot)
+    assert facts.snapshot is not None
+    assert "memory-growth" in {each.rule for each in diagnosis_of(facts).findings}
 
 
 def one(diagnosis: Diagnosis, rule: str) -> Finding:
@@ -107,7 +167,7 @@ def test_a_snapshot_alone(tmp_path: Path) -> None:
 def test_page(tmp_path: Path) -> None:
     """The page has the findings and the memory panel; that of a trace has the panel too."""
     alone = page_sections(diagnosed(tmp_path, "optimizer-temporaries"))
-    assert ["findings", "summary", "memory", "peak"] == alone
+    assert ["findings", "summary", "memory", "peak", "inferred", "largest"] == alone
     both = page_sections(instrument.diagnose(run_folder(tmp_path / "run", ("a", True))))
     assert {"overview", "findings", "timeline", "memory", "peak"} < set(both)
     assert len(both) == len(set(both))
@@ -123,8 +183,10 @@ def test_real_snapshots() -> None:
     leaking = named(instrument.diagnose(shared("memory/npu_expandable.pickle")))
     assert ["memory-growth", "optimizer-temporaries"] == sorted(leaking)
     assert "memory_leaks_demo.py:12" in str(leaking["memory-growth"].where)
-    mixed = instrument.diagnose(shared("memory/ctx128_forward_mixed.pickle"))
-    assert ["activation-memory"] == [each.rule for each in mixed.findings]
+    kept = instrument.diagnose(shared("memory/python_stacks_ctx128.pickle"))
+    assert ["activation-memory"] == [each.rule for each in kept.findings]
+    mixed = instrument.diagnose(shared("memory/ctx128_forward_mixed.pickle"))  # whose casts are no activations
+    assert () == mixed.findings
 
 
 def run_folder(path: Path, *windows: tuple[str, bool]) -> Path:
@@ -170,11 +232,18 @@ def test_a_run_without_traces(tmp_path: Path) -> None:
     lines = [{"end_ns": 9, "files": [{"path": f"window-1/{path.name}"}]} for path in paths]
     (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     diagnosis = instrument.diagnose(tmp_path)
-    assert (2, f"Diagnosed: {paths[0]}.") == (diagnosis.rank, *diagnosis.source_texts)
-    assert 3 == instrument.diagnose(tmp_path, rank=3).rank
+    other = f"1 file left out, {paths[1]}: rank 3, which rank=3 or --rank 3 diagnoses."
+    assert (2, f"Diagnosed: {paths[0]}.", other) == (diagnosis.rank, *diagnosis.source_texts)
+    older = shutil.copy(paths[1], folder / "rank3-pid77.6.memory.pickle")
+    third = instrument.diagnose(tmp_path, rank=3)
+    assert (3, 6000 + 1000) == (third.rank, third.snapshot and third.snapshot.peak().bytes)
+    assert {
+        str(paths[0]): "rank 2, which rank=2 or --rank 2 diagnoses",
+        str(older): "an older snapshot of rank 3",
+    } == third.left_out
     with pytest.raises(ValueError, match="must be one of 2, 3"):
         instrument.diagnose(tmp_path, rank=0)
-    for path in paths:
+    for path in folder.iterdir():
         path.unlink()
     with pytest.raises(instrument.TraceError, match="no file that ends in"):
         instrument.diagnose(tmp_path)

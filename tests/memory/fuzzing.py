@@ -24,6 +24,8 @@ from typer.testing import CliRunner
 import instrument
 from instrument.cli import app
 from instrument.errors import TraceError
+from instrument.memory.page_sections import page_of, page_of_change
+from instrument.memory.snapshot import MemorySnapshot
 from tests.support.memory import peak_kib
 from tests.support.shared_traces import FOLDER
 from tests.traces.mutants import bytes_of
@@ -65,6 +67,10 @@ class Mutants:
 
     def __init__(self) -> None:
         self._bases = bases()
+
+    def whole(self) -> bytes:
+        """Return a snapshot that is not damaged."""
+        return pickle.dumps(self._bases[0])
 
     def make(self, seed: int) -> bytes:
         """Return a damaged snapshot."""
@@ -128,8 +134,8 @@ def _opcodes_of(dice: random.Random, data: bytes) -> bytes:
     return b"".join(parts)
 
 
-def read_all(path: Path) -> bool:
-    """Read a file, and show it; return whether it is a snapshot."""
+def read_all(path: Path, whole: MemorySnapshot) -> bool:
+    """Read a file, show it in each way, and compare it with ``whole``; return whether it is a snapshot."""
     try:
         snapshot = instrument.read_memory(path)
     except TraceError as error:
@@ -140,6 +146,14 @@ def read_all(path: Path) -> bool:
         assert found.peak.bytes == found.known_bytes + found.inferred_bytes + found.unknown_bytes
         snapshot.state(device)
         snapshot.growth(device)
+        page_of(snapshot, device)
+    for device in {*snapshot.devices} & {*whole.devices}:
+        page_of_change(whole, snapshot, device)
+        page_of_change(snapshot, whole, device)
+    diagnosis = instrument.diagnose(path)
+    assert {} == diagnosis.failed
+    json.loads(diagnosis.to_json())
+    assert str(diagnosis)
     for arguments in ([], ["--json"], [str(path)]):
         result = CliRunner().invoke(app, ["memory", str(path), *arguments])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -159,17 +173,19 @@ def main(first: int, count: int) -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("error")
         path = Path(folder) / "mutant.pickle"
+        path.write_bytes(mutants.whole())
+        whole = instrument.read_memory(path)
         for seed in range(first, first + count):
             path.write_bytes(mutants.make(seed))
             began = time.process_time()
             try:
-                read += read_all(path)
+                read += read_all(path, whole)
             except Exception:
                 failed += 1
                 print(f"seed {seed}:\n{traceback.format_exc()}", flush=True)
             slowest = max(slowest, (time.process_time() - began, seed))
-    whole = {"count": count, "read": read, "failed": failed, "slowest": slowest, "peak_mib": peak_kib() // 1024}
-    print(json.dumps(whole))
+    about = {"count": count, "read": read, "failed": failed, "slowest": slowest, "peak_mib": peak_kib() // 1024}
+    print(json.dumps(about))
 
 
 if __name__ == "__main__":

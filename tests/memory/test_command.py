@@ -67,13 +67,13 @@ def test_documented_output() -> None:
 def test_batches(snapshots: list[str]) -> None:
     """How large the batch can be, from one snapshot and from two with their batch sizes."""
     text = " ".join(output(snapshots[0], "--limit", "6kB", "--batch", "2").split())
-    assert "With a batch twice as large, the peak would be 5.37 kB." in text
-    assert "The batch can be 2.98 times as large, which is 5, until the memory is full." in text
+    assert "With a batch twice as large, the peak would be 5.37 kB, in the step of the optimizer." in text
+    assert "The batch can be 2.98 times as large, which is 5, until 6.00 kB is full." in text
     both = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9kB").split())
-    assert "backward 710 B and 2.00 kB for each sample" in both
-    assert "The largest batch within 9.00 kB is 3." in both
+    assert "With a batch of 6, the peak would be 13.7 kB, in the forward pass." in both
+    assert "The largest batch within 9.00 kB: 3." in both
     binary = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9KiB").split())
-    assert "The largest batch within 9.22 kB is 4." in binary
+    assert "The largest batch within 9.22 kB: 4." in binary
     assert "GB is 10^9 bytes, and GiB 2^30" in " ".join(output("--help", columns=200).split())
 
 
@@ -84,8 +84,8 @@ def test_out_of_memory(tmp_path: Path) -> None:
         {**event("oom", 0, 8000, frames=FORWARD), "device_free": 20},
     ]
     text = " ".join(output(str(write(tmp_path / "a.pickle", [events], OLDER))).split())
-    assert "An allocation of 8.00 kB failed at me/model.py:12 forward: what is in use leaves too little" in text
-    assert "me/model.py:12 forward none was left 1 5.00 kB" in text
+    assert "An allocation of 8.00 kB failed at me/model.py:12 forward: too little memory is free" in text
+    assert "me/model.py:12 forward none left 1 5.00 kB" in text
 
 
 def test_json(snapshots: list[str]) -> None:
@@ -105,17 +105,17 @@ def test_page(snapshots: list[str], tmp_path: Path) -> None:
     """--html writes one file, of one snapshot or of two."""
     page = tmp_path / "page.html"
     assert f"{page} has the page" in output(snapshots[0], "--html", str(page)).replace("\n", "")
-    assert "GPU 0: 4.73 kB in use at the peak" in page.read_text()
+    assert "Memory of GPU 0 at its peak: 4.73 kB in use" in page.read_text()
     output(*snapshots, "--html", str(page))
     assert "GPU 0: the peak went from 4.73 kB to 6.72 kB, +1.99 kB." in page.read_text()
     assert "cannot write" in output(snapshots[0], "--html", str(tmp_path / "none" / "page.html"), code=1)
     assert "--html and --json exclude each other" in output(snapshots[0], "--html", str(page), "--json", code=2)
     output(snapshots[0], "--html", str(page), "--limit", "6kB", "--batch", "2")
     (summary,) = (section for section in sections(page.read_text()) if section["id"] == "summary")
-    assert any("which is 5, until the memory is full" in note for note in summary["notes"])
+    assert any("which is 5, until 6.00 kB is full" in note for note in summary["notes"])
     output(*snapshots, "--html", str(page), "--batch", "1", "--batch", "3")
     (summary,) = (section for section in sections(page.read_text()) if section["id"] == "summary")
-    assert any("backward 710 B and 2.00 kB for each sample" in note for note in summary["notes"])
+    assert any("With a batch of 6, the peak would be 13.7 kB" in note for note in summary["notes"])
 
 
 def test_wrong_arguments(snapshots: list[str], tmp_path: Path) -> None:

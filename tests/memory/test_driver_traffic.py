@@ -34,8 +34,29 @@ def test_returns(tmp_path: Path) -> None:
     cleared = [event("segment_free", 3, 30, frames=CLEARED), event("segment_unmap", 4, 5, frames=CLEARED)]
     events = [*retried, *cleared, *retried, *retried]
     found = read(tmp_path, [events]).driver_traffic()
-    shown = [(str(each.place), each.requested, each.times, each.bytes) for each in found.returns]
-    assert [("me/model.py:12", False, 3, 90), ("me/train.py:50", True, 1, 35)] == shown
+    shown = [(str(each.place), each.reason, each.times, each.bytes) for each in found.returns]
+    assert [("me/model.py:12", "none left", 3, 90), ("me/train.py:50", "empty_cache", 1, 35)] == shown
+
+
+def test_unknown_reasons(tmp_path: Path) -> None:
+    """Without a stack, another allocation by the same, or with garbage collection, the reason is not known."""
+    returned, taken = (event(name, 1, 10, frames=FORWARD) for name in ("segment_free", "segment_alloc"))
+    for events, settings in (
+        ([returned, {**taken, "frames": BATCH}], {}),
+        ([{**returned, "frames": []}, {**taken, "frames": []}], {}),
+        ([returned], {}),
+        ([returned, taken], {"garbage_collection_threshold": 0.8}),
+    ):
+        path = write(tmp_path / "a.pickle", [events], allocator_settings=settings)
+        (found,) = instrument.read_memory(path).driver_traffic().returns
+        assert (None, "unknown", 1, 1) == (found.place, found.reason, found.times, found.times_later)
+
+
+def test_after_the_first_step(tmp_path: Path) -> None:
+    """What the first step gives back counts apart."""
+    cleared = event("segment_free", 3, 30, frames=CLEARED)
+    (found,) = read(tmp_path, [[cleared, *STEP, cleared, *STEP, cleared]]).driver_traffic().returns
+    assert (3, 2) == (found.times, found.times_later)
 
 
 def test_taken_later(tmp_path: Path) -> None:

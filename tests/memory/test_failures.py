@@ -11,6 +11,7 @@ import pytest
 
 import instrument
 from instrument.memory.failures import REASONS, FailedAllocation
+from instrument.memory.free_pieces import free_pieces
 
 from ..support.shared_traces import shared
 from .snapshots import block, event, segment, write
@@ -63,14 +64,15 @@ def test_other_pool(tmp_path: Path) -> None:
 
 
 def test_limited(tmp_path: Path) -> None:
-    """The driver had enough."""
-    assert "limited" == failure(tmp_path, [oom(8 * MB, 50 * MB)], [filled(0, 90 * MB)]).reason
+    """The driver had enough, so that the process had no more than it had reserved."""
+    found = failure(tmp_path, [oom(8 * MB, 50 * MB)], [filled(0, 90 * MB)])
+    assert ("limited", 90 * MB) == (found.reason, found.limit_bytes)
 
 
 def test_unknown_limit(tmp_path: Path) -> None:
-    """Without what the driver had left, the limit is not known."""
+    """Without what the driver had left, neither the reason nor the limit is known."""
     found = failure(tmp_path, [{**event("oom", 0, 8 * MB), "device_free": None}], [filled(0, 90 * MB)])
-    assert ("full", None) == (found.reason, found.limit_bytes)
+    assert ("unknown", None) == (found.reason, found.limit_bytes)
 
 
 def test_what_happened_since(tmp_path: Path) -> None:
@@ -99,52 +101,82 @@ def test_the_last_ones_of_a_device(tmp_path: Path) -> None:
     assert {each.reason for each in snapshot.failures()} <= REASONS.keys()
 
 
-def test_against_a_bitmap(tmp_path: Path) -> None:
-    """The pieces that are free are those of a map of each page, whatever the events are."""
+PAGE, PAGES = 2 * MB, 4  # of a segment
+
+
+def test_against_a_map(tmp_path: Path) -> None:
+    """What is reserved, used and free in one piece is that of a map of the pages, whatever the events are."""
     random.seed(3)
     for number in range(60):
-        events, pages = _random_events()
-        held = [page for page in range(64) if pages[page]]
-        parts = [filled(page * MB, MB) if pages[page] == 2 else empty(page * MB, MB) for page in held]
+        events, segments = _random_events()
+        parts = [
+            {**segment([_page(at, page, used) for page, used in enumerate(pages)]), "address": at * PAGES * PAGE}
+            for at, pages in segments.items()
+        ]
         found = failure(tmp_path, events, parts)
-        assert _expected(events) == (found.reserved_bytes // MB, found.used_bytes // MB), number
+        pieces = found.reserved_bytes, found.used_bytes, found.largest_hole_bytes
+        assert _expected(events) == tuple(size // PAGE for size in pieces), number
 
 
-def _random_events() -> tuple[list[dict[str, Any]], list[int]]:
-    """Return events of segments of 1 MB with one failure among them, and the final state of each."""
-    pages, events = [0] * 64, []  # 0: of the driver, 1: free, 2: in use
-    for _ in range(200):
-        page = random.randrange(64)
-        choice = random.random() < 0.5
-        if pages[page] == 0:
-            action, pages[page] = "segment_alloc", 1
-        elif pages[page] == 1:
-            action, pages[page] = ("alloc", 2) if choice else ("segment_free", 0)
+def _page(at: int, page: int, used: bool) -> dict[str, Any]:
+    return block((at * PAGES + page) * PAGE, PAGE, "active_allocated" if used else "inactive")
+
+
+def _random_events() -> tuple[list[dict[str, Any]], dict[int, list[bool]]]:
+    """Return events of segments and pages with one failure among them, and the pages in use in the end."""
+    segments, events = dict[int, list[bool]](), []
+    for _ in range(300):
+        at, page = random.randrange(16), random.randrange(PAGES)
+        pages = segments.get(at)
+        if pages is None:
+            segments[at] = [False] * PAGES
+            events.append(event("segment_alloc", at * PAGES * PAGE, PAGES * PAGE))
+        elif not any(pages) and random.random() < 0.2:
+            del segments[at]
+            events.append(event("segment_free", at * PAGES * PAGE, PAGES * PAGE))
         else:
-            action, pages[page] = "free_completed", 1
-        events.append(event(action, page * MB, MB))
-    events.insert(random.randrange(201), oom(999 * MB, 0))
-    return events, pages
+            action = "free_completed" if pages[page] else "alloc"
+            pages[page] = not pages[page]
+            events.append(event(action, (at * PAGES + page) * PAGE, PAGE))
+    events.insert(random.randrange(301), oom(999 * MB, 0))
+    return events, segments
 
 
-def _expected(events: list[dict[str, Any]]) -> tuple[int, int]:
-    reserved, used = set[int](), set[int]()
+def _expected(events: list[dict[str, Any]]) -> tuple[int, int, int]:
+    segments, used = set[int](), set[int]()
     actions = {
-        "segment_alloc": reserved.add, "segment_free": reserved.discard, "alloc": used.add,
+        "segment_alloc": segments.add, "segment_free": segments.discard, "alloc": used.add,
         "free_completed": used.discard,
     }  # fmt: skip
     for each in events:
         if each["action"] == "oom":
             break
         actions[each["action"]](each["addr"])
-    return len(reserved), len(used)
+    runs = "".join(
+        "|" + "".join("x" if at + page * PAGE in used else "." for page in range(PAGES)) for at in sorted(segments)
+    )
+    largest = max(map(len, re.findall(r"\.+", runs)), default=0)
+    return len(segments) * PAGES, len(used), largest
 
 
-@pytest.mark.parametrize("name", PEAKS)
+@pytest.mark.parametrize("name", [name for name in PEAKS if name != "mosaic_sample"])  # which lacks free blocks
 def test_pieces_of_real_snapshots(name: str) -> None:
-    """At the end of the events, the largest free piece is that of the blocks, where these list what is free."""
+    """At the end of the events, the largest free piece is that of the blocks; torch_npu rounds up by more."""
     snapshot = instrument.read_memory(shared(f"memory/{name}.pickle"))
-    unused = snapshot.blocks.where(~snapshot.blocks.matching("state", re.compile("^active")))
-    largest = max(unused.bytes.tolist(), default=0)
+    tables = snapshot.allocations, snapshot.events, snapshot.segments
+    found = free_pieces(*tables, 0, len(snapshot.events) - 1)
     state = snapshot.state()
-    assert state.largest_hole_bytes - 512 <= largest <= state.largest_hole_bytes or not len(unused)
+    assert state.reserved_bytes == found.reserved_bytes
+    assert state.largest_hole_bytes == found.largest_bytes - (512 if name.startswith("npu") else 0)
+    assert abs(state.unused_bytes - found.free_bytes) <= 0.002 * state.reserved_bytes
+
+
+def test_the_end_of_a_block_is_in_use(tmp_path: Path) -> None:
+    """Torch leaves up to 1 MiB of a large block unsplit; expandable segments have no such ends."""
+    blocks = [block(address * 20 * MB, 20 * MB) for address in range(4)]
+    parts = [{**segment([each]), "address": each["address"]} for each in blocks]
+    events = [event("alloc", each["address"], 20 * MB - MB // 2) for each in blocks]
+    found = failure(tmp_path, [*events, oom(24 * MB, 0)], parts)
+    assert ("full", 80 * MB, 0) == (found.reason, found.used_bytes, found.largest_hole_bytes)
+    expandable = [{**each, "is_expandable": True} for each in parts]
+    assert MB // 2 == failure(tmp_path, [*events, oom(24 * MB, 0)], expandable).largest_hole_bytes

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.memory.categories import CATEGORIES, page_class
+from instrument.memory.categories import CATEGORIES, EVIDENCE, page_class
 from instrument.memory.page_sections import page_of_change, sections_of
 from instrument.memory.peak_section import peak_section
 from instrument.memory.snapshot import MemorySnapshot
+from instrument.memory.table_sections import inferred_section
 from instrument.page.document import write_page
 
 from ..page.hostile import HOSTILE
@@ -145,7 +146,7 @@ def test_without_history(tmp_path: Path) -> None:
     """A snapshot without recorded events has its peak, and no timeline; without memory in use there is neither."""
     empty = segment([block(100, 4096, "inactive")], device=1)
     found = instrument.read_memory(write(tmp_path / "none.pickle", [], [*RESERVED, empty]))
-    assert ["summary", "peak"] == list(sections(found))
+    assert ["summary", "peak", "inferred", "largest"] == list(sections(found))
     assert ["summary"] == list(sections(found, 1))
     reserved = instrument.read_memory(write(tmp_path / "two.pickle", [[event("segment_alloc", 1, 4096)]]))
     assert ["summary"] == list(sections(reserved))
@@ -176,7 +177,68 @@ def test_tables(tmp_path: Path) -> None:
     found = sections(instrument.read_memory(write(tmp_path / "one.pickle", [[*growing, failed]], RESERVED)))
     assert [["me/data.py:3 load", 4, 2000, 4]] == found["growth"]["rows"]
     assert ["me/data.py:5 load", 1 << 30, 2048] == [found["failures"]["rows"][0][at] for at in (0, 2, 6)]
-    assert ["me/data.py:4 load", "none was left"] == found["driver"]["rows"][0][:2]
+    assert ["unknown", "unknown", 4, 4 * 4096] == found["driver"]["rows"][0]
+
+
+def test_what_is_inferred(made: MemorySnapshot, tmp_path: Path) -> None:
+    """What is inferred has its evidence in words, its bytes and blocks; of two snapshots side by side."""
+    inferred = sections(made)["inferred"]
+    assert ["Category", "Evidence", "Memory", "Blocks", "The evidence is"] == [
+        column["title"] for column in inferred["columns"]
+    ]
+    assert ["parameters", "older parameter", 1000, 1, EVIDENCE["older parameter"]] in inferred["rows"]
+    assert made.break_down().inferred_bytes == sum(row[2] for row in inferred["rows"])
+    known = instrument.read_memory(write(tmp_path / "two.pickle", [[event("alloc", 1, 640, frames=FORWARD)]]))
+    assert "inferred" not in sections(known)
+    both = inferred_section({"before": known.break_down(), "after": made.break_down()})
+    assert both is not None
+    assert ["Memory, before", "Blocks, before"] == [column["title"] for column in both["columns"][2:4]]
+    assert ["parameters", "older parameter", 0, 0, 1000, 1, EVIDENCE["older parameter"]] in both["rows"]
+
+
+def test_largest_blocks(tmp_path: Path) -> None:
+    """Blocks alike are one row, with the size of one of them, and where or why they are in use."""
+    alike = [event("alloc", number, 3000, frames=FORWARD) for number in (20, 21)]
+    found = instrument.read_memory(write(tmp_path / "one.pickle", [[*STEP, *alike]], RESERVED))
+    rows = sections(found)["largest"]["rows"]
+    assert ["me/model.py:12 forward", "activations", 3000, 2, 6000] == rows[0]
+    assert ["inferred: older parameter", "parameters", 1000, 1, 1000] in rows
+    assert len(found.largest_blocks()) == len(rows)
+
+
+def test_taken_from_the_driver(tmp_path: Path, open_page: OpenPage) -> None:
+    """What the driver gave after the first step is said, also where nothing went back to it."""
+    taken = event("segment_alloc", 1 << 20, 4096)
+    steps = [dict(each) for each in (*STEP, taken, *STEP)]
+    found = instrument.read_memory(write(tmp_path / "one.pickle", [steps], RESERVED))
+    text = "After the first recorded step, 4.10 kB was taken from the driver, 1 time in 1 step."
+    assert sections(found)["driver"]["note"].startswith(text)
+    driver = opened(open_page, found.to_html(tmp_path / "page.html")).page.locator("#driver")
+    assert text in driver.inner_text()
+    assert 0 == driver.locator("table").count()
+    back = event("segment_free", 1 << 20, 4096, frames=frames(("/home/me/data.py", "load", 4)))
+    steps.insert(len(STEP) + 1, back)
+    both = sections(instrument.read_memory(write(tmp_path / "two.pickle", [steps], RESERVED)))["driver"]
+    assert both["note"].startswith(text)
+    assert [["unknown", "unknown", 1, 4096]] == both["rows"]
+
+
+def test_lead(made: MemorySnapshot, tmp_path: Path) -> None:
+    """A page begins with the peak by category."""
+    text = "Memory of GPU 0 at its peak: 4.73 kB in use: optimizer state 2.00 kB, parameters 1.00 kB, gradients"
+    assert f'<p class="lead">{text}' in made.to_html(tmp_path / "page.html").read_text()
+
+
+def test_out_of_memory(tmp_path: Path) -> None:
+    """The page begins with the last allocation that failed; what failed is the first section."""
+    failed = [event("oom", 0, size, device_free=2048) for size in (1 << 20, 1 << 30)]
+    found = instrument.read_memory(write(tmp_path / "one.pickle", [[*STEP, *failed]], RESERVED))
+    text = (
+        "Out of memory: an allocation of 1.07 GB failed; too little memory is free, even if it were one piece. "
+        "Memory of GPU 0 at its peak: 4.73 kB in use"
+    )
+    assert f'<p class="lead">{text}' in found.to_html(tmp_path / "page.html").read_text()
+    assert ["failures", "summary"] == list(sections(found))[:2]
 
 
 def test_timeline_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page: OpenPage) -> None:
@@ -184,7 +246,7 @@ def test_timeline_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page
     shown = opened(open_page, made.to_html(tmp_path / "page.html"))
     page, canvas = shown.page, shown.page.locator(".memory canvas")
     assert status(shown).startswith(
-        "The peak, after event 11, 50.0 ms after the first: in use 4.7 kB, parameters 1 kB"
+        "The peak, after event 11, 50.0 ms after the first: in use 4.73 kB, parameters 1.00 kB"
     )
     box = canvas.bounding_box()
     assert box is not None
@@ -195,12 +257,12 @@ def test_timeline_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page
     assert colors == canvas.evaluate(PIXELS, [LEFT + 52 * scale, low, gradients])
     canvas.hover(position={"x": LEFT + 7 * scale, "y": 150})
     assert page.locator("#tooltip p").all_inner_texts() == [
-        "after event 2, 5.00 ms after the first", "in use: 2 kB", "parameters: 1 kB", "activations: 320 B",
-        "other: 640 B", "reserved: 10 kB",
+        "after event 2, 5.00 ms after the first", "in use: 1.96 kB", "parameters: 1.00 kB", "activations: 320 B",
+        "other: 640 B", "reserved: 10.0 kB",
     ]  # fmt: skip
     canvas.click(position={"x": LEFT + 7 * scale, "y": 150})
     page.keyboard.press("ArrowRight")
-    assert status(shown).startswith("after event 3, 10.0 ms after the first: in use 2 kB")
+    assert status(shown).startswith("after event 3, 10.0 ms after the first: in use 2.04 kB")
     page.keyboard.press("ArrowUp")
     page.wait_for_timeout(500)  # the address changes no more often
     assert "#memory.point=2&memory.range=" in page.url
@@ -247,20 +309,20 @@ def test_icicle_in_the_browser(made: MemorySnapshot, tmp_path: Path, open_page: 
     page, node = shown.page, shown.page.locator(".flame-node")
     label = node.filter(has_text="inferred: sized gradient").get_attribute("aria-label")
     assert label is not None
-    assert label.startswith("inferred: sized gradient, Memory 1 kB at the peak (21.1 %), Blocks 1 at the peak")
+    assert label.startswith("inferred: sized gradient, Memory 1.00 kB at the peak (21.1 %), Blocks 1 at the peak")
     assert "Evidence: allocated on a thread that Python did not start" in label
     page.get_by_role("button", name="Without a line").click()
     assert not node.filter(has_text="optimizer state").count()
     page.get_by_role("button", name="All", exact=True).click()
     page.get_by_role("searchbox", name="Search: The peak").fill("optimizer")
-    assert '2 kB at the peak (42.3 %) in "optimizer"' in page.locator(".flame").inner_text()
+    assert '2.00 kB at the peak (42.3 %) in "optimizer"' in page.locator(".flame").inner_text()
     page.get_by_role("button", name="By category").click()
     node.filter(has_text="optimizer state").click()
     page.wait_for_timeout(500)
     assert "peak.by=category" in page.url and "peak.node=optimizer+state" in page.url
     page.get_by_text("The nodes as a table: By region").click()
     assert page.locator("#peak details[open] tbody tr").first.locator("td").all_inner_texts() == [
-        "in use at the peak", "peak", "4.7 kB", "2 kB", "6", "",
+        "in use at the peak", "peak", "4.73 kB", "2.00 kB", "6", "",
     ]  # fmt: skip
     assert ([], []) == (shown.errors, shown.requests)
 
@@ -352,8 +414,10 @@ def test_device_of_the_page(tmp_path: Path) -> None:
     """The page is of the GPU with the highest peak, or of the one that is given; others are refused."""
     two = [[event("alloc", 1, 10)], [event("alloc", 1, 20)]]
     found = instrument.read_memory(write(tmp_path / "two.pickle", two))
-    assert "GPU 1: 20 B in use" in found.to_html(tmp_path / "page.html").read_text()
-    assert "GPU 0: 10 B in use" in found.to_html(tmp_path / "page.html", device=0).read_text()
+    assert "Memory of GPU 1 at its peak: 20 B in use" in found.to_html(tmp_path / "page.html").read_text()
+    assert (
+        "Memory of GPU 0 at its peak: 10 B in use" in found.to_html(tmp_path / "page.html", device=0).read_text()
+    )
     with pytest.raises(ValueError, match=r'"device" must be a GPU with memory in .* \(0, 1\): 7'):
         found.to_html(tmp_path / "page.html", device=7)
     none = instrument.read_memory(write(tmp_path / "none.pickle", []))

@@ -13,6 +13,7 @@ import pytest
 
 from instrument.page.document import document, frame, write_page
 from instrument.page.names import shown_name
+from instrument.units import size
 from tests.support.browser import OpenPage
 
 from .hostile import HOSTILE
@@ -94,6 +95,15 @@ def test_sorts_and_filters(tmp_path: Path, open_page: OpenPage) -> None:
     assert rows.count() == 11
     assert "11 of 30 rows" in opened.accessibility()
     assert (opened.errors, opened.requests) == ([], [])
+
+
+def test_sizes(tmp_path: Path, open_page: OpenPage) -> None:
+    """A column of bytes has the digits and the units of the terminal."""
+    numbers = [0, 1, 999, 1000, 9994, 9996, 12_345, 999_400, 999_600, 2 * 10**9, 30 * 10**9, 43.81e9, 5e12, -4.5e6]
+    columns = [{"title": "Memory", "kind": "bytes"}]
+    opened = open_page(write(tmp_path, table([[number] for number in numbers], columns=columns)))
+    opened.page.wait_for_selector("[data-ready]")
+    assert [size(number) for number in numbers] == opened.page.locator("tbody td").all_inner_texts()
 
 
 def test_keys(tmp_path: Path, open_page: OpenPage) -> None:

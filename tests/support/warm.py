@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,11 @@ def started(
         try:
             yield program
         finally:
-            if not ended.done():
-                program.send_signal(signal.SIGKILL)
+            while not ended.done():  # the process may start later, or be replaced by another one
+                if pids:
+                    with suppress(ProcessLookupError):
+                        program.send_signal(signal.SIGKILL)
+                wait([ended], 0.01)
 
 
 def _run(

@@ -20,8 +20,6 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import rich.console
-import rich.table  # noqa: F401
 import torch
 import torch._dynamo  # an optimizer imports it
 import typer

@@ -51,7 +51,7 @@ def test_content(tmp_path: Path, open_page: OpenPage) -> None:
         "1 synchronization in most steps", "Lines that wait", "item: reads a value back from the GPU",
         "in every step; the CPU waited 12.0 ms in all, 6.00 ms each time", "region train/forward",
         "Keep the numbers on the GPU", "Coverage: CUDA code of libraries is not seen", "Outside the steps",
-        "4,096 bytes", "4.1 kB", "shown once", "torch.compile'd function, run eagerly",
+        "4,096 bytes", "4.10 kB", "shown once", "torch.compile'd function, run eagerly",
     ):  # fmt: skip
         assert text in tree, text
     section = shown.page.locator("#findings-1")

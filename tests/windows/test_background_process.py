@@ -68,7 +68,8 @@ try:
 except ChildProcessError:
     print(found == own)
 """
-    assert "True\n" == run(code, tmp_path)
+    command = programs.python(programs.program(code, tmp_path))
+    assert "True\n" == warm.run(command, programs.environment(), cwd=tmp_path, check=True).stdout
     assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))[:1]
 
 

@@ -152,8 +152,12 @@ def _fit(before: MemorySnapshot, after: MemorySnapshot, device: int, batches: li
     """Return how the passes grow with the batch; None if the batch sizes are not known."""
     if not batches:
         return None
+    first, second = ((each.timeline(device), each.passes) for each in (before, after))
     one, two = batches
-    return fit_batches(before.pass_peaks(device), after.pass_peaks(device), (one, two))
+    try:
+        return fit_batches(first, second, (one, two))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--batch") from None
 
 
 def _device(read: list[MemorySnapshot], wanted: int | None) -> int:

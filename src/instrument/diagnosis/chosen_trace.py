@@ -16,7 +16,7 @@ from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet, set_of
 from ..traces.read import check_ranks_path, read_file
 from ..traces.trace import Trace
-from ..traces.trace_files import FoundFiles, find_trace_files
+from ..traces.trace_files import FoundFiles, find_trace_files, rank_from_name
 from ..units import counted
 from .job import Job, job_of
 from .memory_snapshot import empty_trace
@@ -122,6 +122,20 @@ def _files(path: str, rank: int | None) -> FoundFiles:
     try:
         return find_trace_files(path)
     except TraceError:
-        if not last_snapshots(Path(path)):
+        snapshots = last_snapshots(Path(path))
+        if not snapshots:
             raise
-    return FoundFiles([chosen_snapshot(Path(path), rank).path])
+    chosen = chosen_snapshot(Path(path), rank).path
+    return FoundFiles([chosen], {file: held for file, held in _held(snapshots).items() if file != chosen})
+
+
+def _held(snapshots: Iterable[Path]) -> dict[Path, str]:
+    """Return what each file holds; of several of a rank, as of a program started again, the last one counts."""
+    ranks = {file: rank_from_name(file) or 0 for file in snapshots}
+    newest = {rank: file for file, rank in ranks.items()}
+    return {
+        file: f"rank {rank}, which rank={rank} or --rank {rank} diagnoses"
+        if newest[rank] == file
+        else f"an older snapshot of rank {rank}"
+        for file, rank in ranks.items()
+    }

@@ -213,7 +213,7 @@ class DiagnosisData:
         """The memory in use at the peak by category, as a sentence; empty if it is unknown."""
         if self.snapshot is not None:
             text = peak_text(self.snapshot)
-            return text if text != self.verdict else ""
+            return f"{text} Memory snapshot: {self.snapshot.path}." if text != self.verdict else ""
         if self.memory is None:
             return ""
         parts = megabytes(self.memory.by_category)

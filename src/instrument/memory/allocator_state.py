@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..traces.table import Table
-from .free_pieces import free_pieces
+from ..traces.table import Array, Table
 
 _ACTIVE = "active"  # how the states of blocks in use begin
 
@@ -18,7 +17,7 @@ class AllocatorState(NamedTuple):
     Attributes:
         reserved_bytes: what it had from the driver.
         used_bytes: what of this was in use.
-        largest_hole_bytes: the largest part that was not in use, without a break, to 512 bytes.
+        largest_hole_bytes: the largest part that was not in use, without a break.
     """
 
     reserved_bytes: int
@@ -31,10 +30,26 @@ class AllocatorState(NamedTuple):
         return self.reserved_bytes - self.used_bytes
 
 
-def state_of(allocations: Table, events: Table, segments: Table, blocks: Table, device: int) -> AllocatorState:
+def state_of(segments: Table, blocks: Table, device: int) -> AllocatorState:
     """Return what the allocator of ``device`` held, from the tables of a `MemorySnapshot`."""
     own = blocks.where(segments.device[blocks.segment] == device)
     used = np.array([name.startswith(_ACTIVE) for name in own.strings])[own.state]
-    free = free_pieces(allocations, events, segments, device, len(events) - 1)
-    reserved = int(segments.bytes[segments.device == device].sum())
-    return AllocatorState(reserved, int(own.bytes[used].sum()), free.largest_bytes)
+    return AllocatorState(
+        int(segments.bytes[segments.device == device].sum()),
+        int(own.bytes[used].sum()),
+        _largest_hole(own.segment, own.address, own.bytes, used),
+    )
+
+
+def _largest_hole(segment: Array, address: Array, size: Array, used: Array) -> int:
+    """Return the size of the largest run of unused blocks that touch, within one segment."""
+    order = np.lexsort((address, segment))
+    segment, address, size, used = (column[order] for column in (segment, address, size, used))
+    largest = run = 0
+    end = (-1, -1)
+    for each in zip(segment.tolist(), address.tolist(), size.tolist(), used.tolist(), strict=True):
+        at, start, length, in_use = each
+        run = 0 if in_use else length + (run if (at, start) == end else 0)
+        largest = max(largest, run)
+        end = at, start + length
+    return largest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,17 +10,22 @@ import numpy as np
 from ..traces.table import Array
 from ..units import count, percentage, size
 from .categories import CATEGORIES
+from .failures import FailedAllocation
 from .passes import OPTIMIZER_STEP, PASS_NAMES, Passes
 from .timeline import Timeline
 
 _MANY = 10  # times as large: from there without decimals
+_STRETCHES = 8  # of a pass: its highest memory moves from its end to its begin as the batch grows
 _GROWING = ("activations", "temporaries", "other")
 ASSUMPTION = (
-    "activations, batches, and the temporaries of forward and backward pass grow in proportion to the batch, and "
-    "nothing else does; memory that fragmentation loses is not counted"
+    "activations, batches, and the temporaries of forward and backward pass grow in proportion to the batch; "
+    "parameters and their casts, gradients, the optimizer and what steps leave behind do not. Memory that "
+    "fragmentation loses is not counted, and of a step that is not complete only what was recorded"
 )
 """What the estimate from one snapshot assumes."""
-FIT_ASSUMPTION = "each pass grows by the same number of bytes for each sample; fragmentation is not counted"
+FIT_ASSUMPTION = (
+    "each eighth of a pass grows by the same number of bytes for each sample; fragmentation is not counted"
+)
 """What the estimate from two snapshots assumes."""
 
 
@@ -31,41 +36,66 @@ class LargerBatch(NamedTuple):
         growing_bytes: what of the peak grows with the batch.
         fixed_bytes: what does not.
         doubled_bytes: the peak with a batch twice as large. It may be at another time than the recorded peak.
-        factor: how many times as large a batch may be until the peak reaches the limit; 0 if even what does not
-            grow exceeds it. None if no limit is given, or nothing grows.
+        doubled_pass: the pass in which that would be: "forward", "backward" or "optimizer"; empty if it is before
+            the recorded events.
+        limit_bytes: the memory that the GPU has for the program; None if it is not known.
+        factor: how many times as large a batch may be until the peak reaches the limit: less than 1 if this one
+            exceeds it, and 0 if even what does not grow does. None without a limit, or if nothing grows.
     """
 
     growing_bytes: int
     fixed_bytes: int
     doubled_bytes: int
+    doubled_pass: str
+    limit_bytes: int | None
     factor: float | None
 
 
-def larger_batch(timeline: Timeline, passes: Passes, limit_bytes: int | None) -> LargerBatch:
+def larger_batch(
+    timeline: Timeline,
+    left_behind: Array,
+    passes: Passes,
+    failures: Sequence[FailedAllocation],
+    limit_bytes: int | None,
+) -> LargerBatch:
     """Return what a larger batch would need.
 
     Args:
         timeline: all points of a snapshot.
+        left_behind: the bytes at each point that steps left behind.
         passes: its passes.
-        limit_bytes: the memory that the GPU has for the program; None if that is not known.
+        failures: the allocations that failed, which the batch needs too.
+        limit_bytes: the memory that the GPU has for the program; None if it is not known.
     """
-    used, growing = timeline.used_bytes, _growing(timeline, passes)
+    used, in_optimizer = timeline.used_bytes, np.append(passes.kind, -1)[timeline.event] == OPTIMIZER_STEP
+    growing = _growing(timeline, in_optimizer) - left_behind
     peak = int(used.argmax())
-    fixed = used - growing
-    grows = growing > 0
-    factor = None
-    if limit_bytes is not None and grows.any():
-        factor = max(float(((limit_bytes - fixed[grows]) / growing[grows]).min()), 0.0)
-        factor = factor if fixed.max() <= limit_bytes else 0.0
-    return LargerBatch(int(growing[peak]), int(fixed[peak]), int((used + growing).max()), factor)
+    parts = int(growing[peak]), int(used[peak] - growing[peak])
+    for failed in failures:
+        point = int(np.searchsorted(timeline.event, failed.event))
+        used[point] += failed.bytes
+        growing[point] += 0 if in_optimizer[point] else failed.bytes
+    doubled = used + growing
+    event = int(timeline.event[doubled.argmax()])
+    pass_ = PASS_NAMES[passes.kind[event]] if event >= 0 else ""
+    factor = _factor(used - growing, growing, limit_bytes)
+    return LargerBatch(*parts, int(doubled.max()), pass_, limit_bytes, factor)
 
 
-def _growing(timeline: Timeline, passes: Passes) -> Array:
+def _growing(timeline: Timeline, in_optimizer: Array) -> Array:
     """Return the bytes of each point that grow with the batch; the temporaries of an optimizer do not."""
     activations, temporaries, other = (timeline.bytes[list(CATEGORIES).index(name)] for name in _GROWING)
-    in_optimizer = np.append(passes.kind, -1)[timeline.event] == OPTIMIZER_STEP
     growing: Array = activations + other + np.where(in_optimizer, 0, temporaries)
     return growing
+
+
+def _factor(fixed: Array, growing: Array, limit_bytes: int | None) -> float | None:
+    grows = growing > 0
+    if limit_bytes is None or not grows.any():
+        return None
+    if fixed.max() > limit_bytes:
+        return 0.0
+    return float(((limit_bytes - fixed[grows]) / growing[grows]).min())
 
 
 def batch_texts(found: LargerBatch, batch: int | None = None) -> list[str]:
@@ -76,71 +106,125 @@ def batch_texts(found: LargerBatch, batch: int | None = None) -> list[str]:
         batch: the batch size of the snapshot; None if it is not known.
     """
     whole = found.growing_bytes + found.fixed_bytes
-    if found.doubled_bytes == whole:
+    if found.doubled_bytes == whole and found.factor is None:
         return []
     share = percentage(found.growing_bytes / whole)
     text = (
-        f"{size(found.growing_bytes)} ({share}) of the peak grows with the batch. "
-        f"With a batch twice as large, the peak would be {size(found.doubled_bytes)}."
+        f"{size(found.growing_bytes)} ({share}) of the peak grows with the batch. With a batch twice as large, "
+        f"the peak would be {size(found.doubled_bytes)}{_in_pass(found.doubled_pass)}."
     )
-    if found.factor is not None:
-        times = f"{found.factor:.2f}" if found.factor < _MANY else count(int(found.factor))
-        largest = f", which is {count(int(batch * found.factor))}," if batch else ""
-        text += f" The batch can be {times} times as large{largest} until the memory is full."
-    return [text, f"Assumed: {ASSUMPTION}."]
+    limit = [] if found.factor is None else [_limit_text(found, found.factor, batch)]
+    return [text, *limit, f"Assumed: {ASSUMPTION}."]
 
 
-class PassFit(NamedTuple):
-    """The highest memory of a pass as a line through two snapshots with different batches; see `FIT_ASSUMPTION`.
+def _in_pass(name: str) -> str:
+    if not name:
+        return ""
+    return ", in the step of the optimizer" if name == PASS_NAMES[OPTIMIZER_STEP] else f", in the {name} pass"
+
+
+def _limit_text(found: LargerBatch, factor: float, batch: int | None) -> str:
+    limit = size(found.limit_bytes or 0)
+    if factor == 0:
+        return f"No batch fits into {limit}: what does not grow with it needs more."
+    times = f"{factor:.2f}" if factor < _MANY else count(int(factor))
+    largest = f", which is {count(int(batch * factor))}" if batch else ""
+    if factor < 1:
+        return f"This batch does not fit into {limit}: it can be {times} times as large{largest}."
+    return f"The batch can be {times} times as large{largest}, until {limit} is full."
+
+
+class StretchFit(NamedTuple):
+    """The highest memory of a part of a pass as a line through two snapshots; see `FIT_ASSUMPTION`.
 
     Attributes:
-        name: "forward", "backward" or "optimizer".
+        pass_name: "forward", "backward" or "optimizer".
         fixed_bytes: what it would be without a batch.
         bytes_per_sample: by how much it grows for each sample.
     """
 
-    name: str
+    pass_name: str
     fixed_bytes: float
     bytes_per_sample: float
 
+    def bytes(self, batch: int) -> float:
+        """Return the highest memory with a batch of so many samples."""
+        return self.fixed_bytes + self.bytes_per_sample * batch
+
 
 class BatchFit(NamedTuple):
-    """The peak for each batch size, as an estimate from two snapshots: the highest of the passes.
+    """The peak for each batch size, as an estimate from two snapshots: the highest of the stretches.
 
     Attributes:
-        passes: the passes that both snapshots have.
+        batches: the batch sizes of the snapshots.
+        stretches: the parts of passes that both snapshots have.
     """
 
-    passes: tuple[PassFit, ...]
+    batches: tuple[int, int]
+    stretches: tuple[StretchFit, ...]
+
+    def highest(self, batch: int) -> StretchFit:
+        """Return the stretch in which the peak is with a batch of so many samples."""
+        return max(self.stretches, key=lambda each: each.bytes(batch))
 
     def peak(self, batch: int) -> int:
         """Return the estimated peak with a batch of so many samples, in bytes."""
-        return round(max(each.fixed_bytes + each.bytes_per_sample * batch for each in self.passes))
+        return round(self.highest(batch).bytes(batch))
 
     def largest(self, limit_bytes: int) -> int | None:
-        """Return the largest batch whose peak is within a limit; None if no pass grows."""
+        """Return the largest batch whose peak is within a limit: 0 if none is, and None if any is."""
+        if any(each.bytes(0) > limit_bytes and each.bytes_per_sample <= 0 for each in self.stretches):
+            return 0
         found = [
             (limit_bytes - each.fixed_bytes) // each.bytes_per_sample
-            for each in self.passes
+            for each in self.stretches
             if each.bytes_per_sample > 0
         ]
         return max(int(min(found)), 0) if found else None
 
 
-def pass_peaks(timeline: Timeline, passes: Passes) -> dict[str, int]:
-    """Return the highest memory in use in the passes of each kind, in bytes."""
-    kind, used = passes.kind[timeline.event[1:]], timeline.used_bytes[1:]
-    rows = {name: kind == number for number, name in enumerate(PASS_NAMES)}
-    return {name: int(used[own].max()) for name, own in rows.items() if own.any()}
+def pass_peaks(timeline: Timeline, passes: Passes, stretches: int = 1) -> dict[tuple[str, int], int]:
+    """Return the highest memory in use in each kind of pass, in bytes, by its name and the stretch.
+
+    Args:
+        timeline: all points of a snapshot.
+        passes: its passes.
+        stretches: into how many stretches of equal length each pass is divided.
+    """
+    event, used = timeline.event[1:], timeline.used_bytes[1:]
+    kind, number = passes.kind[event], passes.number[event]
+    _, first, length = np.unique(number, return_index=True, return_counts=True)
+    first, length = np.repeat(first, length), np.repeat(length, length)
+    stretch = (np.arange(len(event)) - first) * stretches // np.maximum(length, 1)
+    found = {}
+    for name, each in ((name, each) for name in range(len(PASS_NAMES)) for each in range(stretches)):
+        own = used[(kind == name) & (stretch == each)]
+        if len(own):
+            found[PASS_NAMES[name], each] = int(own.max())
+    return found
 
 
-def fit_batches(before: Mapping[str, int], after: Mapping[str, int], batches: tuple[int, int]) -> BatchFit:
-    """Return lines through the `pass_peaks` of two snapshots with two batch sizes, which differ."""
+def fit_batches(
+    before: tuple[Timeline, Passes], after: tuple[Timeline, Passes], batches: tuple[int, int]
+) -> BatchFit:
+    """Return lines through the stretches of two snapshots.
+
+    Args:
+        before: the timeline and the passes of the first snapshot.
+        after: those of the second one.
+        batches: their batch sizes, which differ.
+
+    Raises:
+        ValueError: the snapshots have no recorded events of the same pass.
+    """
+    one, two = (pass_peaks(*each, _STRETCHES) for each in (before, after))
     fits = []
-    for name in before.keys() & after.keys():
-        slope = (after[name] - before[name]) / (batches[1] - batches[0])
-        fits.append(PassFit(name, before[name] - slope * batches[0], slope))
-    return BatchFit(tuple(sorted(fits, key=lambda each: PASS_NAMES.index(each.name))))
+    for key in [key for key in one if key in two]:
+        slope = (two[key] - one[key]) / (batches[1] - batches[0])
+        fits.append(StretchFit(key[0], one[key] - slope * batches[0], slope))
+    if not fits:
+        raise ValueError("an estimate from two batch sizes needs snapshots with recorded events")
+    return BatchFit(batches, tuple(fits))
 
 
 def fit_texts(fit: BatchFit, limit_bytes: int | None = None) -> list[str]:
@@ -150,12 +234,11 @@ def fit_texts(fit: BatchFit, limit_bytes: int | None = None) -> list[str]:
         fit: the estimate.
         limit_bytes: the memory that the GPU has for the program; None if it is not known.
     """
-    passes = "; ".join(
-        f"{each.name} {size(each.fixed_bytes)} and {size(each.bytes_per_sample)} for each sample"
-        for each in fit.passes
-    )
-    texts = [f"Highest memory of each pass: {passes}."]
-    largest = None if limit_bytes is None else fit.largest(limit_bytes)
-    if limit_bytes is not None and largest is not None:
-        texts.append(f"The largest batch within {size(limit_bytes)} is {count(largest)}.")
+    twice = 2 * max(fit.batches)
+    where = _in_pass(fit.highest(twice).pass_name)
+    texts = [f"With a batch of {count(twice)}, the peak would be {size(fit.peak(twice))}{where}."]
+    if limit_bytes is not None:
+        largest = fit.largest(limit_bytes)
+        said = "any" if largest is None else count(largest) if largest else "none"
+        texts.append(f"The largest batch within {size(limit_bytes)}: {said}.")
     return [*texts, f"Assumed: {FIT_ASSUMPTION}."]

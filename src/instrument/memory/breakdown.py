@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from ..units import size
 from .categories import CATEGORIES, EVIDENCE
 from .peak import Peak
 
@@ -95,6 +96,15 @@ class Breakdown:
         """The bytes of which nothing is known."""
         return self.peak.bytes - self.known_bytes - self.inferred_bytes
 
+    @property
+    def text(self) -> str:
+        """The memory in use by category, the largest first, as a sentence."""
+        sizes = {name.replace("_", " "): sum(both) for name, both in self.by_category().items()}
+        order = sorted(sizes.items(), key=lambda item: -item[1])
+        parts = ", ".join(f"{name} {size(number)}" for name, number in order if number)
+        peak = f"Memory of GPU {self.peak.device} at its peak: {size(self.peak.bytes)} in use"
+        return f"{peak}{': ' * bool(parts)}{parts}."
+
     def by_line(self) -> dict[tuple[Place, str], tuple[int, int]]:
         """Return the known bytes and blocks by line and category, the largest first."""
         return _sums((use for use in self.uses if use.place), lambda use: (_known(use.place), use.category))
@@ -130,7 +140,7 @@ def _sums(uses: Iterable[Use], key: Callable[[Use], _Key]) -> dict[_Key, tuple[i
         sums = found[key(use)]
         sums[0] += use.bytes
         sums[1] += use.blocks
-    return {key: (size, count) for key, (size, count) in sorted(found.items(), key=lambda item: -item[1][0])}
+    return {key: (total, blocks) for key, (total, blocks) in sorted(found.items(), key=lambda item: -item[1][0])}
 
 
 def add_up(rows: Iterable[tuple[Same, int]]) -> tuple[Use, ...]:
@@ -140,9 +150,9 @@ def add_up(rows: Iterable[tuple[Same, int]]) -> tuple[Use, ...]:
         rows: what is the same for all blocks of a use, and the bytes of each block.
     """
     found = defaultdict[Same, list[int]](lambda: [0, 0])
-    for same, size in rows:
+    for same, own in rows:
         sums = found[same]
-        sums[0] += size
+        sums[0] += own
         sums[1] += 1
-    uses = (Use(*same, size, blocks) for same, (size, blocks) in found.items())
+    uses = (Use(*same, total, blocks) for same, (total, blocks) in found.items())
     return tuple(sorted(uses, key=lambda use: -use.bytes))

@@ -7,14 +7,16 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.table import Array, Table
+from .casts import weight_casts
 from .passes import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, Passes
-from .stacks import MODULE, OPTIMIZER, PARAMETERS, WORKSPACE, StackFacts
+from .stacks import CAST, MODULE, OPTIMIZER, PARAMETERS, WORKSPACE, StackFacts
 
 CATEGORIES = {
     "parameters": "parameters and buffers of modules",
     "gradients": "allocated in the backward pass, and kept after it",
     "optimizer_state": "allocated in a step of an optimizer, and kept after it",
     "activations": "allocated in a module and kept after the forward pass, or freed by the backward pass",
+    "casts": "copies of parameters that autocast makes in a lower precision, and keeps for the backward pass",
     "temporaries": "freed in the pass in which it was allocated",
     "workspace": "what libraries such as cuBLAS compute in",
     "other": "allocated outside modules, backward pass and optimizer, and kept: batches, results",
@@ -22,7 +24,7 @@ CATEGORIES = {
 """The categories, which add up to the memory in use. The passes are forward, backward and optimizer."""
 
 _NAMES = list(CATEGORIES)
-_PARAMETERS, _GRADIENTS, _STATE, _ACTIVATIONS, _TEMPORARIES, _WORKSPACE, _OTHER = range(len(_NAMES))
+_PARAMETERS, _GRADIENTS, _STATE, _ACTIVATIONS, _CASTS, _TEMPORARIES, _WORKSPACE, _OTHER = range(len(_NAMES))
 
 _OF_AUTOGRAD = "allocated on a thread that Python did not start, as those of autograd"
 EVIDENCE = {
@@ -108,6 +110,10 @@ def _of_device(own: Table, events: int, passes: Passes, facts: StackFacts) -> tu
     left = old & (category == _OTHER) & (facts.line[own.stack] < 0)
     _infer_older(own, left & kept, category, evidence, begun, passes)
     _infer_freed(own, left & ~kept, category, evidence, begun, passes)
+    kept_activations = (category == _ACTIVATIONS) & (begun == FORWARD_PASS)
+    number = np.append(passes.number, -1)[own.begin]
+    casts = weight_casts(own.requested_bytes, number, kept_activations, category == _PARAMETERS, marks & CAST > 0)
+    category[casts] = _CASTS
     return category, evidence
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.table import Table
+from ..units import size
 from .breakdown import Place
 from .free_pieces import free_pieces
 
@@ -15,10 +16,11 @@ _FAILED = re.compile("^oom$")
 _ROUNDED = 20 << 20  # bytes: by so much a segment can be larger than what is asked for
 
 REASONS = {
-    "full": "what is in use leaves too little, however it were arranged",
+    "full": "too little memory is free, even if it were one piece",
     "fragmented": "enough is free, but not in one piece",
     "other pool": "a free piece is large enough, but belongs to another stream or another pool of the allocator",
-    "limited": "the driver had enough left, so a limit of the process applies: set_per_process_memory_fraction",
+    "limited": "the driver had enough left, so that a limit of the process applies",
+    "unknown": "what the driver had left is not recorded",
 }
 """Why an allocation failed."""
 
@@ -47,8 +49,15 @@ class FailedAllocation(NamedTuple):
     device_free_bytes: int
 
     @property
+    def text(self) -> str:
+        """What failed and why, as a sentence without its full stop."""
+        return f"Out of memory: an allocation of {size(self.bytes)} failed; {REASONS[self.reason]}"
+
+    @property
     def limit_bytes(self) -> int | None:
-        """The memory that the GPU had for this process: what was reserved, and what the driver had left."""
+        """The memory that the GPU had for this process: what was reserved and, without a limit, what was left."""
+        if self.reason == "limited":
+            return self.reserved_bytes
         return None if self.device_free_bytes < 0 else self.reserved_bytes + self.device_free_bytes
 
 
@@ -68,11 +77,13 @@ def failure_of(
     own = of_all if stream < 0 else free_pieces(allocations, events, segments, device, event, stream)
     if left >= asked + _ROUNDED:
         reason = "limited"
-    elif of_all.free_bytes + max(left, 0) < asked:
+    elif left >= 0 and of_all.free_bytes + left < asked:
         reason = "full"
     elif of_all.largest_bytes >= asked:
         reason = "other pool"
-    else:
+    elif of_all.free_bytes + max(left, 0) >= asked:
         reason = "fragmented"
+    else:
+        reason = "unknown"
     used = of_all.reserved_bytes - of_all.free_bytes
     return FailedAllocation(asked, event, place, reason, used, of_all.reserved_bytes, own.largest_bytes, left)

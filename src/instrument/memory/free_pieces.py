@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,10 @@ import numpy as np
 from ..traces.table import Array, Table
 from .segment_events import reserved_changes
 
+_EXPANDABLE = re.compile("map$")
 _GRAIN = 512  # bytes: the allocator rounds sizes up to a multiple, and events have the size that was asked for
+_SMALL_SEGMENT = 2 << 20  # bytes: a larger one is split only
+_UNSPLIT = 1 << 20  # ... where more than so many bytes are left, unless it is expandable
 
 
 class FreePieces(NamedTuple):
@@ -17,8 +21,8 @@ class FreePieces(NamedTuple):
 
     Attributes:
         reserved_bytes: what it had from the driver.
-        free_bytes: what of this was not in use.
-        largest_bytes: the largest part of it without a break, within one segment.
+        free_bytes: what of this was not in use, and not at the end of a block that was.
+        largest_bytes: the largest part of it without a break, within one segment; by up to 1 MiB too large.
     """
 
     reserved_bytes: int
@@ -57,9 +61,20 @@ def free_pieces(
     reserved = _covered(places, own.address, own.bytes, 1) + _covered(places, later.address, later.bytes, -change)
     free = (reserved > 0) & (_covered(places, alive.address, used, 1) == 0)
     begins = np.concatenate((own.address, later.address[change < 0]))  # pieces of two segments do not join
-    run = np.cumsum(~free | np.isin(places, begins))
-    largest = np.bincount(run[free], length[free]).max(initial=0)
-    return FreePieces(int(length[reserved > 0].sum()), int(length[free].sum()), int(largest))
+    run = np.cumsum(~free | np.isin(places, begins))[free]
+    whole = np.bincount(run, length[free]).astype(np.int64)
+    splits = _covered(places, own.address, own.bytes, _splits(own.bytes, own.expandable > 0)) + _covered(
+        places, later.address, later.bytes, _splits(later.bytes, later.matching("action", _EXPANDABLE))
+    )
+    piece = (whole[run] > _UNSPLIT) | (splits[free] > 0)
+    return FreePieces(
+        int(length[reserved > 0].sum()), int(length[free][piece].sum()), int(whole[run[piece]].max(initial=0))
+    )
+
+
+def _splits(size: Array, expandable: Array) -> Array:
+    """Return 1 for segments whose free pieces can have any size, and 0 for others."""
+    return (expandable | (size <= _SMALL_SEGMENT)).astype(np.int64)
 
 
 def _of(table: Table, device: int, stream: int | None) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from ..traces.table import Table
 from .passes import Passes, steps_of
 
-_LEAST_STEPS = 2  # the first one sets up what stays
+LEAST_STEPS = 2  # complete ones: the first one sets up what stays
 
 
 class Growth(NamedTuple):
@@ -53,5 +53,5 @@ def growth_of(allocations: Table, uses: Table, passes: Passes, events: Table, de
         steps[line].add(number)
         sums[line][0] += size
         sums[line][1] += 1
-    found = [Growth(line, len(own), *sums[line]) for line, own in steps.items() if len(own) >= _LEAST_STEPS]
+    found = [Growth(line, len(own), *sums[line]) for line, own in steps.items() if len(own) >= LEAST_STEPS]
     return sorted(found, key=lambda growth: -growth.bytes)

@@ -14,20 +14,27 @@ from .breakdown import Breakdown
 from .change_section import change_section
 from .peak_section import peak_section
 from .snapshot_data import SnapshotData
-from .table_sections import failures_section, growth_section, traffic_section
+from .table_sections import (
+    failures_section,
+    growth_section,
+    inferred_section,
+    largest_section,
+    traffic_section,
+)
 from .timeline_section import timeline_section
 
 
 def page_of(snapshot: SnapshotData, device: int, limit_bytes: int | None = None, batch: int | None = None) -> str:
     """Return the text of the page of a snapshot; arguments as of `sections_of`."""
-    lead = f"GPU {device}: {size(snapshot.peak(device).bytes)} in use at the peak."
+    failed = [f"{each.text}." for each in snapshot.failures(device, 1)]
+    lead = " ".join((*failed, snapshot.break_down(device).text))
     return document(shown_name(snapshot.path.name), lead, sections_of(snapshot, device, limit_bytes, batch))
 
 
 def sections_of(
     snapshot: SnapshotData, device: int, limit_bytes: int | None = None, batch: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return what a page shows of a snapshot: figures, the memory over time, the peak, and what went wrong.
+    """Return what a page shows of a snapshot: what failed, figures, the memory over time, and the peak.
 
     Args:
         snapshot: the snapshot.
@@ -38,10 +45,12 @@ def sections_of(
     found = snapshot.break_down(device)
     notes = [str(snapshot.path), *batch_texts(snapshot.larger_batch(device, limit_bytes), batch)]
     sections = (
-        summary_section(f"Memory of GPU {device}", _figures(snapshot, found), notes),
         failures_section(snapshot.failures(device)),
+        summary_section(f"Memory of GPU {device}", _figures(snapshot, found), notes),
         timeline_section(snapshot, device),
         peak_section(found),
+        inferred_section({"": found}),
+        largest_section(snapshot.largest_blocks(device)),
         growth_section(snapshot.growth(device)),
         traffic_section(snapshot.driver_traffic(device)),
     )
@@ -68,6 +77,7 @@ def page_of_change(before: SnapshotData, after: SnapshotData, device: int, estim
         change_section(*peaks.values()),
         *_on_one_scale([timeline_section(snapshot, device, side) for side, snapshot in sides.items()]),
         *(peak_section(found, side) for side, found in peaks.items()),
+        inferred_section(peaks),
     )
     return document(
         shown_name(f"{before.path.name} → {after.path.name}"),

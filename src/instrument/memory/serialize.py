@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .batch import BatchFit, LargerBatch
+from .batch import ASSUMPTION, FIT_ASSUMPTION, BatchFit
 from .breakdown import Place, Use
 from .categories import CATEGORIES
 from .comparison import ChangedPart, compare_peaks, compare_regions
-from .driver_traffic import DriverTraffic
 from .snapshot import MemorySnapshot
 
 _POINTS = 1000  # of a timeline
@@ -24,8 +23,7 @@ def as_dict(snapshot: MemorySnapshot, device: int, limit_bytes: int | None = Non
     """
     found = snapshot.break_down(device)
     timeline = snapshot.timeline(device).thinned(_POINTS)
-    larger: LargerBatch = snapshot.larger_batch(device, limit_bytes)
-    traffic: DriverTraffic = snapshot.driver_traffic(device)
+    traffic = snapshot.driver_traffic(device)
     return {
         "path": str(snapshot.path),
         "device": device,
@@ -52,7 +50,7 @@ def as_dict(snapshot: MemorySnapshot, device: int, limit_bytes: int | None = Non
         ],
         "driver_traffic": traffic._asdict()
         | {"returns": [{**each._asdict(), "place": _of(each.place)} for each in traffic.returns]},
-        "larger_batch": larger._asdict(),
+        "larger_batch": snapshot.larger_batch(device, limit_bytes)._asdict() | {"assumed": ASSUMPTION},
     }
 
 
@@ -64,8 +62,13 @@ def changes_as_dict(
     return {
         "changes": [_part(part) for part in compare_peaks(*peaks)],
         "changes_by_region": [_part(part) for part in compare_regions(*peaks)],
-        "batch_fit": fit and [each._asdict() for each in fit.passes],
+        "batch_fit": fit and _fit(fit),
     }
+
+
+def _fit(fit: BatchFit) -> dict[str, Any]:
+    stretches = [each._asdict() for each in fit.stretches]
+    return {"batches": fit.batches, "stretches": stretches, "assumed": FIT_ASSUMPTION}
 
 
 def _part(part: ChangedPart) -> dict[str, Any]:

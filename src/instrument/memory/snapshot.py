@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..guard import guard
 from ..page.document import frame, write_page
-from ..units import size
 from .page_sections import page_of
 from .snapshot_data import SnapshotData
 
@@ -45,10 +44,4 @@ class MemorySnapshot(SnapshotData):
 def peak_text(snapshot: MemorySnapshot) -> str:
     """Return the memory at the peak of the GPU with the highest one, by category, as a sentence."""
     device = snapshot.fullest_device
-    if device is None:
-        return "The memory snapshot has no memory of a GPU."
-    found = snapshot.break_down(device)
-    sizes = {name.replace("_", " "): sum(both) for name, both in found.by_category().items()}
-    order = sorted(sizes.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{name} {size(number)}" for name, number in order if number)
-    return f"Memory of GPU {device} at its peak: {size(found.peak.bytes)} in use{': ' * bool(parts)}{parts}."
+    return "The memory snapshot has no memory of a GPU." if device is None else snapshot.break_down(device).text

@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..traces.table import Array, Table
 from .allocations import pair_allocations
 from .allocator_state import AllocatorState, state_of
@@ -19,12 +21,12 @@ from .categories import categorize
 from .driver_traffic import DriverTraffic, traffic_of
 from .failures import FailedAllocation, failed_events, failure_of
 from .growth import Growth, growth_of
-from .passes import Passes, passes_of
+from .passes import Passes, passes_of, steps_of
 from .peak import Peak, peak_of
 from .regions import regions_of
 from .segment_events import reserved_after
 from .stacks import StackFacts, module_calls, stack_facts
-from .timeline import Timeline, timeline_of
+from .timeline import Timeline, in_use, timeline_of
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class SnapshotData:
 
     def state(self, device: int = 0) -> AllocatorState:
         """Return what the allocator of ``device`` held when the snapshot was taken: reserved, in use, holes."""
-        return state_of(self.allocations, self.events, self.segments, self.blocks, device)
+        return state_of(self.segments, self.blocks, device)
 
     def failures(self, device: int = 0, most: int = 3) -> list[FailedAllocation]:
         """Return the last allocations of ``device`` that failed, in order, and why each did."""
@@ -155,9 +157,18 @@ class SnapshotData:
             for event in failed_events(self.events, device)[-most:]
         ]
 
+    def failed(self, device: int = 0) -> int:
+        """Return how many allocations of ``device`` failed."""
+        return len(failed_events(self.events, device))
+
+    def complete_steps(self, device: int = 0) -> int:
+        """Return how many steps of an optimizer ended in the recorded events of ``device``."""
+        return int(steps_of(self.passes, self.events, device).max(initial=0))
+
     def driver_traffic(self, device: int = 0) -> DriverTraffic:
         """Return how often, and where, the allocator of ``device`` took memory from the driver or gave it back."""
-        return traffic_of(self.events, self.passes, self.stack_facts, device, self._place)
+        collects = bool(self.settings.get("garbage_collection_threshold"))
+        return traffic_of(self.events, self.passes, self.stack_facts, device, self._place, collects)
 
     def larger_batch(self, device: int = 0, limit_bytes: int | None = None) -> LargerBatch:
         """Return an estimate of what a larger batch would need on ``device``.
@@ -167,7 +178,18 @@ class SnapshotData:
             limit_bytes: the memory that the GPU has for the program; by default `known_limit`.
         """
         limit = self.known_limit(device) if limit_bytes is None else limit_bytes
-        return larger_batch(self.timeline(device), self.passes, limit)
+        timeline = self.timeline(device)
+        failures = self.failures(device)
+        return larger_batch(timeline, self._left_behind(timeline), self.passes, failures, limit)
+
+    def _left_behind(self, timeline: Timeline) -> Array:
+        """Return the bytes at each point of the timeline of what steps left behind."""
+        lines = [growth.line for growth in self._growth(timeline.device)]
+        every = self.allocations
+        kept = (every.device == timeline.device) & (every.begin >= 0) & (every.end >= len(self.events))
+        rows = every.where(kept & np.isin(self.uses.line, lines))
+        left: Array = in_use(rows, np.zeros(len(rows), np.int64), 1, timeline.event[1:])[0]
+        return left
 
     def known_limit(self, device: int = 0) -> int | None:
         """Return the memory in bytes that ``device`` had for the program: what was reserved, and what was left.
@@ -181,14 +203,16 @@ class SnapshotData:
         return None if free is None else self.state(device).reserved_bytes + free
 
     def pass_peaks(self, device: int = 0) -> dict[str, int]:
-        """Return the highest memory in use on ``device`` in forward, backward and optimizer passes."""
-        return pass_peaks(self.timeline(device), self.passes)
+        """Return the highest memory in use on ``device`` in "forward", "backward" and "optimizer" passes."""
+        return {name: peak for (name, _), peak in pass_peaks(self.timeline(device), self.passes).items()}
 
     def growth(self, device: int = 0) -> list[tuple[Place, Growth]]:
         """Return the lines whose memory several steps left behind on ``device``, the largest first."""
-        found = growth_of(self.allocations, self.uses, self.passes, self.events, device)
-        places = ((self._place(growth.line), growth) for growth in found)
+        places = ((self._place(growth.line), growth) for growth in self._growth(device))
         return [(place, growth) for place, growth in places if place is not None]
+
+    def _growth(self, device: int) -> list[Growth]:
+        return growth_of(self.allocations, self.uses, self.passes, self.events, device)
 
     def _module_calls(self, stack: int) -> tuple[Place, ...]:
         """Return the lines that call the modules around an allocation, the outermost first."""

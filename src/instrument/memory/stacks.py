@@ -12,9 +12,10 @@ import numpy as np
 from ..source_paths import is_library, path_in_torch
 from ..traces.table import Array, Table
 
-PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS, EMPTY_CACHE = (1 << bit for bit in range(7))
+PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS, EMPTY_CACHE, CAST = (1 << bit for bit in range(8))
 """Marks of a stack: it has frames of Python, of an optimizer, of the backward pass, of a call of an ``nn.Module``,
-of what a library computes in, of what makes or moves the parameters of a module, or of ``empty_cache``."""
+of what a library computes in, of what makes or moves the parameters of a module, of ``empty_cache``, or of what
+casts for autocast."""
 
 _MODULE_FILE = "nn/modules/module.py"
 _CALL = "_call_impl"
@@ -24,6 +25,7 @@ _BACKWARD_NAMES = {"backward", "grad", "_engine_run_backward", "_make_grads"}
 _NOT_AN_OPTIMIZER = ("optim/lr_scheduler.py", "optim/swa_utils.py")
 _ENGINE = re.compile(r"autograd::(?:python::PythonEngine|Engine)::|Backward\d*::apply|AccumulateGrad")
 _WORKSPACE = re.compile("[wW]ork[sS]pace")
+_CAST = re.compile("autocast::cached_cast")
 _ROOTS = {"<module>", "_bootstrap", "_run_module_as_main"}  # the outermost frames of threads that Python starts
 _FAR = 1 << 40
 
@@ -102,7 +104,8 @@ def _by_text(frames: Table, function: Callable[[str], bool]) -> Array:
 def _marks(file: str, name: str) -> int:
     """Return the marks of a frame."""
     if not _is_python(file):
-        return (BACKWARD if _ENGINE.search(name) else 0) | (WORKSPACE if _WORKSPACE.search(name) else 0)
+        found = ((BACKWARD, _ENGINE), (WORKSPACE, _WORKSPACE), (CAST, _CAST))
+        return sum(mark for mark, pattern in found if pattern.search(name))
     inside = path_in_torch(file)
     if inside.startswith("optim/"):
         return PYTHON | (0 if inside in _NOT_AN_OPTIMIZER or name == "zero_grad" else OPTIMIZER)

@@ -1,16 +1,19 @@
-"""Tables on the page of a memory snapshot: what failed, what grows, and what went back to the driver."""
+"""Tables on the page of a memory snapshot: failures, inferred uses, large blocks, growth, calls of the driver."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from ..page.names import shown_name
 from ..page.table import table_section
-from .breakdown import Place
-from .driver_traffic import DriverTraffic
+from .breakdown import Breakdown, Place, Use
+from .categories import EVIDENCE
+from .driver_traffic import DriverTraffic, traffic_texts
 from .failures import REASONS, FailedAllocation
 from .growth import Growth
+from .peak_section import source_text
 
 
 def failures_section(failures: Sequence[FailedAllocation]) -> dict[str, Any] | None:
@@ -34,6 +37,42 @@ def failures_section(failures: Sequence[FailedAllocation]) -> dict[str, Any] | N
     return table_section("failures", "Out of memory", "Allocations that failed", columns, rows) if rows else None
 
 
+def inferred_section(peaks: Mapping[str, Breakdown]) -> dict[str, Any] | None:
+    """Return the table of what is inferred at one peak, or at two, and from what; None if nothing is.
+
+    Args:
+        peaks: what was in use, by the words that tell it apart, such as "before".
+    """
+    inferred = {side: found.by_evidence() for side, found in peaks.items()}
+    amounts = {"Memory": "bytes", "Blocks": "count"}
+    columns = {"Category": "text", "Evidence": "text"}
+    for side in peaks:
+        columns |= {f"{head}, {side}" if side else head: kind for head, kind in amounts.items()}
+    rows = [
+        [
+            category.replace("_", " "),
+            evidence,
+            *(amount for parts in inferred.values() for amount in parts.get((category, evidence), (0, 0))),
+            EVIDENCE[evidence],
+        ]
+        for category, evidence in dict.fromkeys(chain.from_iterable(inferred.values()))
+    ]
+    columns["The evidence is"] = "long"
+    caption = "What is in use at the peak without a known line, and what its category was inferred from"
+    return table_section("inferred", "What is inferred", caption, columns, rows) if rows else None
+
+
+def largest_section(blocks: Sequence[Use]) -> dict[str, Any] | None:
+    """Return the table of the largest blocks at the peak; None if nothing was in use."""
+    columns = {"Line": "text", "Category": "text", "Bytes each": "bytes", "Blocks": "count", "Memory": "bytes"}
+    rows = [
+        [source_text(use), use.category.replace("_", " "), use.bytes // use.blocks, use.blocks, use.bytes]
+        for use in blocks
+    ]
+    caption = "The largest blocks at the peak; those alike are one row"
+    return table_section("largest", "Largest blocks", caption, columns, rows) if rows else None
+
+
 def growth_section(growth: Sequence[tuple[Place, Growth]]) -> dict[str, Any] | None:
     """Return the table of the lines whose memory several steps left behind; None if there is none."""
     columns = {"Line": "text", "Steps": "count", "Memory": "bytes", "Blocks": "count"}
@@ -46,16 +85,12 @@ def growth_section(growth: Sequence[tuple[Place, Growth]]) -> dict[str, Any] | N
 
 
 def traffic_section(traffic: DriverTraffic) -> dict[str, Any] | None:
-    """Return the table of the lines at which memory went back to the driver; None if there is none."""
+    """Return the lines at which memory went back to the driver, and what was taken later; None without either."""
     columns = {"Line": "text", "Why": "text", "Times": "count", "Memory": "bytes"}
-    rows = [
-        [_text(each.place), "empty_cache" if each.requested else "none was left", each.times, each.bytes]
-        for each in traffic.returns
-    ]
-    if not rows:
-        return None
-    title, note = "Given back to the driver", "The CPU waits for each call of the driver."
-    return table_section("driver", title, "Lines at which memory went back to the driver", columns, rows, note)
+    rows = [[_text(each.place), each.reason, each.times, each.bytes] for each in traffic.returns]
+    note = " ".join(traffic_texts(traffic))
+    caption = "Lines at which memory went back to the driver"
+    return table_section("driver", "Memory from the driver", caption, columns, rows, note) if note else None
 
 
 def _text(place: Place | None) -> str:

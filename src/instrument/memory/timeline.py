@@ -18,6 +18,7 @@ class Timeline:
     Attributes:
         device: the GPU.
         event: the row in ``events`` of each point; -1 for the first point, which is before all events.
+        number: the number of the event among those of the GPU, from 1; 0 for the first point.
         time_ns: when that was, in ns since the epoch; -1 if it is not known.
         bytes: the memory in use: a row for each of `CATEGORIES`, in order, and a column for each point.
         reserved_bytes: what the allocator had from the driver.
@@ -25,6 +26,7 @@ class Timeline:
 
     device: int
     event: Array
+    number: Array
     time_ns: Array
     bytes: Array
     reserved_bytes: Array
@@ -55,6 +57,7 @@ class Timeline:
         return replace(
             self,
             event=self.event[rows],
+            number=self.number[rows],
             time_ns=self.time_ns[rows],
             bytes=self.bytes[:, rows],
             reserved_bytes=self.reserved_bytes[rows],
@@ -72,18 +75,32 @@ def timeline_of(allocations: Table, uses: Table, events: Table, segments: Table,
     """Return the timeline of ``device``, from the tables of a `MemorySnapshot`."""
     own = np.flatnonzero(events.device == device)
     rows = allocations.device == device
-    size, begin, end = (allocations[name][rows] for name in ("bytes", "begin", "end"))
-    change = np.zeros((len(CATEGORIES), len(own) + 2), np.int64)  # the last column is after all events
-    category = uses.category[rows]
-    np.add.at(change, (category, np.where(begin < 0, 0, np.searchsorted(own, begin) + 1)), size)
-    np.subtract.at(change, (category, np.searchsorted(own, end) + 1), size)
-    np.cumsum(change, axis=1, out=change)
+    used = in_use(allocations.where(rows), uses.category[rows], len(CATEGORIES), own)
     reserved = np.append(0, np.cumsum(reserved_changes(events.where(own))))
     reserved += int(segments.bytes[segments.device == device].sum()) - reserved[-1]
     return Timeline(
         device,
         np.append(-1, own),
+        np.arange(len(own) + 1),
         np.append(-1, events.time_ns[own]),
-        change[:, :-1],
+        used,
         reserved,
     )
+
+
+def in_use(allocations: Table, group: Array, groups: int, events: Array) -> Array:
+    """Return the bytes of allocations of one GPU before and after each of its events, in a row for each group.
+
+    Args:
+        allocations: the allocations.
+        group: the group of each, from 0.
+        groups: the number of groups.
+        events: the rows of the events.
+    """
+    size, begin, end = (allocations[name] for name in ("bytes", "begin", "end"))
+    change = np.zeros((groups, len(events) + 2), np.int64)  # the last column is after all events
+    np.add.at(change, (group, np.where(begin < 0, 0, np.searchsorted(events, begin) + 1)), size)
+    np.subtract.at(change, (group, np.searchsorted(events, end) + 1), size)
+    np.cumsum(change, axis=1, out=change)
+    used: Array = change[:, :-1]
+    return used

@@ -16,7 +16,7 @@ def table_section(
         title: its title.
         caption: what the rows are.
         columns: the titles of the columns, and what they hold: "text", "count", "ns", "bytes", ...
-        rows: a value for each column; None where there is none.
+        rows: a value for each column; None where there is none. Without rows, the note stands alone.
         note: what to know before reading them.
     """
     return {

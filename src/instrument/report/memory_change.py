@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
@@ -50,6 +50,7 @@ def print_memory_change(
     ]
     console.print()
     print_table(["category", "before", "after", "change"], rows, console)
+    _print_passes(before.pass_peaks(device), after.pass_peaks(device), console)
     _print_parts("line, or evidence", compare_peaks(first, second), console)
     by_region = compare_regions(first, second)
     if any(part.name for part in by_region):
@@ -58,6 +59,16 @@ def print_memory_change(
         print_line(console, "Another batch size, as an estimate", bold=True, space=True)
     for text in estimate:
         print_wrapped(console, text)
+
+
+def _print_passes(before: Mapping[str, int], after: Mapping[str, int], console: Console) -> None:
+    """Print the highest memory of each kind of pass: the peak is in one of them."""
+    rows = [
+        (0, name, [size(before[name]), size(after[name]), _signed(after[name] - before[name])])
+        for name in before
+        if name in after
+    ]
+    print_rows(["highest in the pass", "before", "after", "change"], rows, console)
 
 
 def _print_parts(heading: str, parts: Sequence[ChangedPart], console: Console) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from rich.console import Console
 
 from ..console import print_line, print_table, print_wrapped
 from ..memory.batch import batch_texts
-from ..memory.breakdown import Breakdown
+from ..memory.breakdown import Breakdown, Place
 from ..memory.categories import CATEGORIES, EVIDENCE
+from ..memory.driver_traffic import traffic_texts
 from ..memory.failures import REASONS
+from ..memory.growth import LEAST_STEPS
 from ..memory.snapshot import MemorySnapshot
 from ..units import count, counted, percent, size
 
 _ROWS = 15  # of a table
 _STRETCHES = 12
 _LEAST = 0.01  # of the peak: categories that are never larger share a column
+_WIDTH_LEFT, _WIDTH = 31, 13  # characters of a table: the columns that are always there, and another one
+_CALLS = 2  # of modules around an allocation
 
 
 def print_memory(
@@ -39,14 +44,14 @@ def print_memory(
     print_line(
         console, f"GPU {device} of {snapshot.path.name}: {size(found.peak.bytes)} in use at the peak", bold=True
     )
+    _print_failures(snapshot, device, console)
     print_wrapped(console, _age_text(snapshot, found))
-    unused = size(found.cached_bytes)
-    print_wrapped(console, f"{size(found.reserved_bytes)} was reserved then, of which {unused} was not in use.")
+    print_wrapped(console, _reserved_text(found))
     print_wrapped(console, _known_text(found))
     _print_categories(found, console)
     _print_lines(found, console)
     _print_evidence(found, console)
-    modules = {" > ".join(map(str, calls)): number for calls, number in found.by_module().items()}
+    modules = {_calls(calls): number for calls, number in found.by_module().items()}
     _print_places(found, "calls of modules", modules, console)
     _print_places(found, "region", found.by_region(), console)
     _print_blocks(snapshot, device, console)
@@ -54,7 +59,6 @@ def print_memory(
     _print_growth(snapshot, device, console)
     _print_traffic(snapshot, device, console)
     _print_state(snapshot, device, console)
-    _print_failures(snapshot, device, console)
     _print_batch(snapshot, device, console, limit_bytes, batch)
 
 
@@ -66,11 +70,25 @@ def _age_text(snapshot: MemorySnapshot, found: Breakdown) -> str:
     return f"{events}; {_part(older, found)} of the peak is older than these."
 
 
+def _reserved_text(found: Breakdown) -> str:
+    if found.reserved_bytes < found.peak.bytes:
+        known = size(found.reserved_bytes)
+        return f"What was reserved then is not known: the segments of the snapshot hold only {known}."
+    unused = size(found.cached_bytes)
+    return f"{size(found.reserved_bytes)} was reserved then, of which {unused} was not in use."
+
+
 def _known_text(found: Breakdown) -> str:
+    unknown = f"; nothing is known of {_part(found.unknown_bytes, found)}" if found.unknown_bytes else ""
     return (
         f"The line is known for {_part(found.known_bytes, found)}, and the use inferred for "
-        f"{_part(found.inferred_bytes, found)}; nothing is known of {_part(found.unknown_bytes, found)}."
+        f"{_part(found.inferred_bytes, found)}{unknown}."
     )
+
+
+def _calls(calls: Sequence[Place]) -> str:
+    """Return the innermost calls of modules, which differ; the outer ones are often the same."""
+    return "... > " * (len(calls) > _CALLS) + " > ".join(map(str, calls[-_CALLS:]))
 
 
 def _part(part: int, found: Breakdown) -> str:
@@ -155,6 +173,14 @@ def _print_growth(snapshot: MemorySnapshot, device: int, console: Console) -> No
         for place, growth in snapshot.growth(device)
     ]
     print_rows(["kept from several steps: line", "steps", "bytes", "blocks"], rows, console)
+    steps = snapshot.complete_steps(device)
+    if not rows:
+        console.print()
+    if steps < LEAST_STEPS:
+        known = counted(steps, "complete step")
+        print_wrapped(console, f"Whether memory grows from step to step is not known: the history has {known}.")
+    elif not rows:
+        print_wrapped(console, f"No line left memory behind in several of the {count(steps)} complete steps.")
 
 
 def _print_state(snapshot: MemorySnapshot, device: int, console: Console) -> None:
@@ -169,17 +195,22 @@ def _print_state(snapshot: MemorySnapshot, device: int, console: Console) -> Non
 
 def _print_failures(snapshot: MemorySnapshot, device: int, console: Console) -> None:
     failures = snapshot.failures(device)
-    if failures:
-        print_line(console, "Out of memory", bold=True, space=True)
+    if not failures:
+        return
+    number = snapshot.failed(device)
+    last = f", of which the last {len(failures)} are these" if number > len(failures) else ""
+    print_line(console, f"Out of memory: {counted(number, 'allocation')} failed{last}", bold=True)
     for failure in failures:
         at = f" at {failure.place} {failure.place.function}" if failure.place else ""
-        left = "an unknown size" if failure.device_free_bytes < 0 else size(failure.device_free_bytes)
+        known = failure.device_free_bytes >= 0
+        left = f"{size(failure.device_free_bytes)} was left" if known else "what was left is not recorded"
         print_wrapped(
             console,
             f"An allocation of {size(failure.bytes)} failed{at}: {REASONS[failure.reason]}. "
             f"{size(failure.reserved_bytes)} was reserved, of which {size(failure.used_bytes)} was in use; the "
-            f"largest free piece was {size(failure.largest_hole_bytes)}, and the driver had {left} left.",
+            f"largest free piece was {size(failure.largest_hole_bytes)}; of the driver's memory, {left}.",
         )
+    console.print()
 
 
 def _print_traffic(snapshot: MemorySnapshot, device: int, console: Console) -> None:
@@ -188,21 +219,36 @@ def _print_traffic(snapshot: MemorySnapshot, device: int, console: Console) -> N
         (
             0,
             f"{each.place} {each.place.function}" if each.place else "unknown",
-            ["empty_cache" if each.requested else "none was left", count(each.times), size(each.bytes)],
+            [each.reason, count(each.times), size(each.bytes)],
         )
         for each in traffic.returns
     ]
     print_rows(["given back to the driver: line", "why", "times", "bytes"], rows, console)
-    if traffic.taken_later:
+    texts = traffic_texts(traffic)
+    if texts and not rows:
         console.print()
-        print_wrapped(
-            console,
-            f"After the first recorded step, {size(traffic.taken_later_bytes)} was taken from the driver, "
-            f"{counted(traffic.taken_later, 'time')} in {counted(traffic.steps, 'step')}. A loop whose steps need "
-            "the same memory takes all of it in the first one.",
+    for text in texts:
+        print_wrapped(console, text)
+
+
+def _print_timeline(snapshot: MemorySnapshot, device: int, console: Console) -> None:
+    """Print the highest point of each twelfth of the events; nothing without events."""
+    found = snapshot.timeline(device).highest(_STRETCHES)
+    if len(found) < 2:
+        return
+    used = found.used_bytes
+    most = max((console.width - _WIDTH_LEFT) // _WIDTH, 1)
+    large = np.sort(np.argsort(-found.bytes.max(axis=1), kind="stable")[:most])
+    large = large[found.bytes[large].max(axis=1) >= _LEAST * used.max()]
+    rest = used - found.bytes[large].sum(axis=0)
+    rows = [
+        (0, count(number), [size(part) for part in sizes])
+        for number, *sizes in zip(
+            found.number.tolist(), used.tolist(), *found.bytes[large].tolist(), rest.tolist(), strict=True
         )
-    if traffic.returns or traffic.taken_later:
-        print_wrapped(console, "The CPU waits for each call of the driver.")
+    ]
+    names = [list(CATEGORIES)[row].partition("_")[0] for row in large]
+    print_rows(["after event", "in use", *names, "rest"], rows, console)
 
 
 def _print_batch(
@@ -213,19 +259,3 @@ def _print_batch(
         print_line(console, "A larger batch, as an estimate", bold=True, space=True)
     for text in texts:
         print_wrapped(console, text)
-
-
-def _print_timeline(snapshot: MemorySnapshot, device: int, console: Console) -> None:
-    """Print the highest point of each stretch of events; nothing without events."""
-    found = snapshot.timeline(device).highest(_STRETCHES)
-    if len(found) < 2:
-        return
-    used = found.used_bytes
-    large = found.bytes.max(axis=1) >= _LEAST * used.max()
-    parts = [*found.bytes[large].tolist(), found.bytes[~large].sum(axis=0).tolist()]
-    rows = [
-        (0, "before" if event < 0 else f"event {count(event + 1)}", [size(part) for part in sizes])
-        for event, *sizes in zip(found.event.tolist(), used.tolist(), *parts, strict=True)
-    ]
-    names = [name.partition("_")[0] for name, shown in zip(CATEGORIES, large, strict=True) if shown]
-    print_rows(["highest of a stretch", "in use", *names, "rest"], rows, console)

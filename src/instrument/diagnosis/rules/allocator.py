@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from ...findings import Evidence, Finding, Fix, Site
 from ...memory.breakdown import Breakdown, Place
-from ...memory.failures import REASONS, FailedAllocation
+from ...memory.driver_traffic import RETURN_REASONS
+from ...memory.failures import FailedAllocation
 from ...memory.passes import FORWARD_PASS, OPTIMIZER_STEP
 from ...memory.snapshot import MemorySnapshot
 from ...units import counted, percentage, size
@@ -32,8 +33,15 @@ _FIXES = {
         "torch.cuda.graph(graph)",
         "torch.cuda.graph(graph, pool=other.pool())",
     ),
+    "unknown": Fix("Use less memory: instrument memory shows what the peak is."),
     "limited": Fix("Raise the limit of the process.", "", "torch.cuda.set_per_process_memory_fraction(1.0)"),
 }
+
+
+_KEEP_CACHE = Fix(
+    "Remove the call from the loop: the allocator uses what is free again.", "torch.cuda.empty_cache()"
+)
+_FEWER_SIZES = Fix("Use fewer different sizes: pad batches to a few lengths.")
 
 
 def site_of(place: Place | None) -> Site | None:
@@ -41,20 +49,29 @@ def site_of(place: Place | None) -> Site | None:
     return None if place is None else Site(*place)
 
 
-def _snapshot(facts: TraceFacts) -> tuple[MemorySnapshot, int]:
-    """Return the snapshot and the GPU with the highest peak; abstain if there is none."""
-    device = None if facts.snapshot is None else facts.snapshot.fullest_device
-    if facts.snapshot is None or device is None:
+def expandable_fix(snapshot: MemorySnapshot) -> Fix:
+    """Return the fix for fragmentation: expandable segments or, where they are on, fewer sizes."""
+    on = snapshot.settings.get("expandable_segments") or snapshot.segments.expandable.any()
+    return _FEWER_SIZES if on else _FIXES["fragmented"]
+
+
+def _history(facts: TraceFacts) -> MemorySnapshot:
+    """Return the snapshot; abstain if there is none, or if it has no events."""
+    if facts.snapshot is None:
         raise MissingEvidenceError('there is no memory snapshot: record with memory="snapshot"')
-    return facts.snapshot, device
+    if not facts.snapshot.events:
+        raise MissingEvidenceError("the memory snapshot has no events: it has no history")
+    return facts.snapshot
 
 
 def _peak(facts: TraceFacts) -> tuple[MemorySnapshot, Breakdown, int]:
-    """Return the snapshot, its peak, and the pass in which it is."""
-    snapshot, device = _snapshot(facts)
+    """Return the snapshot, the peak of the GPU with the highest one, and the pass in which it is."""
+    snapshot = _history(facts)
+    device = snapshot.fullest_device
+    assert device is not None  # there are events
     found = snapshot.break_down(device)
     if found.peak.event < 0:
-        raise MissingEvidenceError("the memory snapshot has no events: it has no history")
+        raise MissingEvidenceError("the peak in the memory snapshot is before all events of its history")
     return snapshot, found, int(snapshot.passes.kind[found.peak.event])
 
 
@@ -71,19 +88,24 @@ def failed_allocation(facts: TraceFacts) -> Iterator[Finding]:
     """An allocation failed: the GPU was out of memory.
 
     Needs a memory snapshot in whose history it failed. Whether memory was lacking, or only a piece that is large
-    enough, follows from the segments and blocks of that time.
+    enough, follows from the segments and blocks of that time, on each GPU.
     """
-    snapshot, device = _snapshot(facts)
-    last = {(each.place, each.reason): each for each in snapshot.failures(device)}
-    for each in last.values():
-        yield facts.finding(
-            f"Out of memory: an allocation of {size(each.bytes)} failed; {REASONS[each.reason]}",
-            win_ns=None,
-            severity="high",
-            evidence=tuple(_about(each)),
-            fix=_FIXES[each.reason],
-            site=site_of(each.place),
-        )
+    snapshot = _history(facts)
+    for device in snapshot.devices:
+        last = {(each.place, each.reason): each for each in snapshot.failures(device)}
+        for each in last.values():
+            yield facts.finding(
+                each.text + (f" (GPU {device})" if len(snapshot.devices) > 1 else ""),
+                win_ns=None,
+                severity="high",
+                evidence=tuple(_about(each)),
+                fix=expandable_fix(snapshot) if each.reason == "fragmented" else _FIXES[each.reason],
+                site=site_of(each.place),
+            )
+
+
+def _on(snapshot: MemorySnapshot, device: int) -> str:
+    return f" on GPU {device}" if len(snapshot.devices) > 1 else ""
 
 
 def _about(failed: FailedAllocation) -> Iterator[Evidence]:
@@ -99,34 +121,29 @@ def _about(failed: FailedAllocation) -> Iterator[Evidence]:
 
 @rule("returned-memory")
 def returned_memory(facts: TraceFacts, *, times: float = 2) -> Iterator[Finding]:
-    """The allocator gives memory back to the driver again and again, and takes it again.
+    """The allocator gives memory back to the driver again and again.
 
-    Needs a memory snapshot. The CPU waits for the driver each time, and the GPU finishes its work before memory
-    is freed. Either the program calls ``empty_cache()``, or an allocation found no memory left: the allocator
-    then gives back what is free before it tries again.
+    Needs a memory snapshot with a history. The CPU waits for the driver each time. Either the program calls
+    ``empty_cache()``, or an allocation finds no memory left: the allocator then gives back what is free before it
+    tries again. The first recorded step does not count.
     """
-    snapshot, device = _snapshot(facts)
-    for each in snapshot.driver_traffic(device).returns:
-        if each.times < times:
-            continue
-        why = "empty_cache() is called" if each.requested else "no memory was left"
-        yield facts.finding(
-            f"Memory goes back to the driver {counted(each.times, 'time')}, as {why}",
-            win_ns=None,
-            severity="medium",
-            evidence=(
-                Evidence("times", each.times, "events", "How often memory went back in the recorded events."),
-                Evidence("bytes", each.bytes, "bytes", "How much went back in all."),
-            ),
-            fix=Fix(
-                "Remove the call from the loop: the allocator uses what is free again.", "torch.cuda.empty_cache()"
+    snapshot = _history(facts)
+    for device in snapshot.devices:
+        for each in snapshot.driver_traffic(device).returns:
+            if each.times_later < times:
+                continue
+            often = counted(each.times_later, "time") + _on(snapshot, device)
+            yield facts.finding(
+                f"Memory goes back to the driver {often}: {RETURN_REASONS[each.reason]}",
+                win_ns=None,
+                severity="medium",
+                evidence=(
+                    Evidence("times", each.times_later, "events", "How often, after the first recorded step."),
+                    Evidence("bytes", each.bytes, "bytes", "How much went back in all recorded events."),
+                ),
+                fix=_KEEP_CACHE if each.reason == "empty_cache" else expandable_fix(snapshot),
+                site=site_of(each.place),
             )
-            if each.requested
-            else Fix(
-                "Use less memory, or lose less of it to fragmentation: use expandable segments.", "", _EXPANDABLE
-            ),
-            site=site_of(each.place),
-        )
 
 
 @rule("activation-memory")

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from ...findings import Evidence, Finding, Fix
+from ...memory.breakdown import Place
+from ...memory.growth import LEAST_STEPS
 from ...memory.snapshot import MemorySnapshot
 from ...traces.table import Table
 from ...units import counted, size
 from ..memory_use import megabytes
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
-from .allocator import site_of
+from .allocator import expandable_fix, site_of
 
 _MEGABYTES, _GIGABYTES = 1e6, 1e9
 _DETACH = Fix(
     "Detach the tensors that the program keeps from their graphs.",
     "losses.append(loss)",
     "losses.append(loss.detach())",
+)
+
+
+_EXPANDABLE = Fix(
+    "Use expandable segments, which grow instead of reserving new ones.",
+    "",
+    'PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"',
 )
 
 
@@ -51,12 +61,13 @@ def _listed(name: str, parts: Mapping[str, int] | None, definition: str) -> Iter
 def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """Memory grows from step to step.
 
-    Needs a memory snapshot, or memory events, and three steps. In a snapshot, memory that a line allocated in two
-    complete steps or more is in use at the end. In a trace, the allocated bytes grow from the end of each step to
-    the end of the next. In all, they grow by at least ``share``: the program keeps tensors, such as a list of
-    losses with their graphs.
+    Needs a memory snapshot with two complete steps, or memory events of three steps. In a snapshot, memory that a
+    line allocated in two complete steps or more is in use at the end. In a trace, the allocated bytes grow from
+    the end of each step to the end of the next. In all, they grow by at least ``share``: the program keeps
+    tensors, such as a list of losses with their graphs.
     """
-    if (known := _snapshot(facts)) is not None:
+    known = _snapshot(facts)
+    if known is not None and (known[0].complete_steps(known[1]) >= LEAST_STEPS or not facts.memory_events):
         yield from _growing_lines(facts, *known, share)
         return
     rows = _on_gpu(facts)
@@ -85,25 +96,30 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
 
 
 def _growing_lines(facts: TraceFacts, snapshot: MemorySnapshot, device: int, share: float) -> Iterator[Finding]:
-    peak = snapshot.peak(device).bytes
+    if snapshot.complete_steps(device) < LEAST_STEPS:
+        raise MissingEvidenceError("fewer than two complete steps are in the history of the memory snapshot")
+    found = snapshot.break_down(device)
+    at_peak = Counter[Place]()
+    for (place, _), (number, _) in found.by_line().items():
+        at_peak[place] += number
     for place, growth in snapshot.growth(device):
-        if growth.bytes < share * peak:
+        if growth.bytes < share * found.peak.bytes:
             continue
         per_step = growth.bytes / growth.steps
         yield facts.finding(
-            f"Memory grows by {size(per_step)} per step: {counted(growth.steps, 'step')} left "
-            f"behind what {place} allocated",
+            f"Memory grows by {size(per_step)} per step: {counted(growth.steps, 'step')} left behind what {place} "
+            "allocated",
             win_ns=None,
             severity="medium",
             evidence=(
-                Evidence(
-                    "bytes_per_step", round(per_step), "bytes", "Memory that each of these steps left behind."
-                ),
+                Evidence("bytes_per_step", round(per_step), "bytes", "What each of these steps left behind."),
                 Evidence("kept", growth.bytes, "bytes", "Memory of this line in use at the end."),
                 Evidence("blocks", growth.blocks, "events", "Its blocks."),
             ),
-            fix=_DETACH,
-            win_bytes=growth.bytes,
+            fix=Fix(
+                "Release what the program keeps from step to step: lists, caches and objects that hold tensors."
+            ),
+            win_bytes=min(growth.bytes, at_peak[place]),
             site=site_of(place),
         )
 
@@ -129,11 +145,7 @@ def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float
             Evidence("reserved", reserved, "bytes", "Reserved by the allocator at the peak of allocated bytes."),
             Evidence("allocated", allocated, "bytes", "Allocated at that time."),
         ),
-        fix=Fix(
-            "Use expandable segments, which grow instead of reserving new ones.",
-            "",
-            'PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"',
-        ),
+        fix=_EXPANDABLE if facts.snapshot is None else expandable_fix(facts.snapshot),
     )
 
 
@@ -168,7 +180,7 @@ def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Fin
         severity="medium",
         evidence=(
             Evidence("peak", peak, "bytes", "Highest value of allocated or reserved bytes."),
-            Evidence("memory", whole, "bytes", "Memory of the GPU."),
+            Evidence("memory", whole, "bytes", "Memory that the GPU has, or had for the program."),
             *_listed("used", parts, "Allocated memory at the peak by category."),
         ),
         fix=Fix(

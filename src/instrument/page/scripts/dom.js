@@ -54,21 +54,22 @@ const [FORMAT_DECIMALS, FORMAT_DIGITS] = [{ maximumFractionDigits: 1 }, { maximu
   (digits) => new Intl.NumberFormat("en-US", digits),
 );
 
+const FORMAT_TIMES = [[1, "ns"], [1e3, "us"], [1e6, "ms"], [1e9, "s"]];
+const FORMAT_SIZES = [[1, "B"], [1e3, "kB"], [1e6, "MB"], [1e9, "GB"], [1e12, "TB"]];
+
+/** A number with three digits in the fitting one of the units; in the smallest one it is whole. */
+function formatThree(n, units) {
+  const [size, unit] = units.find(([size]) => Math.abs(n) < 999.5 * size) ?? units.at(-1);
+  const value = Math.abs(n) / size;
+  const digits = size === 1 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  return `${n < 0 ? "-" : ""}${value.toFixed(digits)} ${unit}`;
+}
+
 const format = {
-  /** A duration with three digits: "1.20 ms". */
+  /** A duration: "1.20 ms". */
   ns(ns) {
     if (ns == null) return "";
-    if (!ns) return "0";
-    const [size, unit] = [
-      [1e3, 1, "ns"],
-      [1e6, 1e3, "us"],
-      [1e9, 1e6, "ms"],
-    ]
-      .find(([limit]) => Math.abs(ns) < limit * 0.9995)
-      ?.slice(1) ?? [1e9, "s"];
-    const value = ns / size;
-    const digits = unit === "ns" || Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2;
-    return `${value.toFixed(digits)} ${unit}`;
+    return ns ? formatThree(ns, FORMAT_TIMES) : "0";
   },
   count(n) {
     return n == null ? "" : FORMAT_DECIMALS.format(n);
@@ -76,14 +77,9 @@ const format = {
   percent(share) {
     return share == null ? "" : `${(100 * share).toFixed(1)} %`;
   },
+  /** A size, as the terminal shows it: "13.8 GB". */
   bytes(n) {
-    if (n == null) return "";
-    const [size, unit] = [
-      [1e9, "GB"],
-      [1e6, "MB"],
-      [1e3, "kB"],
-    ].find(([limit]) => Math.abs(n) >= limit) ?? [1, "B"];
-    return `${FORMAT_DECIMALS.format(n / size)} ${unit}`;
+    return n == null ? "" : formatThree(n, FORMAT_SIZES);
   },
   number(n) {
     return n == null ? "" : FORMAT_DIGITS.format(n);

@@ -120,5 +120,5 @@ function tableBehind(summary, table) {
 
 registerView("table", (section, element) => {
   if (section.note) element.append(h("p", { class: "muted" }, section.note));
-  element.append(dataTable(section));
+  if (section.rows.length) element.append(dataTable(section));
 });

@@ -1,0 +1,43 @@
+"""`weight_casts`: which activations are copies of parameters that autocast makes in a lower precision."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..traces.table import Array
+
+_LEAST = 0.5  # of the bytes of the parameters: autocast casts those of all matmuls, a coincidence a few
+
+
+def weight_casts(size: Array, number: Array, kept: Array, parameters: Array, cast: Array) -> Array:
+    """Return which allocations of a GPU are casts of parameters, as a mask.
+
+    A cast has half the size of its parameter, and a forward pass casts each at most once: activations of a size
+    that is more frequent are none. Where stacks have the frames of C++, one of them is that of a cast; else the
+    casts must cover half of the parameters.
+
+    Args:
+        size: the size that was asked for.
+        number: the pass in which it was allocated.
+        kept: a mask of the activations among the allocations.
+        parameters: a mask of the parameters.
+        cast: a mask of those whose stack has a frame that casts.
+    """
+    sizes, parameter_count = np.unique(size[parameters], return_counts=True)
+    found = np.zeros(len(size), bool)
+    rows = np.flatnonzero(kept & (cast if cast.any() else True))
+    if not len(sizes) or not len(rows):
+        return found
+    place = np.minimum(np.searchsorted(sizes, 2 * size[rows]), len(sizes) - 1)
+    fits = sizes[place] == 2 * size[rows]
+    rows, place = rows[fits], place[fits]
+    keys, which, times = np.unique(
+        np.stack((number[rows], place)), axis=1, return_inverse=True, return_counts=True
+    )
+    few = times <= parameter_count[keys[1]]
+    rows = rows[few[which.reshape(-1)]]
+    for each in np.unique(number[rows]).tolist():
+        own = rows[number[rows] == each]
+        if cast.any() or 2 * size[own].sum() >= _LEAST * size[parameters].sum():
+            found[own] = True
+    return found
