@@ -42,8 +42,8 @@ def memory(
         str | None,
         typer.Option(
             help="The memory that the GPU has for the program: how large can the batch be? GB is 10^9 bytes, and "
-            "GiB 2^30, in which torch's errors count: 79GiB for a card of 80 GB. (default: what it had when an "
-            "allocation failed, if one did)",
+            "GiB 2^30, in which torch's errors count: 79GiB for a card of 80 GB. (default: what it had, which "
+            "a snapshot says that instrument recorded or that has a failed allocation)",
             metavar="SIZE",
         ),
     ] = None,
