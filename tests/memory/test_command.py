@@ -118,6 +118,8 @@ def test_json(snapshots: list[str]) -> None:
     one, two = (each["peak_bytes"] for each in found["snapshots"])
     assert (4730, two - one) == (one, sum(part["change_bytes"] for part in found["changes"]))
     assert two - one == sum(part["change_bytes"] for part in found["changes_by_region"])
+    sized = json.loads(output(snapshots[0], "--json", "--limit", "6kB", "--batch", "2"))["snapshots"][0]
+    assert (2, 5, 6000) == tuple(sized["larger_batch"][key] for key in ("batch", "largest", "limit_bytes"))
     first = found["snapshots"][0]
     assert 4730 == sum(use["bytes"] for use in first["uses"])
     assert 4730 == max(map(sum, zip(*first["timeline"]["bytes"].values(), strict=True)))

@@ -93,7 +93,7 @@ def memory(
     elif as_html is not None:
         _write(page_of(read[0], chosen, limit_bytes, *batches), as_html)
     elif as_json:
-        typer.echo(json.dumps({"snapshots": [as_dict(read[0], chosen, limit_bytes)]}, indent=2))
+        typer.echo(json.dumps({"snapshots": [as_dict(read[0], chosen, limit_bytes, *batches)]}, indent=2))
     else:
         print_memory(read[0], chosen, Console(), limit_bytes, *batches)
 

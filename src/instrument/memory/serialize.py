@@ -13,14 +13,19 @@ from .snapshot import MemorySnapshot
 _POINTS = 1000  # of a timeline
 
 
-def as_dict(snapshot: MemorySnapshot, device: int, limit_bytes: int | None = None) -> dict[str, Any]:
+def as_dict(
+    snapshot: MemorySnapshot, device: int, limit_bytes: int | None = None, batch: int | None = None
+) -> dict[str, Any]:
     """Return what a snapshot shows of a GPU. Sizes are bytes, and unrounded.
 
     Args:
         snapshot: the snapshot.
         device: the GPU.
         limit_bytes: as of `MemorySnapshot.larger_batch`.
+        batch: the batch size of the program; None if it is not known.
     """
+    larger = snapshot.larger_batch(device, limit_bytes)
+    largest = None if batch is None or larger.factor is None else int(batch * larger.factor)
     found = snapshot.break_down(device)
     timeline = snapshot.timeline(device).thinned(_POINTS)
     traffic = snapshot.driver_traffic(device)
@@ -44,13 +49,14 @@ def as_dict(snapshot: MemorySnapshot, device: int, limit_bytes: int | None = Non
         },
         "growth": [{**growth._asdict(), **_of(place)} for place, growth in snapshot.growth(device)],
         "state": snapshot.state(device)._asdict(),
+        "failed": snapshot.failed(device),
         "failures": [
             {**each._asdict(), "place": _of(each.place), "limit_bytes": each.limit_bytes}
             for each in snapshot.failures(device)
         ],
         "driver_traffic": traffic._asdict()
         | {"returns": [{**each._asdict(), "place": _of(each.place)} for each in traffic.returns]},
-        "larger_batch": snapshot.larger_batch(device, limit_bytes)._asdict() | {"assumed": ASSUMPTION},
+        "larger_batch": {**larger._asdict(), "batch": batch, "largest": largest, "assumed": ASSUMPTION},
     }
 
 
