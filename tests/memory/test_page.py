@@ -458,3 +458,10 @@ def test_nothing_in_use(tmp_path: Path) -> None:
     """A peak of nothing has no icicle."""
     found = instrument.read_memory(write(tmp_path / "one.pickle", [], [segment([block(1, 10, "inactive")])]))
     assert peak_section(found.break_down()) is None
+
+
+def test_events_of_a_gpu(tmp_path: Path) -> None:
+    """Events are counted within their GPU, as in the terminal."""
+    events = [[event("alloc", 1, 8)], [event("alloc", 1, 8), event("alloc", 2, 8)]]
+    chart = sections(instrument.read_memory(write(tmp_path / "two.pickle", events)), 1)["memory"]
+    assert [-1, 0, 1] == list(accumulate(chart["event"]))

@@ -108,9 +108,11 @@ def batch_texts(found: LargerBatch, batch: int | None = None) -> list[str]:
     whole = found.growing_bytes + found.fixed_bytes
     if found.doubled_bytes == whole and found.factor is None:
         return []
-    share = percentage(found.growing_bytes / whole)
+    part = "Nothing"
+    if found.growing_bytes:
+        part = f"{size(found.growing_bytes)} ({percentage(found.growing_bytes / whole)})"
     text = (
-        f"{size(found.growing_bytes)} ({share}) of the peak grows with the batch. With a batch twice as large, "
+        f"{part} of the peak grows with the batch. With a batch twice as large, "
         f"the peak would be {size(found.doubled_bytes)}{_in_pass(found.doubled_pass)}."
     )
     limit = [] if found.factor is None else [_limit_text(found, found.factor, batch)]

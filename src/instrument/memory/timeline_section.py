@@ -38,7 +38,7 @@ def timeline_section(snapshot: SnapshotData, device: int, side: str = "") -> dic
         "title": f"Memory over time, {side}" if side else "Memory over time",
         "notes": list(_notes(shown, events, reserved)),
         "categories": [page_class(list(CATEGORIES)[row]) for row in categories],
-        "event": _changes(shown.event),
+        "event": _changes(shown.number - 1),
         "time_ns": _times(shown.time_ns),
         "bytes": [_changes(shown.bytes[row]) for row in categories],
         "reserved_bytes": _changes(shown.reserved_bytes) if reserved else None,
