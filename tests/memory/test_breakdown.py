@@ -179,6 +179,14 @@ def test_the_peak_of_a_forward_pass(tmp_path: Path) -> None:
     assert ["me/train.py:40"] == [str(place) for place in use.modules]
 
 
+def test_generated_code(tmp_path: Path) -> None:
+    """Memory that code of torch.compile allocates has the line of the program that calls it."""
+    generated = f"/tmp/torchinductor_me/z3/c{'z3vcpgktv5' * 5}.py"
+    stack = frames((generated, "call", 3843), ("/home/me/train.py", "train", 40))
+    path = write(tmp_path / "a.pickle", [[event("alloc", 1, 8, frames=stack)]])
+    assert ["me/train.py:40"] == [str(place) for place, _ in instrument.read_memory(path).break_down().by_line()]
+
+
 def test_regions(tmp_path: Path) -> None:
     """The region is the innermost range that was open, or what the program set as metadata."""
     timed = [{**each, "time_us": at} for at, each in enumerate(STEP[:2])]

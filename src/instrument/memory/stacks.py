@@ -25,6 +25,7 @@ _BACKWARD_NAMES = {"backward", "grad", "_engine_run_backward", "_make_grads"}
 _NOT_AN_OPTIMIZER = ("optim/lr_scheduler.py", "optim/swa_utils.py")
 _ENGINE = re.compile(r"autograd::(?:python::PythonEngine|Engine)::|Backward\d*::apply|AccumulateGrad")
 _WORKSPACE = re.compile("[wW]ork[sS]pace")
+_GENERATED = re.compile(r"[\\/]\w\w[\\/]c[a-z2-7]{40,}\.py$")  # by torch.compile
 _CAST = re.compile("autocast::cached_cast")
 _ROOTS = {"<module>", "_bootstrap", "_run_module_as_main"}  # the outermost frames of threads that Python starts
 _FAR = 1 << 40
@@ -35,7 +36,7 @@ class StackFacts(NamedTuple):
 
     Attributes:
         line: the row in ``frames`` of the innermost frame of the program or, without one, of Python; -1 without
-            frames of Python.
+            frames of Python. Code that torch.compile generates is not of the program: the line that calls it is.
         marks: the marks, added up.
     """
 
@@ -47,7 +48,7 @@ def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
     """Return what the stacks of a `MemorySnapshot` tell."""
     files, names = frames.text("file"), frames.text("name")
     marks = np.array([_marks(*each) for each in zip(files, names, strict=True)] or [0])
-    users = (marks & PYTHON > 0) & ~_by_text(frames, is_library)
+    users = (marks & PYTHON > 0) & ~_by_text(frames, _is_not_own)
     roots = np.array([name in _ROOTS for name in names] or [False])
     flat = np.fromiter(chain.from_iterable(stacks), np.int64)
     sizes = np.array([len(stack) for stack in stacks])
@@ -99,6 +100,10 @@ def _by_text(frames: Table, function: Callable[[str], bool]) -> Array:
     for code in np.unique(frames.file).tolist():
         known[code] = function(frames.strings[code])
     return np.array([known[code] for code in frames.file.tolist()] or [False])
+
+
+def _is_not_own(file: str) -> bool:
+    return is_library(file) or _GENERATED.search(file) is not None
 
 
 def _marks(file: str, name: str) -> int:
