@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.allocator_history import dump
+from instrument.allocator_history import dump, window_memory
 from instrument.allocator_history.options import MemoryHistory
 from instrument.guard import guard
 from instrument.windows import window_finalizer
@@ -89,6 +89,88 @@ def test_an_observer_that_fails(out: Path, allocator: Allocator) -> None:
     run(out, body, schedule="2-4", memory="snapshot")
     (memory,) = memories(out)
     assert ("failed", "RuntimeError: no") == (memory["status"], memory["reason"])
+    assert not allocator.on
+
+
+def slowly(allocator: Allocator, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
+    """Call ``meanwhile`` while torch takes the first snapshot."""
+    take, calls = allocator._snapshot, [meanwhile]
+
+    def changed(*_: object) -> dict[str, Any]:
+        if calls:
+            calls.pop()()
+        return take()
+
+    monkeypatch.setattr(torch._C, "_cuda_memorySnapshot", changed)
+
+
+def run_out(allocator: Allocator) -> None:
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        allocator.run_out()
+
+
+def test_several_threads_that_run_out(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one takes the snapshot; the others get torch's error at once."""
+
+    def others() -> None:
+        threads = [threading.Thread(target=run_out, args=(allocator,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    slowly(allocator, monkeypatch, others)
+    run(out, lambda number: run_out(allocator) if number == 2 else None, schedule="2-3", memory="snapshot")
+    assert ["recorded"] == [memory["status"] for memory in memories(out)]
+    assert 1 == len(snapshots(out))
+    assert 1 == allocator.calls.count(("snapshot",))
+
+
+def test_the_end_of_a_window_while_another_thread_runs_out(
+    out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window has the snapshot of that thread, for which its end waits."""
+    began, ending = threading.Event(), threading.Event()
+    other = threading.Thread(target=run_out, args=(allocator,))
+    stop = window_memory.WindowMemory.stop
+
+    def stopping(memory: window_memory.WindowMemory) -> None:
+        threading.Timer(0.1, ending.set).start()
+        stop(memory)
+
+    def meanwhile() -> None:
+        began.set()
+        assert ending.wait(60)
+
+    def body(number: int) -> None:
+        if number == 3:
+            other.start()
+            assert began.wait(60)
+
+    monkeypatch.setattr(window_memory.WindowMemory, "stop", stopping)
+    slowly(allocator, monkeypatch, meanwhile)
+    run(out, body, schedule="2-3", memory="snapshot")
+    other.join()
+    assert 1 == allocator.calls.count(("snapshot",))
+    (memory,) = memories(out)
+    assert "recorded" == memory["status"]
+    assert 2**40 == memory["out_of_memory"]["requested_bytes"]
+    assert [memory["file"]] == [str(path.relative_to(out)) for path in snapshots(out)]
+    assert not allocator.on
+
+
+def test_a_window_that_a_signal_handler_ends_in_its_snapshot(
+    tmp_path: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for itself, leaves no file, and its line says so."""
+    memory = window_memory.WindowMemory(MemoryHistory(), tmp_path, "rank0")
+    slowly(allocator, monkeypatch, memory.stop)  # a handler runs on the thread that it interrupts
+    memory.start()
+    run_out(allocator)
+    entry = memory.entry()
+    assert entry is not None
+    assert ("not recorded", "the window was given up", None) == (entry["status"], entry["reason"], entry["file"])
+    assert [] == list(tmp_path.iterdir())
     assert not allocator.on
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -59,6 +60,10 @@ class WindowMemory:
         self._switches: list[Patch] = []
         self._cancel: Callable[[], None] = lambda: None
         self._failed_allocation: FailedAllocation | None = None
+        self._taking = (
+            threading.RLock()
+        )  # not a Lock: a signal handler may stop the window on the thread that takes
+        self._taken = False
         self.dump: SnapshotDump | None = None
         self.stall_s = 0.0
         self.stopped_at: float | None = None
@@ -111,12 +116,9 @@ class WindowMemory:
         if self._reason == _NO_GPU:
             self._set_aside(_NO_GPU)
         try:
-            if self._on and self.dump is None:
-                with self._stall():
-                    if memory_history.is_on():
-                        self._take()
-                    else:
-                        self._set_aside(_DURING)
+            if self._on and self._process == os.getpid():  # a child may have a lock that nobody releases
+                with self._taking:  # another thread may be taking it at an out-of-memory error
+                    self._take()
         finally:
             self.discard()
 
@@ -145,34 +147,48 @@ class WindowMemory:
         self._regions = region_log.RegionLog()  # the other one may be large
 
     def _on_out_of_memory(self, failed: FailedAllocation) -> None:
-        if self._on and self.dump is None:
-            with self._stall():
-                self._failed_allocation = failed
-                self._take()
+        if self._on and self._taking.acquire(blocking=False):  # one snapshot is enough
+            try:
+                self._take(failed)
+            finally:
+                self._taking.release()
 
-    def _take(self) -> None:
+    def _take(self, failed: FailedAllocation | None = None) -> None:
+        """Take the snapshot, unless it was taken; the thread must have `_taking`."""
+        if not self._on or self._taken:
+            return
+        self._taken = True
+        with self._stall():
+            self._failed_allocation = failed
+            if memory_history.is_on():
+                self._begin_dump()
+            else:
+                self._set_aside(_DURING)
+
+    def _begin_dump(self) -> None:
         snapshot, device = memory_history.snapshot()
         regions = self._regions.annotations(device)
-        self._region_count = len(regions)
         snapshot["external_annotations"] = [*snapshot.get("external_annotations", ()), *regions]
         snapshot["instrument"] = {"device": device, "free_bytes": self._free_bytes(device)}
         path = self._folder / f"{self._prefix}.{time.time_ns()}{MEMORY_SNAPSHOT}"
-        self._reason = self._lacks(snapshot)
-        self.dump = SnapshotDump(snapshot, path, self._options.size_bytes)
+        reason = self._lacks(snapshot, len(regions))
+        dump = SnapshotDump(snapshot, path, self._options.size_bytes)
         self.stopped_at = time.monotonic()
-        self.dump.start()
+        if self._on:  # a signal handler may have ended the window, whose line then says that it has none
+            self.dump, self._reason, self._region_count = dump, reason, len(regions)
+            dump.start()
 
     @guard.contained("the memory that is left")
     def _free_bytes(self, device: int) -> int:
         return memory_history.free_bytes(device)
 
-    def _lacks(self, snapshot: dict[str, Any]) -> str | None:
+    def _lacks(self, snapshot: dict[str, Any], regions: int) -> str | None:
         """Return what is left out of a snapshot before it is written."""
         histories = [events for events in snapshot.get("device_traces", ()) if events]
         reasons = []
         if any(len(events) >= self._options.entries for events in histories):
             reasons.append(f"only the newest {self._options.entries:,} events of a GPU were kept")
-        if self._region_count >= region_log.MOST:
+        if regions >= region_log.MOST:
             reasons.append(f"only the newest {region_log.MOST:,} begins and ends of regions were kept")
         if not all("time_us" in events[0] for events in histories):
             reasons.append("this version of torch does not say when an event was, so that none is in a region")
