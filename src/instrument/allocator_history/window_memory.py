@@ -60,9 +60,8 @@ class WindowMemory:
         self._switches: list[Patch] = []
         self._cancel: Callable[[], None] = lambda: None
         self._failed_allocation: FailedAllocation | None = None
-        self._taking = (
-            threading.RLock()
-        )  # not a Lock: a signal handler may stop the window on the thread that takes
+        # Not a Lock, as a signal handler may end the window on the thread that takes the snapshot.
+        self._taking = threading.RLock()
         self._taken = False
         self.dump: SnapshotDump | None = None
         self.stall_s = 0.0
