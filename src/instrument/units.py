@@ -55,6 +55,11 @@ def size(number: float) -> str:
     return f"{'-' if number < 0 else ''}{_digits(value, 1, unit)} {unit}"
 
 
+def signed_size(number: float) -> str:
+    """Return bytes with their sign: ``+13.8 GB``; none for 0."""
+    return f"{'+' if number > 0 else ''}{size(number)}"
+
+
 def count(calls: float) -> str:
     """Return a number with a thousands separator, and one decimal unless it is whole."""
     return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"

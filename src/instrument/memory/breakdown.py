@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from ..units import size
-from .categories import CATEGORIES, EVIDENCE
+from .categories import CATEGORIES, EVIDENCE, category_words
 from .peak import Peak
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -26,6 +26,11 @@ class Place(NamedTuple):
     file: str
     line: int
     function: str
+
+    @property
+    def text(self) -> str:
+        """The line and its function."""
+        return f"{self} {self.function}"
 
     def __str__(self) -> str:
         return f"{'/'.join(self.file.replace(chr(92), '/').split('/')[-2:])}:{self.line}"
@@ -99,7 +104,7 @@ class Breakdown:
     @property
     def text(self) -> str:
         """The memory in use by category, the largest first, as a sentence."""
-        sizes = {name.replace("_", " "): sum(both) for name, both in self.by_category().items()}
+        sizes = {category_words(name): sum(both) for name, both in self.by_category().items()}
         order = sorted(sizes.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{name} {size(number)}" for name, number in order if number)
         peak = f"Memory of GPU {self.peak.device} at its peak: {size(self.peak.bytes)} in use"

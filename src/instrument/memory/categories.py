@@ -49,6 +49,11 @@ EVIDENCE = {
 _REASONS = list(EVIDENCE)
 
 
+def category_words(category: str) -> str:
+    """Return what people call a category: "optimizer state"."""
+    return category.replace("_", " ")
+
+
 def page_class(category: str) -> str:
     """Return what pages call a category, which gives its color; on them, "other" is idle time."""
     return "other_memory" if category == "other" else category

@@ -8,7 +8,7 @@ from typing import Any
 from ..page.names import shown_name
 from ..page.waterfall import WaterfallWords, waterfall_section
 from .breakdown import Breakdown
-from .categories import CATEGORIES, page_class
+from .categories import CATEGORIES, category_words, page_class
 from .peak_section import source_text
 
 _WORDS = WaterfallWords(
@@ -20,7 +20,7 @@ _WORDS = WaterfallWords(
     {
         name: {
             "class": page_class(name),
-            "words": name.replace("_", " "),
+            "words": category_words(name),
             "definition": f"{text[:1].upper()}{text[1:]}.",
         }
         for name, text in CATEGORIES.items()

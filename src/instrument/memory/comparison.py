@@ -55,5 +55,5 @@ def _changes(before: Breakdown, after: Breakdown, name: Callable[[Use], str]) ->
 
 def _line(use: Use) -> str:
     if use.place is not None:
-        return f"{use.place} {use.place.function}"
+        return use.place.text
     return use.evidence if use.inferred else "unknown"

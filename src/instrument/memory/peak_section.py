@@ -11,7 +11,7 @@ import numpy as np
 from ..page.names import shown_name
 from ..page.tree import Array, Tree, packed_tree, tree_of
 from .breakdown import Breakdown, Place, Use
-from .categories import CATEGORIES, EVIDENCE, page_class
+from .categories import CATEGORIES, EVIDENCE, category_words, page_class
 
 _KINDS = ("peak", "region", "module", "line", "inferred", "unknown", *map(page_class, CATEGORIES))
 _MOST = 2500  # nodes of a view; with the joined ones twice as many
@@ -93,7 +93,7 @@ def _around(use: Use) -> Iterator[_Node]:
 def source_text(use: Use) -> str:
     """Return the line that allocated something or, without one, what its category was inferred from."""
     if use.place is not None:
-        return shown_name(f"{use.place} {use.place.function}")
+        return shown_name(use.place.text)
     return f"inferred: {use.evidence}" if use.inferred else "unknown"
 
 
@@ -112,7 +112,7 @@ def _at(kind: str, place: Place) -> _Node:
 
 def _category(use: Use) -> _Node:
     text = CATEGORIES[use.category]
-    return _Node(page_class(use.category), use.category.replace("_", " "), f"{text[:1].upper()}{text[1:]}.")
+    return _Node(page_class(use.category), category_words(use.category), f"{text[:1].upper()}{text[1:]}.")
 
 
 def _tree(uses: Sequence[Use], paths: Sequence[Sequence[_Node]], numbers: Mapping[_Node, int]) -> Tree:

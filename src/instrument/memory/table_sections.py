@@ -9,7 +9,7 @@ from typing import Any
 from ..page.names import shown_name
 from ..page.table import table_section
 from .breakdown import Breakdown, Place, Use
-from .categories import EVIDENCE
+from .categories import EVIDENCE, category_words
 from .driver_traffic import DriverTraffic, traffic_texts
 from .failures import REASONS, FailedAllocation
 from .growth import Growth
@@ -49,7 +49,7 @@ def inferred_section(peaks: Mapping[str, Breakdown]) -> dict[str, Any] | None:
         columns |= {side.capitalize() or "Memory": "bytes", f"Blocks {side}".strip(): "count"}
     rows = [
         [
-            category.replace("_", " "),
+            category_words(category),
             evidence,
             *(amount for parts in inferred.values() for amount in parts.get((category, evidence), (0, 0))),
             EVIDENCE[evidence],
@@ -67,7 +67,7 @@ def largest_section(blocks: Sequence[Use]) -> dict[str, Any] | None:
     """Return the table of the largest blocks at the peak; None if nothing was in use."""
     columns = {"Line": "text", "Category": "text", "Bytes each": "bytes", "Blocks": "count", "Memory": "bytes"}
     rows = [
-        [source_text(use), use.category.replace("_", " "), use.bytes // use.blocks, use.blocks, use.bytes]
+        [source_text(use), category_words(use.category), use.bytes // use.blocks, use.blocks, use.bytes]
         for use in blocks
     ]
     caption = "The largest blocks at the peak; those alike are one row"
@@ -95,4 +95,4 @@ def traffic_section(traffic: DriverTraffic) -> dict[str, Any] | None:
 
 
 def _text(place: Place | None) -> str:
-    return shown_name(f"{place} {place.function}") if place else "unknown"
+    return shown_name(place.text) if place else "unknown"

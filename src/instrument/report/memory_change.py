@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from ..console import print_line, print_table, print_wrapped
-from ..memory.categories import CATEGORIES
+from ..memory.categories import CATEGORIES, category_words
 from ..memory.comparison import ChangedPart, compare_peaks, compare_regions
 from ..memory.snapshot import MemorySnapshot
-from ..units import size
+from ..units import signed_size, size
 from .memory_report import print_rows
 
 
@@ -35,15 +35,15 @@ def print_memory_change(
     change = second.peak.bytes - first.peak.bytes
     print_wrapped(
         console,
-        f"The peak went from {size(first.peak.bytes)} to {size(second.peak.bytes)}, {_signed(change)}. The "
+        f"The peak went from {size(first.peak.bytes)} to {size(second.peak.bytes)}, {signed_size(change)}. The "
         "changes of the parts add up to this.",
     )
     one, other = first.by_category(), second.by_category()
     rows = [
         (
             0,
-            name.replace("_", " "),
-            [size(sum(one[name])), size(sum(other[name])), _signed(sum(other[name]) - sum(one[name]))],
+            category_words(name),
+            [size(sum(one[name])), size(sum(other[name])), signed_size(sum(other[name]) - sum(one[name]))],
         )
         for name in CATEGORIES
         if sum(one[name]) or sum(other[name])
@@ -64,7 +64,7 @@ def print_memory_change(
 def _print_passes(before: Mapping[str, int], after: Mapping[str, int], console: Console) -> None:
     """Print the highest memory of each kind of pass: the peak is in one of them."""
     rows = [
-        (0, name, [size(before[name]), size(after[name]), _signed(after[name] - before[name])])
+        (0, name, [size(before[name]), size(after[name]), signed_size(after[name] - before[name])])
         for name in before
         if name in after
     ]
@@ -77,17 +77,13 @@ def _print_parts(heading: str, parts: Sequence[ChangedPart], console: Console) -
             0,
             part.name or "outside regions",
             [
-                part.category.replace("_", " "),
+                category_words(part.category),
                 size(part.before_bytes),
                 size(part.after_bytes),
-                _signed(part.change_bytes),
+                signed_size(part.change_bytes),
             ],
         )
         for part in parts
         if part.change_bytes
     ]
     print_rows([heading, "category", "before", "after", "change"], rows, console)
-
-
-def _signed(number: int) -> str:
-    return f"{'+' if number > 0 else ''}{size(number)}"

@@ -10,7 +10,7 @@ from rich.console import Console
 from ..console import print_line, print_table, print_wrapped
 from ..memory.batch import batch_texts
 from ..memory.breakdown import Breakdown, Place
-from ..memory.categories import CATEGORIES, EVIDENCE
+from ..memory.categories import CATEGORIES, EVIDENCE, category_words
 from ..memory.driver_traffic import traffic_texts
 from ..memory.failures import REASONS
 from ..memory.growth import LEAST_STEPS
@@ -99,7 +99,7 @@ def _print_categories(found: Breakdown, console: Console) -> None:
     rows = [
         (
             0,
-            name.replace("_", " "),
+            category_words(name),
             [size(known + other), percent(known + other, found.peak.bytes), size(known), size(other)],
         )
         for name, (known, other) in found.by_category().items()
@@ -113,8 +113,8 @@ def _print_lines(found: Breakdown, console: Console) -> None:
     rows = [
         (
             0,
-            f"{place} {place.function}",
-            [category.replace("_", " "), size(number), percent(number, found.peak.bytes), count(blocks)],
+            place.text,
+            [category_words(category), size(number), percent(number, found.peak.bytes), count(blocks)],
         )
         for (place, category), (number, blocks) in found.by_line().items()
     ]
@@ -158,8 +158,8 @@ def _print_blocks(snapshot: MemorySnapshot, device: int, console: Console) -> No
     rows = [
         (
             0,
-            f"{use.place} {use.place.function}" if use.place else f"({use.evidence})",
-            [use.category.replace("_", " "), size(use.bytes // use.blocks), count(use.blocks), size(use.bytes)],
+            use.place.text if use.place else f"({use.evidence})",
+            [category_words(use.category), size(use.bytes // use.blocks), count(use.blocks), size(use.bytes)],
         )
         for use in snapshot.largest_blocks(device)
     ]
@@ -169,7 +169,7 @@ def _print_blocks(snapshot: MemorySnapshot, device: int, console: Console) -> No
 
 def _print_growth(snapshot: MemorySnapshot, device: int, console: Console) -> None:
     rows = [
-        (0, f"{place} {place.function}", [count(growth.steps), size(growth.bytes), count(growth.blocks)])
+        (0, place.text, [count(growth.steps), size(growth.bytes), count(growth.blocks)])
         for place, growth in snapshot.growth(device)
     ]
     print_rows(["kept from several steps: line", "steps", "bytes", "blocks"], rows, console)
@@ -201,7 +201,7 @@ def _print_failures(snapshot: MemorySnapshot, device: int, console: Console) -> 
     last = f", of which the last {len(failures)} are these" if number > len(failures) else ""
     print_line(console, f"Out of memory: {counted(number, 'allocation')} failed{last}", bold=True)
     for failure in failures:
-        at = f" at {failure.place} {failure.place.function}" if failure.place else ""
+        at = f" at {failure.place.text}" if failure.place else ""
         known = failure.device_free_bytes >= 0
         left = f"{size(failure.device_free_bytes)} was left" if known else "what was left is not recorded"
         print_wrapped(
@@ -218,7 +218,7 @@ def _print_traffic(snapshot: MemorySnapshot, device: int, console: Console) -> N
     rows = [
         (
             0,
-            f"{each.place} {each.place.function}" if each.place else "unknown",
+            each.place.text if each.place else "unknown",
             [each.reason, count(each.times), size(each.bytes)],
         )
         for each in traffic.returns
