@@ -8,7 +8,7 @@ from typing import Any
 from ..page.document import document
 from ..page.names import shown_name
 from ..page.summary import summary_section
-from ..units import count, percentage, size
+from ..units import count, percentage, signed_size, size
 from .batch import batch_texts
 from .breakdown import Breakdown
 from .change_section import change_section
@@ -69,7 +69,7 @@ def page_of_change(before: SnapshotData, after: SnapshotData, device: int, estim
     sides = {"before": before, "after": after}
     peaks = {side: snapshot.break_down(device) for side, snapshot in sides.items()}
     old, new = (found.peak.bytes for found in peaks.values())
-    change = f"{'+' * (new > old)}{size(new - old)}"
+    change = signed_size(new - old)
     figures = [("peak before", size(old)), ("peak after", size(new)), ("difference", change)]
     notes = [f"{side.capitalize()}: {snapshot.path}" for side, snapshot in sides.items()]
     sections = (
