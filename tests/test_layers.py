@@ -49,7 +49,7 @@ ORDER = [
 # Modules that adapters may import besides the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {
     "arguments", "config", "errors", "guard", "identity", "imports", "interrupts", "log", "patch",
-    "modules.service", "regions.dispatch", "regions.region", "stepping.optimizer_steps",
+    "modules.service", "regions.dispatch", "regions.region", "stderr", "stepping.optimizer_steps",
     "windows.api", "windows.profile", "windows.schedule", "windows.steps", "windows.trace_processor",
 }  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
