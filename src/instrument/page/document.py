@@ -79,7 +79,7 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
     if out.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out))
     if out.exists() and not out.is_file():
-        raise OSError(errno.EINVAL, "there is something that is not a regular file", str(out))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(out))
     target = Path(os.path.realpath(out))
     with part_file(target) as part:
         try:
