@@ -70,6 +70,14 @@ def snapshots_of(entry: Mapping[str, Any]) -> list[str]:
     return [name for name in files_of(entry) if name.endswith(MEMORY_SNAPSHOT)]
 
 
+def existing(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yield the names of files that are there; a name that the system does not accept is that of none."""
+    for name in names:
+        with Suppressed(OSError, ValueError):
+            if (folder / name).is_file():
+                yield name
+
+
 def relative_path(path: str | Path, cwd: str | None) -> Path:
     """Return ``path`` relative to the current folder ``cwd``, if it lies below."""
     with Suppressed(ValueError):
@@ -107,18 +115,28 @@ def last_window(path: str, steps: tuple[int, int] | None = None) -> str:
 def last_snapshots(folder: Path) -> list[Path]:
     """Return the memory snapshots of the window of a run that ended last and has some, the newest last.
 
+    Of a window without a line in the manifest, as of a job that was killed, the time of its snapshot counts.
+
     Args:
         folder: the folder of a run; that of a window has its own.
     """
     ended = [
         (entry["end_ns"], folder / name)
         for entry in entries_of(folder)
-        for name in snapshots_of(entry)
-        if isinstance(entry.get("end_ns"), int) and (folder / name).is_file()
+        for name in existing(folder, snapshots_of(entry))
+        if isinstance(entry.get("end_ns"), int)
     ]
-    window = max(ended)[1].parent if ended else folder
-    found = window.glob(f"*{MEMORY_SNAPSHOT}")
-    return sorted(found, key=lambda file: file.name.removesuffix(MEMORY_SNAPSHOT).rpartition(".")[2])
+    named = {file for _, file in ended}
+    found = [file for file in folder.glob(f"window-*/*{MEMORY_SNAPSHOT}") if file not in named and file.is_file()]
+    newest = max(ended + [(_taken_ns(file), file) for file in found], default=None)
+    window = newest[1].parent if newest else folder
+    return sorted(window.glob(f"*{MEMORY_SNAPSHOT}"), key=_taken_ns)
+
+
+def _taken_ns(snapshot: Path) -> int:
+    """Return the time in the name of a snapshot; 0 without one."""
+    time = snapshot.name.removesuffix(MEMORY_SNAPSHOT).rpartition(".")[2]
+    return int(time) if time.isdecimal() and len(time) < 20 else 0
 
 
 def _has_steps(entry: Mapping[str, Any], first: int, last: int) -> bool:
@@ -129,6 +147,5 @@ def _has_steps(entry: Mapping[str, Any], first: int, last: int) -> bool:
 def traces_in(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the traces with steps in a folder, each with its line of the manifest."""
     for entry in entries_of(folder) if folder.is_dir() else ():
-        for name in traces_of(entry):
-            if entry.get("steps") and (folder / name).is_file():
-                yield folder / name, entry
+        for name in existing(folder, traces_of(entry)) if entry.get("steps") else ():
+            yield folder / name, entry

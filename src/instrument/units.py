@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 _LISTED = 20  # numbers on one line
 _WIDE = 100  # ratio of two durations from which they do not share a unit
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_MOST = 2**63  # the first number of bytes, or of ns, that 64 bits cannot hold
 _BYTES = {f"{prefix}{unit}": base**power for base, unit in ((1000, "B"), (1000, ""), (1024, "iB"))
           for power, prefix in enumerate("KMGT", 1)} | {"B": 1}  # fmt: skip
 
@@ -92,7 +93,10 @@ def parse_duration(text: object, name: str) -> float:
     Raises:
         TypeError, ValueError: ``text``, the value of the argument ``name``, is no such duration.
     """
-    return _parsed(text, name, _SECONDS, '"7d"')
+    seconds = _parsed(text, name, _SECONDS, '"7d"')
+    if not 0 < seconds < _MOST / 1e9:
+        raise ValueError(f'"{name}" must be > 0 and less than 292 years: {text!r}')
+    return seconds
 
 
 def parse_size(text: object, name: str) -> int:
@@ -101,7 +105,10 @@ def parse_size(text: object, name: str) -> int:
     Raises:
         TypeError, ValueError: ``text``, the value of the argument ``name``, is no such size.
     """
-    return int(_parsed(text, name, _BYTES, '"20GB"'))
+    size = _parsed(text, name, _BYTES, '"20GB"')
+    if not 1 <= size < _MOST:
+        raise ValueError(f'"{name}" must be from 1 byte to 2**63 - 1 bytes: {text!r}')
+    return int(size)
 
 
 def _parsed(text: object, name: str, units: Mapping[str, int], example: str) -> float:

@@ -283,6 +283,8 @@ def test_another_module_of_the_same_name(tmp_path: Path) -> None:
     done = run(tmp_path, [*RUN, "--", "own/train.py"])
     assert done.stdout == "violin\n"
     assert "nothing is recorded" in done.stderr
+    unread = run(tmp_path, ["sh", "-c", '"$@" 2>/dev/full', "sh", *RUN, "--", "own/train.py"])
+    assert (unread.stdout, unread.returncode) == ("violin\n", 0)
 
 
 @pytest.mark.parametrize(

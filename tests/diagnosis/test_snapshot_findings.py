@@ -254,6 +254,18 @@ def test_another_run(tmp_path: Path) -> None:
     assert instrument.diagnose(run_folder(tmp_path, ("a", True), ("b", False))).snapshot is None
 
 
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    """A line of the manifest that no system could have written for a file does not end the diagnosis."""
+    folder = run_folder(tmp_path, ("a", True), ("a", False))
+    first, last = (folder / "manifest.jsonl").read_text().splitlines()
+    names = [f"window-0/{'x' * 300}{end}" for end in (".memory.pickle", ".pt.trace.json")]
+    wrong = json.dumps({**json.loads(first), "files": [{"path": name} for name in names]})
+    (folder / "manifest.jsonl").write_text("\n".join((first, wrong, last)) + "\n")
+    found = instrument.diagnose(folder).snapshot
+    assert found is not None
+    assert folder / "window-0" / "rank0.0.memory.pickle" == found.path
+
+
 def test_a_damaged_snapshot(tmp_path: Path) -> None:
     """The trace is diagnosed, and what cannot be read is said."""
     folder = run_folder(tmp_path, ("a", True))

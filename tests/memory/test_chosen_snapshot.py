@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 import instrument
 from instrument.errors import TraceError
+from instrument.run_folder import last_window
 
 from ..support.allocator import Allocator, allocator
 from .snapshots import event, write
@@ -84,6 +86,34 @@ def test_nothing_to_show(run: Path, tmp_path: Path) -> None:
     assert "no memory snapshot: there is nothing to record: no GPU" in output(
         str(tmp_path / "other"), code=1, columns=300
     )
+
+
+def test_a_window_without_a_line(tmp_path: Path) -> None:
+    """Of a job that was killed, the newest snapshot is shown, also where an older window has a line."""
+    run = tmp_path / "run"
+    snapshot(run, "window-0002/rank0.2000.memory.pickle", 20)
+    snapshot(run, "window-0001/rank0.1000.memory.pickle", 10)
+    assert f"{run}/window-0002/rank0.2000.memory.pickle is shown" in output(str(run))
+    snapshot(run, "window-0003/rank0.2900.memory.pickle", 29, end_ns=3000)
+    assert 29 == peak(run)
+    snapshot(run, "window-0004/rank0.4000.memory.pickle", 40)
+    assert 40 == peak(run)
+
+
+def test_a_line_with_a_name_that_is_too_long(run: Path) -> None:
+    """It names no file, and the other lines count."""
+    line(run, end_ns=20, files=[{"path": f"window-0001/{300 * 'x'}.memory.pickle"}])
+    line(run, end_ns=20, steps=[1, 2], files=[{"path": f"window-0001/{300 * 'x'}.pt.trace.json"}])
+    assert 31 == peak(run)
+    assert str(run) == last_window(str(run))
+
+
+def test_a_pipe(tmp_path: Path) -> None:
+    """It is refused at once: reading a snapshot needs its size."""
+    fifo = tmp_path / "rank0.1000.memory.pickle"
+    os.mkfifo(fifo)
+    with pytest.raises(TraceError, match="not a regular file"):
+        instrument.read_memory(fifo)
 
 
 def test_the_rank_of_a_file(run: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -199,6 +200,29 @@ def test_prints(tmp_path: Path, open_page: OpenPage) -> None:
     opened = open_page(write(tmp_path, table([["one", 1]])))
     opened.page.wait_for_selector("[data-ready]")
     assert opened.page.pdf()[:4] == b"%PDF"
+
+
+def test_written_through_a_link(tmp_path: Path) -> None:
+    """The link stays, also one to a file that is not there yet."""
+    target, link = tmp_path / "target.html", tmp_path / "link.html"
+    link.symlink_to(target.name)
+    for text in ("one", "two"):
+        assert link == write_page(link, text)
+        assert (text, True) == (target.read_text(), link.is_symlink())
+    assert ["link.html", "target.html"] == sorted(path.name for path in tmp_path.iterdir())
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """A FIFO stays one, also behind a link."""
+    fifo, link = tmp_path / "fifo", tmp_path / "link"
+    os.mkfifo(fifo)
+    link.symlink_to(fifo)
+    for path in (fifo, link):
+        with pytest.raises(OSError, match="not a regular file") as caught:
+            write_page(path, "text")
+        assert str(path) == caught.value.filename
+    assert fifo.is_fifo()
+    assert link.is_symlink()
 
 
 def test_written_whole_or_not(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,8 @@ class MemoryHistory:
         if self.stacks not in STACKS:
             raise ValueError(f'"stacks" must be "python" or "all": {self.stacks!r}')
         object.__setattr__(self, "entries", integer("entries", self.entries, 1))
+        if self.entries > sys.maxsize:  # what torch takes
+            raise ValueError(f'"entries" must be an integer from 1 to {sys.maxsize}: {self.entries}')
         _ = self.size_bytes, self.every_s  # check them
 
     @cached_property

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import TraceError
 from ..memory.read import read_memory
 from ..memory.snapshot import MemorySnapshot
-from ..run_folder import entries_of, entry_of, snapshots_of
+from ..run_folder import entries_of, entry_of, existing, snapshots_of
 from ..traces.links import assemble
 from ..traces.read import IS_PICKLE
 from ..traces.table import Strings
@@ -71,7 +71,7 @@ def _recorded(trace: Path) -> Path | None:
     found = None
     for entry in entries_of(folder):
         if all(entry.get(key) == own.get(key) for key in ("run", "rank")):
-            names = [name for name in snapshots_of(entry) if (folder / name).is_file()]
+            names = list(existing(folder, snapshots_of(entry)))
             found = folder / names[-1] if names else found
         if entry == own:
             break

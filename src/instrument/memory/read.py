@@ -48,12 +48,15 @@ def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
         path: the file.
 
     Raises:
-        TraceError: the file is not a snapshot, is damaged, or holds more than plain data; or it is a folder.
+        TraceError: the file is not a snapshot, is damaged, or holds more than plain data; or it is a folder or
+            another thing that is not a regular file, such as a pipe.
         OSError: the file cannot be opened.
     """
     path = Path(path)
     if path.is_dir():
         raise TraceError(path, "this is a folder; read_memory reads one file, such as rank0.TIME.memory.pickle")
+    if path.exists() and not path.is_file():
+        raise TraceError(path, "it is not a regular file, which read_memory reads; save the snapshot to one first")
     with path.open("rb") as file:
         if file.peek(1)[:1] != _PICKLE:
             raise TraceError(path, "it is not a pickle, the format in which torch writes memory snapshots")

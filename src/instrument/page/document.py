@@ -69,16 +69,22 @@ def document(
 def write_page(path: str | os.PathLike[str], text: str) -> Path:
     """Write the text of a page; a file of this name is replaced when the new one is complete.
 
+    A symbolic link stays, and its target is written.
+
     Raises:
-        OSError: the file cannot be written; its ``filename`` is ``path``.
+        OSError: the file cannot be written, or there is something else, such as a device; its ``filename`` is
+            ``path``.
     """
     out = Path(path)
     if out.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out))
-    with part_file(out) as part:
+    if out.exists() and not out.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file", str(out))
+    target = Path(os.path.realpath(out))
+    with part_file(target) as part:
         try:
             part.write_text(text, encoding="utf-8")
-            publish(part, out)
+            publish(part, target)
         except OSError as error:
             raise type(error)(error.errno, error.strerror, str(out)) from None
     return out

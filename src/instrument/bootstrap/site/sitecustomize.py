@@ -17,6 +17,14 @@ def _run_hidden() -> None:
             raise
 
 
+def _say(text: str) -> None:
+    """Write a line to standard error, past its buffer, which Python could not empty if nobody reads it."""
+    try:
+        os.write(sys.stderr.fileno(), f"instrument: {text}\n".encode(errors="backslashreplace"))
+    except (OSError, ValueError, AttributeError):  # it is broken, closed or None
+        return
+
+
 def _name_is_taken() -> bool:
     """Return whether the program has its own module ``instrument``, which this library must not replace."""
     first = next((word for word in sys.orig_argv[1:] if word in ("-m", "-c") or os.path.isfile(word)), "")
@@ -24,7 +32,7 @@ def _name_is_taken() -> bool:
     for name in ("instrument.py", os.path.join("instrument", "__init__.py")):
         own = os.path.join(os.path.dirname(script), name)
         if os.path.isfile(own) and not os.path.isdir(os.path.join(os.path.dirname(own), "bootstrap", "site")):
-            sys.stderr.write(f"instrument: nothing is recorded, because {own!r} has the same name\n")
+            _say(f"nothing is recorded, because {own!r} has the same name")
             return True
     return False
 
@@ -37,7 +45,7 @@ def _begin() -> None:
     except ImportError as error:  # another Python without instrument, as a helper program may be
         if os.environ.get("INSTRUMENT_RUN_PROCESS") == str(os.getpid()):
             python = sys.executable or "this Python"
-            sys.stderr.write(f"instrument: nothing is recorded: install instrument for {python} ({error})\n")
+            _say(f"nothing is recorded: install instrument for {python} ({error})")
         return
     begin()
 
@@ -49,7 +57,7 @@ def _site() -> None:
         try:
             _begin()
         except Exception as error:  # the library is not there to log it
-            sys.stderr.write(f"instrument: nothing is recorded: {error!r}\n")
+            _say(f"nothing is recorded: {error!r}")
 
 
 _site()
