@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_out_of_memory_ends_the_program(tmp_path: Path) -> None:
     """The losses, the error and the exit code are those of the program alone; the snapshot is there, and named."""
     program(tmp_path, 9, "if number == 4: allocator.run_out(9)")
     alone = run(tmp_path, [RUN[0], "train.py"])
-    recorded = run(tmp_path, [*RUN, "--memory", "snapshot", "--steps", "2-8", "--", "python", "train.py"])
+    recorded = run(tmp_path, [*RUN, "--memory", "snapshot", "--steps", "2-8", "--", sys.executable, "train.py"])
     assert 1 == alone.returncode == recorded.returncode
     assert alone.stdout == recorded.stdout
     assert alone.stderr in recorded.stderr

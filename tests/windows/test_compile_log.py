@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def test_the_option_of_run(tmp_path: Path) -> None:
             optimizer.step()
     """
     script = programs.program(code, tmp_path)
-    line = ["-m", "instrument", "run", "--compile-log", "--steps", "2-3", "-o", "out", "--", "python", str(script)]
+    line = ["-m", "instrument", "run", "--compile-log", "--steps", "2-3", "-o", "out", "--", sys.executable, str(script)]
     warm.run(programs.python(Path("-m"), line[1:]), programs.environment(), cwd=tmp_path, check=True)
     (log,) = (tmp_path / "out").glob("window-0001/*.compile.log")
     assert 1 == len(read_compile_logs([log]).compilations)
