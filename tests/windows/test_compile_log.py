@@ -144,7 +144,8 @@ def test_the_option_of_run(tmp_path: Path) -> None:
             optimizer.step()
     """
     script = programs.program(code, tmp_path)
-    line = ["-m", "instrument", "run", "--compile-log", "--steps", "2-3", "-o", "out", "--", sys.executable, str(script)]
+    options = ["--compile-log", "--steps", "2-3", "-o", "out"]
+    line = ["-m", "instrument", "run", *options, "--", sys.executable, str(script)]
     warm.run(programs.python(Path("-m"), line[1:]), programs.environment(), cwd=tmp_path, check=True)
     (log,) = (tmp_path / "out").glob("window-0001/*.compile.log")
     assert 1 == len(read_compile_logs([log]).compilations)
