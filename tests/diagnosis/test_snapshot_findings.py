@@ -120,7 +120,7 @@ def test_another_gpu(tmp_path: Path) -> None:
     )
     found = named(instrument.diagnose(path))
     assert "(GPU 1)" in found["failed-allocation"].title
-    assert "2 times on GPU 1" in found["returned-memory"].title
+    assert "2 times (GPU 1)" in found["returned-memory"].title
 
 
 def test_expandable_segments_are_on(tmp_path: Path) -> None:
@@ -279,4 +279,4 @@ def test_a_damaged_snapshot(tmp_path: Path) -> None:
 
 def test_without_a_snapshot() -> None:
     """Rules that need one abstain, and say how to record it."""
-    assert 'record with memory="snapshot"' in instrument.diagnose(MadeLoop().trace()).abstained["kept-gradients"]
+    assert 'memory="snapshot" records one' in instrument.diagnose(MadeLoop().trace()).abstained["kept-gradients"]

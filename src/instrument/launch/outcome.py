@@ -36,7 +36,8 @@ def print_outcome(vendor: Vendor, request: LaunchRequest, report: Path, manifest
         manifest: the `manifest_size` before the run.
         code: the program's exit code.
     """
-    console = Console(file=io.StringIO(), width=Console(stderr=True).width)  # standard error may be closed or full
+    text = io.StringIO()  # standard error may be closed or full
+    console = Console(file=text, width=Console(stderr=True).width)
     with guard.contained("reading the report"):
         reports = vendor.reports(report)
         if reports:
@@ -45,7 +46,7 @@ def print_outcome(vendor: Vendor, request: LaunchRequest, report: Path, manifest
             reason = missing_report_reason(request, list(entries_of(request.out, manifest)), code)
             print_line(console, f"instrument: {vendor.title} wrote no report: {reason}")
     with suppress(OSError, ValueError, AttributeError):  # closed, broken or missing
-        stderr.write(console.file.getvalue(), sys.stderr)  # type: ignore[attr-defined]
+        stderr.write(text.getvalue(), sys.stderr)
 
 
 def _print_reports(vendor: Vendor, reports: Sequence[Path], rank: int | None, console: Console) -> None:

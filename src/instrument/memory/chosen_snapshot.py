@@ -34,7 +34,7 @@ def chosen_snapshot(path: Path, rank: int | None = None) -> ChosenSnapshot:
 
     Raises:
         ValueError: the rank has no snapshot there.
-        TraceError: there is no snapshot in the folder.
+        TraceError: the folder has no memory snapshot.
     """
     if not path.is_dir():
         own = rank_from_name(path)

@@ -25,7 +25,8 @@ RETURN_REASONS = {
 """Why memory went back to the driver."""
 _REASONS = list(RETURN_REASONS)
 _EMPTIED, _NONE_LEFT, _UNKNOWN = range(len(_REASONS))
-_ASKS = re.compile("^(?:segment_alloc|segment_map|oom)$")
+_FREES = re.compile("^free")
+_GROWS = re.compile("^(?:segment_alloc|segment_map|oom)$")  # or fails to
 
 
 class ReturnedMemory(NamedTuple):
@@ -86,9 +87,10 @@ def traffic_of(
     change, step = reserved_changes(own), steps.number[events.device == device]
     later = (change > 0) & (step > 0)
     returned = np.flatnonzero(change < 0)
-    reason = _reasons(own, returned, facts, collects)
+    asks = ~own.matching("action", _FREES)  # frees that streams complete meanwhile do not count
+    reason = _reasons(own, returned, asks, facts, collects)
     line = np.where(reason == _UNKNOWN, -1, facts.line[own.stack[returned]])
-    begins = _begin_of_runs(own, returned, (line, reason))
+    begins = _begin_of_runs(returned, asks, (line, reason))
     begins_later = begins & ((step[returned] > 0) | (steps.complete == 0))
     found = defaultdict[tuple[int, int], list[int]](lambda: [0, 0, 0])
     columns = line, reason, begins, begins_later, -change[returned]
@@ -104,16 +106,17 @@ def traffic_of(
     )
 
 
-def _reasons(own: Table, returned: Array, facts: StackFacts, collects: bool) -> Array:
+def _reasons(own: Table, returned: Array, asks: Array, facts: StackFacts, collects: bool) -> Array:
     """Return the reason of each return, as its place in `RETURN_REASONS`."""
     if not len(returned):
         return np.empty(0, np.int64)
-    others = np.flatnonzero(~own.matching("action", re.compile("^free")))
-    others = others[~np.isin(others, returned)]
-    following = np.append(others, 0)[np.searchsorted(others, returned)]  # the next event that is no free
-    asks = own.matching("action", _ASKS)[following] & (following > returned)
+    asks = asks.copy()
+    asks[returned] = False
+    others = np.flatnonzero(asks)
+    following = np.append(others, 0)[np.searchsorted(others, returned)]  # the next event but for frees and returns
+    grows = own.matching("action", _GROWS)[following] & (following > returned)
     stack = own.stack[returned]
-    tries_again = asks & (own.stack[following] == stack) & (stack > 0) & (not collects)
+    tries_again = grows & (own.stack[following] == stack) & (stack > 0) & (not collects)
     emptied = facts.marks[stack] & EMPTY_CACHE > 0
     return np.where(emptied, _EMPTIED, np.where(tries_again, _NONE_LEFT, _UNKNOWN))
 
@@ -132,10 +135,9 @@ def traffic_texts(traffic: DriverTraffic) -> list[str]:
     return texts
 
 
-def _begin_of_runs(own: Table, returned: Array, keys: Sequence[Array]) -> Array:
+def _begin_of_runs(returned: Array, asks: Array, keys: Sequence[Array]) -> Array:
     """Return which of the events begin a run: the allocator gives back several segments at a time."""
-    asks = np.array([not name.startswith("free") for name in own.strings], bool)[own.action]
-    place = np.cumsum(asks)[returned]  # frees that streams complete meanwhile do not count
+    place = np.cumsum(asks)[returned]
     same = np.append(False, np.diff(place) == 1) if len(place) else np.zeros(0, bool)
     for key in keys:
         same[1:] &= key[1:] == key[:-1]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TraceError
+from ..traces.read import is_pickle
 from ..traces.table import Array, Interner, Strings, Table, TooLargeError
 from .pickled_data import DataReader, PickleError
 from .snapshot import MemorySnapshot
@@ -19,7 +20,6 @@ from .snapshot import MemorySnapshot
 _NUMBERS = ("device", "address", "bytes", "stream", "time_ns", "stack", "device_free_bytes")
 _TEXTS = ("action", "user_metadata", "compile_context")
 _DEVICE_FREE = "device_free"  # what a failed allocation has instead of an address
-_PICKLE = b"\x80"  # the first byte, from protocol 2 on
 _OWN = "instrument"  # what `instrument.profile` adds
 _HOST = -1  # the device of pinned memory, which torch 2.14 can record as well
 _MOST_DEVICES = 128  # torch numbers them by a signed byte
@@ -35,7 +35,7 @@ def is_snapshot(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(1) == _PICKLE
+        return is_pickle(file.read(2))
 
 
 def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
@@ -58,7 +58,7 @@ def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
     if path.exists() and not path.is_file():
         raise TraceError(path, "it is not a regular file, which read_memory reads; save the snapshot to one first")
     with path.open("rb") as file:
-        if file.peek(1)[:1] != _PICKLE:
+        if not is_pickle(file.peek(2)):
             raise TraceError(path, "it is not a pickle, the format in which torch writes memory snapshots")
         events = _Events()
         try:
@@ -159,34 +159,63 @@ def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
     if not isinstance(data, dict) or not isinstance(data.get("segments"), (list, tuple)):
         raise _FormatError("it is not a memory snapshot: it has no segments")
     segments = list(_mappings(data["segments"], "segments"))
-    marks = _items(data.get("external_annotations", ()), "external_annotations")
     settings = data.get("allocator_settings")
-    code, stack = events.strings, events.stacks.number
-    segment_rows = [
+    columns = {
+        "segments": _segments(segments, events),
+        "blocks": _blocks(segments, events),
+        "annotations": _annotations(data.get("external_annotations", ()), events.strings),
+    }
+    strings = list(events.strings)
+    tables = {name: Table(each, strings) for name, each in columns.items()}
+    recorded = events.table(*_devices(data), strings)
+    blocks = tables["blocks"]
+    _check_sizes(recorded.bytes, tables["segments"].bytes, blocks.bytes, blocks.requested_bytes)
+    return MemorySnapshot(
+        path,
+        recorded,
+        **tables,
+        frames=events.stacks.table(strings),
+        stacks=events.stacks.stacks(),
+        settings=settings if isinstance(settings, dict) else {},
+        free_bytes=_free_bytes(data.get(_OWN)),
+    )
+
+
+def _segments(segments: Sequence[Mapping[str, Any]], events: _Events) -> dict[str, Array]:
+    rows = [
         (
             _device(each.get("device", 0)),
             _number(each.get("address")),
             _number(each.get("total_size"), 0),
             _number(each.get("active_size"), 0),
             _number(each.get("stream")),
-            code[_text(each.get("segment_type"))],
+            events.strings[_text(each.get("segment_type"))],
             int(bool(each.get("is_expandable"))),
-            stack(each.get("frames")),
+            events.stacks.number(each.get("frames")),
         )
         for each in segments
     ]
-    block_rows = [
+    return _table(("device", "address", "bytes", "active_bytes", "stream", "kind", "expandable", "stack"), rows)
+
+
+def _blocks(segments: Sequence[Mapping[str, Any]], events: _Events) -> dict[str, Array]:
+    rows = [
         (
             row,
             address,
             _number(each.get("size"), 0),
             _number(each.get("requested_size"), 0),
-            code[_text(each.get("state"))],
-            stack(_frames_of_block(each)),
+            events.strings[_text(each.get("state"))],
+            events.stacks.number(_frames_of_block(each)),
         )
-        for row, address, each in _blocks(segments)
+        for row, address, each in _placed_blocks(segments)
     ]
-    annotation_rows = [
+    return _table(("segment", "address", "bytes", "requested_bytes", "state", "stack"), rows)
+
+
+def _annotations(marks: object, code: Strings) -> dict[str, Array]:
+    name = "external_annotations"
+    rows = [
         (
             code[_text(each.get("name"))],
             code[_text(each.get("stage"))],
@@ -196,35 +225,15 @@ def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
             _number(each.get("range")),
             _number(each.get("thread")),
         )
-        for each in _mappings(marks, "external_annotations")
+        for each in _mappings(_items(marks, name), name)
     ]
-    columns = ("device", "address", "bytes", "active_bytes", "stream", "kind", "expandable", "stack")
-    made = {
-        "segments": _table(columns, segment_rows),
-        "blocks": _table(("segment", "address", "bytes", "requested_bytes", "state", "stack"), block_rows),
-        "annotations": _table(
-            ("name", "stage", "device", "time_ns", "source", "range", "thread"), annotation_rows
-        ),
-    }
-    strings = list(events.strings)
-    recorded = events.table(*_devices(data), strings)
-    for sizes in (
-        recorded.bytes,
-        made["segments"]["bytes"],
-        made["blocks"]["bytes"],
-        made["blocks"]["requested_bytes"],
-    ):
+    return _table(("name", "stage", "device", "time_ns", "source", "range", "thread"), rows)
+
+
+def _check_sizes(*columns: Array) -> None:
+    for sizes in columns:
         if len(sizes) and (sizes.min() < 0 or sizes.astype(np.float64).sum() >= _MOST):
             raise _FormatError("a size is negative, or they add up to more than a number of 64 bits holds")
-    return MemorySnapshot(
-        path,
-        recorded,
-        **{name: Table(table, strings) for name, table in made.items()},
-        frames=events.stacks.table(strings),
-        stacks=events.stacks.stacks(),
-        settings=settings if isinstance(settings, dict) else {},
-        free_bytes=_free_bytes(data.get(_OWN)),
-    )
 
 
 def _free_bytes(own: object) -> dict[int, int]:
@@ -247,7 +256,7 @@ def _devices(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     return devices, counts
 
 
-def _blocks(segments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
+def _placed_blocks(segments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
     """Yield the row of the segment, the address and the data of each block; torch 2.0 writes no addresses."""
     by_segment = [_items(segment.get("blocks", ()), "blocks") for segment in segments]
     blocks = _mappings(chain.from_iterable(by_segment), "blocks")

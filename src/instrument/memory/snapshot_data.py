@@ -1,4 +1,4 @@
-"""`SnapshotData`: what torch's allocator recorded, as tables; `MemorySnapshot` adds what can be done with it."""
+"""`SnapshotData`: what torch's allocator recorded, and what follows from it; `MemorySnapshot` adds its page."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SnapshotData:
         """The numbers of the GPUs that have segments or events."""
         return sorted({*np.unique(self.segments.device).tolist(), *np.unique(self.events.device).tolist()})
 
-    @property
+    @cached_property
     def fullest_device(self) -> int | None:
         """The number of the GPU with the highest peak; None if the snapshot has no GPU."""
         return max(self.devices, key=lambda device: self.peak(device).bytes, default=None)

@@ -124,7 +124,7 @@ def _marks(file: str, name: str) -> int:
 
 
 class FrameFacts(NamedTuple):
-    """What each frame tells of the modules around an allocation, by its row.
+    """Which frames show the modules around an allocation, by the row of the frame.
 
     Attributes:
         calls_module: whether it is torch's call of a module.
@@ -137,10 +137,9 @@ class FrameFacts(NamedTuple):
 
 def frame_facts(frames: Table) -> FrameFacts:
     """Return what the frames of a `MemorySnapshot` tell."""
-    inside = {file: path_in_torch(file) for file in set(frames.text("file"))}
-    files, names = frames.text("file"), frames.text("name")
-    calls = [name == _CALL and inside[file] == _MODULE_FILE for file, name in zip(files, names, strict=True)]
-    return FrameFacts(calls, [_is_python(file) and not inside[file] for file in files])
+    marks = map(_marks, frames.text("file"), frames.text("name"))
+    outside = _by_text(frames, lambda file: _is_python(file) and not path_in_torch(file))
+    return FrameFacts([mark & MODULE > 0 for mark in marks], outside.tolist())
 
 
 def module_calls(facts: FrameFacts, stack: Sequence[int]) -> tuple[int, ...]:

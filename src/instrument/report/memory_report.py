@@ -37,7 +37,7 @@ def print_memory(
         snapshot: the snapshot.
         device: the GPU.
         console: where to.
-        limit_bytes: the memory that the GPU has for the program; None if that is not known.
+        limit_bytes: the memory that the GPU has for the program; None takes `SnapshotData.known_limit`.
         batch: the batch size of the program; None if that is not known.
     """
     found = snapshot.break_down(device)
@@ -126,7 +126,7 @@ def _print_evidence(found: Breakdown, console: Console) -> None:
     rows = [
         (
             0,
-            f"{category.replace('_', ' ')} ({evidence})",
+            f"{category_words(category)} ({evidence})",
             [size(number), percent(number, found.peak.bytes), count(blocks)],
         )
         for (category, evidence), (number, blocks) in inferred.items()

@@ -36,7 +36,12 @@ _HEAD_BYTES = 1 << 16
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")  # and its protocol
 
 IS_PICKLE = "it is a pickle, such as a memory snapshot, which instrument memory reads"
-"""Why a pickle is no trace."""
+"""The error for a pickle that is given where a trace is wanted."""
+
+
+def is_pickle(head: bytes) -> bool:
+    """Return whether a file that begins with these bytes, two or more, is a pickle of protocol 2 to 5."""
+    return _PICKLE.match(head) is not None
 
 
 def read_trace(path: str | os.PathLike[str], *, steps_from: str | None = None) -> Trace:
@@ -169,7 +174,7 @@ def _read_file(path: Path) -> Trace:
         from .rocprof import read_rocprof
 
         return read_rocprof(path)
-    if _PICKLE.match(head):
+    if is_pickle(head):
         raise TraceError(path, IS_PICKLE)
     if is_compile_log(head):
         raise TraceError(

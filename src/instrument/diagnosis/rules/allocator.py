@@ -16,13 +16,14 @@ from ..trace_facts import MissingEvidenceError, TraceFacts
 
 _EXPANDABLE = 'PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"'
 _LISTED = 3  # places
+CHECKPOINT = "out = block(x)", "out = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+"""Code that keeps activations, and code that computes them again."""
 
 _FIXES = {
     "full": Fix(
         "Use less memory: recompute activations in the backward pass, split the batch, or shard the optimizer. "
         "instrument memory shows what the peak is.",
-        "out = block(x)",
-        "out = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        *CHECKPOINT,
     ),
     "fragmented": Fix(
         "Use expandable segments, which grow instead of leaving free pieces between blocks.", "", _EXPANDABLE
@@ -49,16 +50,18 @@ def site_of(place: Place | None) -> Site | None:
     return None if place is None else Site(*place)
 
 
-def expandable_fix(snapshot: MemorySnapshot) -> Fix:
-    """Return the fix for fragmentation: expandable segments or, where they are on, fewer sizes."""
-    on = snapshot.settings.get("expandable_segments") or snapshot.segments.expandable.any()
+def expandable_fix(snapshot: MemorySnapshot | None) -> Fix:
+    """Return the fix for fragmentation: expandable segments or, where the snapshot has them, fewer sizes."""
+    on = snapshot is not None and (
+        snapshot.settings.get("expandable_segments") or snapshot.segments.expandable.any()
+    )
     return _FEWER_SIZES if on else _FIXES["fragmented"]
 
 
 def _history(facts: TraceFacts) -> MemorySnapshot:
     """Return the snapshot; abstain if there is none, or if it has no events."""
     if facts.snapshot is None:
-        raise MissingEvidenceError('there is no memory snapshot: record with memory="snapshot"')
+        raise MissingEvidenceError('no memory snapshot was recorded: memory="snapshot" records one')
     if not facts.snapshot.events:
         raise MissingEvidenceError("the memory snapshot has no events: it has no history")
     return facts.snapshot
@@ -95,7 +98,7 @@ def failed_allocation(facts: TraceFacts) -> Iterator[Finding]:
         last = {(each.place, each.reason): each for each in snapshot.failures(device)}
         for each in last.values():
             yield facts.finding(
-                each.text + (f" (GPU {device})" if len(snapshot.devices) > 1 else ""),
+                each.text + _gpu(snapshot, device),
                 win_ns=None,
                 severity="high",
                 evidence=tuple(_about(each)),
@@ -104,8 +107,8 @@ def failed_allocation(facts: TraceFacts) -> Iterator[Finding]:
             )
 
 
-def _on(snapshot: MemorySnapshot, device: int) -> str:
-    return f" on GPU {device}" if len(snapshot.devices) > 1 else ""
+def _gpu(snapshot: MemorySnapshot, device: int) -> str:
+    return f" (GPU {device})" if len(snapshot.devices) > 1 else ""
 
 
 def _about(failed: FailedAllocation) -> Iterator[Evidence]:
@@ -132,7 +135,7 @@ def returned_memory(facts: TraceFacts, *, times: float = 2) -> Iterator[Finding]
         for each in snapshot.driver_traffic(device).returns:
             if each.times_later < times:
                 continue
-            often = counted(each.times_later, "time") + _on(snapshot, device)
+            often = counted(each.times_later, "time") + _gpu(snapshot, device)
             yield facts.finding(
                 f"Memory goes back to the driver {often}: {RETURN_REASONS[each.reason]}",
                 win_ns=None,
@@ -173,11 +176,7 @@ def activation_memory(facts: TraceFacts, *, share: float = 0.4) -> Iterator[Find
             _in_use(found),
             Evidence("lines", listed or None, "", "The lines that allocate most of them."),
         ),
-        fix=Fix(
-            "Recompute activations in the backward pass.",
-            "out = block(x)",
-            "out = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-        ),
+        fix=Fix("Recompute activations in the backward pass.", *CHECKPOINT),
         site=site_of(by_line[0][0]) if by_line else None,
     )
 

@@ -16,20 +16,13 @@ from ...units import counted, size
 from ..memory_use import megabytes
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
-from .allocator import expandable_fix, site_of
+from .allocator import CHECKPOINT, expandable_fix, site_of
 
 _MEGABYTES, _GIGABYTES = 1e6, 1e9
 _DETACH = Fix(
     "Detach the tensors that the program keeps from their graphs.",
     "losses.append(loss)",
     "losses.append(loss.detach())",
-)
-
-
-_EXPANDABLE = Fix(
-    "Use expandable segments, which grow instead of reserving new ones.",
-    "",
-    'PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"',
 )
 
 
@@ -145,7 +138,7 @@ def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float
             Evidence("reserved", reserved, "bytes", "Reserved by the allocator at the peak of allocated bytes."),
             Evidence("allocated", allocated, "bytes", "Allocated at that time."),
         ),
-        fix=_EXPANDABLE if facts.snapshot is None else expandable_fix(facts.snapshot),
+        fix=expandable_fix(facts.snapshot),
     )
 
 
@@ -183,11 +176,7 @@ def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Fin
             Evidence("memory", whole, "bytes", "Memory that the GPU has, or had for the program."),
             *_listed("used", parts, "Allocated memory at the peak by category."),
         ),
-        fix=Fix(
-            "Recompute activations in the backward pass, or split the batch.",
-            "out = block(x)",
-            "out = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-        ),
+        fix=Fix("Recompute activations in the backward pass, or split the batch.", *CHECKPOINT),
     )
 
 
