@@ -93,23 +93,28 @@ def test_the_process_yields_the_cpu_to_training(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
+@pytest.mark.parametrize("child", [False, True])
 def test_the_process_takes_its_share_of_the_cpu_while_the_program_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: bool
 ) -> None:
-    """The priority of its session is the usual one from the call of `end` on."""
+    """The priority of its session is the usual one from the call of `end` on, also before its imports."""
+    if child:  # as where the program is process 1
+        monkeypatch.setattr(background_process, "_libc", lambda: None)
     told = tmp_path / "priority"
-    more = f"""
-import instrument.windows.finalizer_main as at, pathlib
-take = at._take_more_cpu
+    slow_to_start = f"""
+import os, pathlib, time
+limit = time.monotonic() + 20
 priority = pathlib.Path("/proc/self/autogroup")
-at._take_more_cpu = lambda: (take(), pathlib.Path({str(told)!r}).write_text(priority.read_text()))
+while (is_low := not priority.read_text().endswith("nice 0\\n")) and time.monotonic() < limit:
+    time.sleep(0.01)
+pathlib.Path({str(told)!r}).write_text(str(is_low))
 """
-    line = "exec_module(package)\n"
-    monkeypatch.setattr(finalizer_process, "_CODE", finalizer_process._CODE.replace(line, line + more))
+    monkeypatch.setattr(finalizer_process, "_CODE", slow_to_start + finalizer_process._CODE)
     process = FinalizerProcess(lambda answer: None, lambda process: None)
     assert not told.exists()
     process.end(60)
-    assert told.read_text().endswith("nice 0\n")
+    assert "ended with exit code 0" == process.ended
+    assert "False" == told.read_text()
 
 
 WITH_HANDLER = f"""{BEGIN}

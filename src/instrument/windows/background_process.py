@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..sigaction import c_library
 from .sigchld import hidden_sigchld
@@ -19,8 +19,12 @@ _SHELL = "/bin/sh"
 # Linux divides the CPU between sessions (sched(7), autogroup); `nice` matters only within one of them.
 _LOWEST_PRIORITY = "echo 19 >/proc/self/autogroup; "
 _AS_CHILD = _LOWEST_PRIORITY + 'exec "$@"'
-# The first shell exits at once. The second one waits for the command: only its parent learns how a process ends.
-_AS_ORPHAN = f"{{ {_LOWEST_PRIORITY}" + r""""$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } &"""
+# The first shell tells the number of the second one and exits at once. The second one waits for the command: only
+# its parent learns how a process ends.
+_AS_ORPHAN = (
+    f"exec 3>&1 >&0; {{ {_LOWEST_PRIORITY}"
+    r""""$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } 3>&- & echo $! >&3"""
+)
 _PR_GET_CHILD_SUBREAPER = 37
 
 
@@ -29,8 +33,8 @@ class BackgroundProcess:
 
     On Linux the command is not a child of this process: `os.wait` does not return it, and its end raises no
     SIGCHLD. A shell starts it and exits; the constructor waits for that, about a millisecond. The line
-    ``{"exit_code": N}`` follows the command's own output, and the caller stores it in `exit_code`. The session
-    gets only the CPU time that the program does not use.
+    ``{"exit_code": N}`` follows the command's own output, and the caller stores it in `exit_code`. Until
+    `take_share`, the session gets only the CPU time that nothing else uses.
 
     The command is a child on other systems, without a shell, without `ctypes`, and where orphans become children
     of this process, as in process 1 of a container.
@@ -53,18 +57,20 @@ class BackgroundProcess:
         self._libc = _libc()
         options: dict[str, Any] = {
             "stdin": connection.fileno(),
-            "stdout": connection.fileno(),
             "stderr": subprocess.DEVNULL,
             "start_new_session": True,
             "env": environment,
         }
         if self._libc is None:
             shell = [_SHELL, "-c", _AS_CHILD, "sh"] if _has_shell() else []
-            self._started = subprocess.Popen([*shell, *command], **options)
+            self._started = subprocess.Popen([*shell, *command], stdout=connection.fileno(), **options)
+            self._member = str(self._started.pid)
         else:
+            shell = [_SHELL, "-c", _AS_ORPHAN, "sh"]
             with hidden_sigchld(self._libc):
-                self._started = subprocess.Popen([_SHELL, "-c", _AS_ORPHAN, "sh", *command], **options)
+                self._started = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE, **options)
                 code = self._started.wait()
+            self._member = _read_available(self._started.stdout).strip()
             if code:  # the shell cannot fork
                 raise OSError(f"{_SHELL} ended with exit code {code}")
 
@@ -72,6 +78,16 @@ class BackgroundProcess:
     def session(self) -> int:
         """The number of the command's session and process group."""
         return self._started.pid
+
+    def take_share(self) -> None:
+        """Give the session the program's share of the CPU; call this only while the socket is open.
+
+        The command itself would be too slow: where all cores are busy, its imports alone can take minutes.
+        """
+        with suppress(OSError):  # a kernel without autogroups, or the command has exited
+            Path(f"/proc/{self._member}/autogroup").write_text("0")
+        with suppress(OSError, AttributeError):  # only a privileged process gets back what `nice` gave away
+            os.setpriority(os.PRIO_PGRP, self.session, 0)
 
     def kill(self) -> None:
         """Kill the command; call this only while the socket is open, as the number may be reused afterwards."""
@@ -87,6 +103,15 @@ class BackgroundProcess:
     def detach(self) -> None:
         """Forget the command in a forked child, which cannot wait for it and must not warn that it runs."""
         self._started.returncode = 0
+
+
+def _read_available(pipe: IO[bytes] | None) -> str:
+    """Return what is in a pipe, without waiting for more: a process forked meanwhile may hold it open."""
+    if pipe is None:
+        return ""
+    with pipe:
+        os.set_blocking(pipe.fileno(), False)
+        return (pipe.read() or b"").decode()
 
 
 def _has_shell() -> bool:

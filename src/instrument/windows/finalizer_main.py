@@ -66,7 +66,6 @@ class FinalizerJobs:
             "uploads": self._note_uploads,
             "trace": self._process_trace,
             "wake": lambda job: {},
-            "hurry": lambda job: {},
             "end": self._return_state,
         }
 
@@ -329,14 +328,6 @@ def main(parent: int) -> None:
         os._exit(0)  # threads of a connection may wait for minutes
 
 
-def _take_more_cpu() -> None:
-    """Take the program's share of the CPU, as it only waits now."""
-    with suppress(OSError):  # a kernel without autogroups
-        Path("/proc/self/autogroup").write_text("0")
-    with suppress(OSError, AttributeError):  # only a privileged process gets back what `nice` gave away
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
-
-
 def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:
     with suppress(OSError):  # the training process has exited
         number = {"job": job["job"]} if "job" in job else {}
@@ -364,10 +355,7 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
                 break
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                job = json.loads(line)
-                if job["kind"] == "hurry":  # now, not after the jobs before it
-                    _take_more_cpu()
-                jobs.put(job)
+                jobs.put(json.loads(line))
     finally:  # also after a malformed line, which raises
         signal.alarm(_ORPHAN_LIMIT_S)
         jobs.put(None)

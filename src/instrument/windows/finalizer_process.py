@@ -133,7 +133,7 @@ class FinalizerProcess:
         ``waiting`` is called ten times a second meanwhile. The process no longer yields the CPU to this one.
         """
         if self.ended is None:
-            self.send({"kind": "hurry", "job": 0})
+            self._process.take_share()
         self.close()
         deadline = time.monotonic() + timeout
         if self._thread is not None:
