@@ -44,7 +44,8 @@ ORDER = [
     ["console", "errors", "gpu", "identity", "imports", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
     ["findings", "part_file", "run_folder"],
-    ["arguments", "interrupts", "live_objects", "printable", "process_id", "source_paths", "units"],
+    ["process_id"],
+    ["arguments", "interrupts", "live_objects", "printable", "source_paths", "units"],
 ]
 # Modules that adapters may import besides the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {

@@ -1,4 +1,4 @@
-"""`part_file`: a temporary file beside the file to write, so that a file appears whole or not at all."""
+"""Writes files so that they appear whole or not at all, as a temporary file beside each; and their folders."""
 
 from __future__ import annotations
 
@@ -13,6 +13,21 @@ from .interrupts import Suppressed
 
 # .tmp: torch's own suffix while it writes
 _PART = re.compile(r"\..+\.(?P<place>[0-9a-f]{8})-(?P<process>\d+)-(?P<start>\d*)-[0-9a-f]{8}\.part(\.tmp)?")
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it, unless it is there.
+
+    `Path.mkdir` with ``exist_ok`` drops an `OSError` that a signal handler raises, such as `TimeoutError`.
+
+    Raises:
+        OSError: it cannot be created, or is a file.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
 
 
 @contextmanager

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import socket
 import zlib
-from contextlib import suppress
+from functools import cache
 from pathlib import Path
+
+from .interrupts import Suppressed
 
 
 def place() -> str:
     """Return eight digits for the host and, as in a container, the namespace in which process numbers count."""
     namespace = 0
-    with suppress(OSError):  # not Linux
+    with Suppressed(OSError):  # not Linux
         namespace = Path("/proc/self/ns/pid").stat().st_ino
     return f"{zlib.crc32(f'{socket.gethostname()} {namespace}'.encode()):08x}"
 
 
+@cache
 def machine() -> str:
     """Return eight digits that all processes of this machine have until it starts again, also in containers."""
-    with suppress(OSError):  # not Linux
+    with Suppressed(OSError):  # not Linux
         return f"{zlib.crc32(Path('/proc/sys/kernel/random/boot_id').read_bytes()):08x}"
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
@@ -30,7 +33,7 @@ def start_time(process: int) -> str | None:
     Without ``/proc`` it is empty for each number that is in use and, on Windows, for all.
     """
     if Path("/proc/self/stat").exists():
-        with suppress(OSError):
+        with Suppressed(OSError):
             fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
             return None if fields[0] in "ZX" else fields[19]
         return None

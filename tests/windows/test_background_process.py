@@ -80,15 +80,17 @@ def test_the_process_yields_the_cpu_to_training(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(background_process, "_libc", lambda: None)
     ours, child_end = socket.socketpair()
     with ours, child_end:
-        command = ["/bin/sh", "-c", "cat /proc/self/autogroup; echo; echo done"]
+        command = ["/bin/sh", "-c", "read line; cat /proc/self/autogroup; echo; nice; echo done"]
         process = BackgroundProcess(command, child_end, {})
         child_end.close()
+        process.yield_cpu()
+        ours.sendall(b"\n")
         text = b""
         while data := ours.recv(1000):
             text += data
         process.exit_code = 0
         assert "ended with exit code 0" == process.wait()
-    assert b"done" in text
+    assert b"\n10\ndone" in text
     assert (b"nice 19" in text) == Path("/proc/self/autogroup").exists()
 
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from ..errors import CaptureError
 from ..guard import guard
-from ..part_file import part_file, publish
+from ..part_file import make_folder, part_file, publish
 
 FEATURE = "writing a memory snapshot"
 _PROTOCOL = 4  # that of torch's own snapshots, for which its page is made
@@ -105,7 +105,7 @@ class SnapshotDump:
                 self._when_done.pop(0)()
 
     def _write(self, snapshot: Snapshot) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         with part_file(self.path) as part:
             while not self._fits(snapshot, part):
                 if not drop_older_half(snapshot):

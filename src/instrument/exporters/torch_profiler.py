@@ -21,7 +21,7 @@ from ..compat import autograd, kineto, profilers
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
-from ..part_file import part_file
+from ..part_file import make_folder, part_file
 from ..regions.emitters.torch_nested import torch_emitter
 from ..regions.emitters.torch_profiler import TorchProfilerEmitter
 from ..regions.region import Region, plain
@@ -322,7 +322,7 @@ class TorchProfilerCapture:
 
     def save(self, folder: Path, stem: str) -> list[Path]:
         """Write the trace: 4-7 ms for each MB."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         raw = folder / f"{stem}{SUFFIX}"
         with part_file(raw) as part:
             self.profiler.export_chrome_trace(str(part))

@@ -12,19 +12,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ..interrupts import Suppressed
 from ..sigaction import c_library
 from .sigchld import hidden_sigchld
 
 _SHELL = "/bin/sh"
-# Linux divides the CPU between sessions (sched(7), autogroup); `nice` matters only within one of them.
-_LOWEST_PRIORITY = "echo 19 >/proc/self/autogroup; "
-_AS_CHILD = _LOWEST_PRIORITY + 'exec "$@"'
 # The first shell tells the number of the second one and exits at once. The second one waits for the command: only
 # its parent learns how a process ends.
-_AS_ORPHAN = (
-    f"exec 3>&1 >&0; {{ {_LOWEST_PRIORITY}"
-    r""""$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } 3>&- & echo $! >&3"""
-)
+_AS_ORPHAN = r"""exec 3>&1 >&0; { "$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } 3>&- & echo $! >&3"""
+# Linux divides the CPU between sessions (sched(7), autogroup), where it does not between control groups; `nice`
+# matters only within one of them. Both at 19 would leave a process in a control group almost nothing.
+_LOW = 19, 10
+_USUAL = 0, 0
 _PR_GET_CHILD_SUBREAPER = 37
 
 
@@ -33,8 +32,7 @@ class BackgroundProcess:
 
     On Linux the command is not a child of this process: `os.wait` does not return it, and its end raises no
     SIGCHLD. A shell starts it and exits; the constructor waits for that, about a millisecond. The line
-    ``{"exit_code": N}`` follows the command's own output, and the caller stores it in `exit_code`. Until
-    `take_share`, the session gets only the CPU time that nothing else uses.
+    ``{"exit_code": N}`` follows the command's own output, and the caller stores it in `exit_code`.
 
     The command is a child on other systems, without a shell, without `ctypes`, and where orphans become children
     of this process, as in process 1 of a container.
@@ -62,8 +60,7 @@ class BackgroundProcess:
             "env": environment,
         }
         if self._libc is None:
-            shell = [_SHELL, "-c", _AS_CHILD, "sh"] if _has_shell() else []
-            self._started = subprocess.Popen([*shell, *command], stdout=connection.fileno(), **options)
+            self._started = subprocess.Popen(command, stdout=connection.fileno(), **options)
             self._member = str(self._started.pid)
         else:
             shell = [_SHELL, "-c", _AS_ORPHAN, "sh"]
@@ -79,19 +76,30 @@ class BackgroundProcess:
         """The number of the command's session and process group."""
         return self._started.pid
 
-    def take_share(self) -> None:
-        """Give the session the program's share of the CPU; call this only while the socket is open.
+    def yield_cpu(self) -> None:
+        """Give the command only the CPU time that nothing else uses; call this only while the socket is open.
 
-        The command itself would be too slow: where all cores are busy, its imports alone can take minutes.
+        The program does this and not the command, which would be too slow to undo it: where all cores are busy,
+        its imports alone can take minutes. Linux refuses it within 0.1 s of another such change on the machine,
+        unless the program is privileged.
         """
-        with suppress(OSError):  # a kernel without autogroups, or the command has exited
-            Path(f"/proc/{self._member}/autogroup").write_text("0")
-        with suppress(OSError, AttributeError):  # only a privileged process gets back what `nice` gave away
-            os.setpriority(os.PRIO_PGRP, self.session, 0)
+        self._set_priority(*_LOW)
+
+    def take_share(self) -> None:
+        """Give the command the program's share of the CPU again; call this only while the socket is open."""
+        self._set_priority(*_USUAL)
+
+    def _set_priority(self, autogroup: int, nice: int) -> None:
+        path = Path(f"/proc/{self._member}/autogroup")
+        with Suppressed(OSError):  # a kernel without autogroups, or the command has exited
+            if not path.read_text().endswith(f" nice {autogroup}\n"):
+                path.write_text(str(autogroup))
+        with Suppressed(OSError, AttributeError):  # only a privileged process gets back what it gave away
+            os.setpriority(os.PRIO_PGRP, self.session, nice)
 
     def kill(self) -> None:
         """Kill the command; call this only while the socket is open, as the number may be reused afterwards."""
-        with suppress(ProcessLookupError, PermissionError):
+        with Suppressed(ProcessLookupError, PermissionError):
             os.killpg(self.session, signal.SIGKILL)
 
     def wait(self) -> str:

@@ -19,6 +19,7 @@ from ..arguments import integer
 from ..descriptors import OwnDescriptor, OwnSocket
 from ..guard import guard
 from ..interrupts import Suppressed
+from ..part_file import make_folder
 from .rank_selection import chosen_ranks
 from .requests import WindowRequest
 
@@ -56,7 +57,7 @@ class CommandSocket:
         """
         self._name = f"{_PREFIX}{socket.gethostname()}-{os.getpid()}{_SUFFIX}"
         self._process = os.getpid()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         # Kept open: `find` finds the folder of a process by it.
         self._place = OwnDescriptor(os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC))
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

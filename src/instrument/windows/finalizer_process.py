@@ -21,9 +21,7 @@ from .background_process import BackgroundProcess
 
 FEATURE = "finishing a window"
 _CODE = """\
-import os, sys
-if hasattr(os, "nice"):
-    os.nice(10)
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 sys.path += [folder for folder in {path!r} if folder not in sys.path]
 spec = spec_from_file_location("instrument", {init!r}, submodule_search_locations=[{package!r}])
@@ -32,9 +30,7 @@ spec.loader.exec_module(package)
 from instrument.windows.finalizer_main import main
 main({parent})
 """
-# `nice` comes before the imports, which take half a second of CPU time. Without privileges it is for good,
-# so it leaves this process some of the CPU even if the program uses all cores. Isolated mode ignores the current
-# folder, and the package is loaded from the folder of this file.
+# Isolated mode ignores the current folder, and the package is loaded from the folder of this file.
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _BUFFER_BYTES = 1 << 15  # bytes that the connection buffers
@@ -83,6 +79,7 @@ class FinalizerProcess:
         self._incomplete_answer = b""  # of an incomplete answer
         self._failure: str | None = None  # in words
         self._deadline: float | None = None  # for `end`, when it receives the answers itself
+        self._awaited = False  # by `end`
         self.closed = False
         self.ended: str | None = None
         mine, other = socket.socketpair()
@@ -114,6 +111,8 @@ class FinalizerProcess:
             Exception: sending failed, and the process is abandoned.
         """
         try:
+            if not self._awaited:
+                self._process.yield_cpu()
             self._unsent.append(json.dumps(job).encode() + b"\n")
             self._flush()
         except Exception as error:
@@ -132,12 +131,12 @@ class FinalizerProcess:
 
         ``waiting`` is called ten times a second meanwhile. The process no longer yields the CPU to this one.
         """
-        if self.ended is None:
-            self._process.take_share()
+        self._awaited = True
         self.close()
         deadline = time.monotonic() + timeout
         if self._thread is not None:
             while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+                self._process.take_share()
                 self._flush()  # a signal handler that interrupted `_flush` on this thread has to do it
                 self._thread.join(min(left, _FLUSH_S))
                 waiting()
@@ -146,6 +145,7 @@ class FinalizerProcess:
                 self._thread.join(_KILL_S)
                 return
         if self.ended is None:  # there was no thread, or it failed
+            self._process.take_share()
             self._deadline = deadline
             self._receive()
 

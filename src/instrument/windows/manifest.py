@@ -18,6 +18,7 @@ from .. import log
 from ..config import settings
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
+from ..part_file import make_folder
 from ..run_folder import NAME
 
 _NUMBERS = count(1)  # the numbers of the runs in this process
@@ -156,7 +157,10 @@ def unwritable(folder: Path) -> str | None:
 
 def existing(folder: Path) -> Path:
     """Return ``folder``, or the closest folder above it that is there."""
-    while not os.path.lexists(folder) and folder != folder.parent:
+    while folder != folder.parent:
+        with Suppressed(OSError, ValueError):  # `os.path.lexists` would drop errors of a signal handler too
+            folder.lstat()
+            break
         folder = folder.parent
     return folder
 
@@ -167,7 +171,7 @@ def append(folder: Path, lines: list[bytes]) -> None:
     Raises:
         OSError: a line cannot be written. The file may end with a part of it; the next call starts a new line.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / NAME
     # Each line is one write in append mode, and the file is never truncated: ranks share the folder.
     with path.open("a+b", buffering=0) as file:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from .. import log
 from ..guard import guard
 from ..interrupts import Suppressed
+from ..part_file import make_folder
 from .command_socket import CommandSocket
 from .requests import WindowRequest
 
@@ -92,7 +93,7 @@ class Triggers:
         """
         if self._folder is not None:
             with guard.contained(FEATURE):
-                self._folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self._folder)
         if self._socket is not None:
             with guard.contained(FEATURE):
                 self._begun.append(self._socket)

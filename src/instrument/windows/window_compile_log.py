@@ -10,7 +10,7 @@ from typing import IO
 
 from ..compat.compile_trace import follow_compile_trace
 from ..guard import guard
-from ..part_file import part_file, publish
+from ..part_file import make_folder, part_file, publish
 from ..run_folder import COMPILE_LOG
 
 _FEATURE = "the log of torch.compile"
@@ -41,7 +41,7 @@ class WindowCompileLog:
         if self._end is None or self._process != os.getpid():  # a forked child has the same open file
             return
         if self._part is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             self._part = self._cleanup.enter_context(part_file(self._folder / f"rank{COMPILE_LOG}"))
             self._file = self._part.open("w", encoding="utf-8")
         if self._file is not None:
