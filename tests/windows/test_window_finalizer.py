@@ -424,8 +424,8 @@ def test_a_summary_that_is_never_read(tmp_path: Path) -> None:
     """The program ends normally although its standard error is a full pipe."""
     code = """
         import os, sys, torch, instrument
-        from instrument.windows import window_finalizer
-        window_finalizer._STDERR_S = 0.2
+        from instrument.windows import summary_output
+        summary_output._ROOM_S = 0.2
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         try:

@@ -222,7 +222,7 @@ class Profile(ScheduleFollower):
             raise
 
     def _begin(self, late: bool) -> None:
-        self._finalizer.stderr = (stderr.at_start() if self._preemptible else None) or sys.stderr
+        self._finalizer.output.stream = (stderr.at_start() if self._preemptible else None) or sys.stderr
         if self._paused:
             self._paused = False
             self._follow_schedule()

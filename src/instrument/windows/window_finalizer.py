@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
-import select
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import log, stderr
+from .. import log
 from ..allocator_history.dump import SnapshotDump
 from ..allocator_history.window_memory import WindowMemory
 from ..config import settings
@@ -27,13 +23,11 @@ from .finalizer_process import FEATURE, FinalizerProcess
 from .manifest import Manifest, add_snapshot, describe_files, size_of, uncompressed_entry
 from .ordered_calls import OrderedCalls
 from .storage import Storage
-from .waiting_line import WaitingLine
+from .summary_output import SummaryOutput
 
 _WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
 _WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
 _WAIT_S_PER_JOB = 0.5  # on a busy machine, each wait for the disk costs the process its turn
-_STDERR_S = 5.0  # how long the summary waits for room in standard error, such as a pipe
-_CHUNK = 1024  # characters, which a pipe that is ready for any takes at once
 
 
 class WindowFinalizer:
@@ -49,7 +43,7 @@ class WindowFinalizer:
 
     Attributes:
         received: the number of calls of `add_recorded`.
-        stderr: the stream for the summary; None means ``sys.stderr`` at that time.
+        output: where the summary goes.
     """
 
     def __init__(self, manifest: Manifest, hint: str, storage: Storage) -> None:
@@ -57,7 +51,7 @@ class WindowFinalizer:
         self._storage = storage
         self._hint = hint
         self.received = 0
-        self.stderr: Any = None
+        self.output = SummaryOutput()
         self._process: FinalizerProcess | None = None
         self._state: str | None = None  # of the summary, passed from one process to the next
         self._jobs: dict[int, dict[str, Any]] = {}  # by number, until they are done
@@ -68,7 +62,6 @@ class WindowFinalizer:
         self._unreported_snapshots = 0  # those of them since the last summary
         self._on_summary: Callable[[str], None] | None = None
         self._failure: Exception | None = None  # raised by `finish`, with strict settings
-        self._waiting: WaitingLine | None = None  # while `finish` waits
         self._ordered = OrderedCalls()  # of which some wait until a memory snapshot is written
         self._histories: dict[int, WindowMemory] = {}  # of windows without timing so far, by their number
         self._dumps: list[SnapshotDump] = []  # those whose threads may still run
@@ -213,7 +206,7 @@ class WindowFinalizer:
 
         Args:
             hidden: regions inside compiled code.
-            on_summary: called with the text, on another thread; None writes it to `stderr` or, where the log is
+            on_summary: called with the text, on another thread; None writes it to `output` or, where the log is
                 JSON, makes it an event of the log.
             diagnose: whether the text ends with a diagnosis of the last window.
             phase: the phase of the program that these are windows of; empty for training steps.
@@ -233,7 +226,7 @@ class WindowFinalizer:
                 self._on_summary = on_summary
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
                 as_event = on_summary is None and log.output.format == "json"
-                terminal = None if as_event else _terminal(self.stderr or sys.stderr)
+                terminal = None if as_event else self.output.terminal()
                 said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase}
                 snapshots = [str(path) for path in self._snapshots]
                 self._send("report", **places, **said, snapshots=snapshots, terminal=terminal)
@@ -248,7 +241,7 @@ class WindowFinalizer:
         if on_summary is None and log.output.format == "json":
             log.info("summary", recorded=text)
         else:
-            (on_summary or self._print)(f"instrument: {text}\n")
+            (on_summary or self.output.print)(f"instrument: {text}\n")
 
     @guard.contained(FEATURE)
     def close(self) -> None:
@@ -272,23 +265,11 @@ class WindowFinalizer:
 
     @guard.contained(FEATURE)
     def _await_dumps(self) -> None:
-        with self._waiting_line("instrument: writing a memory snapshot") as update:
+        with self.output.waiting_line("instrument: writing a memory snapshot") as update:
             for dump in self._dumps:
                 dump.wait(_WAIT_S, update)
         self._dumps.clear()
         self._ordered.make()
-
-    @contextmanager
-    def _waiting_line(self, text: str) -> Iterator[Callable[[], None]]:
-        """Yield the function that shows ``text`` once the wait is long; without a line, as it failed, nothing."""
-        with guard.contained(FEATURE):
-            self._waiting = WaitingLine(text, self.stderr or sys.stderr)
-        waiting = self._waiting
-        try:
-            yield waiting.update if waiting is not None else lambda: None
-        finally:
-            if waiting is not None:
-                waiting.erase()
 
     def _end_process(self) -> None:
         process = self._process
@@ -301,7 +282,7 @@ class WindowFinalizer:
             wait_s += len(self._jobs) * _WAIT_S_PER_JOB
             sizes = [size_of(Path(job["raw"])) or 0 for job in list(self._jobs.values()) if "raw" in job]
             wait_s += sum(sizes) * _WAIT_S_PER_BYTE
-        with self._waiting_line(_finishing(sizes)) as update:
+        with self.output.waiting_line(_finishing(sizes)) as update:
             try:
                 process.end(wait_s, update)
             except Exception as error:
@@ -368,10 +349,9 @@ class WindowFinalizer:
             if "summary" in answer:
                 log.info("summary", **answer["summary"])
             if answer.get("text"):
-                if self._waiting is not None:
-                    self._waiting.erase()
+                self.output.erase_waiting_line()
                 with guard.contained("the summary"):
-                    (self._on_summary or self._print)(answer["text"])
+                    (self._on_summary or self.output.print)(answer["text"])
             for feature, error in answer["errors"]:
                 guard.failed(feature, CaptureError(error), **about)
         except BaseException as error:  # even SystemExit, which `on_summary` may raise: the thread must continue
@@ -379,11 +359,6 @@ class WindowFinalizer:
             if answer.get("written"):  # its line is in the manifest
                 self._jobs.pop(answer["job"], None)
                 self._jobs.pop(answer.get("window", 0), None)
-
-    def _print(self, text: str) -> None:
-        """Write to `stderr` or, if it is closed or broken, to ``sys.stderr``."""
-        if self.stderr is None or not _write_while_read(text, self.stderr):
-            _write_while_read(text, sys.stderr)
 
     def _handle_exit(self, process: FinalizerProcess) -> None:
         if process is self._process and process.ended:
@@ -449,39 +424,6 @@ def _finishing(sizes: Sequence[int]) -> str:
         else "finishing the summary and the files"
     )
     return f"instrument: {work}"
-
-
-def _write_while_read(text: str, file: Any) -> bool:
-    """Write to ``file`` while its reader keeps up; return False if it is closed, broken or missing."""
-    with Suppressed(OSError, ValueError, AttributeError):
-        for start in range(0, len(text), _CHUNK):
-            if not _wait_until_writable(file):
-                break
-            stderr.write(text[start : start + _CHUNK], file)
-        return True
-    return False
-
-
-def _wait_until_writable(file: Any) -> bool:
-    """Return whether ``file`` accepts more within a time limit: a thread that hangs in a write aborts the exit."""
-    with Suppressed(OSError, ValueError):  # without a file descriptor, as in a notebook
-        return bool(select.select([], [file.fileno()], [], _STDERR_S)[1])
-    return True
-
-
-def _terminal(stderr: Any) -> dict[str, Any]:
-    """Return the properties of standard error that rich would detect in this process."""
-    columns = None
-    if "COLUMNS" not in os.environ:
-        for file in (0, 1, 2):
-            with Suppressed(OSError):
-                columns = os.get_terminal_size(file).columns
-                break
-    colors = None
-    with Suppressed(Exception):  # the program may have replaced it by any object
-        colors = stderr.isatty() or None
-    encoding = getattr(stderr, "encoding", None)
-    return {"columns": columns, "colors": colors, "encoding": encoding if isinstance(encoding, str) else "utf-8"}
 
 
 def _cwd() -> str | None:
