@@ -25,6 +25,7 @@ PROGRAM = """
 
     end = time.monotonic() + 60
     with instrument.profile(sys.argv[1], schedule="1000000") as prof:
+        open(sys.argv[2] + ".begun", "w").close()
         while time.monotonic() < end and not os.path.exists(sys.argv[2]):
             torch.ones(10).sum()
             time.sleep(0.005)
@@ -36,12 +37,12 @@ PROGRAM = """
 class Daemon:
     """A stand-in for dynolog: answers the requests of Kineto, each a header of 40 bytes and its content.
 
-    Args:
-        config: the answer to the first request for a configuration.
+    Attributes:
+        config: the answer to the next request for a configuration; empty after it.
     """
 
-    def __init__(self, config: str) -> None:
-        self._config = config
+    def __init__(self) -> None:
+        self.config = ""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.settimeout(0.2)
         self._socket.bind(b"\0dynolog\0")
@@ -55,7 +56,7 @@ class Daemon:
         _, kind = struct.unpack_from("Q32s", data)
         content = struct.pack("i", 1)
         if kind.rstrip(b"\0") == b"req":
-            content, self._config = self._config.encode(), ""
+            content, self.config = self.config.encode(), ""
         self._socket.sendto(struct.pack("Q32s", len(content), kind) + content, sender)
 
     def close(self) -> None:
@@ -69,13 +70,17 @@ def test_the_rank_is_in_the_trace(tmp_path: Path) -> None:
     """The trace that the daemon asks for has the rank and the world size of the environment."""
     wanted = tmp_path / "trace.json"
     done = tmp_path / "done"
-    daemon = Daemon(f"ACTIVITIES_LOG_FILE={wanted}\nPROFILE_START_TIME=0\nACTIVITIES_DURATION_MSECS=200\n")
+    begun = tmp_path / "done.begun"
+    config = f"ACTIVITIES_LOG_FILE={wanted}\nPROFILE_START_TIME=0\nACTIVITIES_DURATION_MSECS=200\n"
+    daemon = Daemon()
     variables = {"KINETO_USE_DAEMON": "1", "RANK": "3", "WORLD_SIZE": "8"}
     command = programs.python(programs.program(PROGRAM, tmp_path), [str(tmp_path / "out"), str(done)])
     with subprocess.Popen(list(map(str, command)), env=programs.environment(variables)) as program:
         try:
             end = time.monotonic() + 60
             while program.poll() is None and time.monotonic() < end and not list(tmp_path.glob("trace_*.json")):
+                if begun.exists():
+                    daemon.config, config = daemon.config or config, ""
                 daemon.answer()
             done.touch()
             assert 0 == program.wait(60)
