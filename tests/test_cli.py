@@ -68,7 +68,7 @@ def test_standard_input() -> None:
     """A trace can be read from a pipe, also compressed."""
     piped = json.loads(command("summarize", "--json", "-", input=gzip.compress(GPU_TRACE.read_bytes())).stdout)
     assert json.loads(command("summarize", "--json", GPU_TRACE).stdout) == piped | {"path": str(GPU_TRACE)}
-    assert command("summarize", "-", input=b"").stderr == b"instrument: cannot read the trace -: it is empty\n"
+    assert command("summarize", "-", input=b"").stderr == b"instrument: cannot read -: it is empty\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -322,5 +322,5 @@ def test_a_window_of_a_run_that_cannot_be_read(runs: Path) -> None:
     (runs / "window-0001" / "rank0.second.pt.trace.json").write_text("no trace")
     result = command("summarize", runs)
     assert result.returncode == 1
-    assert b"cannot read the trace" in result.stderr
+    assert b"cannot read" in result.stderr
     assert b"(mean of steps 70-71)" in result.stdout

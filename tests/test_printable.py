@@ -43,7 +43,7 @@ def test_log_and_errors(caplog: pytest.LogCaptureFixture) -> None:
         log.warning("not recorded", reason=HOSTILE)
     assert caplog.messages == [f"instrument: not recorded (reason={SHOWN})"]
     error = TraceError(Path(HOSTILE), HOSTILE)
-    assert str(error) == f"cannot read the trace {SHOWN}: {SHOWN}"
+    assert str(error) == f"cannot read {SHOWN}: {SHOWN}"
     assert error.path == Path(HOSTILE)
 
 

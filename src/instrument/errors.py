@@ -12,7 +12,7 @@ class InstrumentError(Exception):
 
 
 class TraceError(InstrumentError, ValueError):
-    """A trace that cannot be read.
+    """A trace or a memory snapshot that cannot be read.
 
     Attributes:
         path: the file.
@@ -25,7 +25,7 @@ class TraceError(InstrumentError, ValueError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return printable(f"cannot read the trace {self.path}: {self.reason}")
+        return printable(f"cannot read {self.path}: {self.reason}")
 
 
 class CaptureError(InstrumentError):

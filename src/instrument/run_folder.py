@@ -133,6 +133,13 @@ def last_snapshots(folder: Path) -> list[Path]:
     return sorted(window.glob(f"*{MEMORY_SNAPSHOT}"), key=_taken_ns)
 
 
+def snapshots_in(folder: Path, run: object) -> Iterator[Path]:
+    """Yield the memory snapshots in a folder: of one run, by its ``run`` in the manifest, or with None of all."""
+    for entry in entries_of(folder) if folder.is_dir() else ():
+        if run is None or entry.get("run") == run:
+            yield from (folder / name for name in existing(folder, snapshots_of(entry)))
+
+
 def _taken_ns(snapshot: Path) -> int:
     """Return the time in the name of a snapshot; 0 without one."""
     time = snapshot.name.removesuffix(MEMORY_SNAPSHOT).rpartition(".")[2]

@@ -126,7 +126,7 @@ def test_a_report_that_cannot_be_read(tmp_path: Path, script: Path) -> None:
     made = stub(tmp_path, "nsys", report=script)
     done = launched("nsys", tmp_path / "out", ending(), made.environment())
     assert 0 == done.returncode
-    assert "the report cannot be summarized: cannot read the trace" in done.stderr
+    assert "the report cannot be summarized: cannot read" in done.stderr
     assert "Traceback" not in done.stderr
 
 

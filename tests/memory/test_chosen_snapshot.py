@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from typer.testing import CliRunner
 
 import instrument
+from instrument.cli import app
 from instrument.errors import TraceError
 from instrument.run_folder import last_window
 
@@ -137,3 +140,18 @@ def test_a_recorded_run(tmp_path: Path, allocator: Allocator) -> None:
             allocator.allocate(700)
             prof.step()
     assert [1400, 1400] == [peak(tmp_path / "run"), peak(tmp_path / "run" / "window-0001")]
+
+
+@pytest.mark.parametrize("exporter", ["none", "torch_profiler"])
+def test_summarize_names_the_snapshots(
+    tmp_path: Path, allocator: Allocator, exporter: Literal["none", "torch_profiler"]
+) -> None:
+    """It says how many a run has and which command shows them, also without traces."""
+    out = tmp_path / "run"
+    with instrument.profile(out, schedule="1-2", exporter=exporter, memory="snapshot") as prof:
+        for _ in range(4):
+            allocator.allocate(700)
+            prof.step()
+    result = CliRunner().invoke(app, ["summarize", str(out)], env={"COLUMNS": "300"})
+    assert (exporter == "none") == result.exit_code
+    assert f"1 memory snapshot, shown by: instrument memory {out}\n" in result.output

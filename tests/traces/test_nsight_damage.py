@@ -133,7 +133,7 @@ def test_files_that_are_not_reports(content: bytes, reason: str, tmp_path: Path)
     path.write_bytes(content)
     with pytest.raises(TraceError) as raised:
         read_nsight(path)
-    assert str(raised.value) == f"cannot read the trace {path}: {reason}"
+    assert str(raised.value) == f"cannot read {path}: {reason}"
 
 
 def test_other_databases(tmp_path: Path) -> None:

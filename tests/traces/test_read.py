@@ -69,7 +69,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
 def test_broken_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names standard input, not the copy of it."""
     monkeypatch.setattr(sys, "stdin", StandardInput(b""))
-    with pytest.raises(TraceError, match="cannot read the trace -: it is empty"):
+    with pytest.raises(TraceError, match="cannot read -: it is empty"):
         read_trace("-")
 
 
@@ -150,7 +150,7 @@ def test_files_that_are_not_traces(tmp_path: Path, data: bytes, reason: str) -> 
     path.write_bytes(data)
     with pytest.raises(TraceError, match=reason) as caught:
         read_trace(path)
-    assert str(caught.value).startswith(f"cannot read the trace {path}: ")
+    assert str(caught.value).startswith(f"cannot read {path}: ")
     assert len(str(caught.value)) < len(str(path)) + 200
     assert "\n" not in str(caught.value)
 

@@ -151,6 +151,18 @@ def test_a_pinned_window_stays(out: Path) -> None:
     assert [1, 3, 4] == existing(traces)
 
 
+@pytest.mark.parametrize("path", [f"window-0001/{'x' * 300}", f"{'x' * 300}/a", "/", "", "..", "a\0b/c"])
+def test_a_line_that_names_no_file(out: Path, path: str) -> None:
+    """It does not keep the window's files from being removed."""
+    first = write_window(out, 1)
+    entry = next(entries_of(out))
+    line = entry | {"files": [*entry["files"], {"path": path, "bytes": 1}]}
+    (out / "manifest.jsonl").write_bytes(json.dumps(line).encode() + b"\n")
+    second = write_window(out, 2)
+    remove(out, windows=1)
+    assert [2] == existing([first, second])
+
+
 def test_a_rank_removes_its_own_files_only(out: Path) -> None:
     """The folder of a window goes with its last file."""
     mine, others = ([write_window(out, number, rank=rank) for number in (1, 2)] for rank in (0, 1))

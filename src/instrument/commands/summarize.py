@@ -15,7 +15,7 @@ from ..diagnosis.metrics import metrics
 from ..errors import TraceError
 from ..report.summary import print_files
 from ..report.trace_report import print_trace_set, print_windows
-from ..run_folder import entry_of, last_window
+from ..run_folder import entry_of, how_to_show_snapshots, last_window, snapshots_in
 from ..traces.add_lanes import add_gpu_lanes
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.insert_events import check_out, check_source
@@ -89,6 +89,8 @@ def summarize(
             read = read_any(last_window(path))
         except (TraceError, OSError) as error:
             print_message(describe(error))
+            if snapshots := sum(1 for _ in snapshots_in(Path(path), None)):
+                print_message(how_to_show_snapshots(snapshots, Path(path)))
             failed = True
             continue
         trace = _all_with_steps(read, steps_from)
@@ -218,6 +220,8 @@ def _print(
         )
     if first.format == "kineto" and path != "-":
         print_files(files, folder, console=console)
+    if run is not None and run.snapshots:
+        print_line(console, how_to_show_snapshots(run.snapshots, run.folder))
     return not unread
 
 

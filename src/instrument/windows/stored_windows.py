@@ -122,7 +122,11 @@ def files_on_disk(folder: Path, window: StoredWindow) -> dict[Path, int]:
 
 def is_pinned(folder: Path, window: StoredWindow) -> bool:
     """Return whether a person pinned the folder of a window."""
-    return any((folder / path).with_name(PIN).exists() for path in window.paths)
+    for place in {folder / Path(path).parent for path in window.paths}:
+        with Suppressed(OSError, ValueError):  # also of a path in the manifest that is none
+            (place / PIN).lstat()
+            return True
+    return False
 
 
 def _regular_files(folder: Path) -> Iterator[Path]:
