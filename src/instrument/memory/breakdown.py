@@ -66,6 +66,13 @@ class Use(NamedTuple):
         """Whether no line is known, but other evidence for the category."""
         return self.place is None and bool(EVIDENCE[self.evidence])
 
+    @property
+    def source(self) -> str:
+        """The line that allocated it or, without one, what its category was inferred from."""
+        if self.place is not None:
+            return self.place.text
+        return f"inferred: {self.evidence}" if self.inferred else "unknown"
+
 
 @dataclass(frozen=True)
 class Breakdown:

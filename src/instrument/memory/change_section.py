@@ -9,7 +9,6 @@ from ..page.names import shown_name
 from ..page.waterfall import WaterfallWords, waterfall_section
 from .breakdown import Breakdown
 from .categories import CATEGORIES, category_words, page_class
-from .peak_section import source_text
 
 _WORDS = WaterfallWords(
     "bytes",
@@ -36,7 +35,7 @@ def change_section(before: Breakdown, after: Breakdown) -> dict[str, Any] | None
     sums = defaultdict[tuple[str, str, str], list[int]](lambda: [0, 0, 0, 0])
     for side, found in enumerate((before, after)):
         for use in found.uses:
-            each = sums[use.category, shown_name(use.region), source_text(use)]
+            each = sums[use.category, shown_name(use.region), shown_name(use.source)]
             each[side] += use.bytes
             each[2 + side] += use.blocks
     parts = sorted(sums.items(), key=lambda part: (-abs(part[1][1] - part[1][0]), part[0]))

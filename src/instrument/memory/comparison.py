@@ -14,8 +14,8 @@ class ChangedPart(NamedTuple):
 
     Attributes:
         category: one of `instrument.memory.categories.CATEGORIES`.
-        name: the line that allocates it, as "FOLDER/FILE:LINE FUNCTION"; without one, the category's evidence, or
-            "unknown". Or the innermost region that was open; empty if none was.
+        name: the line that allocates it, as "FOLDER/FILE:LINE FUNCTION"; without one, "inferred: " and the
+            category's evidence, or "unknown". Or the innermost region that was open; empty if none was.
         before_bytes: its size at the first peak.
         after_bytes: its size at the second one.
     """
@@ -36,7 +36,7 @@ def compare_peaks(before: Breakdown, after: Breakdown) -> list[ChangedPart]:
 
     All changes add up to the difference of the peaks. A line that moved, as code was added above it, is two parts.
     """
-    return _changes(before, after, _line)
+    return _changes(before, after, lambda use: use.source)
 
 
 def compare_regions(before: Breakdown, after: Breakdown) -> list[ChangedPart]:
@@ -51,9 +51,3 @@ def _changes(before: Breakdown, after: Breakdown, name: Callable[[Use], str]) ->
             sizes[use.category, name(use)][place] += use.bytes
     parts = [ChangedPart(*key, *both) for key, both in sizes.items()]
     return sorted(parts, key=lambda part: (-abs(part.change_bytes), part.category, part.name))
-
-
-def _line(use: Use) -> str:
-    if use.place is not None:
-        return use.place.text
-    return use.evidence if use.inferred else "unknown"

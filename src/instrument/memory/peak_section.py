@@ -90,19 +90,12 @@ def _around(use: Use) -> Iterator[_Node]:
         yield _at("module", place)
 
 
-def source_text(use: Use) -> str:
-    """Return the line that allocated something or, without one, what its category was inferred from."""
-    if use.place is not None:
-        return shown_name(use.place.text)
-    return f"inferred: {use.evidence}" if use.inferred else "unknown"
-
-
 def _source(use: Use) -> _Node:
     if use.place is not None:
         return _at("line", use.place)
     if use.inferred:
-        return _Node("inferred", source_text(use), f"Evidence: {EVIDENCE[use.evidence]}.")
-    return _Node("unknown", source_text(use), "Neither a line nor other evidence is known.")
+        return _Node("inferred", use.source, f"Evidence: {EVIDENCE[use.evidence]}.")
+    return _Node("unknown", use.source, "Neither a line nor other evidence is known.")
 
 
 def _at(kind: str, place: Place) -> _Node:

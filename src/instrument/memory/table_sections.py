@@ -13,7 +13,6 @@ from .categories import EVIDENCE, category_words
 from .driver_traffic import DriverTraffic, traffic_texts
 from .failures import REASONS, FailedAllocation
 from .growth import Growth
-from .peak_section import source_text
 
 
 def failures_section(failures: Sequence[FailedAllocation]) -> dict[str, Any] | None:
@@ -67,7 +66,7 @@ def largest_section(blocks: Sequence[Use]) -> dict[str, Any] | None:
     """Return the table of the largest blocks at the peak; None if nothing was in use."""
     columns = {"Line": "text", "Category": "text", "Bytes each": "bytes", "Blocks": "count", "Memory": "bytes"}
     rows = [
-        [source_text(use), category_words(use.category), use.bytes // use.blocks, use.blocks, use.bytes]
+        [shown_name(use.source), category_words(use.category), use.bytes // use.blocks, use.blocks, use.bytes]
         for use in blocks
     ]
     caption = "The largest blocks at the peak; those alike are one row"

@@ -158,7 +158,7 @@ def _print_blocks(snapshot: MemorySnapshot, device: int, console: Console) -> No
     rows = [
         (
             0,
-            use.place.text if use.place else f"({use.evidence})",
+            use.source,
             [category_words(use.category), size(use.bytes // use.blocks), count(use.blocks), size(use.bytes)],
         )
         for use in snapshot.largest_blocks(device)
