@@ -201,8 +201,9 @@ def test_suppressing_spares_signal_handlers(kind: type[Exception], handle: Calla
     ("owner", "name", "call"),
     [
         (os, "mkdir", lambda folder: make_folder(folder / "new")),
+        (os, "mkdir", lambda folder: make_folder(folder / "new" / "in it")),
         (Path, "lstat", existing),
-        (Path, "read_bytes", lambda _: process_id.machine.__wrapped__()),
+        (Path, "read_bytes", lambda _: process_id.machine()),
         (Path, "read_text", lambda _: process_id.start_time(os.getpid())),
         (Path, "stat", lambda _: process_id.place()),
     ],

@@ -1,4 +1,4 @@
-"""Writes files so that they appear whole or not at all, as a temporary file beside each; and their folders."""
+"""Writes files whole or not at all, through a temporary file beside each, and creates folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from . import process_id
-from .interrupts import Suppressed
+from .interrupts import Suppressed, is_interrupt
 
 # .tmp: torch's own suffix while it writes
 _PART = re.compile(r"\..+\.(?P<place>[0-9a-f]{8})-(?P<process>\d+)-(?P<start>\d*)-[0-9a-f]{8}\.part(\.tmp)?")
@@ -24,9 +24,19 @@ def make_folder(folder: Path) -> None:
         OSError: it cannot be created, or is a file.
     """
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        if not folder.is_dir():
+        _make(folder)
+    except FileNotFoundError as error:
+        if is_interrupt(error) or folder == folder.parent:
+            raise
+        make_folder(folder.parent)
+        _make(folder)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir()
+    except OSError as error:  # of an existing folder also that its file system is read-only, for example
+        if is_interrupt(error) or not folder.is_dir():
             raise
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import zlib
-from functools import cache
 from pathlib import Path
 
 from .interrupts import Suppressed
@@ -19,7 +18,6 @@ def place() -> str:
     return f"{zlib.crc32(f'{socket.gethostname()} {namespace}'.encode()):08x}"
 
 
-@cache
 def machine() -> str:
     """Return eight digits that all processes of this machine have until it starts again, also in containers."""
     with Suppressed(OSError):  # not Linux

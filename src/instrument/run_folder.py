@@ -86,7 +86,7 @@ def relative_path(path: str | Path, cwd: str | None) -> Path:
 
 
 def how_to_show_snapshots(number: int, folder: Path) -> str:
-    """Return how many memory snapshots a run has recorded into ``folder``, and the command that shows them."""
+    """Return how many memory snapshots are in ``folder``, and the command that shows them."""
     return f"{counted(number, 'memory snapshot')}, shown by: {shell_line(['instrument', 'memory', str(folder)])}"
 
 
@@ -133,11 +133,11 @@ def last_snapshots(folder: Path) -> list[Path]:
     return sorted(window.glob(f"*{MEMORY_SNAPSHOT}"), key=_taken_ns)
 
 
-def snapshots_in(folder: Path, run: object) -> Iterator[Path]:
-    """Yield the memory snapshots in a folder: of one run, by its ``run`` in the manifest, or with None of all."""
-    for entry in entries_of(folder) if folder.is_dir() else ():
-        if run is None or entry.get("run") == run:
-            yield from (folder / name for name in existing(folder, snapshots_of(entry)))
+def count_snapshots(folder: Path) -> int:
+    """Return how many memory snapshots are in the windows in ``folder``, of all ranks; 0 if it is no folder."""
+    with Suppressed(OSError, ValueError):
+        return sum(1 for _ in folder.glob(f"window-*/*{MEMORY_SNAPSHOT}"))
+    return 0
 
 
 def _taken_ns(snapshot: Path) -> int:

@@ -17,10 +17,9 @@ def without_summary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def normal_priority(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def normal_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the process that finishes windows have its turn on a busy machine, where it would get none."""
-    if request.path.stem != "test_background_process":
-        monkeypatch.setattr(BackgroundProcess, "yield_cpu", lambda self: None)
+    monkeypatch.setattr(BackgroundProcess, "yield_cpu", lambda self: None)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,50 +74,86 @@ except ChildProcessError:
     assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))[:1]
 
 
-@pytest.mark.parametrize("child", [False, True])
-def test_the_process_yields_the_cpu_to_training(monkeypatch: pytest.MonkeyPatch, child: bool) -> None:
-    """The session has the lowest priority where the kernel has autogroups, as `nice` acts within a session."""
-    if child:  # as where the program is process 1
+@pytest.fixture(autouse=True)
+def normal_priority() -> None:
+    """Leave the priority as it is for programs, as tests here are about it."""
+
+
+@pytest.fixture(params=[False, True])
+def as_child(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start processes as children too, as where the program is process 1."""
+    if request.param:
         monkeypatch.setattr(background_process, "_libc", lambda: None)
+
+
+HAS_AUTOGROUPS = Path("/proc/self/autogroup").exists()
+
+
+@pytest.mark.usefixtures("as_child")
+@pytest.mark.skipif(not HAS_AUTOGROUPS, reason="the kernel has no autogroups")
+def test_a_priority_of_its_own() -> None:
+    """The session has the lowest priority, as `nice` acts within a session, and then that of the program."""
     ours, child_end = socket.socketpair()
     with ours, child_end:
-        command = ["/bin/sh", "-c", "read line; cat /proc/self/autogroup; echo; nice; echo done"]
-        process = BackgroundProcess(command, child_end, {})
+        process = BackgroundProcess(["/bin/sh", "-c", "echo $$; read line; nice"], child_end, {})
         child_end.close()
-        process.yield_cpu()
-        ours.sendall(b"\n")
-        text = b""
-        while data := ours.recv(1000):
-            text += data
-        process.exit_code = 0
-        assert "ended with exit code 0" == process.wait()
-    assert b"\n10\ndone" in text
-    assert (b"nice 19" in text) == Path("/proc/self/autogroup").exists()
+        number = int(ours.recv(100))
+        file = Path(f"/proc/{number}/autogroup")
+
+        def change(to: Callable[[], None], end: str) -> bool:
+            to()
+            return file.read_text().endswith(end)
+
+        eventually(lambda: change(process.yield_cpu, " nice 19\n"))
+        nice = os.getpriority(os.PRIO_PROCESS, number)
+        assert os.getpriority(os.PRIO_PROCESS, 0) + 10 == nice
+        own = Path("/proc/self/autogroup").read_text().rpartition(" ")[2]
+        eventually(lambda: change(process.take_share, f" nice {own}"))
+        process.kill()
+        process.wait()
 
 
-@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
-@pytest.mark.parametrize("child", [False, True])
+@pytest.mark.usefixtures("as_child")
+@pytest.mark.skipif(not HAS_AUTOGROUPS, reason="the kernel has no autogroups")
 def test_the_process_takes_its_share_of_the_cpu_while_the_program_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The priority of its session is the usual one from the call of `end` on, also before its imports."""
-    if child:  # as where the program is process 1
-        monkeypatch.setattr(background_process, "_libc", lambda: None)
-    told = tmp_path / "priority"
+    """From the first job on it gives way; from the call of `end` on it does not, also before its imports."""
+    lowered, raised = tmp_path / "lowered", tmp_path / "raised"
     slow_to_start = f"""
-import os, pathlib, time
-limit = time.monotonic() + 20
-priority = pathlib.Path("/proc/self/autogroup")
-while (is_low := not priority.read_text().endswith("nice 0\\n")) and time.monotonic() < limit:
-    time.sleep(0.01)
-pathlib.Path({str(told)!r}).write_text(str(is_low))
+import pathlib, time
+limit = time.monotonic() + 30
+for nice, told in ("19", {str(lowered)!r}), ("0", {str(raised)!r}):
+    while time.monotonic() < limit:
+        if pathlib.Path("/proc/self/autogroup").read_text().endswith(" nice " + nice + "\\n"):
+            open(told, "w").close()
+            break
+        time.sleep(0.01)
 """
     monkeypatch.setattr(finalizer_process, "_CODE", slow_to_start + finalizer_process._CODE)
     process = FinalizerProcess(lambda answer: None, lambda process: None)
-    assert not told.exists()
+
+    def work() -> bool:
+        process.send({"kind": "wake", "job": 1})
+        return lowered.exists()
+
+    eventually(work)
+    assert not raised.exists()
     process.end(60)
     assert "ended with exit code 0" == process.ended
-    assert "False" == told.read_text()
+    assert raised.exists()
+
+
+def test_the_priority_of_an_ended_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may have its number."""
+    process = FinalizerProcess(lambda answer: None, lambda process: None)
+    process._process.kill()
+    eventually(lambda: process.ended is not None)
+    changes: list[int] = []
+    monkeypatch.setattr(os, "setpriority", lambda *given: changes.append(1))
+    process.close()
+    process.end(60)
+    assert [] == changes
 
 
 WITH_HANDLER = f"""{BEGIN}

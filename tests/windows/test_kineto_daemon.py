@@ -25,7 +25,7 @@ PROGRAM = """
 
     end = time.monotonic() + 60
     with instrument.profile(sys.argv[1], schedule="1000000") as prof:
-        open(sys.argv[2] + ".begun", "w").close()
+        open(sys.argv[3], "w").close()
         while time.monotonic() < end and not os.path.exists(sys.argv[2]):
             torch.ones(10).sum()
             time.sleep(0.005)
@@ -69,18 +69,18 @@ class Daemon:
 def test_the_rank_is_in_the_trace(tmp_path: Path) -> None:
     """The trace that the daemon asks for has the rank and the world size of the environment."""
     wanted = tmp_path / "trace.json"
-    done = tmp_path / "done"
-    begun = tmp_path / "done.begun"
+    done, begun = tmp_path / "done", tmp_path / "begun"
     config = f"ACTIVITIES_LOG_FILE={wanted}\nPROFILE_START_TIME=0\nACTIVITIES_DURATION_MSECS=200\n"
     daemon = Daemon()
     variables = {"KINETO_USE_DAEMON": "1", "RANK": "3", "WORLD_SIZE": "8"}
-    command = programs.python(programs.program(PROGRAM, tmp_path), [str(tmp_path / "out"), str(done)])
+    arguments = [str(path) for path in (tmp_path / "out", done, begun)]
+    command = programs.python(programs.program(PROGRAM, tmp_path), arguments)
     with subprocess.Popen(list(map(str, command)), env=programs.environment(variables)) as program:
         try:
             end = time.monotonic() + 60
             while program.poll() is None and time.monotonic() < end and not list(tmp_path.glob("trace_*.json")):
-                if begun.exists():
-                    daemon.config, config = daemon.config or config, ""
+                if config and begun.exists():
+                    daemon.config, config = config, ""
                 daemon.answer()
             done.touch()
             assert 0 == program.wait(60)

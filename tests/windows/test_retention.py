@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,7 +152,7 @@ def test_a_pinned_window_stays(out: Path) -> None:
     assert [1, 3, 4] == existing(traces)
 
 
-@pytest.mark.parametrize("path", [f"window-0001/{'x' * 300}", f"{'x' * 300}/a", "/", "", "..", "a\0b/c"])
+@pytest.mark.parametrize("path", [f"window-0001/{'x' * 300}", f"window-{'x' * 300}/a", "", "window-\0/c"])
 def test_a_line_that_names_no_file(out: Path, path: str) -> None:
     """It does not keep the window's files from being removed."""
     first = write_window(out, 1)
@@ -161,6 +162,21 @@ def test_a_line_that_names_no_file(out: Path, path: str) -> None:
     second = write_window(out, 2)
     remove(out, windows=1)
     assert [2] == existing([first, second])
+
+
+def test_a_pin_that_cannot_be_looked_for(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window stays."""
+    traces = [write_window(out, number) for number in (1, 2, 3)]
+    lstat = Path.lstat
+
+    def fail(path: Path) -> os.stat_result:
+        if path == traces[0].parent / "keep":
+            raise OSError(errno.EIO, "Input/output error")
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", fail)
+    remove(out, windows=1)
+    assert [1, 3] == existing(traces)
 
 
 def test_a_rank_removes_its_own_files_only(out: Path) -> None:

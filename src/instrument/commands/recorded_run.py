@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..run_folder import snapshots_in, traces_in
+from ..run_folder import traces_in
 from ..traces.ranks import TraceSet
 
 
@@ -19,13 +19,11 @@ class RecordedRun:
         folder: the folder.
         rank: the rank.
         windows: the trace of each window with its line of the manifest, in order.
-        snapshots: the number of memory snapshots of all ranks.
     """
 
     folder: Path
     rank: int
     windows: list[tuple[Path, Mapping[str, Any]]]
-    snapshots: int
 
     @property
     def hidden(self) -> list[str]:
@@ -60,8 +58,7 @@ def find_recorded_run(path: str, traces: TraceSet, rank: int | None = None) -> R
             windows.append((file, entry))
         elif entry.get("rank") == own.get("rank"):
             traces.left_out[file] = f"rank {rank}, {_steps(entry)}, another run"
-    snapshots = sum(1 for _ in snapshots_in(Path(path), own.get("run")))
-    return RecordedRun(Path(path), rank, windows, snapshots)
+    return RecordedRun(Path(path), rank, windows)
 
 
 def _steps(entry: Mapping[str, Any]) -> str:

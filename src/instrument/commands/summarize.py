@@ -15,7 +15,7 @@ from ..diagnosis.metrics import metrics
 from ..errors import TraceError
 from ..report.summary import print_files
 from ..report.trace_report import print_trace_set, print_windows
-from ..run_folder import entry_of, how_to_show_snapshots, last_window, snapshots_in
+from ..run_folder import count_snapshots, entry_of, how_to_show_snapshots, last_window
 from ..traces.add_lanes import add_gpu_lanes
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.insert_events import check_out, check_source
@@ -85,11 +85,12 @@ def summarize(
         _check_lanes(traces, lanes)
     console, failed, numbers = Console(), False, []
     for path in traces:
+        snapshots = count_snapshots(Path(path))
         try:
             read = read_any(last_window(path))
         except (TraceError, OSError) as error:
             print_message(describe(error))
-            if snapshots := sum(1 for _ in snapshots_in(Path(path), None)):
+            if snapshots:
                 print_message(how_to_show_snapshots(snapshots, Path(path)))
             failed = True
             continue
@@ -110,6 +111,8 @@ def summarize(
         if len(traces) > 1:
             print_line(console, path, bold=True, space=True)
         failed = not _print(trace, path, run, pattern, steps_from, expand, rank, console) or failed
+        if snapshots:
+            print_line(console, how_to_show_snapshots(snapshots, Path(path)))
     if numbers:
         typer.echo(json.dumps(numbers if len(traces) > 1 else numbers[0], indent=2))
     if failed:
@@ -220,8 +223,6 @@ def _print(
         )
     if first.format == "kineto" and path != "-":
         print_files(files, folder, console=console)
-    if run is not None and run.snapshots:
-        print_line(console, how_to_show_snapshots(run.snapshots, run.folder))
     return not unread
 
 

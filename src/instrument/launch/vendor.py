@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..config import LAUNCHED
 from ..errors import LaunchError
+from ..part_file import make_folder
 from . import outcome
 from .installed import Tool, find_tool
 from .ncu import Ncu
@@ -56,7 +57,7 @@ def launch(profiler: str, request: LaunchRequest) -> int:
         LaunchError, ValueError: as for `command_line`.
     """
     prepared = _prepare(profiler, request, None)
-    request.out.mkdir(parents=True, exist_ok=True)
+    make_folder(request.out)
     manifest = outcome.manifest_size(request.out)
     code = run(prepared.command, {**request.environment, LAUNCHED: "1"}, request.command)
     outcome.print_outcome(VENDORS[profiler], request, prepared.report, manifest, code)

@@ -68,7 +68,7 @@ class Use(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The line that allocated it or, without one, what its category was inferred from."""
+        """The line that allocated it or, without one, what its category was inferred from; else "unknown"."""
         if self.place is not None:
             return self.place.text
         return f"inferred: {self.evidence}" if self.inferred else "unknown"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from ..part_file import make_folder
 from .table import COLUMNS, TEXT, Array, Table
 from .trace_data import TraceData
 
@@ -85,7 +86,7 @@ def to_parquet(trace: TraceData, folder: str | os.PathLike[str]) -> list[Path]:
     tables = to_arrow(trace)
     import pyarrow.parquet
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as parts:
         for kind, rows in tables.items():
             pyarrow.parquet.write_table(rows, Path(parts, f"{kind}.parquet"))

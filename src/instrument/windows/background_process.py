@@ -20,10 +20,10 @@ _SHELL = "/bin/sh"
 # The first shell tells the number of the second one and exits at once. The second one waits for the command: only
 # its parent learns how a process ends.
 _AS_ORPHAN = r"""exec 3>&1 >&0; { "$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } 3>&- & echo $! >&3"""
-# Linux divides the CPU between sessions (sched(7), autogroup), where it does not between control groups; `nice`
-# matters only within one of them. Both at 19 would leave a process in a control group almost nothing.
-_LOW = 19, 10
-_USUAL = 0, 0
+# Outside control groups, Linux divides the CPU between sessions (sched(7), autogroup), and `nice` counts only
+# within one. In a control group `nice` alone counts, and 19 would leave almost nothing.
+_LOWEST_AUTOGROUP = 19
+_NICER_BY = 10
 _PR_GET_CHILD_SUBREAPER = 37
 
 
@@ -53,6 +53,7 @@ class BackgroundProcess:
         self.exit_code: int | None = None
         Path(command[0]).stat()  # raises now if the file is missing: the shell's error would be lost
         self._libc = _libc()
+        self._numbers_agree = False  # with /proc, which may be that of another namespace
         options: dict[str, Any] = {
             "stdin": connection.fileno(),
             "stderr": subprocess.DEVNULL,
@@ -67,9 +68,12 @@ class BackgroundProcess:
             with hidden_sigchld(self._libc):
                 self._started = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE, **options)
                 code = self._started.wait()
+            assert self._started.stdout is not None
             self._member = _read_available(self._started.stdout).strip()
             if code:  # the shell cannot fork
                 raise OSError(f"{_SHELL} ended with exit code {code}")
+        with Suppressed(OSError):  # without /proc
+            self._numbers_agree = Path("/proc/self").readlink().name == str(os.getpid())
 
     @property
     def session(self) -> int:
@@ -77,24 +81,28 @@ class BackgroundProcess:
         return self._started.pid
 
     def yield_cpu(self) -> None:
-        """Give the command only the CPU time that nothing else uses; call this only while the socket is open.
+        """Give the command little of the CPU where others want it; call this only while the socket is open.
 
         The program does this and not the command, which would be too slow to undo it: where all cores are busy,
-        its imports alone can take minutes. Linux refuses it within 0.1 s of another such change on the machine,
-        unless the program is privileged.
+        its imports alone can take minutes.
         """
-        self._set_priority(*_LOW)
+        self._set_priority(_LOWEST_AUTOGROUP, _NICER_BY)
 
     def take_share(self) -> None:
-        """Give the command the program's share of the CPU again; call this only while the socket is open."""
-        self._set_priority(*_USUAL)
+        """Give the command the CPU share of the program; call this only while the socket is open.
 
-    def _set_priority(self, autogroup: int, nice: int) -> None:
-        path = Path(f"/proc/{self._member}/autogroup")
-        with Suppressed(OSError):  # a kernel without autogroups, or the command has exited
-            if not path.read_text().endswith(f" nice {autogroup}\n"):
+        An unprivileged program gets back what its autogroup gave away, but not its `nice`.
+        """
+        own = _autogroup(Path("/proc/self/autogroup")) or 0
+        self._set_priority(max(own, 0), 0)  # less than 0 is refused to most
+
+    def _set_priority(self, autogroup: int, nicer_by: int) -> None:
+        """Set it once; Linux refuses it within 0.1 s of another change on the machine, so callers repeat it."""
+        if self._numbers_agree and _autogroup(path := Path(f"/proc/{self._member}/autogroup")) != autogroup:
+            with Suppressed(OSError):  # refused, or the command has exited
                 path.write_text(str(autogroup))
-        with Suppressed(OSError, AttributeError):  # only a privileged process gets back what it gave away
+        with Suppressed(OSError, AttributeError):  # not on Windows
+            nice = min(os.getpriority(os.PRIO_PROCESS, 0) + nicer_by, 19)
             os.setpriority(os.PRIO_PGRP, self.session, nice)
 
     def kill(self) -> None:
@@ -113,13 +121,18 @@ class BackgroundProcess:
         self._started.returncode = 0
 
 
-def _read_available(pipe: IO[bytes] | None) -> str:
+def _read_available(pipe: IO[bytes]) -> str:
     """Return what is in a pipe, without waiting for more: a process forked meanwhile may hold it open."""
-    if pipe is None:
-        return ""
     with pipe:
         os.set_blocking(pipe.fileno(), False)
         return (pipe.read() or b"").decode()
+
+
+def _autogroup(file: Path) -> int | None:
+    """Return the priority of a scheduling group from its file, as "/autogroup-7 nice 19"; None without one."""
+    with Suppressed(OSError, ValueError):  # a kernel without autogroups
+        return int(file.read_text().rpartition(" ")[2])
+    return None
 
 
 def _has_shell() -> bool:

@@ -111,8 +111,7 @@ class FinalizerProcess:
             Exception: sending failed, and the process is abandoned.
         """
         try:
-            if not self._awaited:
-                self._process.yield_cpu()
+            self._share_cpu()
             self._unsent.append(json.dumps(job).encode() + b"\n")
             self._flush()
         except Exception as error:
@@ -136,7 +135,7 @@ class FinalizerProcess:
         deadline = time.monotonic() + timeout
         if self._thread is not None:
             while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
-                self._process.take_share()
+                self._share_cpu()
                 self._flush()  # a signal handler that interrupted `_flush` on this thread has to do it
                 self._thread.join(min(left, _FLUSH_S))
                 waiting()
@@ -145,7 +144,6 @@ class FinalizerProcess:
                 self._thread.join(_KILL_S)
                 return
         if self.ended is None:  # there was no thread, or it failed
-            self._process.take_share()
             self._deadline = deadline
             self._receive()
 
@@ -156,6 +154,15 @@ class FinalizerProcess:
         with Suppressed(OSError):  # the process is gone
             if self._connected():
                 self._socket.shutdown(socket.SHUT_WR)
+
+    def _share_cpu(self) -> None:
+        """Give the process little of the CPU, or its share while `end` waits.
+
+        Each call may be refused. Without a thread nothing repeats it in `end`, so the process keeps its share.
+        """
+        if self.ended is None:  # later, another process may have its number
+            waited_for = self._awaited or self._thread is None
+            (self._process.take_share if waited_for else self._process.yield_cpu)()
 
     def _kill(self, why: str) -> None:
         self.closed = True

@@ -45,22 +45,23 @@ class ScheduleFollower(RunEnder):
         Raises:
             TypeError, ValueError: ``global_step`` is not an integer >= 0.
         """
-        if self._threads_in_phase and threading.get_ident() in self._threads_in_phase:
-            return
-        if global_step is not None and global_step != self.step_num + 1:
-            self._request_change(self._go_to, integer("global_step", global_step))
-            return
         try:
-            self.step_num += 1
-            if self.step_num >= self._next_due_step:
-                cuda_graphs.end_stale_captures()
-                self._changes.make(self._advance)
+            if self._threads_in_phase and threading.get_ident() in self._threads_in_phase:
+                return
+            if global_step is None or global_step == self.step_num + 1:
+                self.step_num += 1
+                if self.step_num >= self._next_due_step:
+                    cuda_graphs.end_stale_captures()
+                    self._changes.make(self._advance)
+                return
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
             except Exception as raised:
                 if raised is error:
                     raise
+        else:
+            self._request_change(self._go_to, integer("global_step", global_step))
 
     def _step_for_daemon(self, global_step: int | None = None) -> None:
         """Count a step in Kineto too, whose daemon can record a number of iterations."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from ..run_folder import NAME, files_of, parse_lines
 PIN = "keep"
 """The name of a file that a person puts into the folder of a window that is to stay."""
 _TRACE = ".pt.trace.json"
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 @dataclass
@@ -108,10 +110,7 @@ def files_on_disk(folder: Path, window: StoredWindow) -> dict[Path, int]:
     with its name, such as its page. No symbolic link is followed.
     """
     found: dict[Path, int] = {}
-    for path in window.paths:
-        place = Path(path)
-        if len(place.parts) != 2 or not place.parts[0].startswith("window-"):
-            continue
+    for place in _places(window):
         beside = f"{place.name.partition(_TRACE)[0]}." if _TRACE in place.name else None
         for file in _regular_files(folder / place.parent):
             if file.name == place.name or (beside is not None and file.name.startswith(beside)):
@@ -121,12 +120,22 @@ def files_on_disk(folder: Path, window: StoredWindow) -> dict[Path, int]:
 
 
 def is_pinned(folder: Path, window: StoredWindow) -> bool:
-    """Return whether a person pinned the folder of a window."""
-    for place in {folder / Path(path).parent for path in window.paths}:
-        with Suppressed(OSError, ValueError):  # also of a path in the manifest that is none
-            (place / PIN).lstat()
-            return True
+    """Return whether a person pinned the folder of a window; in doubt, as of a disk that fails, it is pinned."""
+    for pin in {folder / place.parent / PIN for place in _places(window)}:
+        try:
+            pin.lstat()
+        except OSError as error:
+            if error.errno in _ABSENT:
+                continue
+        return True
     return False
+
+
+def _places(window: StoredWindow) -> Iterator[Path]:
+    """Yield the paths in folders of windows, as only such are written."""
+    for path in map(Path, window.paths):
+        if len(path.parts) == 2 and path.parts[0].startswith("window-") and "\0" not in path.name + path.parts[0]:
+            yield path
 
 
 def _regular_files(folder: Path) -> Iterator[Path]:

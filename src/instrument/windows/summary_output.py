@@ -37,6 +37,7 @@ class SummaryOutput:
     @contextmanager
     def waiting_line(self, text: str) -> Iterator[Callable[[], None]]:
         """Yield the function that shows ``text`` once the wait is long; without a line, as it failed, nothing."""
+        self._waiting = None
         with guard.contained("the waiting line"):
             self._waiting = WaitingLine(text, self._current())
         waiting = self._waiting
@@ -70,7 +71,7 @@ class SummaryOutput:
         }
 
     def _current(self) -> Any:
-        return self.stream or sys.stderr
+        return sys.stderr if self.stream is None else self.stream
 
 
 def _write_while_read(text: str, file: Any) -> bool:
