@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from instrument.guard import Guard
 from instrument.interrupts import Suppressed, is_interrupt
 from instrument.part_file import make_folder
 from instrument.patch import Patch, apply, undo
+from instrument.windows.finalizer_process import FinalizerProcess
 from instrument.windows.manifest import existing
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")
@@ -232,6 +234,24 @@ def test_time_limits_reach_the_program_from_calls_that_may_fail(
     with monkeypatch.context() as patched, pytest.raises(TimeoutError):
         patched.setattr(owner, name, interrupted)
         call(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets priorities as on Linux")
+def test_a_time_limit_while_a_job_is_sent(handle: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program receives it, and the process that finishes windows receives the job."""
+    answers: list[dict[str, Any]] = []
+    handle(plain)
+    process = FinalizerProcess(answers.append, lambda process: None)
+
+    def interrupted(*_: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise_alarm()
+
+    with monkeypatch.context() as patched, pytest.raises(TimeLimit):
+        patched.setattr(os, "setpriority", interrupted)
+        process.send({"kind": "wake", "job": 1})
+    process.end(60)
+    assert 1 in [answer["job"] for answer in answers]
 
 
 def test_patches_are_undone_where_a_signal_handler_raises(

@@ -32,7 +32,7 @@ def start_time(process: int) -> str | None:
     """
     if Path("/proc/self/stat").exists():
         with Suppressed(OSError):
-            fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            fields = Path(f"/proc/{process}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
             return None if fields[0] in "ZX" else fields[19]
         return None
     if os.name == "posix":

@@ -65,8 +65,17 @@ MANIFEST = (
     "instrument.windows.manifest:",
     "instrument.windows.schedule:Schedule.window",
 )
-# Functions that report errors themselves, and functions that are retried, so that no line is missing.
+# Functions that report errors themselves, functions that are retried, so that no line is missing, functions for
+# which an `OSError` is no error, and the log, which leaves out an event at level INFO that it cannot write.
 REPORTING = {
+    "instrument.interrupts:_handles_signal",
+    "instrument.log:_sentence",
+    "instrument.log:_text",
+    "instrument.log:_without_handler",
+    "instrument.part_file:sync",
+    "instrument.printable:printable",
+    "instrument.stderr:at_start",
+    "instrument.windows.manifest:existing",
     "instrument.patch:Patch._set",
     "instrument.patch:Patch.undo",
     "instrument.guard:Guard.failed",

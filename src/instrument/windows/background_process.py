@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..interrupts import Suppressed
 from ..sigaction import c_library
@@ -19,7 +19,7 @@ from .sigchld import hidden_sigchld
 _SHELL = "/bin/sh"
 # The first shell tells the number of the second one and exits at once. The second one waits for the command: only
 # its parent learns how a process ends.
-_AS_ORPHAN = r"""exec 3>&1 >&0; { "$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } 3>&- & echo $! >&3"""
+_AS_ORPHAN = r"""{ "$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } & printf '{"member": %d}\n' $!"""
 # Outside control groups, Linux divides the CPU between sessions (sched(7), autogroup), and `nice` counts only
 # within one. In a control group `nice` alone counts, and 19 would leave almost nothing.
 _LOWEST_AUTOGROUP = 19
@@ -32,7 +32,8 @@ class BackgroundProcess:
 
     On Linux the command is not a child of this process: `os.wait` does not return it, and its end raises no
     SIGCHLD. A shell starts it and exits; the constructor waits for that, about a millisecond. The line
-    ``{"exit_code": N}`` follows the command's own output, and the caller stores it in `exit_code`.
+    ``{"exit_code": N}`` follows the command's own output, and ``{"member": N}`` comes at its start; the caller
+    passes both to `note`.
 
     The command is a child on other systems, without a shell, without `ctypes`, and where orphans become children
     of this process, as in process 1 of a container.
@@ -51,25 +52,24 @@ class BackgroundProcess:
 
     def __init__(self, command: Sequence[str], connection: socket.socket, environment: Mapping[str, str]) -> None:
         self.exit_code: int | None = None
+        self._member: int | None = None  # a process of the session
         Path(command[0]).stat()  # raises now if the file is missing: the shell's error would be lost
         self._libc = _libc()
         self._numbers_agree = False  # with /proc, which may be that of another namespace
         options: dict[str, Any] = {
             "stdin": connection.fileno(),
+            "stdout": connection.fileno(),
             "stderr": subprocess.DEVNULL,
             "start_new_session": True,
             "env": environment,
         }
         if self._libc is None:
-            self._started = subprocess.Popen(command, stdout=connection.fileno(), **options)
-            self._member = str(self._started.pid)
+            self._started = subprocess.Popen(command, **options)
+            self._member = self._started.pid
         else:
-            shell = [_SHELL, "-c", _AS_ORPHAN, "sh"]
             with hidden_sigchld(self._libc):
-                self._started = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE, **options)
+                self._started = subprocess.Popen([_SHELL, "-c", _AS_ORPHAN, "sh", *command], **options)
                 code = self._started.wait()
-            assert self._started.stdout is not None
-            self._member = _read_available(self._started.stdout).strip()
             if code:  # the shell cannot fork
                 raise OSError(f"{_SHELL} ended with exit code {code}")
         with Suppressed(OSError):  # without /proc
@@ -79,6 +79,11 @@ class BackgroundProcess:
     def session(self) -> int:
         """The number of the command's session and process group."""
         return self._started.pid
+
+    def note(self, line: Mapping[str, Any]) -> None:
+        """Take what a line of the shell says."""
+        self.exit_code = line.get("exit_code", self.exit_code)
+        self._member = line.get("member", self._member)
 
     def yield_cpu(self) -> None:
         """Give the command little of the CPU where others want it; call this only while the socket is open.
@@ -98,9 +103,10 @@ class BackgroundProcess:
 
     def _set_priority(self, autogroup: int, nicer_by: int) -> None:
         """Set it once; Linux refuses it within 0.1 s of another change on the machine, so callers repeat it."""
-        if self._numbers_agree and _autogroup(path := Path(f"/proc/{self._member}/autogroup")) != autogroup:
+        known = self._numbers_agree and self._member is not None
+        if known and _autogroup(path := Path(f"/proc/{self._member}/autogroup")) != autogroup:
             with Suppressed(OSError):  # refused, or the command has exited
-                path.write_text(str(autogroup))
+                path.write_text(str(autogroup), encoding="ascii")
         with Suppressed(OSError, AttributeError):  # not on Windows
             nice = min(os.getpriority(os.PRIO_PROCESS, 0) + nicer_by, 19)
             os.setpriority(os.PRIO_PGRP, self.session, nice)
@@ -121,17 +127,10 @@ class BackgroundProcess:
         self._started.returncode = 0
 
 
-def _read_available(pipe: IO[bytes]) -> str:
-    """Return what is in a pipe, without waiting for more: a process forked meanwhile may hold it open."""
-    with pipe:
-        os.set_blocking(pipe.fileno(), False)
-        return (pipe.read() or b"").decode()
-
-
 def _autogroup(file: Path) -> int | None:
     """Return the priority of a scheduling group from its file, as "/autogroup-7 nice 19"; None without one."""
     with Suppressed(OSError, ValueError):  # a kernel without autogroups
-        return int(file.read_text().rpartition(" ")[2])
+        return int(file.read_text(encoding="ascii").rpartition(" ")[2])
     return None
 
 

@@ -80,6 +80,7 @@ class FinalizerProcess:
         self._failure: str | None = None  # in words
         self._deadline: float | None = None  # for `end`, when it receives the answers itself
         self._awaited = False  # by `end`
+        self._thread: threading.Thread | None = None
         self.closed = False
         self.ended: str | None = None
         mine, other = socket.socketpair()
@@ -111,9 +112,9 @@ class FinalizerProcess:
             Exception: sending failed, and the process is abandoned.
         """
         try:
-            self._share_cpu()
             self._unsent.append(json.dumps(job).encode() + b"\n")
             self._flush()
+            self._share_cpu()
         except Exception as error:
             if not is_interrupt(error):
                 self.give_up(error)
@@ -235,7 +236,8 @@ class FinalizerProcess:
                 if asked or "errors" in answer:  # also of work that no job asked for, such as an upload
                     self._on_answer(answer)
                 else:
-                    self._process.exit_code = answer.get("exit_code", self._process.exit_code)
+                    self._process.note(answer)
+                    self._share_cpu()
                 self._incomplete_answer = rest  # only now: an answer that failed is tried again
                 if asked:
                     self._continue_sending()

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,7 @@ def append(folder: Path, lines: list[bytes]) -> None:
             # A nearly full disk takes only part of a line. Readers skip the part; the whole line is tried again.
             if file.write(line) < len(line) and file.write(b"\n" + line) <= len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            with Suppressed(ValueError):
+            with suppress(ValueError):  # nothing that may fail comes between, or the line is written twice
                 lines.remove(line)
 
 
