@@ -251,7 +251,7 @@ def test_a_time_limit_while_a_job_is_sent(handle: Callable[[Any], None], monkeyp
         patched.setattr(os, "setpriority", interrupted)
         process.send({"kind": "wake", "job": 1})
     process.end(60)
-    assert 1 in [answer["job"] for answer in answers]
+    assert 1 in [answer.get("job") for answer in answers]
 
 
 def test_patches_are_undone_where_a_signal_handler_raises(
