@@ -6,6 +6,7 @@ import contextlib
 import enum
 import functools
 import itertools
+import logging
 import os
 import random
 import signal
@@ -30,6 +31,19 @@ from instrument.windows.finalizer_process import FinalizerProcess
 from instrument.windows.manifest import existing
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")
+
+
+@pytest.fixture(autouse=True)
+def unlocked() -> Iterator[None]:
+    """Release the locks of `logging` that stay locked where a signal handler raises just after they were taken.
+
+    They would stop each thread that logs in later tests. CPython takes each lock before the ``try``.
+    """
+    yield
+    handlers = [reference() for reference in logging._handlerList]  # type: ignore[attr-defined]
+    for lock in (logging._lock, *(handler.lock for handler in handlers if handler)):  # type: ignore[attr-defined]
+        while lock is not None and lock._is_owned():
+            lock.release()
 
 
 class TimeLimit(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,3 +144,33 @@ def test_formats_that_are_not_accepted(caplog: pytest.LogCaptureFixture) -> None
     Settings({"INSTRUMENT_LOG": "xml"})
     assert ["INSTRUMENT_LOG is ignored"] == events(caplog)
     assert "quiet" == log.output.format
+
+
+def test_no_lock_without_handlers(tmp_path: Path) -> None:
+    """An event takes no lock of `logging`, which a signal handler that raises could leave locked."""
+    code = """
+        import logging
+        from instrument import log
+
+        class Lock:
+            def acquire(self, *_):
+                print("locked")
+
+            __enter__ = acquire
+
+            def release(self, *_):
+                pass
+
+            __exit__ = release
+
+        log.warning("first")
+        logging._lock = Lock()
+        log.warning("second")
+        print("the end")
+    """
+    script = programs.program(code, tmp_path)
+    done = subprocess.run(
+        [sys.executable, script], env=programs.environment(), capture_output=True, text=True, check=True
+    )
+    assert "the end\n" == done.stdout
+    assert "instrument: second\n" in done.stderr

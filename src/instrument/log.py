@@ -7,13 +7,17 @@ is not used, as it imports rich, whose import draws from Python's global random 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from . import stderr
 from .interrupts import is_interrupt
 from .printable import printable
+
+if TYPE_CHECKING:
+    import logging
 
 FORMATS = ("quiet", "console", "json")
 
@@ -44,8 +48,7 @@ def _log(level: str, event: str, fields: dict[str, Any]) -> None:
         else:
             text = _sentence(event, fields)
         if not _without_handler(getattr(logging, level), text, error):
-            logger = logging.getLogger("instrument")
-            logger.log(getattr(logging, level), text, exc_info=error, stacklevel=3, extra=extra)
+            _logger().log(getattr(logging, level), text, exc_info=error, stacklevel=3, extra=extra)
     except Exception as error:  # of the application's handlers and filters, which must not end the loop
         if is_interrupt(error):
             raise
@@ -78,6 +81,14 @@ def _json(level: str, event: str, fields: Mapping[str, Any], error: BaseExceptio
     return json.dumps(data, default=str)
 
 
+@functools.cache
+def _logger() -> logging.Logger:
+    """Return the logger. `getLogger` takes a lock, which stays locked if a signal handler raises just then."""
+    import logging
+
+    return logging.getLogger("instrument")
+
+
 def _without_handler(level: int, text: str, error: Any) -> bool:
     """Write to standard error if no handler is configured; return whether this replaces logging.
 
@@ -88,7 +99,7 @@ def _without_handler(level: int, text: str, error: Any) -> bool:
 
     chosen = output.format != "quiet"
     file = stderr.at_start() or sys.stderr
-    default, logger = logging.lastResort, logging.getLogger("instrument")
+    default, logger = logging.lastResort, _logger()
     if file is None or not isinstance(default, logging.StreamHandler) or logger.hasHandlers():
         return False
     least = logger.level or logging.INFO if chosen else max(default.level, logger.getEffectiveLevel())
@@ -96,7 +107,7 @@ def _without_handler(level: int, text: str, error: Any) -> bool:
         caught = error and (type(error), error, error.__traceback__)
         record = logger.makeRecord(logger.name, level, __file__, 0, text, (), caught)
         if logger.filter(record):
-            stderr.write(logging.StreamHandler(file).format(record) + "\n", file)
+            stderr.write(logging.Formatter().format(record) + "\n", file)
     return True
 
 
