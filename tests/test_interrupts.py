@@ -33,13 +33,11 @@ from instrument.windows.manifest import existing
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")
 
 
-@pytest.fixture(autouse=True)
-def unlocked() -> Iterator[None]:
+def unlock_logging() -> None:
     """Release the locks of `logging` that stay locked where a signal handler raises just after they were taken.
 
-    They would stop each thread that logs in later tests. CPython takes each lock before the ``try``.
+    They would stop each thread that logs, also in later tests. CPython takes each lock before the ``try``.
     """
-    yield
     handlers = [reference() for reference in logging._handlerList]  # type: ignore[attr-defined]
     for lock in (logging._lock, *(handler.lock for handler in handlers if handler)):  # type: ignore[attr-defined]
         while lock is not None and lock._is_owned():
@@ -310,6 +308,7 @@ class Alarms:
             signal.setitimer(signal.ITIMER_REAL, 0)
         except self._kind:
             self.caught += 1
+        unlock_logging()
 
 
 def train(count: int, around: Callable[[int], Any], after: Callable[[], None] = lambda: None) -> list[float]:
