@@ -134,7 +134,7 @@ def last_snapshots(folder: Path) -> list[Path]:
 
 
 def count_snapshots(folder: Path) -> int:
-    """Return how many memory snapshots are in the windows in ``folder``, of all ranks; 0 if it is no folder."""
+    """Return how many memory snapshots the windows in ``folder`` have, of all ranks."""
     with Suppressed(OSError, ValueError):
         return sum(1 for _ in folder.glob(f"window-*/*{MEMORY_SNAPSHOT}"))
     return 0

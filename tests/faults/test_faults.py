@@ -65,8 +65,8 @@ MANIFEST = (
     "instrument.windows.manifest:",
     "instrument.windows.schedule:Schedule.window",
 )
-# Functions that report errors themselves, functions that are retried, so that no line is missing, functions for
-# which an `OSError` is no error, and the log, which leaves out an event at level INFO that it cannot write.
+# Functions that report errors themselves, functions that are retried, so that no line is missing, functions whose
+# callers expect an `OSError`, and the log, which leaves out an event at level INFO that it cannot write.
 REPORTING = {
     "instrument.interrupts:_handles_signal",
     "instrument.log:_sentence",
