@@ -56,6 +56,7 @@ OUTERMOST = {
 MANIFEST = (
     "instrument.integrations.server:Server._on_signal",
     "instrument.integrations.server:OnDemandSchedule.",
+    "instrument.windows.summary_output:SummaryOutput.",
     "instrument.windows.window_finalizer:WindowFinalizer._",
     "instrument.windows.window_finalizer:WindowFinalizer.finish",
     "instrument.windows.outcomes:Outcomes.entry",

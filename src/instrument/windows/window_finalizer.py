@@ -277,12 +277,13 @@ class WindowFinalizer:
             return
         wait_s = _WAIT_S + (self._storage.upload_timeout if self._storage.upload else 0)
         failure: Exception | None = None
-        sizes: list[int] = []
+        text = "instrument: finishing the windows"
         with guard.contained(FEATURE):
             wait_s += len(self._jobs) * _WAIT_S_PER_JOB
             sizes = [size_of(Path(job["raw"])) or 0 for job in list(self._jobs.values()) if "raw" in job]
             wait_s += sum(sizes) * _WAIT_S_PER_BYTE
-        with self.output.waiting_line(_finishing(sizes)) as update:
+            text = _finishing(sizes)
+        with self.output.waiting_line(text) as update:
             try:
                 process.end(wait_s, update)
             except Exception as error:
