@@ -76,6 +76,7 @@ REPORTING = {
     "instrument.part_file:sync",
     "instrument.printable:printable",
     "instrument.stderr:at_start",
+    "instrument.windows.background_process:BackgroundProcess.session",
     "instrument.windows.manifest:existing",
     "instrument.patch:Patch._set",
     "instrument.patch:Patch.undo",
