@@ -122,7 +122,7 @@ def test_a_block_that_fails_at_once() -> None:
 
 
 def test_a_program_that_ends_at_the_end_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has already ended is no error."""
+    """Killing a process that has already ended raises nothing."""
     kill = os.kill
 
     def late(process: int, number: int) -> None:

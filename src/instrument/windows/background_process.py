@@ -52,7 +52,7 @@ class BackgroundProcess:
 
     def __init__(self, command: Sequence[str], connection: socket.socket, environment: Mapping[str, str]) -> None:
         self.exit_code: int | None = None
-        self._member: int | None = None  # a process of the session
+        self._member: int | None = None  # the second shell or, as a child, the command
         Path(command[0]).stat()  # raises now if the file is missing: the shell's error would be lost
         self._libc = _libc()
         self._numbers_agree = False  # with /proc, which may be that of another namespace
