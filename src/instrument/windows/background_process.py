@@ -94,9 +94,10 @@ class BackgroundProcess:
         self._set_priority(_LOWEST_AUTOGROUP, _NICER_BY)
 
     def take_share(self) -> None:
-        """Give the command the CPU share of the program; call this only while the socket is open.
+        """Give the command the CPU share of the program, or the normal one if that is less.
 
-        An unprivileged program gets back what its autogroup gave away, but not its `nice`.
+        Call this only while the socket is open. An unprivileged program gets back what its autogroup gave away, but
+        not its `nice`.
         """
         own = _autogroup(Path("/proc/self/autogroup")) or 0
         self._set_priority(max(own, 0), 0)  # less than 0 is refused to most
