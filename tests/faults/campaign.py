@@ -51,6 +51,7 @@ class Result(NamedTuple):
     exit: int
     outcome: Any
     fired: bool
+    within: str  # the function that the error is a part of
     in_import: bool  # while a statement of the program imported the library
     in_setup: bool  # before the schedule of the windows began
     counts: dict[str, int]
@@ -129,6 +130,7 @@ class Runner:
             os.waitstatus_to_exitcode(status),
             json.loads(_text(folder / "outcome.json") or "null"),
             report.get("fired", False),
+            report.get("within", ""),
             report.get("in_import", False),
             report.get("in_setup", False),
             report.get("counts", {}),
@@ -153,7 +155,7 @@ class Runner:
             counts = {name: count for name, count in zip(faults.names, faults.counts, strict=True) if count}
             left = {} if plain else {"leftovers": scenarios.leftovers(before)}
             modules = [name for name in sys.modules if name.partition(".")[0] != "instrument"]
-            fired = {name: getattr(faults, name) for name in ("fired", "in_import", "in_setup")}
+            fired = {name: getattr(faults, name) for name in ("fired", "within", "in_import", "in_setup")}
             written = {**fired, "counts": counts, "modules": modules, **left}
             (folder / "report.json").write_text(json.dumps(written))
 
@@ -223,9 +225,10 @@ def campaign(runner: Runner, scenario: str, number: int | None, seed: int, folde
             start = time.monotonic()
             result = runner.run(case=case)
             word = verdict(case, result, recorded)
+            known = {"verdict": word, "within": result.within}
             detail = "" if word in ("contained", "not reached") else result.text[-4000:]
             took = round(time.monotonic() - start, 2)
-            lines.write(json.dumps({**case._asdict(), "verdict": word, "detail": detail, "took": took}) + "\n")
+            lines.write(json.dumps({**case._asdict(), **known, "detail": detail, "took": took}) + "\n")
 
 
 def main(folder: Path, number: int | None, seed: int, names: list[str]) -> None:

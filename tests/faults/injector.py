@@ -16,6 +16,7 @@ from typing import Any
 SOURCE = Path(__file__).parents[2] / "src" / "instrument"
 _IMPORTING = ("<frozen importlib", importlib.__file__, str(SOURCE / "__init__.py"))
 HIT = "__instrument_fault__"
+_SUPPRESSION = "instrument.interrupts:"
 BEGIN = "instrument.windows.schedule_follower:ScheduleFollower._advance"
 ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (RuntimeError, MemoryError, OSError, RecursionError)
@@ -27,8 +28,11 @@ class Faults:
 
     Attributes:
         names: the functions, as "module:qualified name"; calls refer to them by index.
+        places: the names, by the file, first line and own name of the function's code.
         counts: the number of calls of each function.
         fired: whether the error was raised.
+        within: the function whose part the error is: the armed one, or what called it if it is of `interrupts`,
+            whose functions stand for a ``try`` statement of their callers.
         importing: how many modules of the library are being imported.
         by_program: whether a statement of the program started these imports.
         in_import: whether the error was raised while a statement of the program imported a module.
@@ -37,8 +41,10 @@ class Faults:
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.places: dict[tuple[str, int, str], str] = {}
         self.counts: list[int] = []
         self.fired = self.in_import = self.in_setup = False
+        self.within = ""
         self.importing = 0
         self.by_program = False
         self._function = self._call = -1
@@ -54,7 +60,17 @@ class Faults:
         if function == self._function and count == self._call:
             self.fired, self.in_import = True, self.importing > 0 and self.by_program
             self.in_setup = not self.counts[self.names.index(BEGIN)]
+            self.within = self._innermost(sys._getframe(1))
             raise self._error(f"injected into {self.names[function]}")
+
+    def _innermost(self, frame: FrameType | None) -> str:
+        while frame is not None:
+            code = frame.f_code
+            name = self.places.get((code.co_filename, code.co_firstlineno, code.co_name), _SUPPRESSION)
+            if not name.startswith(_SUPPRESSION):
+                return name
+            frame = frame.f_back
+        return ""
 
 
 class Instrumenter(ast.NodeTransformer):
@@ -63,14 +79,17 @@ class Instrumenter(ast.NodeTransformer):
     Assignments of constants and names, which cannot fail, may precede the ``try``.
     """
 
-    def __init__(self, module: str, faults: Faults) -> None:
+    def __init__(self, module: str, file: Path, faults: Faults) -> None:
+        self._file = str(file)
         self._faults = faults
         self._path = [module]
 
-    def _hit(self, node: ast.AST, name: str) -> ast.Call:
+    def _hit(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, name: str) -> ast.Call:
         qualified = f"{self._path[0]}:{'.'.join([*self._path[1:], name])}"
         same = sum(known.split("#")[0] == qualified for known in self._faults.names)
         self._faults.names.append(f"{qualified}#{same}" if same else qualified)
+        first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+        self._faults.places[self._file, first, name] = self._faults.names[-1]
         self._faults.counts.append(0)
         call = ast.Call(ast.Name(HIT, ast.Load()), [ast.Constant(len(self._faults.names) - 1)], [])
         return ast.fix_missing_locations(ast.copy_location(call, node))
@@ -163,7 +182,7 @@ class Finder(importlib.abc.MetaPathFinder):
         for path in sorted(SOURCE.rglob("*.py")):
             parts = path.relative_to(SOURCE.parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            tree = Instrumenter(name, faults).visit(ast.parse(path.read_text()))
+            tree = Instrumenter(name, path, faults).visit(ast.parse(path.read_text()))
             self._loaders[name] = Loader(compile(tree, str(path), "exec", dont_inherit=True), path, faults)
 
     def find_spec(

@@ -82,12 +82,12 @@ REPORTING = {
     "instrument.log:last_resort",
 }
 # Functions whose callers expect an `OSError`, and go on.
-EXPECTING_OS_ERRORS = {
-    "instrument.interrupts:_handles_signal",
+EXPECTING_OS_ERRORS = (
+    "instrument.interrupts:",
     "instrument.part_file:sync",
     "instrument.windows.background_process:BackgroundProcess.session",
     "instrument.windows.manifest:existing",
-}
+)
 
 pytestmark = pytest.mark.fuzz
 
@@ -119,10 +119,10 @@ def test_no_fault_changes_a_training(campaigns: dict[str, Any], scenario: str) -
     verdicts = defaultdict(list)
     for case in found["cases"]:
         function, verdict = case["function"], case["verdict"]
-        silent = function in REPORTING or (case["error"] == "OSError" and function in EXPECTING_OS_ERRORS)
+        silent = function in REPORTING or (case["error"] == "OSError" and function.startswith(EXPECTING_OS_ERRORS))
         if function in OUTERMOST or (verdict == "not reported" and silent):
             verdict = "listed"
-        elif verdict == "no manifest line" and function.startswith(MANIFEST):
+        elif verdict == "no manifest line" and case["within"].startswith(MANIFEST):
             verdict = "contained"
         verdicts[verdict].append(case)
     print(scenario, {verdict: len(cases) for verdict, cases in verdicts.items()})
@@ -131,4 +131,10 @@ def test_no_fault_changes_a_training(campaigns: dict[str, Any], scenario: str) -
     for case in wrong:
         print(*case.values())
     assert [(case["verdict"], case["function"], case["call"], case["error"]) for case in wrong] == []
-    assert len(verdicts["contained"]) > len(found["cases"]) / 2
+
+
+def test_faults_are_reached(campaigns: dict[str, Any]) -> None:
+    """Most faults of all scenarios are raised and contained; in a sample of one scenario, few may be."""
+    cases = [case for found in campaigns.values() for case in found["cases"]]
+    assert len(cases) >= SAMPLE * len(SCENARIOS)
+    assert len([case for case in cases if case["verdict"] == "contained"]) > len(cases) / 2
