@@ -100,7 +100,7 @@ def _wrap(
                 if begun is not None:
                     end(begun)
             if outermost:
-                _run_callbacks(then if ends_pass(*args, **kwargs) else None)
+                _run_callbacks(then, ends_pass, args, kwargs)
             return result
 
         return backward
@@ -109,8 +109,10 @@ def _wrap(
 
 
 @guard.contained(FEATURE)
-def _run_callbacks(then: Callable[[], None] | None) -> None:
-    if then is not None:
+def _run_callbacks(
+    then: Callable[[], None] | None, ends_pass: Callable[..., bool], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    if then is not None and ends_pass(*args, **kwargs):
         _thread_state.callbacks = (*_thread_state.callbacks, then)
     if not _thread_state.depth:
         calls, _thread_state.callbacks = _thread_state.callbacks, ()
