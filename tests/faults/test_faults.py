@@ -79,6 +79,7 @@ REPORTING = {
     "instrument.patch:Patch.undo",
     "instrument.guard:Guard.failed",
     "instrument.guard:Guard.note",
+    "instrument.imports:ImportHook.undo",
     "instrument.integrations.server:Server._restore_handler",
     "instrument.log:last_resort",
 }

@@ -74,6 +74,7 @@ class Adapter:
         leave_inert(adapter)
         return adapter
 
+    @guard.prepared(FEATURE, otherwise=lambda adapter: adapter)
     def attach(self: A) -> A:
         """Install the hooks, or none if one fails; return the adapter."""
         with guard.contained(self.feature):

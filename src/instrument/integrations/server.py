@@ -130,6 +130,7 @@ class Server(Adapter):
         self._previous_handler: Any = None
         self._models: tuple[Any, ...] = ()
 
+    @guard.prepared(FEATURE, otherwise=lambda server, *_: server)
     def attach(self, *models: Any) -> Server:
         """Prepare for windows, which takes a second; the modules of ``models`` are regions of each window."""
         self._models = models

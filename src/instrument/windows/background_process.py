@@ -96,8 +96,8 @@ class BackgroundProcess:
     def take_share(self) -> None:
         """Give the command the CPU share of the program, or the normal one if that is less.
 
-        Call this only while the socket is open. An unprivileged program gets back what its autogroup gave away, but
-        not its `nice`.
+        Call this only while the socket is open. Without privileges, the command gets back what its autogroup gave
+        away, but not its `nice`.
         """
         own = _autogroup(Path("/proc/self/autogroup")) or 0
         self._set_priority(max(own, 0), 0)  # less than 0 is refused to most
