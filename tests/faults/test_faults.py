@@ -80,6 +80,7 @@ REPORTING = {
     "instrument.guard:Guard.failed",
     "instrument.guard:Guard.note",
     "instrument.imports:ImportHook.undo",
+    "instrument.integrations.adapter:Removal.undo",
     "instrument.integrations.server:Server._restore_handler",
     "instrument.log:last_resort",
 }

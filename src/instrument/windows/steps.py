@@ -77,11 +77,6 @@ class LoopStepCounter:
             self.profile.step()
 
     @property
-    def last_step_cut(self) -> bool:
-        """Whether the current item had fewer updates than others, and its step has not ended."""
-        return self.step_open and self._updates < self._max_updates
-
-    @property
     def follows_optimizers(self) -> bool:
         """Whether optimizers are followed or will be."""
         return self._follower is not None or self._after_last_window
@@ -98,6 +93,12 @@ class LoopStepCounter:
             self._follower.follow()
         elif not near:
             self.leave()
+
+    @guard.contained(FEATURE)
+    def pause(self) -> None:
+        """Pause the profile; the last step is cut if its item had fewer updates than others, and has not ended."""
+        open_ = self.step_open
+        self.profile.pause(begun=not open_, cut=open_ and self._updates < self._max_updates)
 
     @guard.contained(FEATURE)
     def leave(self) -> None:
@@ -179,7 +180,7 @@ class StepIterator(Generic[T]):
         finally:
             counter.leave()
             counter.running = False
-            profile.pause(begun=not counter.step_open, cut=counter.last_step_cut)
+            counter.pause()
             counter.leave()  # again, in case the first call failed
 
     def __bool__(self) -> bool:
