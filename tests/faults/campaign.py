@@ -51,7 +51,7 @@ class Result(NamedTuple):
     exit: int
     outcome: Any
     fired: bool
-    within: str  # the function that the error is a part of
+    within: str  # as in `Faults`
     in_import: bool  # while a statement of the program imported the library
     in_setup: bool  # before the schedule of the windows began
     counts: dict[str, int]

@@ -31,8 +31,8 @@ class Faults:
         places: the names, by the file, first line and own name of the function's code.
         counts: the number of calls of each function.
         fired: whether the error was raised.
-        within: the function whose part the error is: the armed one, or what called it if it is of `interrupts`,
-            whose functions stand for a ``try`` statement of their callers.
+        within: the function in which the error was raised; for one of `interrupts`, which is a part of a ``try``
+            statement of its caller, that caller.
         importing: how many modules of the library are being imported.
         by_program: whether a statement of the program started these imports.
         in_import: whether the error was raised while a statement of the program imported a module.
