@@ -15,7 +15,7 @@ demo: $(VENV)/.installed
 
 # A test that hangs fails after five minutes, and shows where each thread was; the longest takes half a minute.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0 --timeout 300
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0 --timeout 300 --tb short
 
 # The tests to run while working: all but frameworks, vendors' tools and corpora, whose files tests/conftest.py lists.
 test-fast: $(VENV)/.installed-test

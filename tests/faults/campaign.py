@@ -225,10 +225,10 @@ def campaign(runner: Runner, scenario: str, number: int | None, seed: int, folde
             start = time.monotonic()
             result = runner.run(case=case)
             word = verdict(case, result, recorded)
-            known = {"verdict": word, "within": result.within}
             detail = "" if word in ("contained", "not reached") else result.text[-4000:]
             took = round(time.monotonic() - start, 2)
-            lines.write(json.dumps({**case._asdict(), **known, "detail": detail, "took": took}) + "\n")
+            line = {"verdict": word, "within": result.within, "detail": detail, "took": took}
+            lines.write(json.dumps({**case._asdict(), **line}) + "\n")
 
 
 def main(folder: Path, number: int | None, seed: int, names: list[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 SOURCE = Path(__file__).parents[2] / "src" / "instrument"
 _IMPORTING = ("<frozen importlib", importlib.__file__, str(SOURCE / "__init__.py"))
 HIT = "__instrument_fault__"
-_SUPPRESSION = "instrument.interrupts:"
+INTERRUPTS = "instrument.interrupts:"
 BEGIN = "instrument.windows.schedule_follower:ScheduleFollower._advance"
 ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (RuntimeError, MemoryError, OSError, RecursionError)
@@ -28,11 +28,11 @@ class Faults:
 
     Attributes:
         names: the functions, as "module:qualified name"; calls refer to them by index.
-        places: the names, by the file, first line and own name of the function's code.
+        places: the names, by the file, first line and unqualified name, to name the function of a frame.
         counts: the number of calls of each function.
         fired: whether the error was raised.
-        within: the function in which the error was raised; for one of `interrupts`, which is a part of a ``try``
-            statement of its caller, that caller.
+        within: the function that raised the error. For a function of `interrupts`, which only serves a ``with`` or
+            ``try`` statement of its caller: that caller.
         importing: how many modules of the library are being imported.
         by_program: whether a statement of the program started these imports.
         in_import: whether the error was raised while a statement of the program imported a module.
@@ -60,17 +60,15 @@ class Faults:
         if function == self._function and count == self._call:
             self.fired, self.in_import = True, self.importing > 0 and self.by_program
             self.in_setup = not self.counts[self.names.index(BEGIN)]
-            self.within = self._innermost(sys._getframe(1))
+            self.within = self._served(sys._getframe(1), self.names[function])
             raise self._error(f"injected into {self.names[function]}")
 
-    def _innermost(self, frame: FrameType | None) -> str:
-        while frame is not None:
+    def _served(self, frame: FrameType | None, name: str) -> str:
+        while frame is not None and name.startswith(INTERRUPTS):
             code = frame.f_code
-            name = self.places.get((code.co_filename, code.co_firstlineno, code.co_name), _SUPPRESSION)
-            if not name.startswith(_SUPPRESSION):
-                return name
+            name = self.places.get((code.co_filename, code.co_firstlineno, code.co_name), name)
             frame = frame.f_back
-        return ""
+        return name
 
 
 class Instrumenter(ast.NodeTransformer):

@@ -359,4 +359,6 @@ def patched_attributes() -> dict[str, Any]:
 def leftovers(before: dict[str, Any]) -> list[str]:
     """Return the attributes that differ from ``before``, and the profiler if it still records."""
     found = [place for place, (owner, name, value) in before.items() if vars(owner).get(name) is not value]
+    if (getattr(signal.getsignal(signal.SIGUSR1), "__module__", None) or "").startswith("instrument."):
+        found.append("a signal handler")
     return [*found, *(["a recording"] if torch.autograd._profiler_enabled() else [])]

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ..support.programs import ROOT, environment
+from .injector import INTERRUPTS
 
 SCENARIOS = ("steps", "run", "transformers", "accelerate", "lightning", "lightning_profiler", "server", "memory")
 SAMPLE = 6  # faults in each scenario, of some two thousand
@@ -66,8 +67,8 @@ MANIFEST = (
     "instrument.windows.manifest:",
     "instrument.windows.schedule:Schedule.window",
 )
-# Functions that report errors themselves, functions that are retried, so that no line is missing, and those of the
-# log, which leaves out an event at level INFO that it cannot write.
+# Functions that report errors themselves, functions that are called again after an error, and those of the log,
+# which leaves out an event at level INFO that it cannot write.
 REPORTING = {
     "instrument.log:_logger",
     "instrument.log:_sentence",
@@ -85,12 +86,11 @@ REPORTING = {
     "instrument.log:last_resort",
 }
 # Functions whose callers expect an `OSError`, and go on.
-EXPECTING_OS_ERRORS = (
-    "instrument.interrupts:",
+EXPECTING_OS_ERRORS = {
     "instrument.part_file:sync",
     "instrument.windows.background_process:BackgroundProcess.session",
     "instrument.windows.manifest:existing",
-)
+}
 
 pytestmark = pytest.mark.fuzz
 
@@ -122,7 +122,8 @@ def test_no_fault_changes_a_training(campaigns: dict[str, Any], scenario: str) -
     verdicts = defaultdict(list)
     for case in found["cases"]:
         function, verdict = case["function"], case["verdict"]
-        silent = function in REPORTING or (case["error"] == "OSError" and function.startswith(EXPECTING_OS_ERRORS))
+        expected = function in EXPECTING_OS_ERRORS or function.startswith(INTERRUPTS)  # as `Suppressed(OSError)`
+        silent = function in REPORTING or (case["error"] == "OSError" and expected)
         if function in OUTERMOST or (verdict == "not reported" and silent):
             verdict = "listed"
         elif verdict == "no manifest line" and case["within"].startswith(MANIFEST):
@@ -134,10 +135,6 @@ def test_no_fault_changes_a_training(campaigns: dict[str, Any], scenario: str) -
     for case in wrong:
         print(*case.values())
     assert [(case["verdict"], case["function"], case["call"], case["error"]) for case in wrong] == []
-
-
-def test_faults_are_reached(campaigns: dict[str, Any]) -> None:
-    """Most faults of all scenarios are raised and contained; in a sample of one scenario, few may be."""
-    cases = [case for found in campaigns.values() for case in found["cases"]]
-    assert len(cases) >= SAMPLE * len(SCENARIOS)
-    assert len([case for case in cases if case["verdict"] == "contained"]) > len(cases) / 2
+    cases = len(found["cases"])
+    assert cases >= SAMPLE
+    assert len(verdicts["contained"]) > (cases / 2 if cases > SAMPLE else 0)  # of six draws, half may be others

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,26 +87,16 @@ def as_child(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(params=[-5, 0, 5])
-def share(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Give this session a share of the CPU of its own, and return the one that its process may have at most."""
-    own = Path("/proc/self/autogroup")
-    if not own.exists():
+def share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let the program seem to have this autogroup priority; return the one of its process while it waits."""
+    own, read = Path("/proc/self/autogroup"), background_process._autogroup
+    if read(own) is None:
         pytest.skip("the kernel has no autogroups")
-    before = int(own.read_text().rpartition(" ")[2])
-    for nice in (before, request.param):  # so that it skips where the system would refuse the way back
-        eventually(lambda nice=nice: _set_autogroup(own, nice))
-    yield max(request.param, 0)
-    eventually(lambda: _set_autogroup(own, before))
-
-
-def _set_autogroup(file: Path, to: int) -> bool:
-    try:
-        file.write_text(str(to))
-    except BlockingIOError:  # something else changed one in the last 0.1 s
-        return False
-    except OSError as error:
-        pytest.skip(f"the system does not let this process change {file}: {error}")
-    return True
+    if not os.access(own, os.W_OK):
+        pytest.skip("/proc cannot be written")
+    seen: int = request.param
+    monkeypatch.setattr(background_process, "_autogroup", lambda file: seen if file == own else read(file))
+    return max(seen, 0)
 
 
 @pytest.mark.usefixtures("as_child")

@@ -77,7 +77,7 @@ class Adapter:
     @guard.prepared(FEATURE, otherwise=lambda adapter: adapter)
     def attach(self: A) -> A:
         """Install the hooks, or none if one fails; return the adapter."""
-        with guard.contained(self.feature):
+        with guard.contained(self.feature):  # also what `prepared` lets pass, as a hook's TypeError
             if settings.enabled and not (self.attached or self._inert):
                 self.detach_first_at_exit()
                 self.attached, self.step_complete = True, False

@@ -100,7 +100,7 @@ def _wrap(
                 if begun is not None:
                     end(begun)
             if outermost:
-                _run_callbacks(then, ends_pass, args, kwargs)
+                _end_call(then, ends_pass, args, kwargs)
             return result
 
         return backward
@@ -109,12 +109,15 @@ def _wrap(
 
 
 @guard.contained(FEATURE)
-def _run_callbacks(
+def _end_call(
     then: Callable[[], None] | None, ends_pass: Callable[..., bool], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    if then is not None and ends_pass(*args, **kwargs):
-        _thread_state.callbacks = (*_thread_state.callbacks, then)
-    if not _thread_state.depth:
-        calls, _thread_state.callbacks = _thread_state.callbacks, ()
-        for call in calls:
-            call()
+    """Add ``then`` to the callbacks if the call ended a pass; after the outermost wrapper, call all of them."""
+    try:
+        if then is not None and ends_pass(*args, **kwargs):
+            _thread_state.callbacks = (*_thread_state.callbacks, then)
+    finally:
+        if not _thread_state.depth:
+            calls, _thread_state.callbacks = _thread_state.callbacks, ()
+            for call in calls:
+                call()

@@ -94,13 +94,13 @@ class BackgroundProcess:
         self._set_priority(_LOWEST_AUTOGROUP, _NICER_BY)
 
     def take_share(self) -> None:
-        """Give the command the CPU share of the program, or the normal one if that is less.
+        """Give the command the CPU share of the program, but no more than the normal one.
 
         Call this only while the socket is open. Without privileges, the command gets back what its autogroup gave
         away, but not its `nice`.
         """
         own = _autogroup(Path("/proc/self/autogroup")) or 0
-        self._set_priority(max(own, 0), 0)  # less than 0 is refused to most
+        self._set_priority(max(own, 0), 0)  # below 0 is a raised share, which needs a privilege
 
     def _set_priority(self, autogroup: int, nicer_by: int) -> None:
         """Set it once; Linux refuses it within 0.1 s of another change on the machine, so callers repeat it."""

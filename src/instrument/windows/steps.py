@@ -96,9 +96,9 @@ class LoopStepCounter:
 
     @guard.contained(FEATURE)
     def pause(self) -> None:
-        """Pause the profile; the last step is cut if its item had fewer updates than others, and has not ended."""
-        open_ = self.step_open
-        self.profile.pause(begun=not open_, cut=open_ and self._updates < self._max_updates)
+        """Pause the profile at the end of the loop; an open step with fewer updates than others counts as cut."""
+        begun = not self.step_open
+        self.profile.pause(begun=begun, cut=not begun and self._updates < self._max_updates)
 
     @guard.contained(FEATURE)
     def leave(self) -> None:
