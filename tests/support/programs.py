@@ -24,7 +24,7 @@ TOOL_VARIABLES = (
 # Messages of nsys 2022.4 when it fails by itself: once in some hundred runs, of two at a time once in ten.
 NSYS_FAILED = (
     "Connection to the Agent lost", "Local Endpoint is not available", "ProcessWaiterImpl.cpp",
-    "terminate called without an active exception",
+    "terminate called without an active exception", "\nEnd of file\n",
 )  # fmt: skip
 _NUMBERS = itertools.count()
 
