@@ -31,15 +31,30 @@ def step(batch: int) -> list[dict[str, Any]]:
     ]
 
 
+def later_step(batch: int) -> list[dict[str, Any]]:
+    """Return the events of a step after the first one, which finds the state of the optimizer."""
+    freed = [event("free_completed", 1, 10 * batch, frames=BATCH), event("free_completed", 5, 1000, frames=BATCH)]
+    return [*freed, *(each for each in step(batch) if each["addr"] != 6)]
+
+
 def snapshot(path: Path, batch: int) -> instrument.MemorySnapshot:
     return instrument.read_memory(write(path / f"{batch}.pickle", [step(batch)], OLDER))
 
 
+def run(path: Path, batch: int) -> instrument.MemorySnapshot:
+    events = [*step(batch), *later_step(batch)]
+    return instrument.read_memory(write(path / f"run-{batch}.pickle", [events], OLDER))
+
+
 @pytest.mark.parametrize("batch", [1, 2, 4, 8, 40])
 def test_twice_the_batch(tmp_path: Path, batch: int) -> None:
-    """The estimate for twice the batch is the peak of a run with it, also if that is at another time."""
+    """The estimate for twice the batch is the peak of a run with it, also if that is at another time.
+
+    From the first step too, which makes the state of the optimizer at its end.
+    """
     found = snapshot(tmp_path, batch).larger_batch()
-    assert snapshot(tmp_path, 2 * batch).peak().bytes == found.doubled_bytes
+    assert run(tmp_path, 2 * batch).peak().bytes == found.doubled_bytes
+    assert found.doubled_bytes == run(tmp_path, batch).larger_batch().doubled_bytes
     assert snapshot(tmp_path, batch).peak().bytes == found.growing_bytes + found.fixed_bytes
 
 
@@ -49,7 +64,7 @@ def test_the_largest_batch(tmp_path: Path, limit: int) -> None:
     factor = snapshot(tmp_path, 2).larger_batch(0, limit).factor
     assert factor is not None
     largest = int(2 * factor)
-    assert snapshot(tmp_path, largest).peak().bytes <= limit < snapshot(tmp_path, largest + 1).peak().bytes
+    assert run(tmp_path, largest).peak().bytes <= limit < run(tmp_path, largest + 1).peak().bytes
 
 
 def test_no_batch_fits(tmp_path: Path) -> None:
@@ -92,7 +107,7 @@ def test_two_snapshots(tmp_path: Path, batches: tuple[int, int]) -> None:
     before, after = (side(snapshot(tmp_path, batch)) for batch in batches)
     fit = fit_batches(before, after, batches)
     for batch in (1, 3, 20, 100):
-        assert snapshot(tmp_path, batch).peak().bytes == fit.peak(batch)
+        assert run(tmp_path, batch).peak().bytes == fit.peak(batch)
     assert ("optimizer", "forward") == (fit.highest(1).pass_name, fit.highest(100).pass_name)
     largest = fit.largest(20_000)
     assert largest is not None
@@ -111,6 +126,34 @@ def test_what_does_not_grow(tmp_path: Path) -> None:
     assert (None, 0) == (fit.largest(9999), fit.largest(999))
     with pytest.raises(ValueError, match="needs snapshots with recorded events"):
         fit_batches(same, side(instrument.read_memory(write(tmp_path / "b.pickle", [[]], OLDER))), (2, 5))
+
+
+def test_snapshots_of_other_programs(tmp_path: Path) -> None:
+    """Two snapshots that cannot be of one program give no estimate, and the error says why."""
+    forward = side(instrument.read_memory(write(tmp_path / "f.pickle", [step(9)[:3]], OLDER)))
+    small, large = side(snapshot(tmp_path, 2)), side(snapshot(tmp_path, 40))
+    with pytest.raises(ValueError, match="the same passes: forward; and forward, backward, optimizer"):
+        fit_batches(forward, small, (9, 2))
+    for sides, batches in (((small, large), (4, 2)), ((large, small), (2, 4))):
+        with pytest.raises(ValueError, match=r"with a batch of 2 the forward pass needs .* with 4 only"):
+            fit_batches(*sides, batches)
+
+
+def test_a_failure_within_the_limit(tmp_path: Path) -> None:
+    """After an allocation that failed for fragmentation, it is not known how much larger the batch can be."""
+    failed = {**event("oom", 0, 300, frames=FORWARD), "device_free": 10}
+    parts = [segment([{**block(100, 1000), "frames": []}, block(1100, 8000, "inactive")])]
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [[*step(2)[:2], failed]], parts))
+    assert found.larger_batch().factor is None
+    assert (found.larger_batch(0, 20_000).factor or 0) > 1  # another GPU
+
+
+def test_a_limit_of_more_than_64_bits(tmp_path: Path) -> None:
+    """What the driver had left may be any number."""
+    own = {"device": 0, "free_bytes": 2**63 - 1}
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [step(2)], OLDER, instrument=own)).larger_batch()
+    assert 2**63 - 1 + 1000 == found.limit_bytes
+    assert (found.factor or 0) > 1e15
 
 
 def test_pass_peaks(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ import instrument
 from instrument.memory.breakdown import Breakdown
 from instrument.memory.categories import CATEGORIES, EVIDENCE
 from instrument.memory.comparison import compare_peaks, compare_regions
+from instrument.memory.passes import OPTIMIZER_STEP
 from instrument.source_paths import is_library
 
 from ..support.shared_traces import shared
@@ -326,6 +328,97 @@ def test_what_does_not_grow(tmp_path: Path) -> None:
     ordered = sorted([*events, *freed, *state], key=lambda each: each["time_us"])
     found = instrument.read_memory(write(tmp_path / "a.pickle", [ordered], external_annotations=marks))
     assert (9, []) == (found.complete_steps(), found.growth())
+
+
+def test_a_queue_and_a_leaking_constructor(tmp_path: Path) -> None:
+    """The last two batches of three or four steps are no growth; what a constructor leaves in each step is."""
+    record = frames(("/home/me/records.py", "__init__", 7), ("/home/me/train.py", "train", 41))
+    for steps in (3, 4):
+        events, marks = leaking(steps)
+        freed = [event("free_completed", 100 + step, 7) for step in range(steps - 2)]
+        timed = [{**each, "time_us": 1000 * (step + 3) + 2} for step, each in enumerate(freed)]
+        made = [
+            {**event("alloc", 300 + step, 8, frames=record), "time_us": 1000 * step + 1003}
+            for step in range(steps)
+        ]
+        ordered = sorted([*events, *timed, *made], key=lambda each: each["time_us"])
+        found = instrument.read_memory(
+            write(tmp_path / "a.pickle", [ordered], external_annotations=marks)
+        ).growth()
+        assert [("me/records.py:7", steps)] == [(str(place), growth.steps) for place, growth in found]
+
+
+STEP_MARK = "Optimizer.step#AdamW.step"
+
+
+def test_an_optimizer_that_allocates_in_its_first_step(tmp_path: Path) -> None:
+    """The steps of a fused optimizer are known from torch's marks, once it has its state."""
+    events, marks = leaking(4, optimizer=True)
+    state = {**event("alloc", 300, 8, frames=OPTIMIZER), "time_us": 1550}
+    ordered = sorted([*events, state], key=lambda each: each["time_us"])
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [ordered], external_annotations=marks))
+    ((place, growth),) = found.growth()
+    assert ("me/data.py:3", 4, 4) == (str(place), growth.steps, found.complete_steps())
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_closure(tmp_path: Path, marked: bool) -> None:
+    """The forward and backward pass that an optimizer calls, as those of Lightning do, are not its own."""
+    loss = event("alloc", 12, 3000, frames=frames(("/home/me/train.py", "closure", 50)))
+    plain = [*STEP[:4], loss, *STEP[4:7], event("free_completed", 12, 3000, frames=[]), *STEP[7:]]
+    inside = [each if each["frames"] in ([], OPTIMIZER) else
+              {**each, "frames": [*each["frames"][:-1], *OPTIMIZER]} for each in plain[1:]]  # fmt: skip
+    timed = [{**each, "time_us": 10 + at} for at, each in enumerate([plain[0], *inside])]
+    marks = [
+        {"stage": stage, "name": STEP_MARK, "device": 0, "time_us": at}
+        for stage, at in (("START", 11), ("END", 99))
+    ]
+    given = {"external_annotations": marks} if marked else {}
+    expected = instrument.read_memory(write(tmp_path / "plain.pickle", [plain], OLDER)).break_down()
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [timed], OLDER, **given)).break_down()
+    assert expected.by_category()["activations"] == (3000, 0)
+    assert expected.by_category() == found.by_category()
+
+
+def test_an_optimizer_of_the_program(tmp_path: Path) -> None:
+    """The step of a class of the program, which torch's base class wraps, is no closure."""
+    base = ("/usr/lib/python3.11/site-packages/torch/optim/optimizer.py", "wrapper", 493)
+    muon = frames(("/home/me/muon.py", "step", 7), base, ("/home/me/train.py", "train", 42))
+    state = event("alloc", 6, 5000, frames=muon)
+    path = write(tmp_path / "a.pickle", [[*STEP[:8], state]], OLDER)
+    assert (5000, 0) == instrument.read_memory(path).break_down().by_category()["optimizer_state"]
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_marks_alone(tmp_path: Path, cut: int) -> None:
+    """Without stacks, torch's marks tell the optimizer's step, also if the first mark is lost."""
+    sizes = [
+        ("alloc", 1, 5, 20),
+        ("alloc", 2, 9, 32),
+        ("alloc", 3, 6, 45),
+        ("alloc", 4, 7, 52),
+        ("alloc", 5, 4, 70),
+    ]
+    events = [{**event(kind, at, size, frames=[]), "time_us": time} for kind, at, size, time in sizes]
+    marks = [
+        {"stage": stage, "name": STEP_MARK, "device": 0, "time_us": at}
+        for stage, at in (("START", 30), ("END", 40), ("START", 50), ("END", 60))
+    ][cut:]
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [events], external_annotations=marks))
+    optimizer = [1, 3] if not cut else [3]  # where that step began is not known
+    assert optimizer == np.flatnonzero(found.passes.kind == OPTIMIZER_STEP).tolist()
+    assert 2 == found.complete_steps()
+
+
+def test_marks_without_events(tmp_path: Path) -> None:
+    """A history without events has no complete step."""
+    marks = leaking(2)[1]
+    assert (
+        0
+        == instrument.read_memory(
+            write(tmp_path / "a.pickle", [[]], OLDER, external_annotations=marks)
+        ).complete_steps()
+    )
 
 
 def test_a_leak_of_a_real_program() -> None:

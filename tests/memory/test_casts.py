@@ -41,6 +41,20 @@ def test_without_frames(tmp_path: Path) -> None:
     assert {"parameters": 256, "activations": 160} == sizes(tmp_path, kept(5, 32, FORWARD))
 
 
+def test_activations_of_the_size_of_casts(tmp_path: Path) -> None:
+    """Activations of half the size of the largest weights are none, as the other weights would be cast as well."""
+    older = [segment([{**block(1000 * at, size), "frames": []} for at, size in enumerate((64, 64, 256, 256), 1)])]
+
+    def categories(events: list[dict[str, Any]]) -> dict[str, int]:
+        snapshot = instrument.read_memory(write(tmp_path / "a.pickle", [events], older))
+        return {name: sum(both) for name, both in snapshot.break_down().by_category().items() if any(both)}
+
+    large = kept(2, 128, FORWARD, 9000)
+    assert {"parameters": 640, "activations": 256} == categories(large)
+    assert {"parameters": 640, "casts": 320} == categories([*kept(2, 32, FORWARD, 8000), *large])
+    assert {"parameters": 640, "casts": 288} == categories([*kept(1, 32, FORWARD, 8000), *large])
+
+
 @pytest.mark.parametrize("name", ["ctx128_forward", "ctx128_forward_mixed"])
 def test_a_real_program(name: str) -> None:
     """Autocast keeps a copy of half the size of each weight of a matmul; without it, there is none."""

@@ -80,7 +80,9 @@ def test_documented_keys(tmp_path: Path) -> None:
     failed = {**event("oom", 0, 9000, frames=FORWARD), "device_free": 5}
     events = [*grows, *again, event("segment_free", 1, 10), event("alloc", 300, 5, frames=OPTIMIZER), failed]
     path = str(write(tmp_path / "all.pickle", [events], OLDER))
-    found = json.loads(output(path, path, "--json", "--batch", "1", "--batch", "2"))
+    found = json.loads(output(path, path, "--json"))
+    path = str(write(tmp_path / "step.pickle", [STEP], OLDER))
+    found["batch_fit"] = json.loads(output(path, path, "--json", "--batch", "1", "--batch", "2"))["batch_fit"]
     text = (ROOT / "docs" / "traces.md").read_text().split("### Memory as JSON\n")[1]
     rows = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
     shown = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
@@ -91,13 +93,19 @@ def test_documented_keys(tmp_path: Path) -> None:
 def test_batches(snapshots: list[str]) -> None:
     """How large the batch can be, from one snapshot and from two with their batch sizes."""
     text = " ".join(output(snapshots[0], "--limit", "6kB", "--batch", "2").split())
-    assert "With a batch twice as large, the peak would be 5.37 kB, in the step of the optimizer." in text
-    assert "The batch can be 2.98 times as large, which is 5, until 6.00 kB is full." in text
-    both = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9kB").split())
-    assert "With a batch of 6, the peak would be 13.7 kB, in the forward pass." in both
-    assert "The largest batch within 9.00 kB: 3." in both
-    binary = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "9KiB").split())
-    assert "The largest batch within 9.22 kB: 4." in binary
+    assert "With a batch twice as large, the peak would be 5.42 kB, in the backward pass." in text
+    assert "The batch can be 2.82 times as large, which is 5, until 6.00 kB is full." in text
+    both = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "11kB").split())
+    assert "With a batch of 6, the peak would be 15.7 kB, in the forward pass." in both
+    assert "The largest batch within 11.0 kB: 3." in both
+    unknown = " ".join(output(snapshots[0], "--batch", "2").split())
+    assert "How large the batch can be is not known without the memory of the GPU: see --limit." in unknown
+    assert "needs --batch twice" in output(*snapshots, "--limit", "9kB", code=2)
+    refused = output(snapshots[0], "--batch", "1000000000001", code=2)
+    assert "1000000000000" in refused  # what is accepted
+    output(snapshots[0], "--batch", "9" * 401, code=2)
+    binary = " ".join(output(*snapshots, "--batch", "1", "--batch", "3", "--limit", "11KiB").split())
+    assert "The largest batch within 11.3 kB: 4." in binary
     assert "GB is 10^9 bytes, and GiB 2^30" in " ".join(output("--help", columns=200).split())
 
 
@@ -107,9 +115,13 @@ def test_out_of_memory(tmp_path: Path) -> None:
         event("segment_free", 1 << 30, 5000, frames=FORWARD),
         {**event("oom", 0, 8000, frames=FORWARD), "device_free": 20},
     ]
-    text = " ".join(output(str(write(tmp_path / "a.pickle", [events], OLDER))).split())
+    path = str(write(tmp_path / "a.pickle", [events], OLDER))
+    text = " ".join(output(path).split())
     assert "An allocation of 8.00 kB failed at me/model.py:12 forward: too little memory is free" in text
     assert "me/model.py:12 forward none left 1 5.00 kB" in text
+    other = str(write(tmp_path / "b.pickle", [STEP], OLDER))
+    assert "Out of memory in a.pickle: 1 allocation failed." in " ".join(output(other, path).split())
+    assert "in which no allocation failed" in output(other, path, "--batch", "1", "--batch", "2", code=2)
 
 
 def test_json(snapshots: list[str]) -> None:
@@ -141,7 +153,7 @@ def test_page(snapshots: list[str], tmp_path: Path) -> None:
     assert any("which is 5, until 6.00 kB is full" in note for note in summary["notes"])
     output(*snapshots, "--html", str(page), "--batch", "1", "--batch", "3")
     (summary,) = (section for section in sections(page.read_text()) if section["id"] == "summary")
-    assert any("With a batch of 6, the peak would be 13.7 kB" in note for note in summary["notes"])
+    assert any("With a batch of 6, the peak would be 15.7 kB" in note for note in summary["notes"])
 
 
 def test_wrong_arguments(snapshots: list[str], tmp_path: Path) -> None:

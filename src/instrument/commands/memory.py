@@ -50,7 +50,10 @@ def memory(
     batch: Annotated[
         list[int] | None,
         typer.Option(
-            min=1, help="The batch size of the snapshot; given twice, of the two snapshots.", metavar="N"
+            min=1,
+            max=10**12,
+            help="The batch size of the snapshot; given twice, of the two snapshots.",
+            metavar="N",
         ),
     ] = None,
     rank: Annotated[
@@ -80,6 +83,8 @@ def memory(
         raise typer.BadParameter(f"one or two are accepted: {len(snapshots)}", param_hint="SNAPSHOT")
     batches = _batches(batch or [], len(snapshots))
     limit_bytes = None if limit is None else _limit(limit)
+    if limit_bytes is not None and len(snapshots) == 2 and not batches and not as_json:
+        raise typer.BadParameter("with two snapshots it needs --batch twice", param_hint="--limit")
     try:
         read = [read_memory(_file(path, rank)) for path in snapshots]
     except (TraceError, OSError) as error:
@@ -152,6 +157,10 @@ def _fit(before: MemorySnapshot, after: MemorySnapshot, device: int, batches: li
     """Return how the passes grow with the batch; None if the batch sizes are not known."""
     if not batches:
         return None
+    for each in (before, after):
+        if each.failures(device, 1):
+            said = f"an estimate from two batch sizes needs snapshots in which no allocation failed: {each.path}"
+            raise typer.BadParameter(said, param_hint="--batch")
     first, second = ((each.timeline(device), each.passes) for each in (before, after))
     one, two = batches
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,15 +17,18 @@ from .timeline import Timeline
 
 _MANY = 10  # times as large: from there without decimals
 _STRETCHES = 8  # of a pass: its highest memory moves from its end to its begin as the batch grows
+_LEAST_GROWTH = 0.99  # of a pass: what else differs from run to run
 _GROWING = ("activations", "temporaries", "other")
 ASSUMPTION = (
     "activations, batches, and the temporaries of forward and backward pass grow in proportion to the batch; "
-    "parameters and their casts, gradients, the optimizer and what steps leave behind do not. Memory that "
-    "fragmentation loses is not counted, and of a step that is not complete only what was recorded"
+    "parameters and their casts, gradients, the optimizer and what steps leave behind do not. What the optimizer "
+    "makes in its first step and keeps is there in later ones. Memory that fragmentation loses is not counted, "
+    "and of a step that is not complete only what was recorded"
 )
 """What the estimate from one snapshot assumes."""
 FIT_ASSUMPTION = (
-    "each eighth of a pass grows by the same number of bytes for each sample; fragmentation is not counted"
+    "each eighth of a pass grows by the same number of bytes for each sample; fragmentation is not counted, and "
+    "what steps leave behind is the same in both"
 )
 """What the estimate from two snapshots assumes."""
 
@@ -40,7 +44,8 @@ class LargerBatch(NamedTuple):
             the recorded events.
         limit_bytes: the memory that the GPU has for the program; None if it is not known.
         factor: how many times as large a batch may be until the peak reaches the limit: less than 1 if this one
-            exceeds it, and 0 if even what does not grow does. None without a limit, or if nothing grows.
+            exceeds it, and 0 if even what does not grow does. None without a limit, if nothing grows, or if an
+            allocation failed although the peak is within the limit: fragmentation then decides.
     """
 
     growing_bytes: int
@@ -75,11 +80,22 @@ def larger_batch(
         point = int(np.searchsorted(timeline.event, failed.event))
         used[point] += failed.bytes
         growing[point] += 0 if in_optimizer[point] else failed.bytes
+    used += _as_later(timeline).used_bytes - timeline.used_bytes
     doubled = used + growing
     event = int(timeline.event[doubled.argmax()])
     pass_ = PASS_NAMES[passes.kind[event]] if event >= 0 else ""
     factor = _factor(used - growing, growing, limit_bytes)
+    fragmented = limit_bytes is not None and any((each.limit_bytes or 0) >= limit_bytes for each in failures)
+    if factor is not None and factor >= 1 and fragmented:
+        factor = None
     return LargerBatch(*parts, int(doubled.max()), pass_, limit_bytes, factor)
+
+
+def _as_later(timeline: Timeline) -> Timeline:
+    """Return ``timeline`` with what the optimizer keeps at its end at all times, as in the steps that follow."""
+    rows, state = timeline.bytes.copy(), list(CATEGORIES).index("optimizer_state")
+    rows[state] = np.maximum(rows[state], rows[state, -1])
+    return replace(timeline, bytes=rows)
 
 
 def _growing(timeline: Timeline, in_optimizer: Array) -> Array:
@@ -93,9 +109,10 @@ def _factor(fixed: Array, growing: Array, limit_bytes: int | None) -> float | No
     grows = growing > 0
     if limit_bytes is None or not grows.any():
         return None
-    if fixed.max() > limit_bytes:
+    limit = float(limit_bytes)  # the sum of two numbers of 64 bits
+    if fixed.max() > limit:
         return 0.0
-    return float(((limit_bytes - fixed[grows]) / growing[grows]).min())
+    return float(((limit - fixed[grows]) / growing[grows]).min())
 
 
 def batch_texts(found: LargerBatch, batch: int | None = None) -> list[str]:
@@ -115,7 +132,11 @@ def batch_texts(found: LargerBatch, batch: int | None = None) -> list[str]:
         f"{part} of the peak grows with the batch. With a batch twice as large, "
         f"the peak would be {size(found.doubled_bytes)}{_in_pass(found.doubled_pass)}."
     )
-    limit = [] if found.factor is None else [_limit_text(found, found.factor, batch)]
+    limit = []
+    if found.factor is not None:
+        limit = [_limit_text(found, found.factor, batch)]
+    elif batch and found.limit_bytes is None:
+        limit = ["How large the batch can be is not known without the memory of the GPU: see --limit."]
     return [text, *limit, f"Assumed: {ASSUMPTION}."]
 
 
@@ -217,16 +238,37 @@ def fit_batches(
         batches: their batch sizes, which differ.
 
     Raises:
-        ValueError: the snapshots have no recorded events of the same pass.
+        ValueError: the snapshots have no recorded events or not the same passes, or a pass needs less memory with
+            the larger batch.
     """
-    one, two = (pass_peaks(*each, _STRETCHES) for each in (before, after))
+    sides = [(_as_later(timeline), passes) for timeline, passes in (before, after)]
+    one, two = (pass_peaks(*each) for each in sides)
+    _check_alike(one, two, batches)
+    one, two = (pass_peaks(*each, _STRETCHES) for each in sides)
     fits = []
     for key in [key for key in one if key in two]:
         slope = (two[key] - one[key]) / (batches[1] - batches[0])
         fits.append(StretchFit(key[0], one[key] - slope * batches[0], slope))
-    if not fits:
-        raise ValueError("an estimate from two batch sizes needs snapshots with recorded events")
     return BatchFit(batches, tuple(fits))
+
+
+def _check_alike(
+    one: dict[tuple[str, int], int], two: dict[tuple[str, int], int], batches: tuple[int, int]
+) -> None:
+    """Raise an error unless the highest memory of the passes can be that of one program."""
+    needs = "an estimate from two batch sizes needs"
+    if not one or not two:
+        raise ValueError(f"{needs} snapshots with recorded events")
+    if one.keys() != two.keys():
+        names = [", ".join(name for name, _ in passes) for passes in (one, two)]
+        raise ValueError(f"{needs} snapshots of the same passes: {names[0]}; and {names[1]}")
+    small, large = (one, two) if batches[0] < batches[1] else (two, one)
+    for key, highest in small.items():
+        if large[key] < highest * _LEAST_GROWTH:
+            raise ValueError(
+                f"{needs} snapshots of the same program: with a batch of {count(min(batches))} the {key[0]} pass "
+                f"needs {size(highest)}, with {count(max(batches))} only {size(large[key])}"
+            )
 
 
 def fit_texts(fit: BatchFit, limit_bytes: int | None = None) -> list[str]:

@@ -102,7 +102,7 @@ def traffic_of(
         tuple(sorted(returns, key=lambda each: (-each.times, -each.bytes))),
         int(later.sum()),
         int(change[later].sum()),
-        int(step.max(initial=0)),
+        int(step[asks].max(initial=0)),
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.table import Array, Table
-from .stacks import BACKWARD, MODULE, OPTIMIZER, PYTHON, StackFacts
+from .stacks import BACKWARD, CLOSURE, MODULE, OPTIMIZER, PYTHON, StackFacts
 
 FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP = range(3)
 PASS_NAMES = ("forward", "backward", "optimizer")
@@ -52,8 +52,12 @@ def passes_of(events: Table, annotations: Table, facts: StackFacts) -> Passes:
 
 def _kinds(marks: Array, alike: tuple[Array, Array], in_optimizer: Array) -> Array:
     """Return the kinds of the events of a device, of which those ``alike`` have stacks, or none has."""
-    kind = np.full(len(marks), _UNKNOWN)
     python = marks & PYTHON > 0
+    if python.any():  # a closure, with its forward and backward pass, is within the step too
+        in_optimizer = in_optimizer & python & (marks & (MODULE | BACKWARD | CLOSURE) == 0)
+    # Without stacks only torch's marks tell where the step of an optimizer ends.
+    by_marks = in_optimizer.any() and not python.any()
+    kind = np.full(len(marks), FORWARD_PASS if by_marks else _UNKNOWN)
     for those in alike:  # the stacks of frees are perhaps not recorded
         if python[those].any():
             kind[those] = np.where(python[those], FORWARD_PASS, BACKWARD_PASS)
@@ -74,6 +78,7 @@ def _in_optimizer(time_ns: Array, annotations: Table, device: int) -> Array:
     own = own.where(np.argsort(own.time_ns, kind="stable"))
     starts = np.array([name == "START" for name in own.strings])[own.stage]
     depth = np.append(0, np.cumsum(np.where(starts, 1, -1)))
+    depth -= np.minimum.accumulate(np.minimum(depth, 0))  # the begin of the first step is perhaps not recorded
     inside: Array = depth[np.searchsorted(own.time_ns, time_ns, "right")] > 0
     return inside
 
@@ -93,19 +98,21 @@ class Steps(NamedTuple):
 def steps_of(passes: Passes, events: Table, annotations: Table, device: int) -> Steps:
     """Return the steps of ``device``: those that a profiler marks, else those that end with an optimizer.
 
-    An optimizer that allocates nothing, as fused ones and SGD without momentum, is known from torch's mark alone.
+    An optimizer that allocates nothing, as SGD without momentum, is known from torch's marks alone, and so is one
+    that allocates in its first step only, as fused ones do.
     """
     own = np.flatnonzero(events.device == device)
     by_optimizer = passes.kind[own] == OPTIMIZER_STEP
     ended = _ends(annotations, _STEP_OF_PROFILER)
-    if not len(ended) and not by_optimizer.any():
-        ended = _ends(annotations.where(annotations.device == device), _STEP_OF_OPTIMIZER)
+    ends = np.diff(by_optimizer.astype(np.int64), append=0) < 0
+    if not len(ended) and ends.sum() <= 1:
+        marked = _ends(annotations.where(annotations.device == device), _STEP_OF_OPTIMIZER)
+        ended = marked if len(marked) > ends.sum() else ended
     number = np.zeros(len(events), np.int64)
-    if len(ended) and (events.time_ns[own] >= 0).all():
+    if len(ended) and len(own) and (events.time_ns[own] >= 0).all():
         at = np.unique(np.searchsorted(events.time_ns[own], ended, "right"))
         number[own] = np.searchsorted(at, np.arange(len(own)), "right")
         return Steps(number, len(at))
-    ends = np.diff(by_optimizer.astype(np.int64), append=0) < 0
     number[own] = np.cumsum(ends) - ends
     return Steps(number, int(number.max(initial=0)))
 

@@ -12,16 +12,19 @@ import numpy as np
 from ..source_paths import is_library, path_in_torch
 from ..traces.table import Array, Table
 
-PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS, EMPTY_CACHE, CAST = (1 << bit for bit in range(8))
+PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS, EMPTY_CACHE, CAST, CLOSURE = (
+    1 << bit for bit in range(9)
+)
 """Marks of a stack: it has frames of Python, of an optimizer, of the backward pass, of a call of an ``nn.Module``,
-of what a library computes in, of what makes or moves the parameters of a module, of ``empty_cache``, or of what
-casts for autocast."""
+of what a library computes in, of what makes or moves the parameters of a module, of ``empty_cache``, of what casts
+for autocast, or of a closure of the program that an optimizer calls, and then not of the optimizer."""
 
 _MODULE_FILE = "nn/modules/module.py"
 _CALL = "_call_impl"
 _MAKES_PARAMETERS = {"_apply", "convert", "to_empty", "load_state_dict", "_load_from_state_dict"}  # of nn.Module
 _BACKWARD_FILES = ("autograd/__init__.py", "autograd/graph.py", "_tensor.py")
 _BACKWARD_NAMES = {"backward", "grad", "_engine_run_backward", "_make_grads"}
+_BASE_OF_OPTIMIZERS = "optim/optimizer.py"  # around the step of each, also of those of the program
 _NOT_AN_OPTIMIZER = ("optim/lr_scheduler.py", "optim/swa_utils.py")
 _ENGINE = re.compile(r"autograd::(?:python::PythonEngine|Engine)::|Backward\d*::apply|AccumulateGrad")
 _WORKSPACE = re.compile("[wW]ork[sS]pace")
@@ -59,6 +62,12 @@ def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
     own = by_stack.lowest(users[flat])
     line = np.where(own >= 0, own, innermost)
     found = by_stack.union(marks[flat])
+    optimizer, inner = (by_stack.lowest(marks[flat] & mark > 0) for mark in (OPTIMIZER, MODULE | BACKWARD))
+    base = _by_text(frames, lambda file: path_in_torch(file) == _BASE_OF_OPTIMIZERS)
+    calls_own = (own >= 0) & ~base[flat[optimizer]] if len(flat) else own >= 0
+    # Frames nearer to the allocation than torch's optimizer are of what it calls: Lightning trains in a closure.
+    closure = ((inner >= 0) & (inner < optimizer)) | (calls_own & (own < optimizer))
+    found = np.where(closure, found & ~OPTIMIZER | CLOSURE, found)
     outermost = by_stack.highest(python)
     rooted = roots[flat[outermost]] & (outermost >= 0) if len(flat) else outermost >= 0
     if rooted.sum() * 2 > (outermost >= 0).sum():  # else roots are not recorded

@@ -10,7 +10,7 @@ from ..console import print_line, print_table, print_wrapped
 from ..memory.categories import CATEGORIES, category_words
 from ..memory.comparison import ChangedPart, compare_peaks, compare_regions
 from ..memory.snapshot import MemorySnapshot
-from ..units import signed_size, size
+from ..units import counted, signed_size, size
 from .memory_report import print_rows
 
 
@@ -38,6 +38,9 @@ def print_memory_change(
         f"The peak went from {size(first.peak.bytes)} to {size(second.peak.bytes)}, {signed_size(change)}. The "
         "changes of the parts add up to this.",
     )
+    for each in (before, after):
+        if failed := each.failed(device):
+            print_wrapped(console, f"Out of memory in {each.path.name}: {counted(failed, 'allocation')} failed.")
     one, other = first.by_category(), second.by_category()
     rows = [
         (

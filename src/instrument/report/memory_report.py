@@ -180,7 +180,7 @@ def _print_growth(snapshot: MemorySnapshot, device: int, console: Console) -> No
         known = counted(steps, "complete step")
         print_wrapped(console, f"Whether memory grows from step to step is not known: the history has {known}.")
     elif not rows:
-        print_wrapped(console, f"No line left memory behind in several of the {count(steps)} complete steps.")
+        print_wrapped(console, f"No line left memory behind in half of the {count(steps)} complete steps or more.")
 
 
 def _print_state(snapshot: MemorySnapshot, device: int, console: Console) -> None:

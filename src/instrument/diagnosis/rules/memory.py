@@ -55,9 +55,9 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
     """Memory grows from step to step.
 
     Needs a memory snapshot with two complete steps, or memory events of three steps. In a snapshot, memory that a
-    line allocated in two complete steps or more is in use at the end. In a trace, the allocated bytes grow from
-    the end of each step to the end of the next. In all, they grow by at least ``share``: the program keeps
-    tensors, such as a list of losses with their graphs.
+    line allocated in half of the complete steps, and in two or more, is in use at the end, and the line had less
+    in use half-way. In a trace, the allocated bytes grow from the end of each step to the end of the next. In all,
+    they grow by at least ``share``: the program keeps tensors, such as a list of losses with their graphs.
     """
     known = _snapshot(facts)
     if known is not None and (known[0].complete_steps(known[1]) >= LEAST_STEPS or not facts.memory_events):
