@@ -330,6 +330,15 @@ def test_what_does_not_grow(tmp_path: Path) -> None:
     assert (9, []) == (found.complete_steps(), found.growth())
 
 
+def test_a_script_without_a_suffix(tmp_path: Path) -> None:
+    """Its lines are of the program; headers of C++ without a suffix are not."""
+    header = {"filename": "/usr/include/c++/11/functional", "name": "operator()", "line": 7}
+    stack = [header, {"filename": "/home/me/bin/train", "name": "main", "line": 3}]
+    path = write(tmp_path / "a.pickle", [[event("alloc", 1, 8, frames=stack)]])
+    ((use,),) = [instrument.read_memory(path).break_down().uses]
+    assert "bin/train:3 main" in use.source
+
+
 def test_a_queue_and_a_leaking_constructor(tmp_path: Path) -> None:
     """The last two batches of three or four steps are no growth; what a constructor leaves in each step is."""
     record = frames(("/home/me/records.py", "__init__", 7), ("/home/me/train.py", "train", 41))

@@ -49,6 +49,20 @@ def test_tables(tmp_path: Path) -> None:
     assert "3 events, 1 segments" in repr(found)
 
 
+def test_high_addresses(tmp_path: Path) -> None:
+    """Addresses from 2**63 on are told apart, of events and of blocks, also of blocks without one."""
+    high = 2**64 - 4096
+    second = {key: value for key, value in block(0, 32).items() if key != "address"}
+    parts = [{**segment([block(high, 16), second]), "address": high}]
+    events = [event("alloc", high + 16, 32), event("free_completed", high + 64, 8)]
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [events], parts))
+    assert [-4096, -4080] == found.blocks.address.tolist()
+    assert 16 + 8 + 32 == found.peak().bytes
+    most = 2**63 - 1
+    parts = [{**segment([block(most, 9), second]), "address": most}]
+    assert 2 == len(instrument.read_memory(write(tmp_path / "b.pickle", [[]], parts)).blocks)
+
+
 def test_blocks_of_older_torch(tmp_path: Path) -> None:
     """In torch 2.0, it has no address, and its frames in a history, the newest first."""
     old = [{"size": 8, "state": "inactive"}, {"size": 2, "state": "active_allocated"}]

@@ -127,7 +127,7 @@ class _Events:
             return
         columns = self._columns
         columns["device"].append(-1)
-        columns["address"].append(_number(item.get("addr")))
+        columns["address"].append(_address(item.get("addr")))
         columns["device_free_bytes"].append(_number(item.get(_DEVICE_FREE)))
         columns["bytes"].append(_number(item.get("size"), 0))
         columns["stream"].append(_number(item.get("stream")))
@@ -185,7 +185,7 @@ def _segments(segments: Sequence[Mapping[str, Any]], events: _Events) -> dict[st
     rows = [
         (
             _device(each.get("device", 0)),
-            _number(each.get("address")),
+            _address(each.get("address")),
             _number(each.get("total_size"), 0),
             _number(each.get("active_size"), 0),
             _number(each.get("stream")),
@@ -261,11 +261,11 @@ def _placed_blocks(segments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int,
     by_segment = [_items(segment.get("blocks", ()), "blocks") for segment in segments]
     blocks = _mappings(chain.from_iterable(by_segment), "blocks")
     for row, (segment, own) in enumerate(zip(segments, by_segment, strict=True)):
-        address = _number(segment.get("address"))
+        address = segment.get("address")
         for block in islice(blocks, len(own)):
-            address = _number(block.get("address", address))
-            yield row, address, block
-            address += _number(block.get("size"), 0)
+            address = block.get("address", address)
+            yield row, _address(address), block
+            address = address + _number(block.get("size"), 0) if isinstance(address, int) else None
 
 
 def _frames_of_block(block: Mapping[str, Any]) -> object:
@@ -307,6 +307,11 @@ def _device(value: object) -> int:
 def _number(value: object, otherwise: int = -1) -> int:
     """Return an integer that fits into a column."""
     return value if isinstance(value, int) and -_MOST <= value < _MOST else otherwise
+
+
+def _address(value: object) -> int:
+    """Return an address as a signed number of 64 bits: those from 2**63 on, as of Intel's GPUs, are negative."""
+    return _number(value - 2 * _MOST if isinstance(value, int) and _MOST <= value < 2 * _MOST else value)
 
 
 def _time_ns(time_us: object) -> int:

@@ -37,9 +37,9 @@ class SnapshotData:
         path: the file.
         events: the recorded events, in order for each device. Columns: ``action`` (text: "alloc",
             "free_requested", "free_completed", "segment_alloc", "segment_map", "oom", ...), ``device``,
-            ``address``, ``bytes``, ``stream``, ``time_ns`` (since the epoch; -1 if unknown), ``stack``,
-            ``device_free_bytes`` (what the driver had left when an allocation failed, "oom"; else -1), and the
-            texts ``user_metadata`` and ``compile_context``.
+            ``address`` (less 2**64 from 2**63 on), ``bytes``, ``stream``, ``time_ns`` (since the epoch; -1 if
+            unknown), ``stack``, ``device_free_bytes`` (what the driver had left when an allocation failed,
+            "oom"; else -1), and the texts ``user_metadata`` and ``compile_context``.
         segments: what the allocator had from the driver when the snapshot was taken. Columns: ``device``,
             ``address``, ``bytes``, ``active_bytes``, ``stream``, ``kind`` (text: "small" or "large"),
             ``expandable`` and ``stack``.

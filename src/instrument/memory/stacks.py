@@ -168,4 +168,7 @@ def module_calls(facts: FrameFacts, stack: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_python(file: str) -> bool:
-    return file.endswith(".py") or file.startswith("<")
+    if file.endswith(".py") or file.startswith("<"):
+        return True
+    # A script may have no suffix, but so have headers of C++; frames without a file have "??".
+    return file.startswith("/") and "." not in file.rpartition("/")[2] and "/include/" not in file
