@@ -390,7 +390,7 @@ def test_a_closure(tmp_path: Path, marked: bool) -> None:
 
 
 def test_an_optimizer_of_the_program(tmp_path: Path) -> None:
-    """The step of a class of the program, which torch's base class wraps, is no closure."""
+    """The step of an optimizer that the program defines is not a closure, although code of torch calls it."""
     base = ("/usr/lib/python3.11/site-packages/torch/optim/optimizer.py", "wrapper", 493)
     muon = frames(("/home/me/muon.py", "step", 7), base, ("/home/me/train.py", "train", 42))
     state = event("alloc", 6, 5000, frames=muon)

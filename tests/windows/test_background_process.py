@@ -101,7 +101,7 @@ def share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 @pytest.mark.usefixtures("as_child")
 def test_a_priority_of_its_own(share: int) -> None:
-    """The session has the lowest priority, as `nice` acts within a session, and then that of the program.
+    """The process gets the lowest share of the CPU, as `nice` acts within a share, and then that of the program.
 
     A program that has more than the normal share gives only that.
     """
