@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ import instrument
 from instrument.memory.breakdown import Breakdown
 from instrument.memory.categories import CATEGORIES, EVIDENCE
 from instrument.memory.comparison import compare_peaks, compare_regions
-from instrument.memory.passes import OPTIMIZER_STEP
+from instrument.memory.passes import FORWARD_PASS, OPTIMIZER_STEP
 from instrument.source_paths import is_library
 
 from ..support.shared_traces import shared
@@ -389,13 +391,38 @@ def test_a_closure(tmp_path: Path, marked: bool) -> None:
     assert expected.by_category() == found.by_category()
 
 
-def test_an_optimizer_of_the_program(tmp_path: Path) -> None:
-    """The step of an optimizer that the program defines is not a closure, although code of torch calls it."""
-    base = ("/usr/lib/python3.11/site-packages/torch/optim/optimizer.py", "wrapper", 493)
-    muon = frames(("/home/me/muon.py", "step", 7), base, ("/home/me/train.py", "train", 42))
-    state = event("alloc", 6, 5000, frames=muon)
-    path = write(tmp_path / "a.pickle", [[*STEP[:8], state]], OLDER)
-    assert (5000, 0) == instrument.read_memory(path).break_down().by_category()["optimizer_state"]
+def test_closures_and_optimizers_of_torch(tmp_path: Path) -> None:
+    """Of the stacks of real programs, a closure's are not the optimizer's; those of an own optimizer are."""
+    stacks: dict[str, list[dict[str, Any]]] = {}
+
+    def keep(name: str) -> None:
+        found = reversed(traceback.extract_stack()[:-1])
+        stacks[name] = [{"filename": each.filename, "name": each.name, "line": each.lineno} for each in found]
+
+    class Layer(torch.nn.Linear):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            keep("layer")
+            return super().forward(given)
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            keep("own optimizer")
+
+    layer = Layer(2, 2)
+
+    def closure() -> torch.Tensor:
+        loss = layer(torch.ones(2)).sum()
+        keep("loss")
+        return loss
+
+    for kind in (torch.optim.Adam, torch.optim.LBFGS):
+        kind(layer.parameters()).step(closure)
+        events = [event("alloc", at, 8, frames=stacks[name]) for at, name in enumerate(("layer", "loss"), 1)]
+        found = instrument.read_memory(write(tmp_path / "a.pickle", [events])).passes.kind
+        assert [FORWARD_PASS, FORWARD_PASS] == found.tolist()
+    Own(layer.parameters()).step()
+    own = event("alloc", 1, 8, frames=stacks["own optimizer"])
+    assert [OPTIMIZER_STEP] == instrument.read_memory(write(tmp_path / "a.pickle", [[own]])).passes.kind.tolist()
 
 
 @pytest.mark.parametrize("cut", [0, 1])

@@ -158,7 +158,7 @@ def _fit(before: MemorySnapshot, after: MemorySnapshot, device: int, batches: li
     if not batches:
         return None
     for each in (before, after):
-        if each.failures(device, 1):
+        if each.failed(device):
             said = f"an estimate from two batch sizes needs snapshots in which no allocation failed: {each.path}"
             raise typer.BadParameter(said, param_hint="--batch")
     first, second = ((each.timeline(device), each.passes) for each in (before, after))

@@ -56,7 +56,7 @@ class DriverTraffic(NamedTuple):
         taken_later: how often it took memory after the first recorded step. A loop whose steps need the same
             memory takes all of it in the first one.
         taken_later_bytes: how much that was.
-        steps: the steps after the first one, the last of which can be incomplete.
+        steps: the later steps that did more than free memory; the last one can be incomplete.
     """
 
     returns: tuple[ReturnedMemory, ...]

@@ -47,9 +47,9 @@ def growth_of(allocations: Table, uses: Table, steps: Steps, events: Table, devi
         events: the events.
         device: the GPU.
     """
-    kept = (allocations.device == device) & (allocations.begin >= 0) & (allocations.end >= len(events))
-    state = uses.matching("category", _STATE)
-    rows = np.flatnonzero(kept & (uses.line >= 0) & ~state)
+    recorded = np.flatnonzero((allocations.device == device) & (allocations.begin >= 0) & (uses.line >= 0))
+    state = uses.matching("category", _STATE)[recorded]
+    rows = recorded[(allocations.end[recorded] >= len(events)) & ~state]
     rows = rows[steps.number[allocations.begin[rows]] < steps.complete]
     known = defaultdict[int, set[int]](set)
     sums = defaultdict[int, list[int]](lambda: [0, 0])
@@ -60,7 +60,8 @@ def growth_of(allocations: Table, uses: Table, steps: Steps, events: Table, devi
         sums[line][1] += 1
     least = max(LEAST_STEPS, steps.complete / 2)
     middle = (steps.complete + 1) // 2 - 1
-    half, end = (_used_by_line(allocations, uses, steps, device, step) for step in (middle, steps.complete - 1))
+    lines, recorded_allocations = uses.line[recorded], allocations.where(recorded)
+    half, end = (_used_by_line(recorded_allocations, lines, steps, step) for step in (middle, steps.complete - 1))
     found = [
         Growth(line, len(own), *sums[line])
         for line, own in known.items()
@@ -69,11 +70,10 @@ def growth_of(allocations: Table, uses: Table, steps: Steps, events: Table, devi
     return sorted(found, key=lambda growth: -growth.bytes)
 
 
-def _used_by_line(allocations: Table, uses: Table, steps: Steps, device: int, step: int) -> Array:
-    """Return the bytes in use at the end of ``step`` of what was recorded from its begin on, by line."""
-    rows = np.flatnonzero((allocations.device == device) & (allocations.begin >= 0) & (uses.line >= 0))
-    begun = steps.number[allocations.begin[rows]]
-    ended = np.append(steps.number, step + 1)[np.minimum(allocations.end[rows], len(steps.number))]
-    rows = rows[(begun <= step) & (ended > step)]
-    used: Array = np.bincount(uses.line[rows], allocations.bytes[rows], int(uses.line.max(initial=0)) + 1)
+def _used_by_line(allocations: Table, lines: Array, steps: Steps, step: int) -> Array:
+    """Return the bytes of ``allocations``, whose begins are recorded, in use at the end of ``step``, by line."""
+    begun = steps.number[allocations.begin]
+    ended = np.append(steps.number, step + 1)[np.minimum(allocations.end, len(steps.number))]
+    there = (begun <= step) & (ended > step)
+    used: Array = np.bincount(lines[there], allocations.bytes[there], int(lines.max(initial=0)) + 1)
     return used
