@@ -96,7 +96,8 @@ def test_the_limit_of_a_snapshot(tmp_path: Path) -> None:
 
 def test_nothing_grows(tmp_path: Path) -> None:
     """Without activations or batches, the peak stays, and any batch fits."""
-    found = instrument.read_memory(write(tmp_path / "a.pickle", [[]], OLDER)).larger_batch(0, 9999)
+    events = [event("segment_alloc", 100, 1000)]
+    found = instrument.read_memory(write(tmp_path / "a.pickle", [events], OLDER)).larger_batch(0, 9999)
     assert (0, 1000, 1000, "", 9999, None) == tuple(found)
     assert [] == batch_texts(found)
 

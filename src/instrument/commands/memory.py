@@ -113,6 +113,10 @@ def _show_change(
     as_html: Path | None,
 ) -> None:
     """Print or write what changed from one snapshot to the other."""
+    for each in (before, after):
+        if not each.break_down(device).recorded:
+            said = f"{each.path} has no history of GPU {device}, and so no peak to compare"
+            raise exit_unusable(ValueError(said))
     fit = _fit(before, after, device, batches)
     limit = after.known_limit(device) if limit_bytes is None else limit_bytes
     if as_html is not None:

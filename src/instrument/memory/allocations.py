@@ -10,11 +10,22 @@ _ALLOCATED, _FREED = "alloc", "free_completed"
 _ACTIVE = "active"  # how the states of blocks in use begin
 
 
-def pair_allocations(events: Table, segments: Table, blocks: Table) -> Table:
+def frees_repeat_stacks(events: Table) -> bool:
+    """Return whether each free has the stack of its allocation, as torch writes with ``context="alloc"``."""
+    rows, allocated = _of_addresses(events)
+    freed = np.flatnonzero(allocated[:-1] & ~allocated[1:])
+    first, second = rows[freed], rows[freed + 1]
+    pairs = (events.address[first] == events.address[second]) & (events.device[first] == events.device[second])
+    allocation, free = events.stack[first[pairs]], events.stack[second[pairs]]
+    several = len(np.unique(free)) > 1  # a loop may allocate and free on one line
+    return bool(several and (allocation == free).all())
+
+
+def pair_allocations(events: Table, segments: Table, blocks: Table, repeated: bool) -> Table:
     """Return the allocations that the tables of a `MemorySnapshot` show, as its ``allocations``.
 
     An address that is allocated again without a free between was freed by an event that is not recorded: the first
-    allocation ends there.
+    allocation ends there. With ``repeated``, a free has the stack of its allocation.
     """
     rows, allocated = _of_addresses(events)
     key = np.stack((events.device[rows], events.address[rows]))
@@ -25,7 +36,8 @@ def pair_allocations(events: Table, segments: Table, blocks: Table) -> Table:
     older = np.flatnonzero(~allocated & ~np.append(False, same[:-1]))  # the first event of its address is a free
     recorded = _columns(events, rows[begun], rows[begun], end)
     freed = _columns(events, rows[older], np.full(len(older), -1), rows[older])
-    freed["stack"] = np.zeros_like(freed["stack"])  # those of the events say where it was freed
+    if not repeated:
+        freed["stack"] = np.zeros_like(freed["stack"])  # those of the events say where it was freed
     parts = (freed, _never_seen(segments, blocks, key, len(events)), recorded)
     return Table({name: np.concatenate([part[name] for part in parts]) for name in recorded}, events.strings)
 

@@ -36,6 +36,12 @@ class Place(NamedTuple):
         return f"{'/'.join(self.file.replace(chr(92), '/').split('/')[-2:])}:{self.line}"
 
 
+NO_HISTORY = (
+    "The peak, and what memory is for, are not known, as no history was recorded: call "
+    "torch.cuda.memory._record_memory_history() before the steps to look at, or record them with "
+    'instrument.profile(memory="snapshot").'
+)
+
 Same = tuple[Place | None, tuple[Place, ...], str, str, str]
 """What blocks of one `Use` share: place, modules, region, category and evidence."""
 
@@ -79,14 +85,16 @@ class Breakdown:
     """What the memory at the peak of a GPU is. All parts add up to its bytes.
 
     Attributes:
-        peak: the peak.
+        peak: the peak; without a history, what was in use when the snapshot was taken.
         reserved_bytes: what the allocator had from the driver then.
         uses: what was in use, the largest first.
+        recorded: whether the snapshot has a history of the GPU.
     """
 
     peak: Peak
     reserved_bytes: int
     uses: tuple[Use, ...]
+    recorded: bool = True
 
     @property
     def cached_bytes(self) -> int:
@@ -110,7 +118,10 @@ class Breakdown:
 
     @property
     def text(self) -> str:
-        """The memory in use by category, the largest first, as a sentence."""
+        """The memory in use by category, the largest first, as a sentence; `NO_HISTORY` says why it has none."""
+        if not self.recorded:
+            used = f"{size(self.peak.bytes)} of GPU {self.peak.device}"
+            return f"{used} in use when the snapshot was taken. {NO_HISTORY}"
         sizes = {category_words(name): sum(both) for name, both in self.by_category().items()}
         order = sorted(sizes.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{name} {size(number)}" for name, number in order if number)

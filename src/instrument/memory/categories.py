@@ -9,7 +9,7 @@ import numpy as np
 from ..traces.table import Array, Table
 from .casts import weight_casts
 from .passes import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, Passes
-from .stacks import CAST, MODULE, OPTIMIZER, PARAMETERS, WORKSPACE, StackFacts
+from .stacks import CAST, MODULE, OPTIMIZER, PARAMETERS, WORKSPACE, ZERO_GRAD, StackFacts
 
 CATEGORIES = {
     "parameters": "parameters and buffers of modules",
@@ -24,6 +24,7 @@ CATEGORIES = {
 """The categories, which add up to the memory in use. The passes are forward, backward and optimizer."""
 
 _NAMES = list(CATEGORIES)
+_REQUESTED = "free_requested"
 _PARAMETERS, _GRADIENTS, _STATE, _ACTIVATIONS, _CASTS, _TEMPORARIES, _WORKSPACE, _OTHER = range(len(_NAMES))
 
 _OF_AUTOGRAD = "allocated on a thread that Python did not start, as those of autograd"
@@ -40,6 +41,12 @@ EVIDENCE = {
     "once more for each state of the optimizer",
     "older": "older than the history and in use to its end: most likely parameters, else state of an optimizer or "
     "what earlier steps left behind",
+    "freed by zero_grad": "older than the history, and freed by zero_grad",
+    "freed as later ones": "older than the history, and freed on a line that otherwise frees memory of this "
+    "category alone",
+    "freed in a step": "older than the history, and freed in a step of an optimizer",
+    "freed after a call": "older than the history, and freed in a module, on a line that calls one and so drops "
+    "the result of the call before, or in forward passes, as the history has no others",
     "older activation": "older than the history, and freed in a backward pass",
     "older, sized activation": "older than the history, and its size is that of an activation of a later pass",
     "older gradient": "older than the history, freed outside backward passes, and of the size of a gradient",
@@ -47,6 +54,12 @@ EVIDENCE = {
 }
 """What an inferred category rests on, by a short name; what is "known" has a line instead."""
 _REASONS = list(EVIDENCE)
+WEAK = frozenset({"older parameter", "older state", "older", "older, sized activation", "older gradient"})
+"""The evidence that is no more than the age and the size of memory: a comparison does not rely on it."""
+OLDER = WEAK.union(
+    ("freed by zero_grad", "freed as later ones", "freed in a step", "freed after a call", "older activation")
+)
+"""All evidence for memory that is older than the history."""
 
 
 def category_words(category: str) -> str:
@@ -59,23 +72,32 @@ def page_class(category: str) -> str:
     return "other_memory" if category == "other" else category
 
 
-def categorize(allocations: Table, events: int, passes: Passes, facts: StackFacts) -> Table:
+def categorize(allocations: Table, events: Table, passes: Passes, facts: StackFacts, stacks: Array) -> Table:
     """Return what the allocations of a `MemorySnapshot` are for, in rows beside them.
 
     Args:
         allocations: the allocations.
-        events: the number of events.
+        events: the events.
         passes: the passes of the events.
         facts: what the stacks tell.
+        stacks: the stack of each event, that of nothing where it is not known.
 
     Returns:
         A table with the columns ``category`` (text, of `CATEGORIES`), ``evidence`` (text, of `EVIDENCE`) and
         ``line`` (a row of ``frames``; -1 if there is none).
     """
     category, evidence = (np.zeros(len(allocations), np.int64) for _ in range(2))
+    request = _requests(allocations, events)
+    stack = np.append(stacks, 0)[request]
+    line = np.where(request >= 0, facts.line[stack], -1)
+    freed = _Freed(np.append(passes.kind, -1)[request], np.where(request >= 0, facts.marks[stack], 0), line)
     for device in np.unique(allocations.device).tolist():
         rows = np.flatnonzero(allocations.device == device)
-        category[rows], evidence[rows] = _of_device(allocations.where(rows), events, passes, facts)
+        those = _Freed(*(column[rows] for column in freed))
+        recorded = bool((events.device == device).any())
+        category[rows], evidence[rows] = _of_device(
+            allocations.where(rows), those, len(events), recorded, passes, facts
+        )
     line = facts.line[allocations.stack]
     evidence[line >= 0] = _reason("known")
     strings = [*_NAMES, *_REASONS]
@@ -86,8 +108,53 @@ def _reason(name: str) -> int:
     return _REASONS.index(name)
 
 
-def _of_device(own: Table, events: int, passes: Passes, facts: StackFacts) -> tuple[Array, Array]:
-    """Return the category of each allocation of a device, and the evidence for it."""
+class _Freed(NamedTuple):
+    """Where each allocation is freed.
+
+    Attributes:
+        kind: the kind of the pass; -1 if it is not freed, as for all.
+        marks: the marks of the stack; 0 if that is not known.
+        line: the row in ``frames`` of its line; -1 if that is not known.
+    """
+
+    kind: Array
+    marks: Array
+    line: Array
+
+
+def _requests(allocations: Table, events: Table) -> Array:
+    """Return the event that asks to free each allocation, or that frees it; -1 if none does.
+
+    Memory that another stream uses is freed later, wherever the allocator looks for such.
+    """
+    request = np.where(allocations.end < len(events), allocations.end, -1)
+    asks = np.array([name == _REQUESTED for name in events.strings], bool)[events.action]
+    freed = np.flatnonzero(request >= 0)
+    rows = np.concatenate((np.flatnonzero(asks), request[freed]))
+    of = np.concatenate((np.full(asks.sum(), -1), freed))
+    order = np.lexsort((rows, events.address[rows], events.device[rows]))
+    rows, of = rows[order], of[order]
+    places = np.stack((events.device[rows], events.address[rows]))
+    asked = np.append(False, (of[:-1] < 0) & (places[:, 1:] == places[:, :-1]).all(axis=0)) & (of >= 0)
+    pairs = np.flatnonzero(asked)
+    pairs = pairs[rows[pairs - 1] > allocations.begin[of[pairs]]]
+    request[of[pairs]] = rows[pairs - 1]
+    return request
+
+
+def _of_device(
+    own: Table, freed: _Freed, events: int, recorded: bool, passes: Passes, facts: StackFacts
+) -> tuple[Array, Array]:
+    """Return the category of each allocation of a device, and the evidence for it.
+
+    Args:
+        own: the allocations of the device.
+        freed: where each is freed.
+        events: the number of events of all devices.
+        recorded: whether some are of this device; if none, sizes say nothing.
+        passes: the passes of the events.
+        facts: what the stacks tell.
+    """
     marks = facts.marks[own.stack]
     begun, ended, same, last = _when(own, events, passes)
     old, kept = own.begin < 0, own.end >= events
@@ -108,13 +175,21 @@ def _of_device(own: Table, events: int, passes: Passes, facts: StackFacts) -> tu
         (backward, _GRADIENTS, "gradient"),
         (~old & makes, _PARAMETERS, "known"),
         (~old & ((marks & MODULE > 0) | (ended == BACKWARD_PASS)), _ACTIVATIONS, "known"),
-        (old & (ended == BACKWARD_PASS), _ACTIVATIONS, "older activation"),
+        (old & (freed.marks & ZERO_GRAD > 0), _GRADIENTS, "freed by zero_grad"),
+        (old & (freed.kind == BACKWARD_PASS), _ACTIVATIONS, "older activation"),
     ]
     conditions = [condition for condition, _, _ in rules]
     category = np.select(conditions, [name for _, name, _ in rules], _OTHER)
     evidence = np.select(conditions, [_reason(reason) for _, _, reason in rules], _reason("unknown"))
     left = old & (category == _OTHER) & (facts.line[own.stack] < 0)
-    _infer_older(own, left & kept, category, evidence, begun, passes)
+    if recorded:
+        _infer_older(own, left & kept, category, evidence, begun, passes)
+    _infer_by_line(left, category, evidence, freed)
+    _infer_state(own, left & (category == _OTHER), category, evidence, begun, freed, passes)
+    result = left & ~kept & (evidence == _reason("unknown"))
+    forward_alone = (freed.line >= 0) & (not (begun > FORWARD_PASS).any())
+    result &= (freed.marks & MODULE > 0) | np.isin(freed.line, facts.calls) | forward_alone
+    category[result], evidence[result] = _ACTIVATIONS, _reason("freed after a call")
     _infer_freed(own, left & ~kept, category, evidence, begun, passes)
     kept_activations = (category == _ACTIVATIONS) & (begun == FORWARD_PASS)
     number = np.append(passes.number, -1)[own.begin]
@@ -189,6 +264,35 @@ def _infer_older(own: Table, left: Array, category: Array, evidence: Array, begu
     evidence[rows[turn == 0]] = _reason("older parameter")
     states = rows[(turn > 0) & (turn < times)]
     category[states], evidence[states] = _STATE, _reason("older state")
+
+
+def _infer_by_line(left: Array, category: Array, evidence: Array, freed: _Freed) -> None:
+    """Give memory that is freed on a line that frees later memory of one category alone that category."""
+    later = np.isin(category, (_GRADIENTS, _STATE, _ACTIVATIONS, _OTHER)) & (freed.line >= 0) & ~left
+    lines, place = np.unique(freed.line[later], return_inverse=True)
+    first = np.full(len(lines), len(_NAMES))
+    last = np.zeros(len(lines), np.int64)
+    np.minimum.at(first, place, category[later])
+    np.maximum.at(last, place, category[later])
+    known, alone = lines[first == last], first[first == last]
+    rows = np.flatnonzero(left & np.isin(freed.line, known))
+    category[rows] = alone[np.searchsorted(known, freed.line[rows])]
+    evidence[rows] = _reason("freed as later ones")
+
+
+def _infer_state(
+    own: Table, left: Array, category: Array, evidence: Array, begun: Array, freed: _Freed, passes: Passes
+) -> None:
+    """Find state of the optimizer among what is older than the events and freed in a step of it.
+
+    A step that makes new state frees as much; what else it frees of these sizes are gradients, most likely.
+    """
+    rows = np.flatnonzero(left & (freed.kind == OPTIMIZER_STEP))
+    new = _one_pass(own, (category == _STATE) & (begun == OPTIMIZER_STEP), passes)
+    turn = _paired(own, rows, new)
+    unlike = (turn > len(rows)) & (freed.marks[rows] & OPTIMIZER > 0)
+    found = rows[(turn == 0) | unlike]
+    category[found], evidence[found] = _STATE, _reason("freed in a step")
 
 
 def _infer_freed(own: Table, left: Array, category: Array, evidence: Array, begun: Array, passes: Passes) -> None:

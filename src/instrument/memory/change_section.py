@@ -9,6 +9,7 @@ from ..page.names import shown_name
 from ..page.waterfall import WaterfallWords, waterfall_section
 from .breakdown import Breakdown
 from .categories import CATEGORIES, category_words, page_class
+from .comparison import OLDER_MEMORY, comparable
 
 _WORDS = WaterfallWords(
     "bytes",
@@ -23,6 +24,13 @@ _WORDS = WaterfallWords(
             "definition": f"{text[:1].upper()}{text[1:]}.",
         }
         for name, text in CATEGORIES.items()
+    }
+    | {
+        OLDER_MEMORY: {
+            "class": page_class("other"),
+            "words": category_words(OLDER_MEMORY),
+            "definition": "Older than the history; only its size suggests what it is for.",
+        }
     },
 )
 
@@ -33,8 +41,8 @@ def change_section(before: Breakdown, after: Breakdown) -> dict[str, Any] | None
     None if nothing was in use at either peak.
     """
     sums = defaultdict[tuple[str, str, str], list[int]](lambda: [0, 0, 0, 0])
-    for side, found in enumerate((before, after)):
-        for use in found.uses:
+    for side, uses in enumerate(comparable(before, after)):
+        for use in uses:
             each = sums[use.category, shown_name(use.region), shown_name(use.source)]
             each[side] += use.bytes
             each[2 + side] += use.blocks

@@ -10,7 +10,7 @@ from ..page.names import shown_name
 from ..page.summary import summary_section
 from ..units import count, percentage, signed_size, size
 from .batch import batch_texts
-from .breakdown import Breakdown
+from .breakdown import NO_HISTORY, Breakdown
 from .change_section import change_section
 from .peak_section import peak_section
 from .snapshot_data import SnapshotData
@@ -44,13 +44,15 @@ def sections_of(
     """
     found = snapshot.break_down(device)
     notes = [str(snapshot.path), *batch_texts(snapshot.larger_batch(device, limit_bytes), batch)]
+    if not found.recorded:
+        notes = [str(snapshot.path), NO_HISTORY]
     sections = (
         failures_section(snapshot.failures(device)),
         summary_section(f"Memory of GPU {device}", _figures(snapshot, found), notes),
         timeline_section(snapshot, device),
-        peak_section(found),
+        peak_section(found) if found.recorded else None,
         inferred_section({"": found}),
-        largest_section(snapshot.largest_blocks(device)),
+        largest_section(snapshot.largest_blocks(device), "at the peak" if found.recorded else "in use"),
         growth_section(snapshot.growth(device)),
         traffic_section(snapshot.driver_traffic(device)),
     )
@@ -103,12 +105,12 @@ def _figures(snapshot: SnapshotData, found: Breakdown) -> list[tuple[str, str]]:
         "of unknown use": found.unknown_bytes,
     }
     return [
-        ("in use at the peak", size(peak.bytes)),
+        *[("in use at the peak", size(peak.bytes))] * found.recorded,
         *[("reserved then", size(found.reserved_bytes))] * (found.reserved_bytes >= peak.bytes),
         *(
             (f"of the peak: {name}", f"{size(part)} ({percentage(part / peak.bytes)})")
             for name, part in shares.items()
-            if part
+            if part and found.recorded
         ),
         ("recorded events", count((snapshot.events.device == peak.device).sum())),
         ("in use at the end", size(state.used_bytes)),

@@ -30,8 +30,8 @@ class Passes(NamedTuple):
     number: Array
 
 
-def passes_of(events: Table, annotations: Table, facts: StackFacts) -> Passes:
-    """Return the passes of the events of a `MemorySnapshot`.
+def passes_of(events: Table, annotations: Table, facts: StackFacts, stacks: Array) -> Passes:
+    """Return the passes of the events of a `MemorySnapshot`, of which ``stacks`` says where each happened.
 
     An event without frames of Python, where others have some, is on a thread of autograd. An event of the program
     outside of modules begins no new pass.
@@ -41,7 +41,7 @@ def passes_of(events: Table, annotations: Table, facts: StackFacts) -> Passes:
     taken = np.array([name == _SNAPSHOT for name in events.strings])[events.action]
     for device in np.unique(events.device).tolist():
         own = np.flatnonzero(events.device == device)
-        marks = facts.marks[events.stack[own]]
+        marks = facts.marks[stacks[own]]
         alike = frees[own], ~frees[own] & ~taken[own]
         kind[own] = found = _kinds(marks, alike, _in_optimizer(events.time_ns[own], annotations, device))
         begins = (found != FORWARD_PASS) | (marks & MODULE > 0)

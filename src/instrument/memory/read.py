@@ -41,6 +41,8 @@ def is_snapshot(path: Path) -> bool:
 def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
     """Read a memory snapshot, as ``torch.cuda.memory._dump_snapshot`` or `instrument.profile` writes it.
 
+    A pickle of what ``torch.cuda.memory_snapshot()`` returns is read as one without a history.
+
     Nothing in the file is run. The file is read in pieces; a snapshot takes about four times its size in memory
     while it is read.
 
@@ -156,6 +158,8 @@ class _Events:
 
 
 def _snapshot(path: Path, data: Any, events: _Events) -> MemorySnapshot:
+    if isinstance(data, list) and data and all(isinstance(each, dict) and "blocks" in each for each in data):
+        data = {"segments": data}  # of torch.cuda.memory_snapshot()
     if not isinstance(data, dict) or not isinstance(data.get("segments"), (list, tuple)):
         raise _FormatError("it is not a memory snapshot: it has no segments")
     segments = list(_mappings(data["segments"], "segments"))

@@ -32,7 +32,7 @@ def as_dict(
     return {
         "path": str(snapshot.path),
         "device": device,
-        "peak_bytes": found.peak.bytes,
+        "peak_bytes": found.peak.bytes if found.recorded else None,
         "reserved_bytes": found.reserved_bytes,
         "cached_bytes": found.cached_bytes,
         "before_bytes": found.peak.before_bytes,
@@ -56,7 +56,9 @@ def as_dict(
         ],
         "driver_traffic": traffic._asdict()
         | {"returns": [{**each._asdict(), "place": _of(each.place)} for each in traffic.returns]},
-        "larger_batch": {**larger._asdict(), "batch": batch, "largest": largest, "assumed": ASSUMPTION},
+        "larger_batch": {**larger._asdict(), "batch": batch, "largest": largest, "assumed": ASSUMPTION}
+        if found.recorded
+        else None,
     }
 
 

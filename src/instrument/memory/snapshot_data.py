@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..traces.table import Array, Table
-from .allocations import pair_allocations
+from .allocations import frees_repeat_stacks, pair_allocations
 from .allocator_state import AllocatorState, state_of
 from .batch import LargerBatch, larger_batch, pass_peaks
 from .breakdown import Breakdown, Place, Same, Use, add_up
@@ -85,9 +85,19 @@ class SnapshotData:
         event has the size that was asked for, and a block that of what was given; ``begin``, the row of the event
         that allocates it, or -1 if it is older than the recorded events; ``end``, the row of the event that
         completes its free, or the number of events if it is still in use; ``stack``, that of the allocation or,
-        for older ones, of the block; 0 for older ones that are freed, as a free has a stack of its own.
+        for older ones, of the block; 0 for older ones that are freed, if a free has a stack of its own.
         """
-        return pair_allocations(self.events, self.segments, self.blocks)
+        return pair_allocations(self.events, self.segments, self.blocks, self._frees_repeat_stacks)
+
+    @cached_property
+    def _frees_repeat_stacks(self) -> bool:
+        return frees_repeat_stacks(self.events)
+
+    @cached_property
+    def _stacks_of_events(self) -> Array:
+        """The stack of each event, that of nothing for a free whose own one was not recorded."""
+        frees = np.array([name.startswith("free") for name in self.events.strings], bool)[self.events.action]
+        return np.where(frees & self._frees_repeat_stacks, 0, self.events.stack)
 
     @cached_property
     def uses(self) -> Table:
@@ -97,7 +107,7 @@ class SnapshotData:
         `instrument.memory.categories.EVIDENCE`), what the category rests on without a line; ``line``, the row in
         ``frames`` of the innermost line of the program, else of a library, or -1.
         """
-        return categorize(self.allocations, len(self.events), self.passes, self.stack_facts)
+        return categorize(self.allocations, self.events, self.passes, self.stack_facts, self._stacks_of_events)
 
     @cached_property
     def stack_facts(self) -> StackFacts:
@@ -111,7 +121,7 @@ class SnapshotData:
     @cached_property
     def passes(self) -> Passes:
         """The pass of a step that each event belongs to."""
-        return passes_of(self.events, self.annotations, self.stack_facts)
+        return passes_of(self.events, self.annotations, self.stack_facts, self._stacks_of_events)
 
     def peak(self, device: int = 0) -> Peak:
         """Return the first time at which ``device`` used the most memory.
@@ -126,7 +136,9 @@ class SnapshotData:
         if found is None:
             peak = self.peak(device)
             reserved = reserved_after(peak.event, self.events, self.segments, device)
-            found = self._breakdowns[device] = Breakdown(peak, reserved, add_up(self._described(peak.rows)))
+            recorded = bool((self.events.device == device).any())
+            uses = add_up(self._described(peak.rows))
+            found = self._breakdowns[device] = Breakdown(peak, reserved, uses, recorded)
         return found
 
     @cached_property

@@ -12,12 +12,13 @@ import numpy as np
 from ..source_paths import is_library, path_in_torch
 from ..traces.table import Array, Table
 
-PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS, EMPTY_CACHE, CAST, CLOSURE = (
-    1 << bit for bit in range(9)
+PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS, EMPTY_CACHE, CAST, CLOSURE, ZERO_GRAD = (
+    1 << bit for bit in range(10)
 )
 """Marks of a stack: it has frames of Python, of an optimizer, of the backward pass, of a call of an ``nn.Module``,
 of what a library computes in, of what makes or moves the parameters of a module, of ``empty_cache``, of what casts
-for autocast, or of a closure of the program that an optimizer calls, and then not of the optimizer."""
+for autocast, of a closure of the program that an optimizer calls, and then not of the optimizer, or of
+``zero_grad``."""
 
 _MODULE_FILE = "nn/modules/module.py"
 _CALL = "_call_impl"
@@ -41,10 +42,12 @@ class StackFacts(NamedTuple):
         line: the row in ``frames`` of the innermost frame of the program or, without one, of Python; -1 without
             frames of Python. Code that torch.compile generates is not of the program: the line that calls it is.
         marks: the marks, added up.
+        calls: the rows in ``frames`` of the lines outside of torch that call modules.
     """
 
     line: Array
     marks: Array
+    calls: Array
 
 
 def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
@@ -73,7 +76,21 @@ def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
     if rooted.sum() * 2 > (outermost >= 0).sum():  # else roots are not recorded
         # autograd's threads call hooks, custom functions and checkpointed parts
         found = np.where((outermost >= 0) & ~rooted, found | BACKWARD, found)
-    return StackFacts(np.where(line >= 0, flat[line] if len(flat) else line, -1), found)
+    line = np.where(line >= 0, flat[line] if len(flat) else line, -1)
+    return StackFacts(line, found, _calls(frames, by_stack, marks))
+
+
+def _calls(frames: Table, by_stack: _Reduced, marks: Array) -> Array:
+    """Return the rows of the frames outside of torch that are next to torch's call of a module, in any stack."""
+    flat, starts, sizes = by_stack
+    if not len(flat):
+        return flat
+    place = np.where(_by_text(frames, _is_outside)[flat], np.arange(len(flat)), len(flat))
+    following = np.minimum.accumulate(place[::-1])[::-1]
+    found = following[marks[flat] & MODULE > 0]
+    same = found < (starts + sizes).repeat(sizes)[marks[flat] & MODULE > 0]
+    rows: Array = np.unique(flat[found[same]])
+    return rows
 
 
 class _Reduced(NamedTuple):
@@ -115,14 +132,20 @@ def _is_not_own(file: str) -> bool:
     return is_library(file) or _GENERATED.search(file) is not None
 
 
+def _is_outside(file: str) -> bool:
+    return _is_python(file) and not path_in_torch(file)
+
+
 def _marks(file: str, name: str) -> int:
     """Return the marks of a frame."""
     if not _is_python(file):
         found = ((BACKWARD, _ENGINE), (WORKSPACE, _WORKSPACE), (CAST, _CAST))
         return sum(mark for mark, pattern in found if pattern.search(name))
     inside = path_in_torch(file)
+    if name == "zero_grad":
+        return PYTHON | ZERO_GRAD
     if inside.startswith("optim/"):
-        return PYTHON | (0 if inside in _NOT_AN_OPTIMIZER or name == "zero_grad" else OPTIMIZER)
+        return PYTHON | (0 if inside in _NOT_AN_OPTIMIZER else OPTIMIZER)
     if inside == _MODULE_FILE:
         return PYTHON | (MODULE if name == _CALL else PARAMETERS if name in _MAKES_PARAMETERS else 0)
     if name == "empty_cache" and file.endswith("memory.py"):  # of torch.cuda, torch.accelerator and torch_npu
@@ -147,8 +170,7 @@ class FrameFacts(NamedTuple):
 def frame_facts(frames: Table) -> FrameFacts:
     """Return what the frames of a `MemorySnapshot` tell."""
     marks = map(_marks, frames.text("file"), frames.text("name"))
-    outside = _by_text(frames, lambda file: _is_python(file) and not path_in_torch(file))
-    return FrameFacts([mark & MODULE > 0 for mark in marks], outside.tolist())
+    return FrameFacts([mark & MODULE > 0 for mark in marks], _by_text(frames, _is_outside).tolist())
 
 
 def module_calls(facts: FrameFacts, stack: Sequence[int]) -> tuple[int, ...]:

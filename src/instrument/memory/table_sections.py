@@ -62,14 +62,14 @@ def inferred_section(peaks: Mapping[str, Breakdown]) -> dict[str, Any] | None:
     return table_section("inferred", "What is inferred", "Inferred uses at the peak", columns, rows, note)
 
 
-def largest_section(blocks: Sequence[Use]) -> dict[str, Any] | None:
-    """Return the table of the largest blocks at the peak; None if nothing was in use."""
+def largest_section(blocks: Sequence[Use], when: str) -> dict[str, Any] | None:
+    """Return the table of the largest blocks, such as those "at the peak"; None if nothing was in use."""
     columns = {"Line": "text", "Category": "text", "Bytes each": "bytes", "Blocks": "count", "Memory": "bytes"}
     rows = [
         [shown_name(use.source), category_words(use.category), use.bytes // use.blocks, use.blocks, use.bytes]
         for use in blocks
     ]
-    caption = "The largest blocks at the peak; those alike are one row"
+    caption = f"The largest blocks {when}; those alike are one row"
     return table_section("largest", "Largest blocks", caption, columns, rows) if rows else None
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from ..console import print_line, print_table, print_wrapped
-from ..memory.categories import CATEGORIES, category_words
-from ..memory.comparison import ChangedPart, compare_peaks, compare_regions
+from ..memory.categories import category_words
+from ..memory.comparison import OLDER_MEMORY, ChangedPart, compare_categories, compare_peaks, compare_regions
 from ..memory.snapshot import MemorySnapshot
 from ..units import counted, signed_size, size
 from .memory_report import print_rows
@@ -41,18 +41,13 @@ def print_memory_change(
     for each in (before, after):
         if failed := each.failed(device):
             print_wrapped(console, f"Out of memory in {each.path.name}: {counted(failed, 'allocation')} failed.")
-    one, other = first.by_category(), second.by_category()
-    rows = [
-        (
-            0,
-            category_words(name),
-            [size(sum(one[name])), size(sum(other[name])), signed_size(sum(other[name]) - sum(one[name]))],
-        )
-        for name in CATEGORIES
-        if sum(one[name]) or sum(other[name])
-    ]
+    categories = compare_categories(first, second)
     console.print()
+    rows = [(0, category_words(part.category), _sizes(part)) for part in categories]
     print_table(["category", "before", "after", "change"], rows, console)
+    if any(part.category == OLDER_MEMORY for part in categories):
+        said = "Older memory is older than the history, and only its size suggests what it is for."
+        print_wrapped(console, said)
     _print_passes(before.pass_peaks(device), after.pass_peaks(device), console)
     _print_parts("line, or evidence", compare_peaks(first, second), console)
     by_region = compare_regions(first, second)
@@ -74,17 +69,16 @@ def _print_passes(before: Mapping[str, int], after: Mapping[str, int], console: 
     print_rows(["highest in the pass", "before", "after", "change"], rows, console)
 
 
+def _sizes(part: ChangedPart) -> list[str]:
+    return [size(part.before_bytes), size(part.after_bytes), signed_size(part.change_bytes)]
+
+
 def _print_parts(heading: str, parts: Sequence[ChangedPart], console: Console) -> None:
     rows = [
         (
             0,
             part.name or "outside regions",
-            [
-                category_words(part.category),
-                size(part.before_bytes),
-                size(part.after_bytes),
-                signed_size(part.change_bytes),
-            ],
+            [category_words(part.category), *_sizes(part)],
         )
         for part in parts
         if part.change_bytes

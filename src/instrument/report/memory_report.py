@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ..console import print_line, print_table, print_wrapped
 from ..memory.batch import batch_texts
-from ..memory.breakdown import Breakdown, Place
+from ..memory.breakdown import NO_HISTORY, Breakdown, Place
 from ..memory.categories import CATEGORIES, EVIDENCE, category_words
 from ..memory.driver_traffic import traffic_texts
 from ..memory.failures import REASONS
@@ -41,9 +41,14 @@ def print_memory(
         batch: the batch size of the program; None if that is not known.
     """
     found = snapshot.break_down(device)
-    print_line(
-        console, f"GPU {device} of {snapshot.path.name}: {size(found.peak.bytes)} in use at the peak", bold=True
-    )
+    when = "at the peak" if found.recorded else "when the snapshot was taken"
+    print_line(console, f"GPU {device} of {snapshot.path.name}: {size(found.peak.bytes)} in use {when}", bold=True)
+    if not found.recorded:
+        print_wrapped(console, NO_HISTORY)
+        _print_lines(found, console)
+        _print_blocks(snapshot, device, console)
+        _print_state(snapshot, device, console)
+        return
     _print_failures(snapshot, device, console)
     print_wrapped(console, _age_text(snapshot, found))
     print_wrapped(console, _reserved_text(found))
@@ -118,7 +123,8 @@ def _print_lines(found: Breakdown, console: Console) -> None:
         )
         for (place, category), (number, blocks) in found.by_line().items()
     ]
-    print_rows(["known: line", "category", "bytes", "% peak", "blocks"], rows, console)
+    share = "% peak" if found.recorded else "%"
+    print_rows(["known: line", "category", "bytes", share, "blocks"], rows, console)
 
 
 def _print_evidence(found: Breakdown, console: Console) -> None:

@@ -147,6 +147,8 @@ def _at_peak(facts: TraceFacts) -> tuple[int, int]:
     if (known := _snapshot(facts)) is not None:
         snapshot, device = known
         found = snapshot.break_down(device)
+        if not found.recorded:
+            raise MissingEvidenceError("the memory snapshot has no history, and so no peak")
         return found.reserved_bytes, found.peak.bytes
     rows = _on_gpu(facts)
     rows = rows.where(rows.reserved_bytes >= 0)
@@ -185,7 +187,8 @@ def _most(facts: TraceFacts) -> tuple[int, Mapping[str, int] | None]:
     if (known := _snapshot(facts)) is not None:
         snapshot, device = known
         timeline = snapshot.timeline(device)
-        parts = {name: sum(both) for name, both in snapshot.break_down(device).by_category().items()}
+        found = snapshot.break_down(device)
+        parts = {name: sum(both) for name, both in found.by_category().items()} if found.recorded else None
         return int(max(timeline.reserved_bytes.max(), timeline.used_bytes.max())), parts
     rows, use = _on_gpu(facts), facts.memory_use
     return int(np.maximum(rows.allocated_bytes, rows.reserved_bytes).max()), use.by_category if use else None
