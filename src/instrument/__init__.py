@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .modules.service import Handle
     from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
+    from .report.summarize import TraceSummary, summarize
     from .slimming.slim import SlimTrace, slim
     from .slow_steps.api import black_box
     from .slow_steps.box import BlackBox
@@ -62,6 +63,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "TraceSet",
+    "TraceSummary",
     "Window",
     "allow_sync",
     "annotate",
@@ -89,6 +91,7 @@ __all__ = [
     "schedule",
     "slim",
     "steps",
+    "summarize",
 ]
 
 _HOMES = {
@@ -114,6 +117,7 @@ _HOMES = {
     "Trace": ".traces.trace",
     "TraceError": ".errors",
     "TraceSet": ".traces.ranks",
+    "TraceSummary": ".report.summarize",
     "Window": ".windows.schedule",
     "allow_sync": ".syncs.policy",
     "annotate": ".regions.annotation",
@@ -141,6 +145,7 @@ _HOMES = {
     "schedule": ".windows.schedule",
     "slim": ".slimming.slim",
     "steps": ".windows.steps",
+    "summarize": ".report.summarize",
 }
 
 

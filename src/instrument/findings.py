@@ -153,6 +153,9 @@ class Finding:
         """``replayed_ns`` or, if that is unknown, ``win_ns``."""
         return self.win_ns if self.replayed_ns is None else self.replayed_ns
 
+    def __repr__(self) -> str:
+        return f"<finding {self.rule}: {self.title}>"
+
 
 @dataclass(frozen=True)
 class SyncFinding(Finding):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -63,6 +65,26 @@ def test_json(trace: Path) -> None:
     assert guess.step_ns == data["step_ns"]
 
 
+@pytest.mark.parametrize(
+    "speed",
+    ["kernel:sgemm=2x", ["sgemm=2x"], {"sgemm": 2}, {"kernel:sgemm": 2.0}],
+    ids=["text", "list", "map", "kind"],
+)
+def test_the_same_words(trace: Path, speed: Any) -> None:
+    """The words of the command are those of Python, one alone or several."""
+    data = json.loads(whatif(trace, "--without", "region:slow", "--speed", "kernel:sgemm=2x", "--json"))
+    guess = instrument.diagnose(trace).what_if(without="region:slow", speed=speed)
+    assert (guess.change, guess.step_ns) == (data["change"], data["step_ns"])
+
+
+@pytest.mark.parametrize("words", [{"without": 3}, {"without": {"sync": 1}}, {"overlap": b"communication"}])
+def test_words_of_another_type(trace: Path, words: Any) -> None:
+    """What is neither a text nor several is refused, with its name and value."""
+    ((name, value),) = words.items()
+    with pytest.raises(TypeError, match=f'"{name}" must be a text or several: {re.escape(repr(value))}'):
+        instrument.diagnose(trace).what_if(**words)
+
+
 def test_lane(trace: Path, tmp_path: Path) -> None:
     """A copy with the critical path is written, but not twice into one file."""
     out = tmp_path / "path.json.gz"
@@ -79,9 +101,10 @@ def test_lane(trace: Path, tmp_path: Path) -> None:
         (["--without", "dataloader"], "the trace has no ranges of a DataLoader"),
         (["--without", "copies"], "the trace has no memcpys"),
         (["--without", "sync:train.py:3"], "the trace has no lines of synchronizations"),
-        (["--speed", "sgemm=2x"], "--speed must be kernel:REGEX=Nx, such as kernel:gemm=2x: 'sgemm=2x'"),
+        (["--speed", "sgemm"], "\"speed\" must hold kernel:REGEX=Nx, such as kernel:gemm=2x: 'sgemm'"),
+        (["--speed", "kernel:=2x"], "\"speed\" must hold kernel:REGEX=Nx, such as kernel:gemm=2x: 'kernel:=2x'"),
         (["--speed", "kernel:sgemm=0x"], '"speed" must hold numbers from 0.001 on: 0.0'),
-        (["--speed", "kernel:a=2x", "--speed", "kernel:a=3x"], "--speed may name each regular expression once"),
+        (["--speed", "kernel:a=2x", "--speed", "kernel:a=3x"], '"speed" must hold each regular expression once'),
         (["--without", "sync:"], '"without" must hold dataloader'),
         (["--speed", "kernel:(=2x"], '"speed" must hold regular expressions'),
         (["--speed", "kernel:nothing=2x"], "no kernel, memcpy or memset has a name with 'nothing'"),

@@ -13,6 +13,7 @@ from rich.console import Console
 from ..console import print_line
 from ..diagnosis.metrics import metrics
 from ..errors import TraceError
+from ..report.recorded_run import RecordedRun, find_recorded_run
 from ..report.summary import print_files
 from ..report.trace_report import print_trace_set, print_windows
 from ..run_folder import count_snapshots, entry_of, how_to_show_snapshots, last_window
@@ -27,7 +28,6 @@ from ..traces.trace import Trace
 from ..units import counted
 from .errors import describe, print_message
 from .parsing import subcommand_of
-from .recorded_run import RecordedRun, find_recorded_run
 from .trace_options import CollectivesOption
 
 _TRACE = "TRACE"

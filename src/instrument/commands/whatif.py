@@ -23,8 +23,6 @@ from .errors import describe, describe_unwritten, exit_unusable, print_message
 from .parsing import subcommand_of
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
 
-_KERNEL = "kernel:"
-
 
 def whatif_command(
     trace: Annotated[
@@ -69,13 +67,12 @@ def whatif_command(
     """
     try:
         pattern = compile_collectives(collectives)
-        faster = _all_faster(speed or [])
         chosen = chosen_trace(trace, rank, pattern, None, steps_from)
         reject_snapshot(chosen.trace)
         replayer = Replayer(with_steps(chosen.trace, steps_from), pattern)
         if lane is not None:
             check_copy(replayer.trace, lane, CATEGORY)
-        guess = what_if(replayer, without=without or [], speed=faster, overlap=overlap or [])
+        guess = what_if(replayer, without=without or [], speed=speed or [], overlap=overlap or [])
         if lane is not None and guess.abstained:
             raise ValueError(f"no critical path can be added: {guess.abstained}")
     except (TraceError, OSError) as error:
@@ -92,25 +89,6 @@ def whatif_command(
             print_wrapped(console, f"Replayed: {chosen.text}.")
     if lane is not None:
         _add_lane(replayer, lane)
-
-
-def _all_faster(texts: list[str]) -> dict[str, float]:
-    """Return the regular expressions and factors of all ``--speed``."""
-    pairs = [_faster(text) for text in texts]
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError(f"--speed may name each regular expression once: {' '.join(texts)}")
-    return dict(pairs)
-
-
-def _faster(text: str) -> tuple[str, float]:
-    """Return the regular expression and the factor of ``kernel:REGEX=Nx``."""
-    name, _, factor = text.rpartition("=")
-    try:
-        if not name.startswith(_KERNEL) or not name[len(_KERNEL) :]:
-            raise ValueError
-        return name[len(_KERNEL) :], float(factor.removesuffix("x"))
-    except ValueError:
-        raise ValueError(f"--speed must be kernel:REGEX=Nx, such as kernel:gemm=2x: {text!r}") from None
 
 
 def _add_lane(replayer: Replayer, out: Path) -> None:

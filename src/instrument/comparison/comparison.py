@@ -22,6 +22,7 @@ from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.table import Array
 from ..traces.trace import Trace
+from ..units import counted, duration
 from .comparability import Difference, differences, facts_of
 from .comparison_data import ComparisonData, Part, Verdict
 from .page_sections import page_of
@@ -46,6 +47,10 @@ class Comparison(ComparisonData):
             OSError: the file cannot be written.
         """
         return write_page(path, page_of(self))
+
+    def __repr__(self) -> str:
+        lengths = f"{duration(self.before_ns)} -> {duration(self.after_ns)}"
+        return f"<comparison: {self.verdict}, {lengths}, {counted(len(self.parts), 'part')}>"
 
     @guard.contained("page in a notebook")
     def _repr_html_(self) -> str | None:

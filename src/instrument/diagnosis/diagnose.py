@@ -21,6 +21,7 @@ from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
 from ..traces.merge_note import about_ranks
 from ..traces.region_steps import with_steps
 from ..traces.timing import Timing
+from ..units import counted
 from . import markdown, serialize, terminal
 from .apply_rules import apply_rules
 from .chosen_trace import Source, chosen_trace
@@ -50,7 +51,7 @@ from .rules import (
 from .stretch import timing_of, verdict_text
 from .trace_facts import TraceFacts
 from .verdict import Verdict, verdict_of
-from .what_if import WhatIf, what_if
+from .what_if import Speed, WhatIf, Words, what_if
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -71,13 +72,13 @@ class Diagnosis(DiagnosisData):
     def what_if(
         self,
         *,
-        without: Collection[str] = (),
-        speed: Mapping[str, float] | None = None,
-        overlap: Collection[str] = (),
+        without: Words = (),
+        speed: Speed = (),
+        overlap: Words = (),
     ) -> WhatIf:
         """Return the step as it would be with a change; see `instrument.diagnosis.what_if.what_if`.
 
-        >>> diagnosis.what_if(without=["dataloader"]).step_ns  # doctest: +SKIP
+        >>> diagnosis.what_if(without="dataloader").step_ns  # doctest: +SKIP
         118246000
         """
         if self.replayer is None:
@@ -102,6 +103,9 @@ class Diagnosis(DiagnosisData):
 
     def __str__(self) -> str:
         return terminal.as_text(self)
+
+    def __repr__(self) -> str:
+        return f"<diagnosis of {self.path!r}: {counted(len(self.findings), 'finding')}. {self.verdict}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from terminal.render(self, options.max_width)

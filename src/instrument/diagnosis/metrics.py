@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ class About:
     coverage: float | None
 
 
+_SHOWN = 3  # names of metrics in a repr
+
+
 class Metrics(dict[str, Any]):
     """The metrics of a trace by name, ready for JSON.
 
@@ -61,6 +65,9 @@ class Metrics(dict[str, Any]):
         super().__init__(numbers)
         self._windows = windows
         self._coverage = coverage
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} metrics: {', '.join(islice(self, _SHOWN))}, ...>"
 
     def about(self, key: str) -> About:
         """Return the definition, unit, window and coverage of a metric.

@@ -19,9 +19,53 @@ from ..traces.synchronizations import COPY, EXPLICIT
 from ..traces.table import MEMCPY, Array
 from .idle_causes import INPUT, named_ranges
 
+_KERNEL = "kernel:"
 _WITHOUT = re.compile(r"dataloader|copies|sync|sync:.+|region:.+", re.DOTALL)
 WITHOUT = "dataloader, copies, sync, sync:FILE:LINE or region:NAME"
 """What a step can be replayed without."""
+
+
+def words_of(name: str, given: object) -> list[str]:
+    """Return the words of an argument, which may be one text or several.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    words = [given] if isinstance(given, str) else given
+    if not isinstance(words, Collection) or isinstance(words, (bytes, Mapping)):
+        raise TypeError(f'"{name}" must be a text or several: {given!r:.200}')
+    return list(words)
+
+
+def speeds_of(given: object) -> dict[str, float]:
+    """Return the regular expressions for names of kernels, and how many times as fast these become.
+
+    Args:
+        given: texts such as "kernel:gemm=2x", or a mapping such as ``{"kernel:gemm": 2}``. "kernel:" may be left
+            out.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: a text is not such a one, or two are of one expression.
+    """
+    if isinstance(given, Mapping):
+        pairs = [(str(pattern), factor) for pattern, factor in given.items()]
+    else:
+        pairs = [_speed(text) for text in words_of("speed", given)]
+    faster = {pattern.removeprefix(_KERNEL): factor for pattern, factor in pairs}
+    if len(faster) < len(pairs):
+        raise ValueError(f'"speed" must hold each regular expression once: {given!r:.200}')
+    return faster
+
+
+def _speed(text: object) -> tuple[str, float]:
+    name, _, factor = text.rpartition("=") if isinstance(text, str) else ("", "", "")
+    try:
+        if not name.removeprefix(_KERNEL):
+            raise ValueError
+        return name, float(factor.removesuffix("x"))
+    except ValueError:
+        raise ValueError(f'"speed" must hold kernel:REGEX=Nx, such as kernel:gemm=2x: {text!r:.200}') from None
 
 
 def requested_change(
@@ -30,14 +74,8 @@ def requested_change(
     """Return the change that a user asks for; see `instrument.diagnosis.what_if.what_if`.
 
     Raises:
-        TypeError: an argument has another type.
         ValueError: a word is not one of those, or the trace has no such thing.
     """
-    for name, value in (("without", without), ("overlap", overlap)):
-        if isinstance(value, str) or not isinstance(value, Collection):
-            raise TypeError(f'"{name}" must be a list of texts: {value!r:.200}')
-    if not isinstance(speed, Mapping):
-        raise TypeError(f'"speed" must be a mapping from regular expressions to numbers: {speed!r:.200}')
     for what in without:
         if not isinstance(what, str) or not _WITHOUT.fullmatch(what):
             raise ValueError(f'"without" must hold {WITHOUT}: {what!r}')

@@ -11,7 +11,12 @@ import numpy as np
 
 from ..replay.critical_path import CLASSES, CriticalPath
 from ..replay.replayer import Replayer, lower_median
-from .requested_changes import requested_change
+from .requested_changes import requested_change, speeds_of, words_of
+
+Words = str | Collection[str]
+"""One text, or several."""
+Speed = Words | Mapping[str, float]
+"""Texts such as "kernel:gemm=2x", or a mapping such as ``{"kernel:gemm": 2}``."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,9 @@ class WhatIf:
 def what_if(
     replayer: Replayer,
     *,
-    without: Collection[str] = (),
-    speed: Mapping[str, float] | None = None,
-    overlap: Collection[str] = (),
+    without: Words = (),
+    speed: Speed = (),
+    overlap: Words = (),
 ) -> WhatIf:
     """Return the step as it would be with a change.
 
@@ -66,24 +71,26 @@ def what_if(
 
     Args:
         replayer: the replayer of the trace.
-        without: what costs nothing: "dataloader" (the loop's wait for its next batch), "copies" (memcpys, the
-            calls that launch them, and the waits for them), "sync" (all synchronizations), "sync:FILE:LINE" (those
-            at a line), "region:NAME" (all calls of a region, and all that they launch).
-        speed: how many times as fast kernels become, by regular expressions that are searched in their names.
+        without: what costs nothing, in one text or several: "dataloader" (the loop's wait for its next batch),
+            "copies" (memcpys, the calls that launch them, and the waits for them), "sync" (all synchronizations),
+            "sync:FILE:LINE" (those at a line), "region:NAME" (all calls of a region, and all that they launch).
+        speed: how many times as fast kernels become, by regular expressions that are searched in their names:
+            "kernel:gemm=2x", several such texts, or a mapping such as ``{"kernel:gemm": 2}``. "kernel:" may be
+            left out.
         overlap: "communication": no other work waits for kernels that communicate.
 
     Raises:
         TypeError: an argument has another type.
         ValueError: a word is not one of these, or the trace has no such thing.
     """
-    speed = {} if speed is None else speed
-    change = requested_change(replayer, without, speed, overlap)
+    causes, faster, work = words_of("without", without), speeds_of(speed), words_of("overlap", overlap)
+    change = requested_change(replayer, causes, faster, work)
     if not replayer.has_cpu:
         return WhatIf("", 0, None, None, None, 0, has_steps=False, abstained=replayer.abstained)
     errors = replayer.errors
-    words = [f"without {what}" for what in without]
-    words += [f"with {pattern} {factor:g} times as fast" for pattern, factor in speed.items()]
-    words += [f"with overlapped {what}" for what in overlap]
+    words = [f"without {what}" for what in causes]
+    words += [f"with {pattern} {factor:g} times as fast" for pattern, factor in faster.items()]
+    words += [f"with overlapped {what}" for what in work]
     before = lower_median(replayer.recorded_ns)
     figures = float(np.median(errors)), float(errors.max()), len(errors), bool(replayer.trace.steps)
     if replayer.abstained:

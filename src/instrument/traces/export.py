@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ..part_file import make_folder
-from .table import COLUMNS, TEXT, Array, Table
+from .table import COLUMNS, PIP, TEXT, Array, Table
 from .trace_data import TraceData
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-_PIP = "pip install 'torch-instrument[traces]'"
 _NOT_EXPORTED = {*COLUMNS, "strings", "threads", "look_up"}
 
 
@@ -57,12 +56,12 @@ def to_pandas(source: TraceData | Table) -> dict[str, pandas.DataFrame] | pandas
     Raises:
         ImportError: pandas or pyarrow is not installed.
     """
+    if isinstance(source, Table):
+        return source.to_pandas()
     try:
         import pandas  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"data frames need pandas: {_PIP}") from error
-    if isinstance(source, Table):
-        return to_arrow(source).to_pandas()
+        raise ImportError(f"data frames need pandas: {PIP}") from error
     return {kind: rows.drop_columns("row").to_pandas() for kind, rows in to_arrow(source).items()}
 
 
@@ -114,7 +113,7 @@ def _arrow(columns: dict[str, Array], strings: list[str]) -> pyarrow.Table:
     try:
         import pyarrow
     except ImportError as error:
-        raise ImportError(f"Arrow and Parquet need pyarrow: {_PIP}") from error
+        raise ImportError(f"Arrow and Parquet need pyarrow: {PIP}") from error
     return pyarrow.table(
         {
             name: _dictionary(column, strings) if name in TEXT else pyarrow.array(column)

@@ -94,6 +94,8 @@ KERNEL, MEMCPY, MEMSET = 1, 2, 3
 """The values of the column ``category`` of GPU work; in every trace, the strings with these numbers."""
 
 
+PIP = "pip install 'torch-instrument[traces]'"
+"""What installs pandas and pyarrow."""
 _SEARCHED = 2048  # characters of a string
 
 
@@ -192,6 +194,22 @@ class Table(Mapping[str, Array]):
         for column in columns.values():
             column.flags.writeable = False
         return Table(columns, self.strings)
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a ``pandas.DataFrame``, with text as categories.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(f"data frames need pandas: {PIP}") from error
+        columns: dict[str, Any] = dict(self._columns)
+        for name in TEXT & columns.keys():
+            used, numbers = np.unique(columns[name], return_inverse=True)
+            columns[name] = pandas.Categorical.from_codes(numbers, [self.strings[code] for code in used.tolist()])
+        return pandas.DataFrame(columns)
 
     def text(self, column: str) -> list[str]:
         """Return a text column as a list of strings."""
