@@ -36,9 +36,13 @@ class Budget:
             self._exceeded_counts.setdefault(name, []).append(self._counts[name])
         self._counts.clear()
 
+    def restart_step(self) -> None:
+        """Drop what was counted since the last step ended."""
+        self._counts.clear()
+
     def clear(self) -> None:
         """Drop all steps."""
-        self._counts.clear()
+        self.restart_step()
         self._exceeded_counts.clear()
         self._first_excess.clear()
 
