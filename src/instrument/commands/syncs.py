@@ -32,6 +32,7 @@ from .parsing import Command, subcommand_of
 
 Reports = list[tuple[str, SyncReport]]
 _ARGUMENTS = f"{__name__}.arguments"
+_ABSTAINED = 3
 _FUNCTION = "a function must be FILE.py::FUNCTION: {}"
 
 
@@ -103,7 +104,8 @@ def syncs(
     second of the time limit, or at the second signal.
 
     The exit code is 0 if no step has more synchronizations than --max, 1 if one has or a script ends with an
-    error, 2 if something cannot be read, 130 after Ctrl-C and 143 after SIGTERM.
+    error, 2 if something cannot be read, 3 if a trace does not show which calls wait, 130 after Ctrl-C and 143
+    after SIGTERM.
     """
     try:
         known = Baseline.read(baseline) if baseline else None
@@ -145,7 +147,7 @@ def syncs(
         except OSError as error:
             raise exit_unusable(error) from None
         failed = _print_failures(reports, most, written=write_baseline is not None)
-        return _exit_code_of_signal(reports) or int(failed)
+        return _exit_code_of_signal(reports) or failed
 
     def on_caught_stop(target: str, report: SyncReport) -> None:
         """End the process, because its script caught the exception that should end it."""
@@ -280,15 +282,16 @@ def _write(fresh: Baseline, path: Path, found: list[SyncReport]) -> None:
         print_message(f"{path} is not written: a run ended early")
 
 
-def _print_failures(reports: Reports, most: int | None, written: bool) -> bool:
-    """Return whether the command fails, and print the reason on standard error."""
-    failed = False
+def _print_failures(reports: Reports, most: int | None, written: bool) -> int:
+    """Print on standard error why the command fails; return its exit code."""
+    codes = {0}
     for target, report in reports:
         reason = (None if report.finished else "the run ended early") if written else report.over(most)
         if reason is not None:
             print_message(f"{target}: {reason}")
-            failed = True
-    return failed
+            abstains = report.source == "trace" and report.unavailable_reason and not report.syncs
+            codes.add(_ABSTAINED if abstains else 1)
+    return 1 if 1 in codes else max(codes)
 
 
 subcommand = subcommand_of(syncs, WithArguments)
