@@ -20,6 +20,7 @@ from ..regions.path import RegionPath
 from ..stepping.follower import StepFollower
 from ..syncs import coverage, sites
 from ..syncs.budget import Budget
+from ..syncs.comments import mistaken_comments
 from ..syncs.early_stop import EarlyStop, ProgramStopper, describe_error
 from ..syncs.events import SyncEvent
 from ..syncs.recorder import CountByStep
@@ -157,8 +158,9 @@ class DryRun:
         """Return the report."""
         recorder = self.recorder
         steps = max(recorder.updates, 1)
-        if self.state.budget is not None and recorder.updates and not recorder.in_step:
-            self.state.budget.restart_step()  # what follows the last step is in none
+        budget = self.state.budget
+        if budget is not None and recorder.updates and not recorder.in_step:
+            budget.restart_step()  # what follows the last step is in none
         recorder.reassign_steps(lambda seen: self._final_counts(seen, steps))
         unavailable_reason = (
             "" if self.state.tags.any_on_device or self.error is not None else self._why_nothing_on_gpu()
@@ -172,6 +174,10 @@ class DryRun:
             sentences.append(
                 f"threads that were running before were not watched: {', '.join(self._unwatched_threads)}"
             )
+        unmatched = [*(budget.unmatched() if budget is not None else ()), *mistaken_comments(recorder.findings)]
+        if self.follower is not None and self.follower.function_missing:
+            unmatched.append("the function of --step-on was not found, or never called")
+        sentences += unmatched
         return SyncReport(
             "dry run",
             recorder.findings,
@@ -180,8 +186,9 @@ class DryRun:
             error=self.error,
             dropped=recorder.dropped,
             unavailable_reason=unavailable_reason,
-            budgeted=self.state.budget is not None,
-            exceeded=[] if self.state.budget is None else self.state.budget.exceeded(steps),
+            budgeted=budget is not None,
+            exceeded=[] if budget is None else budget.exceeded(steps),
+            unmatched=unmatched,
         )
 
 
@@ -211,7 +218,7 @@ def _set_up(
     # Each callback comes before the change that it undoes: an interrupt may come in between.
     stack.callback(coverage.set_dry_run_active, False)
     coverage.set_dry_run_active(True)
-    path = RegionPath()
+    path = RegionPath(None if budget is None else budget.note_region)
     stack.callback(dispatch.active.remove, path)
     dispatch.active.add(path)
     run = DryRun(path, fake, budget, script)

@@ -21,7 +21,7 @@ from ..traces.synchronizations import (
     unknown_calls,
 )
 from ..traces.trace import Trace
-from .comments import allowed_at
+from .comments import allowed_at, mistaken_comments
 from .events import SyncEvent
 from .operations import direction_of, name_in_trace
 from .recorder import Recorder
@@ -80,6 +80,8 @@ def audit(recorded: Trace, live: SyncReport | None = None) -> tuple[SyncReport, 
         span_ns=_span(recorded),
     )
     report.coverage = _coverage(recorded, sum(found.count for found in findings), len(own), unattributed)
+    report.unmatched = mistaken_comments(findings)
+    report.coverage += report.unmatched
     if live is not None:
         report.coverage.append(_comparison(unexplained(report, live)))
     return report, [wait for row, wait in enumerate(waits) if row not in own]
