@@ -12,8 +12,10 @@ torch is imported only for tests that use one of the two.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -73,6 +75,7 @@ class Syncs:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Check the synchronizations of a marked test."""
     __tracebackhide__ = True
+    _check_spelling(item)
     marker = item.get_closest_marker("syncs")
     if marker is None:
         yield
@@ -86,6 +89,16 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         yield
     finally:
         item.obj = test
+
+
+def _check_spelling(item: pytest.Item) -> None:
+    """Refuse a marker that nobody registered and that resembles ``syncs``, in its arguments as well."""
+    registered = {re.split(r"[(:]", line)[0].strip() for line in item.config.getini("markers")}
+    for marker in item.iter_markers():
+        near = difflib.get_close_matches(marker.name, ["syncs"], cutoff=0.7)
+        ours = set(marker.kwargs) <= set(_ARGUMENTS) and (marker.kwargs or marker.name not in ("sync", "async"))
+        if near and ours and marker.name not in registered:
+            _refuse(f"there is no marker {marker.name}; did you mean @pytest.mark.syncs?")
 
 
 def _run(item: pytest.Item, test: Callable[..., Any], most: int, fake: bool, *args: Any, **kwargs: Any) -> None:

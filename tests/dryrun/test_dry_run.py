@@ -61,7 +61,7 @@ def test_steps_of_an_optimizer() -> None:
     assert report.error is None
     assert 3 == report.steps
     by_line = {found.site.code.partition("  # ")[2]: dict(found.steps) for found in report.syncs}
-    assert {"before": {None: 1}, "each": {0: 1, 1: 1, 2: 1}, "second": {2: 1}, "after": {None: 1}} == by_line
+    assert {"before": {None: 1}, "each": {0: 1, 1: 1, 2: 1}, "second": {1: 1}, "after": {None: 1}} == by_line
     assert 2 == report.max_in_step(*report.syncs)
 
 

@@ -274,6 +274,22 @@ def test_budget_at_each_level(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> Non
         loop(syncs, 1)
 
 
+@pytest.mark.native
+def test_budget_of_a_region_that_never_ran(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
+    """A budget of a region that never ran is logged at the end, and fails; one of a region that ran does not."""
+    for name, reason in (
+        ("step", None),
+        ("stpe", 'region "stpe" has a budget, but never ran; did you mean "step"?'),
+    ):
+        caplog.clear()
+        with detect_syncs(budget={name: 1}) as syncs:
+            with instrument.annotate("step"):
+                gpu.x.item()
+            syncs.step()
+        assert reason == syncs.report.over()
+        assert (reason is not None) == ("did you mean" in caplog.text)
+
+
 @given(
     st.lists(st.sampled_from(["a", "b", "ab"]), max_size=5),
     st.lists(st.sampled_from(["a", "b", "ab"]), min_size=1, max_size=3),

@@ -32,17 +32,25 @@ from .parsing import Command, subcommand_of
 
 Reports = list[tuple[str, SyncReport]]
 _ARGUMENTS = f"{__name__}.arguments"
+_MODULE = "-m"
+_ABSTAINED = 3
 _FUNCTION = "a function must be FILE.py::FUNCTION: {}"
 
 
 class WithArguments(Command):
-    """A command that passes the arguments after ``--`` to the script."""
+    """A command that passes the arguments after ``--``, or after ``-m MODULE``, to the script."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Set the arguments after ``--`` aside."""
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_ARGUMENTS] = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
+        """Set the arguments of the script aside; ``-m MODULE`` becomes one word."""
+        at = next((at for at, word in enumerate(args) if word in ("--", _MODULE)), len(args))
+        own, rest = args[:at], args[at + 1 :]
+        if args[at : at + 1] == [_MODULE]:
+            if not rest:
+                raise typer.BadParameter("-m must be followed by the name of a module")
+            own, rest = [*own, "--", f"{_MODULE} {rest[0]}"], rest[1:]
+            rest = rest[1:] if rest[:1] == ["--"] else rest
+        ctx.meta[_ARGUMENTS] = rest
+        return super().parse_args(ctx, own)
 
 
 def syncs(
@@ -96,14 +104,16 @@ def syncs(
 
     TARGET is a script (train.py), which runs as if there were a GPU; a function of a file (train.py::step), which
     is called once in the same way; or a trace of torch.profiler or Nsight Systems, which is read. Arguments of the
-    script follow --: instrument syncs --steps 3 train.py -- --batch-size 4
+    script follow --: instrument syncs --steps 3 train.py -- --batch-size 4. After all other options, -m runs a
+    module as Python does: instrument syncs --steps 3 -m package.train --batch-size 4
 
     The findings so far are printed however a script ends: by --steps or --time-limit, an error, Ctrl-C or SIGTERM.
     A script ends as if by sys.exit. If it catches that and continues, its process ends at the next step, within a
     second of the time limit, or at the second signal.
 
-    The exit code is 0 if no step has more synchronizations than --max, 1 if one has or a script ends with an
-    error, 2 if something cannot be read, 130 after Ctrl-C and 143 after SIGTERM.
+    The exit code is 0 if no step has more synchronizations than --max; 1 if one has, if a script ends with an
+    error, or if a budget, a comment or a baseline matches nothing; 2 if something cannot be read; 3 if a trace
+    does not show which calls wait; 130 after Ctrl-C and 143 after SIGTERM.
     """
     try:
         known = Baseline.read(baseline) if baseline else None
@@ -126,11 +136,10 @@ def syncs(
     def conclude() -> int:
         """Print and write the findings; return the exit code."""
         found = [report for _, report in reports]
-        if excused is not None:
-            _apply(excused, found, f"allowlist {allowlist}")
+        wrong = excused is not None and _apply(excused, found, f"allowlist {allowlist}")
         fresh = Baseline.of(found, before)
         if known is not None:
-            _apply(known, found, f"baseline {baseline}")
+            wrong |= _apply(known, found, f"baseline {baseline}") and not write_baseline
         try:
             if sarif:
                 sarif.write_text(to_sarif(found), encoding="utf-8")
@@ -145,7 +154,7 @@ def syncs(
         except OSError as error:
             raise exit_unusable(error) from None
         failed = _print_failures(reports, most, written=write_baseline is not None)
-        return _exit_code_of_signal(reports) or int(failed)
+        return _exit_code_of_signal(reports) or failed or int(wrong)
 
     def on_caught_stop(target: str, report: SyncReport) -> None:
         """End the process, because its script caught the exception that should end it."""
@@ -200,7 +209,10 @@ def _run_or_audit(
     on_caught_stop: Callable[[str, SyncReport], None],
 ) -> Iterator[tuple[str, SyncReport]]:
     file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
-    if separator or target.endswith(".py"):
+    module = target.removeprefix(f"{_MODULE} ") if target.startswith(f"{_MODULE} ") else None
+    if module is not None:
+        separator = function = ""
+    if module is not None or separator or target.endswith(".py"):
         from ..dryrun.run import dry_run_file
 
         if separator and not file:
@@ -209,7 +221,7 @@ def _run_or_audit(
         yield (
             target,
             dry_run_file(
-                path, called, fake=fake, args=args, budget=budgets,
+                path if module is None else module, called, fake=fake, args=args, budget=budgets,
                 steps=steps, time_limit=time_limit, step_on=step_on,
                 on_caught_stop=partial(on_caught_stop, target),
             ),
@@ -236,13 +248,23 @@ def _run_or_audit(
         yield f"{target}, rank {rank}", audit_syncs(one)
 
 
-def _apply(known: Baseline, found: list[SyncReport], name: str) -> None:
-    """Allow the known synchronizations, and report entries of the file that were exceeded or not found."""
+def _apply(known: Baseline, found: list[SyncReport], name: str) -> bool:
+    """Allow the known synchronizations, and report entries of the file that were exceeded or not found.
+
+    Returns:
+        Whether the file seems to be of another program: it matches none of the synchronizations that were found.
+    """
     for report in found:
         for place, now, most in known.allow(report, name):
             print_message(f"more synchronizations than in {name}: {place}: {now} in a step, was {most}")
-    for entry in known.stale(found):
-        print_message(f"no longer found; remove it from {name}: {entry}")
+    stale = known.stale(found)
+    for entry in stale:
+        near = known.nearest(entry, found)
+        print_message(f"no longer found; remove it from {name}: {entry}" + (f"; nearest: {near}" if near else ""))
+    wrong = bool(stale) and len(stale) == len(known.entries) and any(report.syncs for report in found)
+    if wrong:
+        print_message(f"no synchronization is in {name}: is it the file of another program?")
+    return wrong
 
 
 def _reserve_stdout() -> TextIO:
@@ -280,15 +302,16 @@ def _write(fresh: Baseline, path: Path, found: list[SyncReport]) -> None:
         print_message(f"{path} is not written: a run ended early")
 
 
-def _print_failures(reports: Reports, most: int | None, written: bool) -> bool:
-    """Return whether the command fails, and print the reason on standard error."""
-    failed = False
+def _print_failures(reports: Reports, most: int | None, written: bool) -> int:
+    """Print on standard error why the command fails; return its exit code."""
+    codes = {0}
     for target, report in reports:
         reason = (None if report.finished else "the run ended early") if written else report.over(most)
         if reason is not None:
             print_message(f"{target}: {reason}")
-            failed = True
-    return failed
+            abstains = report.source == "trace" and report.unavailable_reason and not report.syncs
+            codes.add(_ABSTAINED if abstains else 1)
+    return 1 if 1 in codes else max(codes)
 
 
 subcommand = subcommand_of(syncs, WithArguments)

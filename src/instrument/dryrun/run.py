@@ -64,7 +64,7 @@ def dry_run(
 
 
 def dry_run_file(
-    path: Path,
+    program: Path | str,
     function: str | None,
     *,
     fake: bool = False,
@@ -78,8 +78,8 @@ def dry_run_file(
     """Run a script as if there were a GPU, or import it and call one function of it.
 
     Args:
-        path: the script.
-        function: what to call, without arguments; None runs the script as ``__main__``.
+        program: the path of the script, or the name of a module, which runs as with ``python -m``.
+        function: what to call of a script, without arguments; None runs the program as ``__main__``.
         fake: as in `dry_run`.
         step_on: the event that ends a step, as in `StepFollower`.
         budget: as in `dry_run`.
@@ -94,13 +94,14 @@ def dry_run_file(
     ends from inside, as by `sys.exit`: ``finally`` blocks run.
 
     Raises:
-        ValueError: the file does not exist, or lacks the function.
+        ValueError: the file or the module does not exist, or lacks the function.
         TypeError: the function needs arguments.
     """
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+    if isinstance(program, Path) and not program.is_file():
+        raise ValueError(f"there is no file {program}")
+    folder = program.parent.resolve() if isinstance(program, Path) else Path.cwd()
     before = sys.argv, list(sys.path), dict(sys.modules)
-    sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve()), str(Path.cwd())]
+    sys.argv, sys.path[:0] = [str(program), *args], [str(folder), str(Path.cwd())]
     try:
         limits = None if budget is None else Budget(budget)
         with dry_run_context(fake, limits, script=function is None, step_on=step_on) as run:
@@ -108,11 +109,11 @@ def dry_run_file(
                 None if on_caught_stop is None else lambda stopped: on_caught_stop(_report(run, stopped))
             )
             with stop_on_signals(stopper, time_limit):
-                if function is None:
+                if function is None or isinstance(program, str):
                     run.stop_after(steps, stopper)
-                    run.call(_interruptible(lambda: runpy.run_path(str(path), run_name="__main__")))
+                    run.call(_interruptible(lambda: _run_as_main(program)))
                 else:
-                    step = run.call(_interruptible(lambda: _function(path, function)))
+                    step = run.call(_interruptible(lambda: _function(program, function)))
                     if step is not None:
                         run.reset()
                         run.stop_after(steps, stopper)
@@ -122,7 +123,7 @@ def dry_run_file(
         return run.report()
     finally:
         sys.argv, sys.path[:] = before[:2]
-        _remove_script_modules(before[2], path.parent.resolve())
+        _remove_script_modules(before[2], folder)
 
 
 def _report(run: DryRun, stopped: EarlyStop) -> SyncReport:
@@ -150,6 +151,25 @@ def _remove_script_modules(before: dict[str, Any], folder: Path) -> None:
         own = Path(file).is_relative_to(folder) and not any(part in file for part in INSTALLED)
         if own and name not in before and name.partition(".")[0] != ours:
             del sys.modules[name]
+
+
+def _run_as_main(program: Path | str) -> None:
+    if isinstance(program, Path):
+        runpy.run_path(str(program), run_name="__main__")
+        return
+    try:
+        found = importlib.util.find_spec(program)
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{program}.__main__")
+    except ModuleNotFoundError as error:
+        if not f"{program}.".startswith(f"{error.name}."):
+            raise  # an import of a package around the module
+        found = None
+    except ValueError:  # the name is empty
+        found = None
+    if found is None:
+        raise _UsageError(ValueError(f"there is no module {program} that can be run"))
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 class _UsageError(Exception):

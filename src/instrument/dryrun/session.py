@@ -20,9 +20,10 @@ from ..regions.path import RegionPath
 from ..stepping.follower import StepFollower
 from ..syncs import coverage, sites
 from ..syncs.budget import Budget
+from ..syncs.comments import mistaken_comments
 from ..syncs.early_stop import EarlyStop, ProgramStopper, describe_error
 from ..syncs.events import SyncEvent
-from ..syncs.recorder import Recorder
+from ..syncs.recorder import CountByStep
 from ..syncs.report import SyncReport
 from .cuda import PretendedCuda
 from .dataless_mode import DatalessMode
@@ -30,7 +31,7 @@ from .modes import modes
 from .on_gpu import tensors_of
 from .patches import patched
 from .state import RunState, as_cuda
-from .step_limit import StepLimit
+from .step_recorder import StepRecorder
 
 _WITHOUT_TENSORS = ("tqdm_monitor", "instrument")  # threads whose names begin so use no tensors
 _COVERAGE = (
@@ -57,16 +58,12 @@ class DryRun:
     """One dry run, from its start to its report."""
 
     def __init__(self, path: RegionPath, fake: bool, budget: Budget | None, script: bool = False) -> None:
-        self.recorder = Recorder(path.names)
+        self.recorder = StepRecorder(path.names, budget, DryRun.call.__code__)
         self.state = RunState(self.recorder, DatalessMode() if fake else None, budget)
         self.error: BaseException | None = None
         self._early_stop: EarlyStop | None = None
         self._script = script
-        self._max_steps: int | None = None
-        self._stopper = ProgramStopper()
-        self._limit: StepLimit | None = None
         self.follower: StepFollower | None = None
-        self._finished_steps = 0
         self._optimizer_was_made = False
         pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # the tasks of these threads are watched
         known = {threading.current_thread(), threading.main_thread(), *pools}
@@ -107,8 +104,7 @@ class DryRun:
     def reset(self) -> None:
         """Drop all findings and steps so far."""
         self.recorder.clear()
-        self._finished_steps = 0
-        self.recorder.step = None if self.recorder.step is None else 0
+        self.recorder.restart(None if self.recorder.step is None else 0)
         self._reset_budget()
 
     def on_optimizer_made(self) -> None:
@@ -119,22 +115,11 @@ class DryRun:
 
     def stop_after(self, steps: int | None, stopper: ProgramStopper) -> None:
         """End the program after ``steps`` more steps; None means no limit."""
-        self._max_steps, self._stopper = steps, stopper
+        self.recorder.max_steps, self.recorder.stopper = steps, stopper
 
     def on_step(self) -> None:
-        """Note that a step ended."""
-        if self._limit is not None:
-            self._limit.stop()
-        self._finished_steps += 1
-        self.recorder.step = self._finished_steps
-        self._next_step()
-        if self._finished_steps == self._max_steps:
-            self.state.recorder = self._limit = StepLimit(self._finished_steps, self.recorder.path, self._stopper)
-
-    def close(self) -> None:
-        """Remove the step limit."""
-        if self._limit is not None:
-            self._limit.remove()
+        """Note that an update was made, or that the program marked the end of a step."""
+        self.recorder.on_update(marked=self.follower is not None and self.follower.by == "program")
 
     def _reset_budget(self) -> None:
         if self.state.budget is not None:
@@ -142,32 +127,23 @@ class DryRun:
 
     def on_restart(self) -> None:
         """Make everything so far a part of step 0, which ends now, as a stronger sign of steps was found."""
-        self._finished_steps = 0
+        self.recorder.restart(0)
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
-    def _next_step(self) -> None:
-        if self.state.budget is not None:
-            self.state.budget.next_step()
-
-    def _final_counts(self, seen: Counter[int | None], steps: int) -> Counter[int | None]:
+    def _final_counts(self, seen: CountByStep, steps: int) -> CountByStep:
         """Return the final number of calls by step, given the numbers ``seen`` during the run.
 
-        A step ends with the update of the first optimizer. Calls before the first update count for step 0, but at
-        most as many as in any other step: the rest are preparations. Calls after the last update, such as an
-        evaluation at the end, are outside the steps. If a line synchronizes in all other steps, but after the
-        update, its calls after the last update fill up step 0. Without an optimizer, everything is one step.
+        Calls before the first update (0 in ``seen``, where steps count from 1) count for the first step, but only
+        up to the most in any other step: the rest are preparations. Calls after the last step are outside the
+        steps. Without an optimizer, everything is one step.
         """
-        settled = Counter({step: waits for step, waits in seen.items() if step is None or 0 < step < steps})
-        before, after = seen[0], seen[steps]
-        if steps == 1:
-            before, after = seen.total() - seen[None], 0
+        settled: CountByStep = Counter({step - 1: calls for step, calls in seen.items() if step and step <= steps})
+        before, outside = seen[0], seen[None] + seen[steps + 1]
         if not self._optimizer_was_made:
-            before += settled.pop(None, 0)
-        others = [waits for step, waits in settled.items() if step is not None]
-        first = before if steps == 1 else min(before, max(others, default=0))
-        if others and len(others) == steps - 1:
-            first += min(after, max(min(others) - first, 0))
-        settled.update({0: first, None: before + after - first})
+            before, outside = before + seen[None], seen[steps + 1]
+        others = (calls for step, calls in settled.items() if step)
+        first = before if steps == 1 else min(before, max(max(others, default=0) - settled[0], 0))
+        settled.update({0: first, None: before - first + outside})
         return +settled
 
     def _why_nothing_on_gpu(self) -> str:
@@ -181,9 +157,10 @@ class DryRun:
     def report(self) -> SyncReport:
         """Return the report."""
         recorder = self.recorder
-        steps = max(self._finished_steps, 1)
-        if self._limit is not None:
-            self._limit.merge_into(recorder)
+        steps = max(recorder.updates, 1)
+        budget = self.state.budget
+        if budget is not None and recorder.updates and not recorder.in_step:
+            budget.restart_step()  # what follows the last step is in none
         recorder.reassign_steps(lambda seen: self._final_counts(seen, steps))
         unavailable_reason = (
             "" if self.state.tags.any_on_device or self.error is not None else self._why_nothing_on_gpu()
@@ -197,6 +174,10 @@ class DryRun:
             sentences.append(
                 f"threads that were running before were not watched: {', '.join(self._unwatched_threads)}"
             )
+        unmatched = [*(budget.unmatched() if budget is not None else ()), *mistaken_comments(recorder.findings)]
+        if self.follower is not None and self.follower.function_missing:
+            unmatched.append("the function of --step-on was not found, or never called")
+        sentences += unmatched
         return SyncReport(
             "dry run",
             recorder.findings,
@@ -205,8 +186,9 @@ class DryRun:
             error=self.error,
             dropped=recorder.dropped,
             unavailable_reason=unavailable_reason,
-            budgeted=self.state.budget is not None,
-            exceeded=[] if self.state.budget is None else self.state.budget.exceeded(steps),
+            budgeted=budget is not None,
+            exceeded=[] if budget is None else budget.exceeded(steps),
+            unmatched=unmatched,
         )
 
 
@@ -236,11 +218,10 @@ def _set_up(
     # Each callback comes before the change that it undoes: an interrupt may come in between.
     stack.callback(coverage.set_dry_run_active, False)
     coverage.set_dry_run_active(True)
-    path = RegionPath()
+    path = RegionPath(None if budget is None else budget.note_region)
     stack.callback(dispatch.active.remove, path)
     dispatch.active.add(path)
     run = DryRun(path, fake, budget, script)
-    stack.callback(run.close)
     cuda = PretendedCuda(run.state)
     stack.callback(cuda.undo)
     cuda.install()
@@ -249,7 +230,9 @@ def _set_up(
     run.follower = StepFollower(run.on_step, run.on_restart, step_on, weakest="forward" if script else "optimizer")
     stack.callback(run.follower.remove)
     run.follower.follow()
-    Patch(torch.optim.Optimizer, "__init__", lambda original: _make_init(original, run)).apply_in(stack)
+    optimizers = Patch(torch.optim.Optimizer, "__init__", lambda original: _make_init(original, run))
+    for patch in (optimizers, *run.recorder.patches()):
+        patch.apply_in(stack)
     stack.enter_context(modes(run.state))
     return run
 

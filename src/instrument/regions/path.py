@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from .region import Region
@@ -15,7 +16,8 @@ class RegionPath:
 
     name = "path"
 
-    def __init__(self) -> None:
+    def __init__(self, on_push: Callable[[tuple[str, ...]], None] | None = None) -> None:
+        self._on_push = on_push  # called with the open regions when one opens
         self._thread_state = threading.local()
 
     def names(self) -> tuple[str, ...]:
@@ -29,6 +31,8 @@ class RegionPath:
         except AttributeError:
             opened = self._thread_state.open = []
         opened.append(region)
+        if self._on_push is not None:
+            self._on_push(self.names())
         return opened, region
 
     def pop(self, token: Token) -> None:

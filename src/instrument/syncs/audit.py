@@ -11,14 +11,25 @@ import numpy as np
 
 from ..findings import SyncFinding
 from ..traces.read import read_any
-from ..traces.synchronizations import COPY, EXPLICIT, FREE, Synchronization, direction, find_synchronizations
+from ..traces.synchronizations import (
+    COPY,
+    EXPLICIT,
+    FREE,
+    Synchronization,
+    direction,
+    find_synchronizations,
+    unknown_calls,
+)
 from ..traces.trace import Trace
-from .comments import allowed_at
+from .comments import allowed_at, mistaken_comments
 from .events import SyncEvent
 from .operations import direction_of, name_in_trace
 from .recorder import Recorder
 from .report import SyncReport
 from .trace_context import CallContext, TraceContext
+
+_MAX_NAMES = 3  # of calls, in a sentence
+_UNKNOWN = "the trace is of a runtime of which it is not known which of its calls wait: {}"
 
 
 def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | None = None) -> SyncReport:
@@ -60,21 +71,32 @@ def audit(recorded: Trace, live: SyncReport | None = None) -> tuple[SyncReport, 
         unattributed += contexts[rows[0]].op is None and not somewhere and not event.region
     findings = [found for recorder in recorders.values() for found in recorder.findings]
     dropped = sum(recorder.dropped for recorder in recorders.values())
-    unavailable_reason = (
-        "" if len(recorded.runtime) or len(recorded.syncs) else "the trace has no calls of CUDA or HIP"
-    )
     report = SyncReport(
         "trace",
         findings,
         steps=len(recorded.steps),
         dropped=dropped,
-        unavailable_reason=unavailable_reason,
+        unavailable_reason=_reason_unavailable(recorded, bool(waits)),
         span_ns=_span(recorded),
     )
     report.coverage = _coverage(recorded, sum(found.count for found in findings), len(own), unattributed)
+    report.unmatched = mistaken_comments(findings)
+    report.coverage += report.unmatched
     if live is not None:
         report.coverage.append(_comparison(unexplained(report, live)))
     return report, [wait for row, wait in enumerate(waits) if row not in own]
+
+
+def _reason_unavailable(trace: Trace, found: bool) -> str:
+    """Return why the trace does not show waits; empty if it does."""
+    if not trace.runtime and not trace.syncs:
+        return "the trace has no calls of a GPU's runtime"
+    unknown = unknown_calls(trace)
+    return _UNKNOWN.format(_some(unknown)) if unknown and not found else ""
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
 
 
 def _span(trace: Trace) -> int | None:
@@ -200,6 +222,8 @@ def _coverage(trace: Trace, count: int, own: int, unattributed: int) -> list[str
             "The trace has no calls of the CUDA or HIP runtime, which show synchronizations: record with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or nsys profile --trace=cuda,nvtx."
         )
+    elif unknown := unknown_calls(trace):
+        sentences.append(f"Not checked: calls of a runtime whose waits are not known, such as {_some(unknown)}.")
     if not trace.gpu:
         sentences.append("The trace has no work on a GPU: copies and idle times are unknown.")
     if not trace.frames:

@@ -6,6 +6,7 @@ at the time of writing. Such a file may have comments, needs no library to read,
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -135,6 +136,11 @@ class Baseline:
         ]
         results.sort()
         return more
+
+    def nearest(self, entry: BaselineEntry, reports: Iterable[ReportData]) -> str:
+        """Return the call site without an entry that resembles that of ``entry``; empty if there is none."""
+        places = {_where(found) for one in reports for found in one.syncs if found.fingerprint not in self.entries}
+        return next(iter(difflib.get_close_matches(entry.where, sorted(places), n=1)), "")
 
     def stale(self, reports: Sequence[ReportData]) -> list[BaselineEntry]:
         """Return the entries that occur in none of the ``reports``."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..findings import Site
 from .events import SyncEvent
+from .nearest import nearest
 from .report_data import times
 
 WHOLE_STEP = ""
+_MAX_PATHS = 1000  # of regions to suggest: a program may make names at run time
 
 
 class Budget:
@@ -29,6 +31,22 @@ class Budget:
         self._counts: Counter[str] = Counter()
         self._exceeded_counts: dict[str, list[int]] = {}  # number in each step that exceeded a limit
         self._first_excess: dict[str, Site | None] = {}  # line of the first synchronization beyond the limit
+        self._never_ran = set(self._limits) - {WHOLE_STEP}
+        self._paths: set[tuple[str, ...]] = set()  # of regions, while some of the budget has not run
+
+    def note_region(self, path: tuple[str, ...]) -> None:
+        """Note that the innermost region of ``path`` has opened."""
+        if self._never_ran and path not in self._paths:
+            self._never_ran = {name for name in self._never_ran if not _applies(name, path)}
+            if len(self._paths) < _MAX_PATHS:
+                self._paths.add(path)
+
+    def unmatched(self) -> list[str]:
+        """Return a sentence on each region of the budget that never ran."""
+        suggestions = {name: nearest(name, _names(self._paths, name.count("/") + 1)) for name in self._never_ran}
+        return [
+            f"{_quote_region(name)} has a budget, but never ran{end}" for name, end in sorted(suggestions.items())
+        ]
 
     def next_step(self) -> None:
         """Begin a step, with all counts at zero."""
@@ -36,9 +54,13 @@ class Budget:
             self._exceeded_counts.setdefault(name, []).append(self._counts[name])
         self._counts.clear()
 
+    def restart_step(self) -> None:
+        """Drop what was counted since the last step ended."""
+        self._counts.clear()
+
     def clear(self) -> None:
         """Drop all steps."""
-        self._counts.clear()
+        self.restart_step()
         self._exceeded_counts.clear()
         self._first_excess.clear()
 
@@ -72,9 +94,8 @@ class Budget:
         Returns:
             Whether a limit applies to it, and a sentence if a limit is exceeded.
         """
-        path = "/".join(("", *event.region, ""))
         exceeded = None
-        names = [name for name in self._limits if name == WHOLE_STEP or f"/{name}/" in path]
+        names = [name for name in self._limits if name == WHOLE_STEP or _applies(name, event.region)]
         for name in names:
             self._counts[name] += 1
             if self._counts[name] > self._limits[name]:
@@ -84,6 +105,16 @@ class Budget:
                     f"its budget is {self._limits[name]}"
                 )
         return bool(names), exceeded
+
+
+def _applies(name: str, path: tuple[str, ...]) -> bool:
+    return f"/{name}/" in "/".join(("", *path, ""))
+
+
+def _names(paths: Iterable[tuple[str, ...]], length: int) -> list[str]:
+    """Return the parts of ``paths`` with ``length`` names, as budgets name them."""
+    parts = {path[at : at + length] for path in paths for at in range(len(path))}
+    return sorted("/".join(part) for part in parts)
 
 
 def _quote_region(name: str) -> str:

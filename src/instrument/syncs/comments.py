@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import difflib
 import io
 import linecache
 import re
 import tokenize
+from collections.abc import Iterable, Iterator
 
-from ..findings import Site
+from ..findings import Site, SyncFinding
 
+_KEYWORD = "allow-sync"
+_OURS = re.compile(r"#\s*instrument\b[\W_]*(.*)", re.IGNORECASE)
 _COMMENT = re.compile(r"#\s*instrument:\s*allow-sync\b[\s:,-]*(.*)")
 _NO_REASON = "a comment at the line"
 
@@ -28,9 +33,37 @@ def allowed_at(site: Site | None) -> str | None:
 _files: dict[str, tuple[list[str], dict[int, str]]] = {}
 
 
+def mistaken_comments(findings: Iterable[SyncFinding]) -> list[str]:
+    """Return a sentence on each comment that was meant to allow something, in the files of ``findings``."""
+    files = dict.fromkeys(found.site.file for found in findings if found.site is not None)
+    return [
+        f"{Site(file, line, '').shown}:{line}: the comment {text!r} allows nothing: {why}"
+        for file in files
+        for line, text, why in _mistakes("".join(linecache.getlines(file)))
+    ]
+
+
+def _mistakes(source: str) -> Iterator[tuple[int, str, str]]:
+    """Yield line, text and mistake of each comment that resembles one that allows, but is none."""
+    if "instrument" not in source:
+        return
+    claimed = {line for first, last in _statement_spans(source) for line in range(first - 1, last + 1)}
+    for token in _comment_tokens(source):
+        ours, line = _OURS.match(token.string), token.start[0]
+        if _COMMENT.match(token.string):
+            if line not in claimed:
+                yield line, token.string, "it belongs on a line of a statement, or alone on the line above"
+        elif ours and difflib.get_close_matches(_first_words(ours.group(1)), [_KEYWORD], cutoff=0.7):
+            yield line, token.string, f'did you mean "# instrument: {_KEYWORD} REASON"?'
+
+
+def _first_words(text: str) -> str:
+    return "-".join(re.split(r"[\W_]+", text.lower())[:2])
+
+
 def _reasons(source: str) -> dict[int, str]:
     """Return the reasons by line of their statements; 30 ms for 1,000 lines, once for each file."""
-    if "allow-sync" not in source:
+    if _KEYWORD not in source:
         return {}
     reasons, alone = _comments(source)
     spans = sorted(_statement_spans(source))  # inner statements come later
@@ -49,16 +82,19 @@ def _comments(source: str) -> tuple[dict[int, str], set[int]]:
     """Return the reasons by line, and the lines that hold only a comment."""
     reasons: dict[int, str] = {}
     alone: set[int] = set()
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            found = _COMMENT.match(token.string) if token.type == tokenize.COMMENT else None
-            if found is not None:
-                reasons[token.start[0]] = found.group(1).strip() or _NO_REASON
-                if token.line.lstrip().startswith("#"):
-                    alone.add(token.start[0])
-    except (tokenize.TokenError, SyntaxError):  # the tokens so far are valid
-        pass
+    for token in _comment_tokens(source):
+        if found := _COMMENT.match(token.string):
+            reasons[token.start[0]] = found.group(1).strip() or _NO_REASON
+            if token.line.lstrip().startswith("#"):
+                alone.add(token.start[0])
     return reasons, alone
+
+
+def _comment_tokens(source: str) -> Iterator[tokenize.TokenInfo]:
+    with contextlib.suppress(tokenize.TokenError, SyntaxError):  # the tokens so far are valid
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield token
 
 
 def _statement_spans(source: str) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from ..regions.dispatch import active
 from ..regions.path import RegionPath
 from . import coverage
 from .budget import Budget
+from .comments import mistaken_comments
 from .events import SyncEvent
 from .monitor import monitor
 from .recorder import CountByStep, Recorder, SyncListener, describe
@@ -53,20 +54,25 @@ class SyncDetector(SyncListener):
         covered = coverage.sentences(
             reason, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
         )
+        unmatched = [] if self._running or reason is not None else self._unmatched(recorder.findings)
+        covered += unmatched
         explanation = self._explanation if self._follower is None else self._follower.explanation
         covered += [explanation] if explanation else []
         return SyncReport(
             "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped,
             unavailable_reason=reason or "", budgeted=self._budget is not None,
-            exceeded=[] if self._budget is None else self._budget.exceeded(recorder.steps),
+            exceeded=[] if self._budget is None else self._budget.exceeded(recorder.steps), unmatched=unmatched,
         )  # fmt: skip
+
+    def _unmatched(self, findings: list[SyncFinding]) -> list[str]:
+        return [*(self._budget.unmatched() if self._budget is not None else ()), *mistaken_comments(findings)]
 
     def start(self) -> None:
         """Begin without findings; nested calls have no effect, and the outermost `stop` ends it."""
         self._starts += 1
         if self._starts > 1:
             return
-        self._path = RegionPath()
+        self._path = RegionPath(None if self._budget is None else self._budget.note_region)
         self.recorder = Recorder(self._path.names)
         self._warned.clear()
         self.clear_pending()
@@ -174,6 +180,8 @@ class SyncDetector(SyncListener):
             self._relabel(None, self.recorder.step)  # events after the last step are outside steps
         if self._level == "log":
             self._log()
+        for sentence in self._unmatched(self.recorder.findings) if self._unavailable is None else ():
+            log.warning(sentence)
 
     def _restart_steps(self) -> None:
         """Make everything so far a part of the first step."""

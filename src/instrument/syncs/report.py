@@ -32,8 +32,9 @@ class SyncReport(ReportData):
         Without ``most`` no step may synchronize, or only within the budget if one was given.
 
         The step with the most synchronizations counts; those outside steps do not. Without steps the whole run
-        counts as one step. It also fails if anything inside `no_syncs` synchronized, if the run ended early, and
-        if nothing could be checked. Code that is "not covered" but ran does not make it fail.
+        counts as one step. It also fails if anything inside `no_syncs` synchronized, if the run ended early, if
+        nothing could be checked, and if a budget or a comment matches nothing, as one that is misspelled. Code
+        that is "not covered" but ran does not make it fail.
 
         Raises:
             AssertionError: with the report as its message.
@@ -68,7 +69,9 @@ class SyncReport(ReportData):
             return self._too_many(waits, most)
         if self.unavailable_reason:
             return f"nothing could be checked: {self.unavailable_reason}"
-        return None if self.finished else "the run ended early"
+        if not self.finished:
+            return "the run ended early"
+        return self.unmatched[0] if self.unmatched else None
 
     def _too_many(self, waits: int, most: int) -> str:
         over = sorted(number for number in self.each_step(*self.syncs) if number > most)

@@ -99,6 +99,7 @@ class ReportData:
         listed: fingerprints that an allowlist allowed.
         budgeted: whether a budget was given.
         exceeded: sentences on exceeded budgets.
+        unmatched: sentences on what matched nothing, such as a budget of a region that never ran.
         span_ns: how long the checked part of the run took; None if unknown.
     """
 
@@ -113,6 +114,7 @@ class ReportData:
     budgeted: bool = False
     exceeded: list[str] = field(default_factory=list)
     span_ns: int | None = None
+    unmatched: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.sort()

@@ -55,6 +55,12 @@ def code_owner(filename: str) -> int:
     return LIBRARY if filename.startswith(_STANDARD) else USER
 
 
+def in_torch(filename: str) -> bool:
+    """Return whether a file is part of torch."""
+    return _path_in_torch(filename) is not None
+
+
+@lru_cache(maxsize=4096)
 def _path_in_torch(filename: str) -> str | None:
     """Return the path of a file inside torch, which need not be imported; None for other files."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)

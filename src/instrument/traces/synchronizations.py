@@ -16,19 +16,44 @@ from .trace import Trace
 NONE, EXPLICIT, COPY, FREE = range(4)
 """Kinds of calls: not blocking; explicit synchronization; blocking memcpy; memory freed while the GPU ran."""
 
-_EXPLICIT = re.compile(
-    r"^(?:cuda|hip|cu)(?:Stream|Device|Ctx|Context|Thread|Event)Synchronize(?:_v\d+|_ptsz|_spt)*$"
+_CUDA = "cuda|hip|cu|musa|mu|mc|tops"  # the runtimes whose calls have CUDA's names
+
+
+class Runtime(NamedTuple):
+    """The calls of one runtime, or of several with the same names, and those that wait for the GPU."""
+
+    calls: str
+    waits: str
+    copies: str = "$."  # nothing
+
+
+_RUNTIMES = (
+    Runtime(  # CUDA, HIP, and those of Moore Threads, MetaX and Enflame
+        f"(?:{_CUDA})[A-Z]",
+        f"(?:{_CUDA})(?:Stream|Device|Ctx|Context|Thread|Event)Synchronize(?:_v\\d+|_ptsz|_spt)*$",
+        f"(?:{_CUDA})Memcpy(?!.*(?:Async|Peer|Batch))(?:2D|3D|To|From|Hto[DA]|[DA]toH|WithStream|$|_)",
+    ),
+    Runtime("ze[A-Z]", "ze(?:Event|Fence|CommandList)HostSynchronize$|zeCommandQueueSynchronize$"),  # Level Zero
+    Runtime("(?:ur|pi)[A-Z]", "(?:urEventWait|piEventsWait|(?:ur|pi)QueueFinish)$"),  # SYCL
+    Runtime("cl[A-Z]", "cl(?:Finish|WaitForEvents)$"),  # OpenCL
+    Runtime("acl", "aclrtSynchronize(?:Stream|Device|Event)(?:WithTimeout)?$", "aclrtMemcpy(?:2d)?$"),  # Ascend
+    Runtime("syn[A-Z]", "syn(?:Stream|Device|Event)Synchronize$"),  # Gaudi
+    Runtime("cnrt|cn[A-Z]", "cnrt(?:QueueSync|SyncDevice|WaitNotifier)$", "cnrtMemcpy(?:2D|3D)?$"),  # Cambricon
 )
-_COPY = re.compile(
-    r"^(?:cuda|hip|cu)Memcpy(?!.*(?:Async|Peer|Batch))(?:2D|3D|To|From|Hto[DA]|[DA]toH|WithStream|$|_)"
+_KNOWN, _EXPLICIT, _COPY = (
+    re.compile("^(?:" + "|".join(getattr(runtime, kind) for runtime in _RUNTIMES) + ")")
+    for kind in Runtime._fields
 )
+_DRIVER = re.compile(r"^(?:xpu|privateuse1)_driver$")  # categories of `Trace.others`
 _FREE = re.compile(
     r"^(?:cuda|hip)(?:Free(?:Host|Array|MipmappedArray)?|Host(?:Unregister|Free))$"
     r"|^cu(?:Mem(?:Free(?:Host)?|HostUnregister)|ArrayDestroy|ModuleUnload)(?:_v\d+)?$"
 )
 _STREAM_CALL = re.compile(r"WithStream")  # blocks for any direction
 _NOT_BLOCKING = re.compile(r"Query|WaitEvent")  # these do not block, though CUPTI records them as synchronizations
-_TO_GPU, _TO_CPU = re.compile(r"[HA]to[DA]\b|HOST_TO_DEVICE"), re.compile(r"DtoH|AtoH|DEVICE_TO_HOST")
+_TO_GPU, _TO_CPU = (  # Intel's M is memory of the host
+    re.compile(r"[HA]to[DA]\b|HOST_TO_DEVICE|\([HM]2D\)"), re.compile(r"DtoH|AtoH|DEVICE_TO_HOST|\(D2[HM]\)"),
+)  # fmt: skip
 _INSIDE_GPU = re.compile(r"DtoD|DtoA|AtoD|PtoP|DEVICE_TO_DEVICE")
 _PAGEABLE = re.compile("Pageable")
 
@@ -87,6 +112,16 @@ def find_synchronizations(trace: Trace) -> list[Synchronization]:
     return [Synchronization(*row) for row in zip(one, two, three, four, names, *rest, idle, strict=True)]
 
 
+def unknown_calls(trace: Trace) -> list[str]:
+    """Return the names of the calls whose runtime is in no table, if they are most of the calls; else nothing."""
+    unknown = ~trace.runtime.matching("name", _KNOWN)
+    unknown[trace.runtime.matching("category", re.compile("^cann$"))] = False  # the layers above Ascend's runtime
+    names, counts = np.unique(trace.runtime.name[unknown], return_counts=True)
+    if 2 * counts.sum() <= len(unknown):
+        return []
+    return [trace.strings[code] for code in names[np.argsort(-counts, kind="stable")].tolist()]
+
+
 def direction(name: str) -> Literal["H2D", "D2H"] | None:
     """Return the direction of a memcpy of this name; None if it stays on one side."""
     return "H2D" if _TO_GPU.search(name) else "D2H" if _TO_CPU.search(name) else None
@@ -96,17 +131,18 @@ def _calls(trace: Trace, launched: Array) -> tuple[dict[str, Array], list[str]]:
     """Return the calls that synchronized, in order of their start, and their names."""
     runtime, syncs = trace.runtime, trace.syncs
     kind, until = _kinds(trace, launched)
-    rows = _outermost(runtime, np.flatnonzero(kind))
+    rows, driver = _outermost(trace, np.flatnonzero(kind))
     alone = _only_gpu_side(trace, rows)
-    nothing = np.full(len(alone), -1)
+    others = trace.others.where(driver)
+    unknown, explicit = np.full(len(alone), -1), np.full(len(driver) + len(alone), EXPLICIT)
     parts = {
-        "start_ns": (runtime.start_ns[rows], syncs.start_ns[alone]),
-        "end_ns": (runtime.end_ns[rows], syncs.end_ns[alone]),
-        "blocked_ns": (until[rows] - runtime.start_ns[rows], syncs.duration_ns[alone]),
-        "kind": (kind[rows], np.full(len(alone), EXPLICIT)),
-        "thread": (runtime.thread[rows], nothing),
-        "device": (np.full(len(rows), -1), syncs.device[alone]),
-        "name": (runtime.name[rows], syncs.name[alone]),
+        "start_ns": (runtime.start_ns[rows], others.start_ns, syncs.start_ns[alone]),
+        "end_ns": (runtime.end_ns[rows], others.end_ns, syncs.end_ns[alone]),
+        "blocked_ns": (until[rows] - runtime.start_ns[rows], others.duration_ns, syncs.duration_ns[alone]),
+        "kind": (kind[rows], explicit),
+        "thread": (runtime.thread[rows], others.thread, unknown),
+        "device": (np.full(len(rows) + len(driver), -1), syncs.device[alone]),
+        "name": (runtime.name[rows], others.name, syncs.name[alone]),
     }
     columns = {name: np.concatenate(part) for name, part in parts.items()}
     order = np.argsort(columns["start_ns"], kind="stable")
@@ -181,10 +217,18 @@ def _work_done(runtime: Table, gpu: Table, launched: Array, rows: Array) -> Arra
     return done
 
 
-def _outermost(runtime: Table, rows: Array) -> Array:
-    """Return the rows that do not lie inside another of the rows on their thread."""
-    calls = runtime.where(rows)
-    return rows[NestedRanges(calls.start_ns, calls.end_ns, calls.thread).parents < 0]
+def _outermost(trace: Trace, rows: Array) -> tuple[Array, Array]:
+    """Return the runtime's calls of ``rows``, and the driver's waits, that lie inside no other of these."""
+    others = trace.others
+    driver = np.flatnonzero(others.matching("category", _DRIVER) & others.matching("name", _EXPLICIT))
+    calls, inner = trace.runtime.where(rows), others.where(driver)
+    start, end, thread = (
+        np.concatenate((getattr(calls, name), getattr(inner, name))) for name in ("start_ns", "end_ns", "thread")
+    )
+    order = np.lexsort((-end, start))
+    outer = np.empty(len(order), bool)
+    outer[order] = NestedRanges(start[order], end[order], thread[order]).parents < 0
+    return rows[outer[: len(rows)]], driver[outer[len(rows) :]]
 
 
 def _only_gpu_side(trace: Trace, rows: Array) -> Array:
