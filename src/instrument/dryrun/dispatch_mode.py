@@ -115,10 +115,10 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
 
     def _has_cpu_tensor(self, values: Sequence[Any]) -> bool:
         """Return whether a tensor with a dimension is not on a GPU."""
-        device = self._state.tags.device
+        is_on_host = self._state.tags.is_on_host
         for value in values:
             if isinstance(value, torch.Tensor):
-                if value.dim() and device(value) is None and value.numel():
+                if value.dim() and value.numel() and is_on_host(value):
                     return True
             elif isinstance(value, (list, tuple)) and self._has_cpu_tensor(value):
                 return True
