@@ -38,7 +38,8 @@ def outcome(call: Callable[[], Any]) -> str:
     except Exception as error:
         return f"error {type(error).__name__}: {error}"
     if isinstance(made, torch.Tensor):
-        return f"{made.device} {made.is_meta} {made.is_cpu} {made.is_cuda} {made.get_device()} {made.shape} {made.dtype}"
+        kinds = [made.is_meta, made.is_cpu, made.is_cuda, made.is_pinned()]
+        return f"{made.device} {kinds} {made.get_device()} {made.shape} {made.dtype}"
     return f"{type(made).__name__}: {made}"
 
 
@@ -68,8 +69,8 @@ FACTORIES: dict[str, Callable[..., Any]] = {
     "generator": lambda **options: torch.Generator(**options).device,
 }
 DEVICES: list[Any] = [
-    "meta", torch.device("meta"), torch.device("meta", 0), "cpu", "cpu:0", torch.device("cpu"), "xpu", "xpu:0", "mps",
-    "privateuseone", "privateuseone:0", "nonsense",
+    "meta", torch.device("meta"), torch.device("meta", 0), "cpu", "cpu:0", torch.device("cpu"), "xpu", "xpu:0",
+    "mps", "privateuseone", "privateuseone:0", "nonsense",
 ]  # fmt: skip
 CALLS: dict[str, Callable[[], Any]] = {
     **{f"{name} on {device!r}": _on(name, device) for name in FACTORIES for device in DEVICES},
@@ -202,8 +203,9 @@ def test_from_the_gpu_to_meta(fake: bool) -> None:
         value, there = gpu(2, 2), meta()
         moved = [
             value.to("meta"), value.to(there), value.type_as(there), torch.tensor(value, device="meta"),
-            torch.as_tensor(value, device="meta"), value.new_tensor([1.0], device="meta"), torch.zeros_like(value, device="meta"),
-            value.new_empty(2, device="meta"), there.copy_(value), nn.Linear(2, 2, device="cuda").to("meta").weight,
+            torch.as_tensor(value, device="meta"), value.new_tensor([1.0], device="meta"),
+            torch.zeros_like(value, device="meta"), value.new_empty(2, device="meta"), there.copy_(value),
+            nn.Linear(2, 2, device="cuda").to("meta").weight,
             nn.Linear(2, 2, device="cuda").to_empty(device="meta").weight,
         ]  # fmt: skip
         assert [("meta", False)] * len(moved) == [(each.device.type, each.is_cuda) for each in moved]
@@ -213,7 +215,8 @@ def test_from_the_gpu_to_meta(fake: bool) -> None:
         assert nn.Linear(2, 2, device="meta").to_empty(device="cuda").weight.is_cuda
         with torch.device("cuda"):
             assert nn.Linear(2, 2, device="meta").to_empty(device=torch.get_default_device()).weight.is_cuda
-        for call in (lambda: there.cuda(), lambda: there.to("cuda"), lambda: there.to(value), lambda: value.copy_(meta())):
+        refused = [there.cuda, lambda: there.to("cuda"), lambda: there.to(value), lambda: value.copy_(meta())]
+        for call in refused:
             with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor; no data!"):
                 call()
         with pytest.raises(RuntimeError):

@@ -20,7 +20,8 @@ pytestmark = [
 TOKENS = 64
 _COMMON: dict[str, Any] = {
     "vocab_size": TOKENS, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
 }  # fmt: skip
 _GROUPED = {**_COMMON, "num_key_value_heads": 2}
 _VISION: dict[str, Any] = {
@@ -84,11 +85,12 @@ MODELS: dict[str, tuple[str, Callable[[], Any], Callable[[], dict[str, Any]]]] =
         lambda: transformers.WhisperConfig(
             **{key: value for key, value in _COMMON.items() if key.endswith("_id") or key == "vocab_size"},
             d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-            encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=8, max_target_positions=32,
-            decoder_start_token_id=1,
+            encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=8,
+            max_target_positions=32, decoder_start_token_id=1,
         ),
         lambda: {
-            "input_features": torch.rand(2, 8, 16, generator=torch.Generator().manual_seed(1)), "labels": _tokens(),
+            "input_features": torch.rand(2, 8, 16, generator=torch.Generator().manual_seed(1)),
+            "labels": _tokens(),
         },
     ),
     "vit": (

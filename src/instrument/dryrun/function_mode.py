@@ -116,8 +116,8 @@ class FunctionMode(TorchFunctionMode):
         """Return where a tensor really is that the program puts on ``device``: the CPU instead of a GPU."""
         if as_cuda(device) is not None:
             return CPU
-        device = torch.device(device)
-        return device if self.state.fake is None else self.state.fake.existing_device(device)
+        real: torch.device = torch.device(device)
+        return real if self.state.fake is None else self.state.fake.existing_device(real)
 
     def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run ``func``, which reads a whole tensor; a tensor without data is replaced by one with data."""

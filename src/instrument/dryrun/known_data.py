@@ -55,8 +55,9 @@ def run_on_known_data(func: Any, args: Sequence[Any], kwargs: dict[str, Any], ou
         return
     known = {id(tensor.untyped_storage()) for tensor in given if isinstance(tensor, FakeTensor)}
     for fake, data in zip(made, real, strict=True):
-        # other layouts than this one have no storage
-        if isinstance(fake, FakeTensor) and fake.layout is torch.strided and id(fake.untyped_storage()) not in known:
+        if not isinstance(fake, FakeTensor) or fake.layout is not torch.strided:  # only this layout has a storage
+            continue
+        if id(fake.untyped_storage()) not in known:
             _attach_data(fake, data)
 
 

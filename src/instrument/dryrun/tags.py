@@ -96,7 +96,7 @@ class Tags:
 
 
 def in_memory(tensor: Any) -> bool:
-    """Return whether ``tensor`` is on the CPU or on a pretended GPU; any other device, such as "meta", is as it says."""
+    """Return whether ``tensor`` is on the CPU or a pretended GPU, as opposed to devices such as "meta"."""
     return tensor.device.type in ("cpu", "cuda")
 
 

@@ -85,7 +85,7 @@ def _transfer(mode: FunctionMode, name: str, source: torch.Tensor, transfer: Tra
     dtype, non_blocking = transfer.dtype or source.dtype, transfer.non_blocking
     memory_format = transfer.memory_format or torch.preserve_format
     real = mode.real_device(transfer.device)
-    if "cpu" != real.type or "cpu" != _real_device(source).type:  # such as "meta"
+    if real.type != "cpu" or _real_device(source).type != "cpu":  # such as "meta"
         return source.to(real, dtype, non_blocking, transfer.copy, memory_format=memory_format)
     if before == target:
         if target is None:
