@@ -56,7 +56,8 @@ def changes(fake: DatalessMode, state: RunState) -> Iterator[Replacement]:
             where = None if callable(where) else where
             chosen_device = saved if where is None else where
             device = as_cuda(chosen_device) if put is None else tags.storage_device(put)
-            if device is not None and put is None:
+            restored = tags.storage_device(data) is not None  # by torch 2.6, which calls restore_location itself
+            if device is not None and put is None and not restored:
                 state.record_sync("load", FROM_PAGEABLE, "H2D", data.nbytes())
             real = "meta" if str(chosen_device) == "meta" else "cpu"
             out = torch.empty_strided(size, stride, dtype=storage.dtype, device=real)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import dis
 import linecache
+from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 
@@ -31,7 +33,7 @@ def passing_value(frame: FrameType | None) -> bool | None:
 def _passing_value(code: CodeType, instruction: int, line: int) -> bool | None:
     for node, wanted in _checks(code.co_filename):
         if node.lineno <= line <= (node.end_lineno or node.lineno):
-            return _value_of_part(node, wanted, _column(code, instruction), line)
+            return _value_of_part(node, wanted, *_position(code, instruction, line, node))
     return None
 
 
@@ -69,26 +71,53 @@ def _name_of_call(node: ast.AST) -> str | None:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
 
 
-def _column(code: CodeType, instruction: int) -> int | None:
+def _position(code: CodeType, instruction: int, line: int, condition: ast.expr) -> tuple[int, int | None]:
+    """Return the line and the column of what an instruction of ``condition`` evaluates."""
     positions = getattr(code, "co_positions", None)  # from Python 3.11 on
-    found = list(positions())[instruction // 2] if positions is not None else None
-    return None if found is None else found[2]
+    if positions is not None:
+        return line, list(positions())[instruction // 2][2]
+    operands = list(_operands(condition))
+    jumps = list(_conditional_jumps(code, condition))
+    place = sum(jump < instruction for jump in jumps)  # each operand ends with its jump
+    if len(jumps) != len(operands) or place == len(operands):
+        return line, None
+    return operands[place].lineno, operands[place].col_offset
 
 
-def _value_of_part(node: ast.expr, wanted: bool, column: int | None, line: int) -> bool | None:
+def _operands(condition: ast.expr) -> Iterator[ast.expr]:
+    """Yield the operands of ``and``, ``or`` and ``not``, in the order in which they are evaluated."""
+    if isinstance(condition, ast.BoolOp):
+        for value in condition.values:
+            yield from _operands(value)
+    elif isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
+        yield from _operands(condition.operand)
+    else:
+        yield condition
+
+
+def _conditional_jumps(code: CodeType, condition: ast.expr) -> Iterator[int]:
+    """Yield the offsets of the conditional jumps in the lines of ``condition``."""
+    line = 0
+    for instruction in dis.get_instructions(code):
+        line = instruction.starts_line or line
+        if condition.lineno <= line <= (condition.end_lineno or line) and "_IF_" in instruction.opname:
+            yield instruction.offset
+
+
+def _value_of_part(node: ast.expr, wanted: bool, line: int, column: int | None) -> bool | None:
     """Return the truth value that the part of a condition at a column and line must have."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return _value_of_part(node.operand, not wanted, column, line)
+        return _value_of_part(node.operand, not wanted, line, column)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         operator, right = node.ops[0], node.comparators[0]
         if isinstance(operator, _EQUALITY) and isinstance(right, ast.Constant) and isinstance(right.value, bool):
             equal = wanted != isinstance(operator, (ast.IsNot, ast.NotEq))
-            return _value_of_part(node.left, right.value == equal, column, line)
+            return _value_of_part(node.left, right.value == equal, line, column)
     if not isinstance(node, ast.BoolOp):
         return wanted if _is_read(node) else None
     for value in node.values:
         start = (value.lineno, value.col_offset)
         end = (value.end_lineno or value.lineno, value.end_col_offset or 0)
         if column is not None and start <= (line, column) < end:
-            return _value_of_part(value, wanted, column, line)
+            return _value_of_part(value, wanted, line, column)
     return None

@@ -18,6 +18,7 @@ from .state import as_cuda, size_of
 from .tags import PINNED, tensors
 
 T = torch.Tensor
+_DLPACK_CUDA = 2  # its name depends on the version of torch
 
 
 def _device_of(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -206,7 +207,7 @@ def _share_memory(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: di
 
 def _dlpack_device(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     device = mode.tags.device(args[0])
-    return func(*args) if device is None else (DLDeviceType.kDLCUDA, device.index)
+    return func(*args) if device is None else (DLDeviceType(_DLPACK_CUDA), device.index)
 
 
 def _device_of_index(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
