@@ -128,6 +128,7 @@ def _from_pretrained(kind: Any, config: Any, folder: Path, device: str) -> Any:
 
 
 def _onto_the_device(kind: Any, config: Any, folder: Path, device: str) -> Any:
+    pytest.importorskip("accelerate")
     return kind.from_pretrained(folder, device_map=device)
 
 
