@@ -112,6 +112,6 @@ def _value_of_operand(node: ast.expr, wanted: bool, operand: ast.expr | None) ->
     if not isinstance(node, ast.BoolOp):
         return wanted if _is_read(node) else None
     for value in node.values:
-        if operand in _operands(value):
+        if operand in [*_operands(value)]:
             return _value_of_operand(value, wanted, operand)
     return None
