@@ -71,6 +71,11 @@ def checks() -> None:
     assert bool((x > 100).any()) is False
     if (x > 100).any().item() == True or bool((x < 100).all()) is not True:  # noqa: E712
         raise ValueError("large")
+    if (x > 100).any() or not (
+        (x < 100).all()
+        and (x > -100).all()
+    ):  # fmt: skip
+        raise ValueError("nested")
 
 
 def equality() -> None:

@@ -31,6 +31,7 @@ CASES = [
     for which, module in SETS
     for waits, group in ((True, module.SYNCHRONISING), (False, module.CLEAN))
     for name, idiom in group.items()
+    if "Muon" not in idiom.source or hasattr(torch.optim, "Muon")
 ]
 
 

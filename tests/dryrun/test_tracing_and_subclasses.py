@@ -21,7 +21,7 @@ def test_export() -> None:
     """torch.export uses shapes only: the step continues, and the report says so."""
 
     def step() -> None:
-        torch.export.export(nn.Linear(3, 3, device="cuda"), (gpu(2, 3),))
+        torch.export.export(nn.Linear(3, 3, device="cuda"), (gpu(2, 3),), strict=False)
         gpu(2).sum().item()
 
     report = finished(step)
@@ -37,7 +37,7 @@ import instrument
 
 def exports():
     torch.ones(3, device="cuda").sum().item()
-    torch.export.export(nn.Linear(3, 3, device="cuda"), (torch.ones(2, 3, device="cuda"),))
+    torch.export.export(nn.Linear(3, 3, device="cuda"), (torch.ones(2, 3, device="cuda"),), strict=False)
 
 def copies():
     model = nn.Linear(3, 3, device="cuda")
@@ -108,7 +108,8 @@ def test_higher_order_operators(fake: bool) -> None:
         chosen.sum().tolist()
 
     report = finished(step, fake=fake)
-    assert {"item": 1, "tolist": 1} == ops(report)
+    # Those inside flex_attention depend on the version of torch
+    assert {"item": 1, "tolist": 1} == {found.op: found.count for found in report.syncs if found.via is None}
     for name in ("flex_attention", "cond"):
         assert f"the inside the operator {name} was not checked" in notes(report)
 

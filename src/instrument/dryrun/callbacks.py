@@ -92,11 +92,14 @@ def _collectives(state: RunState) -> Iterator[Replacement]:
 
     def make_substitute(original: Any) -> Any:
         signature = inspect.signature(original)
+        # Without a backend, a new group has that of the first one, which has nccl for GPUs
+        default = "nccl" if original.__name__ == "init_process_group" else None
 
         @wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs)
-            if "nccl" in str(given.arguments.get("backend") or "").lower():
+            given.arguments.setdefault("backend", default)
+            if "nccl" in str(given.arguments["backend"] or default).lower():
                 state.record_not_covered("collectives ran on gloo instead of nccl")
                 given.arguments["backend"] = "gloo"
             return original(*given.args, **given.kwargs)
@@ -104,7 +107,8 @@ def _collectives(state: RunState) -> Iterator[Replacement]:
         return make
 
     if torch.distributed.is_available():
-        for owner in (torch.distributed, torch.distributed.distributed_c10d):
+        meshes = sys.modules.get("torch.distributed.device_mesh")
+        for owner in (torch.distributed, torch.distributed.distributed_c10d, meshes):
             yield owner, "init_process_group", make_substitute
             yield owner, "new_group", make_substitute
             yield owner, "is_nccl_available", lambda original: lambda: True

@@ -46,6 +46,7 @@ class PretendedCuda:
         self._streams = Streams(log, self._devices)
         self._memory = Memory(self._streams)
         self._cudart = libraries.Cudart(self._memory)
+        self._generators = tuple(DefaultGenerator(index) for index in range(devices))
         self._patches: list[Patch] = []
 
     def install(self) -> None:
@@ -66,12 +67,17 @@ class PretendedCuda:
         undo(self._patches)
         availability_caches.clear()
 
-    def _changes(self) -> Iterator[_Replacement]:
-        replacements = {
+    def replacements(self) -> dict[str, Any]:
+        """Return the replacements of names of ``torch._C``."""
+        return {
             **self._devices.replacements(), **self._streams.replacements(), **self._memory.replacements(),
             **libraries.replacements(), **unsupported.private_functions(self._log),
             "_has_cuda": True, "_cudart": self._cudart,
+            "_accelerator_getDefaultGenerator": self._generators.__getitem__,
         }  # fmt: skip
+
+    def _changes(self) -> Iterator[_Replacement]:
+        replacements = unsupported.driver_functions(self._log) | self.replacements()
         for name, answer in replacements.items():
             yield torch._C, name, _constant(answer)
         for taker in (sys.modules[name] for name in _IMPORTING_MODULES if name in sys.modules):
@@ -81,7 +87,9 @@ class PretendedCuda:
         for replaced in (libraries.public_functions(), unsupported.public_functions(self._log)):
             for owner, functions in replaced.items():
                 yield from (
-                    (owner, name, _constant(made)) for name, made in functions.items() if hasattr(owner, name)
+                    (owner, name, _constant(made))
+                    for name, made in functions.items()
+                    if owner is not None and hasattr(owner, name)
                 )
         yield from self._state()
         yield from self._classes()
@@ -93,7 +101,7 @@ class PretendedCuda:
             "_initialized": True, "_cached_device_count": count, "_cudart": self._cudart,
             "_exchange_device": self._devices.exchange, "_maybe_exchange_device": self._devices.exchange,
             "_CudaDeviceProperties": Properties, "_get_device_properties": Properties,
-            "default_generators": tuple(DefaultGenerator(index) for index in range(count)),
+            "default_generators": self._generators,
             **legacy_types.types(),
         }  # fmt: skip
         for name, value in values.items():

@@ -20,12 +20,15 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from .known_data import known_data_of, run_on_known_data
+from .known_data import is_meta, known_data_of, run_on_known_data
 from .known_values import LEAVE_DATA_UNCHANGED, kind_of, known_of, note, notes_of
 from .script_checks import passing_value
 from .tags import tensors
+
+_COPIES = ("_to_copy", "copy_")
 
 
 @contextmanager
@@ -58,6 +61,8 @@ class DatalessMode:
         if name == "_local_scalar_dense":
             return self._value(args[0])
         out = self._run(func, name, args, kwargs)
+        if name in _COPIES and not is_meta(out) and any(map(is_meta, tensors(args))):
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")  # as torch says
         if name not in LEAVE_DATA_UNCHANGED:
             with _modes_off():
                 run_on_known_data(func, args, kwargs, out)
@@ -87,7 +92,7 @@ class DatalessMode:
             return tree_map_only(torch.Tensor, self.mode.from_tensor, self.run_with_data(func, *args, **kwargs))
 
     def _value(self, tensor: torch.Tensor) -> Any:
-        value = notes_of(tensor).get("value")
+        value = None if is_meta(tensor) else notes_of(tensor).get("value")
         known = self.known_data(tensor)
         if known is None and value is not None:
             return kind_of(tensor)(value)
@@ -111,6 +116,8 @@ class DatalessMode:
         """Return a tensor with data, of the shape and dtype of ``tensor``; the same one each time."""
         if not isinstance(tensor, FakeTensor):
             return tensor
+        if is_meta(tensor):
+            return torch.empty_strided(tuple(tensor.size()), tensor.stride(), dtype=tensor.dtype, device="meta")
         known = known_data_of(tensor)
         if known is not None:
             return known.clone()
@@ -125,6 +132,17 @@ class DatalessMode:
         if tensor.is_floating_point() or tensor.is_complex():
             return data.to(tensor.dtype)
         return torch.ones(tuple(tensor.shape), dtype=tensor.dtype)  # valid as a length, a class or an index
+
+    def existing_device(self, device: torch.device) -> torch.device:
+        """Return ``device`` as a tensor on it reports it.
+
+        Raises:
+            Exception: torch's own error for a device that is not there, which FakeTensorMode would accept.
+        """
+        if device.type in ("cpu", "meta"):
+            return torch.device(device.type)
+        with _disable_current_modes():
+            return torch.empty(0, device=device).device
 
     def set_known_value(self, tensor: Any, value: Any) -> None:
         """Make all elements of ``tensor`` read as ``value``."""
@@ -150,4 +168,6 @@ class DatalessMode:
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the shape of ``tensor`` with data, which has one element in memory."""
         with _modes_off():
+            if is_meta(tensor):
+                return self._with_data(tensor)
             return torch.zeros((), dtype=tensor.dtype).expand(tuple(tensor.shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -115,10 +116,10 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
 
     def _has_cpu_tensor(self, values: Sequence[Any]) -> bool:
         """Return whether a tensor with a dimension is not on a GPU."""
-        device = self._state.tags.device
+        is_on_host = self._state.tags.is_on_host
         for value in values:
             if isinstance(value, torch.Tensor):
-                if value.dim() and device(value) is None and value.numel():
+                if value.dim() and value.numel() and is_on_host(value):
                     return True
             elif isinstance(value, (list, tuple)) and self._has_cpu_tensor(value):
                 return True
@@ -137,6 +138,19 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
             return found
         # A formula of the backward pass creates it for the gradient of the previous operator.
         return self._thread.last_device if torch._C._current_autograd_node() is not None else None
+
+
+def register_higher_order_operators(stack: ExitStack) -> None:
+    """Let the mode see composite operators until ``stack`` is closed: torch 2.6 needs a rule for each."""
+    if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+        return
+    for operator in torch._ops._higher_order_ops.values():
+
+        def run(mode: DispatchMode, *args: Any, operator: Any = operator, **kwargs: Any) -> Any:
+            return mode._run_higher_order(operator, args, kwargs)
+
+        stack.callback(operator.python_key_table.pop, DispatchMode, None)
+        operator.python_key_table[DispatchMode] = run
 
 
 def run_or_widen(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

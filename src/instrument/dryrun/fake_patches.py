@@ -54,10 +54,13 @@ def changes(fake: DatalessMode, state: RunState) -> Iterator[Replacement]:
             where = where.get(str(saved), saved) if isinstance(where, dict) else where
             put = where(data, str(saved)) if callable(where) else None  # without data, torch.load does not call it
             where = None if callable(where) else where
-            device = as_cuda(saved if where is None else where) if put is None else tags.storage_device(put)
-            if device is not None and put is None:
+            chosen_device = saved if where is None else where
+            device = as_cuda(chosen_device) if put is None else tags.storage_device(put)
+            restored = tags.storage_device(data) is not None  # by torch 2.6, which calls restore_location itself
+            if device is not None and put is None and not restored:
                 state.record_sync("load", FROM_PAGEABLE, "H2D", data.nbytes())
-            out = torch.empty_strided(size, stride, dtype=storage.dtype)
+            real = "meta" if str(chosen_device) == "meta" else "cpu"
+            out = torch.empty_strided(size, stride, dtype=storage.dtype, device=real)
             tags.put(out, device if where is not None else device or tags.storage_device(data))
             return out
 

@@ -28,6 +28,12 @@ def _original(func: Any) -> Any:
     return func if name is None or name in _METHODS else getattr(torch._C.TensorBase, name, func)
 
 
+def default_device() -> torch.device | None:
+    """Return the default device that the program set for this thread; None if it set none."""
+    contexts = (mode for mode in operators.function_modes() if isinstance(mode, _device.DeviceContext))
+    return next((context.device for context in contexts), None)
+
+
 class FunctionMode(TorchFunctionMode):
     """Intercepts each torch function that one thread calls from Python.
 
@@ -88,22 +94,30 @@ class FunctionMode(TorchFunctionMode):
         fake = self.state.fake
         run = func if fake is None else partial(fake.run_or_use_data, func)
         device = kwargs.get("device") if kwargs else None
+        named = device is not None
         if device is None and func in self._constructors:
-            device = _device.CURRENT_DEVICE
+            device = default_device()
         if device is None and not (kwargs and kwargs.get("pin_memory")):
             return run(*args, **kwargs)
         kwargs = dict(kwargs)
         target = as_cuda(device)
         pinned = kwargs.pop("pin_memory", False)
         if device is not None:
-            if target is None and device is not _device.CURRENT_DEVICE:
+            if target is None and named:
                 self.state.note_cpu_selection()
-            kwargs["device"] = device if target is None else CPU
+            kwargs["device"] = self.real_device(device)
             self.thread.inputs = ()
         out = run(*args, **kwargs)
         if device is not None or pinned:
             self.tags.put(out, target or (PINNED if pinned else None))
         return out
+
+    def real_device(self, device: Any) -> torch.device:
+        """Return where a tensor really is that the program puts on ``device``: the CPU instead of a GPU."""
+        if as_cuda(device) is not None:
+            return CPU
+        real: torch.device = torch.device(device)
+        return real if self.state.fake is None else self.state.fake.existing_device(real)
 
     def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run ``func``, which reads a whole tensor; a tensor without data is replaced by one with data."""

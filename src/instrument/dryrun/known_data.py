@@ -18,6 +18,11 @@ MAX_ELEMENTS = 2**14  # elements of a result; a mask of 128 x 128
 _KEY = "_instrument_shadow"
 
 
+def is_meta(tensor: Any) -> bool:
+    """Return whether the program put ``tensor``, which has no data in any case, on the meta device."""
+    return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "meta"
+
+
 def known_data_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a tensor with the data of ``tensor``; None if the data is unknown."""
     if not isinstance(tensor, FakeTensor):
@@ -50,7 +55,9 @@ def run_on_known_data(func: Any, args: Sequence[Any], kwargs: dict[str, Any], ou
         return
     known = {id(tensor.untyped_storage()) for tensor in given if isinstance(tensor, FakeTensor)}
     for fake, data in zip(made, real, strict=True):
-        if isinstance(fake, FakeTensor) and id(fake.untyped_storage()) not in known:
+        if not isinstance(fake, FakeTensor) or fake.layout is not torch.strided:  # only this layout has a storage
+            continue
+        if id(fake.untyped_storage()) not in known:
             _attach_data(fake, data)
 
 
@@ -106,7 +113,7 @@ def _written_tensors(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _attach_data(fake: FakeTensor, data: torch.Tensor) -> None:
-    if fake.storage_offset() or data.is_sparse or fake.is_sparse:
+    if fake.storage_offset() or data.layout is not torch.strided or is_meta(fake):
         return
     laid_out = torch.empty_strided(tuple(fake.size()), fake.stride(), dtype=fake.dtype).copy_(data)
     setattr(fake.untyped_storage(), _KEY, laid_out.untyped_storage())

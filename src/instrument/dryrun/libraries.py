@@ -136,6 +136,8 @@ def replacements() -> dict[str, Any]:
         "_cuda_resetCublasWorkspaceSize": lambda: None,
         "_cuda_resetCublasLtWorkspaceSize": lambda: None,
         "_cuda_getHipblasltVersion": lambda: 0,
+        "_can_use_cudnn_attention": lambda parameters, debug=False: False,
+        "_cudnn_clear_dropout_state": lambda: None,
         "_nccl_version": lambda: NCCL_VERSION,
         "_nccl_version_suffix": lambda: b"",
         "_nccl_unique_id": lambda: bytes(128),

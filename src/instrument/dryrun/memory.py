@@ -101,7 +101,7 @@ class Memory:
         quiet = (
             "_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakMemoryStats",
             "_cuda_cudaCachingAllocator_raw_delete", "_cuda_attach_out_of_memory_observer",
-            "_cuda_ipc_collect",
+            "_cuda_ipc_collect", "_cuda_annotateMemory",
             "_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentThreadToPool",
             "_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
             "_cuda_endAllocateCurrentStreamToPool", "_cuda_lock_mutex", "_cuda_unlock_mutex", "_host_emptyCache",
@@ -129,6 +129,7 @@ class Memory:
             "_cuda_allocationTraceback": lambda pointer: None,
             "_cuda_setMemoryMetadata": lambda text: self._set("_metadata", text),
             "_cuda_getMemoryMetadata": lambda: self._metadata,
+            "_cuda_memoryMetadataSupported": lambda: True,
             "_graph_pool_handle": pool_handle,
             "_accelerator_isAllocatorInitialized": lambda: True,
             "_accelerator_emptyCache": self.empty_cache,

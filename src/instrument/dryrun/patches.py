@@ -12,6 +12,7 @@ from torch.utils import _device
 
 from ..patch import Patch
 from . import callbacks, fake_patches, storages
+from .dispatch_mode import register_higher_order_operators
 from .state import RunState
 from .storages import Replacement
 
@@ -30,6 +31,7 @@ def patched(state: RunState) -> Iterator[None]:
             log = logging.getLogger("torch._subclasses.fake_tensor")
             stack.callback(log.removeFilter, _drop_record)
             log.addFilter(_drop_record)
+        register_higher_order_operators(stack)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(_reset_default_device, _device.CURRENT_DEVICE)
         yield
@@ -50,6 +52,9 @@ def _drop_record(record: logging.LogRecord) -> bool:
 def _reset_default_device(before: Any) -> None:
     if before != _device.CURRENT_DEVICE:
         torch.set_default_device(before)
+    context = torch._GLOBAL_DEVICE_CONTEXT
+    if getattr(context, "device_context", context) is None:  # with which `get_default_device` fails in torch 2.6
+        del context.device_context
 
 
 def _python_bodies() -> Iterator[Replacement]:

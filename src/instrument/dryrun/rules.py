@@ -62,7 +62,7 @@ def record_copy(state: RunState, target: Any, source: Any, non_blocking: bool) -
     """Record the synchronization of a copy of ``source`` into ``target``, if it synchronizes."""
     to, fro = state.tags.get(target), state.tags.get(source)
     up, down = to not in (None, PINNED), fro not in (None, PINNED)
-    if up == down or not source.numel():
+    if up == down or not source.numel() or not state.tags.is_on_host(source if up else target):
         return
     if not state.thread.call and torch._C._current_graph_task_id() != -1:
         state.tags.put([target, source], to if up else fro)  # a bucket from C++ code of DistributedDataParallel
@@ -112,7 +112,7 @@ def _has_mask(indices: Sequence[Any]) -> bool:
 
 def _record_indices(state: RunState, indices: Sequence[Any]) -> None:
     for index in indices:
-        if index is not None and state.tags.device(index) is None and index.numel():
+        if index is not None and index.numel() and state.tags.is_on_host(index):
             state.record_sync("getitem", "copies an index to the GPU", "H2D", size_of(index))
 
 

@@ -46,10 +46,19 @@ class Tags:
         tag = self.get(tensor)
         return None if tag is PINNED else tag
 
+    def is_on_host(self, tensor: Any) -> bool:
+        """Return whether ``tensor`` is in plain or pinned memory."""
+        return self.device(tensor) is None and in_memory(tensor)
+
     def put(self, value: Any, tag: Any) -> None:
-        """Tag every tensor in ``value``, also in lists, tuples and dictionaries; None removes tags."""
-        self.any_on_device = self.any_on_device or (tag is not None and tag is not PINNED)
+        """Tag every tensor in ``value`` that has memory, also in lists, tuples and dictionaries.
+
+        None removes tags.
+        """
         for tensor in tensors(value):
+            if tag is not None and not in_memory(tensor):
+                continue
+            self.any_on_device = self.any_on_device or tag not in (None, PINNED)
             if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
                 self.put([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]], tag)
                 continue
@@ -84,6 +93,11 @@ class Tags:
                 if found is not None:
                     return found
         return None
+
+
+def in_memory(tensor: Any) -> bool:
+    """Return whether ``tensor`` is on the CPU or a pretended GPU, as opposed to devices such as "meta"."""
+    return tensor.device.type in ("cpu", "cuda")
 
 
 def tensors(value: Any) -> Iterator[Any]:

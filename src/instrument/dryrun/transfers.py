@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _device
 from torch.utils._pytree import tree_map_only
 from torch.utils.dlpack import DLDeviceType
 
 from ..syncs.operations import FROM_GPU
 from ..syncs.transfer import Transfer, parse_cuda, parse_to, resolve_devices
-from .function_mode import CPU, FunctionMode, Handler
+from .function_mode import CPU, FunctionMode, Handler, default_device
 from .rules import is_direct_copy, record_transfer
 from .state import as_cuda, size_of
 from .tags import PINNED, tensors
 
 T = torch.Tensor
+_DLPACK_CUDA = 2  # its name depends on the version of torch
 
 
 def _device_of(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -85,10 +85,9 @@ def _transfer(mode: FunctionMode, name: str, source: torch.Tensor, transfer: Tra
     before = tags.device(source)
     dtype, non_blocking = transfer.dtype or source.dtype, transfer.non_blocking
     memory_format = transfer.memory_format or torch.preserve_format
-    if target is None and (transfer.device.type != "cpu" or _real_device(source).type != "cpu"):
-        return source.to(transfer.device, dtype, non_blocking, transfer.copy)  # "meta", and tensors without memory
-    if target is not None and _real_device(source).type != "cpu":
-        return source.to(CPU)  # raises torch's own error
+    real = mode.real_device(transfer.device)
+    if real.type != "cpu" or _real_device(source).type != "cpu":  # such as "meta"
+        return source.to(real, dtype, non_blocking, transfer.copy, memory_format=memory_format)
     if before == target:
         if target is None:
             mode.state.note_cpu_selection()
@@ -115,7 +114,7 @@ def _type(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, 
         return mode.run_and_tag(func, args, kwargs)
     name = wanted if isinstance(wanted, str) else f"{wanted.__module__}.{wanted.__name__}"
     target = as_cuda("cuda") if ".cuda." in name else CPU
-    kind = torch.empty(0).type(name.replace(".cuda.", ".")).dtype
+    kind = torch.empty(0, device=CPU).type(name.replace(".cuda.", ".")).dtype
     non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
     return _transfer(mode, "type", source, Transfer(target, kind, non_blocking))
 
@@ -129,6 +128,8 @@ def _pin_memory(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict
     source = args[0]
     if mode.tags.get(source) is PINNED:
         return source
+    if mode.tags.device(source) is None and _real_device(source).type != "cpu":
+        return func(*args, **kwargs)  # raises torch's own error
     if mode.tags.device(source) is not None:
         raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
     out = source.clone()
@@ -142,8 +143,11 @@ def _from_data(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[
     data: Any = args[1 if method else 0] if len(args) > method else kwargs.get("data", kwargs.get("obj"))
     own = mode.tags.device(data) if isinstance(data, T) else None
     device = kwargs.get("device")
-    if device is None:
-        device = (mode.tags.device(args[0]) if method else own) or _device.CURRENT_DEVICE
+    if device is None and not method:
+        device = default_device()
+    if device is None and (method or isinstance(data, T)):
+        device = _device_in_run(mode, args[0] if method else data)
+    kwargs = {**kwargs, "device": None if device is None else mode.real_device(device)}
     target = as_cuda(device)
     name, state = func.__name__, mode.state
     if not isinstance(data, T):
@@ -159,7 +163,7 @@ def _from_data(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[
             pinned = isinstance(data, T) and mode.tags.get(data) is PINNED
             record_transfer(state, name, True, pinned, False, size_of(out))
     else:
-        if own is not None and target is None:
+        if own is not None and target is None and kwargs["device"].type == "cpu":
             state.record_sync(name, FROM_GPU, "D2H", size_of(data))
         out = _create_quietly(mode, func, args, kwargs)
     if out is data and own != target:
@@ -170,8 +174,6 @@ def _from_data(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[
 
 
 def _create_quietly(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs.get("device") is not None or _device.CURRENT_DEVICE is not None:
-        kwargs = {**kwargs, "device": CPU}
     pinned = kwargs.get("pin_memory", False)
     out = mode.run_quietly(func, *args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
     if pinned:
@@ -205,7 +207,7 @@ def _share_memory(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: di
 
 def _dlpack_device(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     device = mode.tags.device(args[0])
-    return func(*args) if device is None else (DLDeviceType.kDLCUDA, device.index)
+    return func(*args) if device is None else (DLDeviceType(_DLPACK_CUDA), device.index)
 
 
 def _device_of_index(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ the same sentence; any other call is skipped.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ _SKIPPED_FUNCTIONS = {
     "_cuda_record_untuned_enable": f"{_TUNABLE}.record_untuned_enable",
     "_cuda_tunableop_set_max_tuning_duration": f"{_TUNABLE}.set_max_tuning_duration",
     "_cuda_tunableop_set_max_tuning_iterations": f"{_TUNABLE}.set_max_tuning_iterations",
+    "_cuda_tunableop_set_cublaslt_requested_algo_count": f"{_TUNABLE}.set_cublaslt_requested_algo_count",
     "_cuda_tunableop_set_filename": f"{_TUNABLE}.set_filename",
     "_cuda_tunableop_set_rotating_buffer_size": f"{_TUNABLE}.set_rotating_buffer_size",
     "_cuda_tunableop_set_numerical_check_tolerances": f"{_TUNABLE}.set_numerical_check_tolerances",
@@ -40,6 +42,7 @@ _RAISING_FUNCTIONS = {
     "_cuda_record_untuned_is_enabled": f"{_TUNABLE}.record_untuned_is_enabled",
     "_cuda_tunableop_get_max_tuning_duration": f"{_TUNABLE}.get_max_tuning_duration",
     "_cuda_tunableop_get_max_tuning_iterations": f"{_TUNABLE}.get_max_tuning_iterations",
+    "_cuda_tunableop_get_cublaslt_requested_algo_count": f"{_TUNABLE}.get_cublaslt_requested_algo_count",
     "_cuda_tunableop_get_filename": f"{_TUNABLE}.get_filename",
     "_cuda_tunableop_get_rotating_buffer_size": f"{_TUNABLE}.get_rotating_buffer_size",
     "_cuda_tunableop_get_results": f"{_TUNABLE}.get_results",
@@ -50,7 +53,11 @@ _RAISING_FUNCTIONS = {
     "_cuda_jiterator_compile_and_launch_kernel": "torch.cuda.jiterator",
     "_cuda_getCheckpointState": "a checkpoint of a CUDA memory pool",
     "_cuda_setCheckpointPoolState": "a checkpoint of a CUDA memory pool",
+    "_construct_CUDA_Tensor_From_Storage_And_Metadata": "a checkpoint of a CUDA memory pool",
 }
+# Functions of torch._C that begin so call the driver, also those that a later version of torch adds
+_DRIVER_PREFIXES = ("_cuda_", "_accelerator_", "_nccl_")
+_GREEN = ("__init__", "create", "max_workqueue_concurrency")
 # Functions that would query a driver
 _RAISING_PUBLIC = ("list_gpu_processes", "memory_usage", "device_memory_used")
 
@@ -79,6 +86,15 @@ def private_functions(log: SyncLog) -> dict[str, Any]:
     return skipped | {name: unsupported(log, api) for name, api in _RAISING_FUNCTIONS.items()}
 
 
+def driver_functions(log: SyncLog) -> dict[str, Any]:
+    """Return replacements of all functions of ``torch._C`` that call the driver, for those without another one."""
+    return {
+        name: unsupported(log, f"torch._C.{name}")
+        for name, found in vars(torch._C).items()
+        if name.startswith(_DRIVER_PREFIXES) and isinstance(found, BuiltinFunctionType)
+    }
+
+
 def public_functions(log: SyncLog) -> dict[Any, dict[str, Any]]:
     """Return the replacements of public functions, by the module or class that holds them."""
 
@@ -86,10 +102,12 @@ def public_functions(log: SyncLog) -> dict[Any, dict[str, Any]]:
         return unsupported(log, f"the CUDA kernel {name} of torch.cuda._compile_kernel", needed=False)
 
     readings = {name: unsupported(log, f"torch.cuda.{name}") for name in _RAISING_PUBLIC}
+    green = unsupported(log, "torch.cuda.GreenContext")
     plan_cache: Any = torch.backends.cuda.cuFFTPlanCacheManager
     return {
         torch.cuda: {**readings, "_compile_kernel": compile_kernel},
         torch.cuda.memory: readings,
+        getattr(torch.cuda, "GreenContext", None): dict.fromkeys(_GREEN, green),
         plan_cache: {"__getitem__": unsupported(log, "torch.backends.cuda.cufft_plan_cache")},
         torch: {"_cufft_clear_plan_cache": unsupported(log, "torch.backends.cuda.cufft_plan_cache")},
     }
