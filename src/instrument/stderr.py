@@ -19,6 +19,12 @@ def remember() -> None:
         _stderr_at_start = sys.stderr, os.fstat(sys.stderr.fileno())
 
 
+def forget() -> None:
+    """Use the present ``sys.stderr`` from now on, as in a notebook, whose cells show it."""
+    global _stderr_at_start
+    _stderr_at_start = None
+
+
 def at_start() -> Any:
     """Return the file that `remember` stored; None without one, or if its descriptor was closed or reused."""
     if _stderr_at_start is None:

@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import Any
 
-from .. import log
+from .. import log, stderr
 from ..guard import exiting, guard
 from ..identity import IdentitySet
 from ..integrations.loop import AutomaticLoop, Loop
@@ -68,7 +68,24 @@ class Session:
         )
         self._steps.follow()
         self._termination.install()
+        self._follow_cells()
         atexit.register(self._exit)
+
+    def _follow_cells(self) -> None:
+        """In IPython, end the loop with each cell: the end of a kernel comes late, and its output is lost."""
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if shell is not None:
+            stderr.forget()
+            shell.events.register("pre_run_cell", self._begin_cell)
+            shell.events.register("post_run_cell", self._end_cell)
+
+    def _begin_cell(self, *_: Any) -> None:
+        if self._process == os.getpid():
+            self._loop.resume()
+
+    def _end_cell(self, *_: Any) -> None:
+        if self._process == os.getpid():
+            self._loop.pause()
 
     def leave(self) -> None:
         """Ignore the steps from now on."""
