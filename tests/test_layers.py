@@ -41,11 +41,11 @@ ORDER = [
     ["cuda_graphs"],
     ["guard"],
     ["config", "compat"],
-    ["console", "errors", "gpu", "identity", "imports", "log", "patch", "tools"],
+    ["console", "errors", "gpu", "identity", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
     ["findings", "part_file", "run_folder"],
     ["process_id"],
-    ["arguments", "interrupts", "live_objects", "printable", "source_paths", "units"],
+    ["arguments", "imports", "interrupts", "live_objects", "printable", "source_paths", "units"],
 ]
 # Modules that adapters may import besides the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {
