@@ -191,7 +191,7 @@ print("structlog" in sys.modules, before == random.getstate())
 
 
 def test_the_import_of_structlog(tmp_path: Path) -> None:
-    """The first event that somebody sees imports structlog, and leaves the program's random numbers as they were."""
+    """The first event that somebody sees imports structlog, and leaves random numbers alone."""
     done = programs.run([sys.executable, "-c", SEEN], programs.environment())
     assert "False\nTrue True\n" == done.stdout
     assert "instrument: an event (window=3)\n" == done.stderr
