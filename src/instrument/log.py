@@ -117,7 +117,7 @@ class _Records:
         caught = error and (type(error), error, error.__traceback__)
         record = logger.makeRecord(logger.name, number, __file__, 0, text, (), caught)
         if logger.filter(record):
-            stderr.write(logging.Formatter().format(record) + "\n", file)
+            stderr.write(f"{stderr.fresh_line(file)}{logging.Formatter().format(record)}\n", file)
 
     def warning(self, text: str, **about: Any) -> None:
         """Write an event."""
@@ -160,7 +160,7 @@ def last_resort(event: str, *errors: Exception, **fields: Any) -> None:
     try:
         file = stderr.at_start() or sys.stderr
         text = _sentence(None, "", {"event": event, **fields})
-        stderr.write(f"{text}: {', '.join(map(repr, errors))}\n", file)
+        stderr.write(f"{stderr.fresh_line(file)}{text}: {', '.join(map(repr, errors))}\n", file)
     except Exception:
         return
 

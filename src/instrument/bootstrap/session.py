@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 import weakref
 from typing import Any
@@ -14,6 +15,7 @@ from ..guard import exiting, guard
 from ..identity import IdentitySet
 from ..integrations.loop import AutomaticLoop, Loop
 from ..interrupts import Suppressed
+from ..patch import Patch
 from ..regions import dispatch
 from ..stepping.follower import StepFollower
 from ..stepping.program_steps import program_steps
@@ -70,6 +72,17 @@ class Session:
         self._termination.install()
         self._follow_cells()
         atexit.register(self._exit)
+        Patch(os, "_exit", self._exiting).apply()
+
+    def _exiting(self, original: Any) -> Any:
+        """Return `os._exit` that first ends the loop, as Python calls no exit handler there."""
+
+        def end_first(leave: Any, *args: Any, **kwargs: Any) -> None:
+            if threading.current_thread() is threading.main_thread():  # on others, it ends what hangs
+                self._exit()
+            leave(*args, **kwargs)
+
+        return guard.around(FEATURE, original, end_first)
 
     def _follow_cells(self) -> None:
         """In IPython, end the loop with each cell: the end of a kernel comes late, and its output is lost."""

@@ -15,6 +15,7 @@ from ..interrupts import Suppressed
 from .waiting_line import WaitingLine
 
 _ROOM_S = 5.0  # how long the text waits for room in the stream, such as a pipe
+_COLUMNS = 80  # of a terminal that says it has none
 _CHUNK = 1024  # characters, which a pipe that is ready for any takes at once
 
 
@@ -55,10 +56,11 @@ class SummaryOutput:
     def terminal(self) -> dict[str, Any]:
         """Return the properties of the stream that rich would detect in this process."""
         columns = None
-        if "COLUMNS" not in os.environ:
+        if os.environ.get("COLUMNS", "0") == "0":
+            columns = _COLUMNS
             for file in (0, 1, 2):
                 with Suppressed(OSError):
-                    columns = os.get_terminal_size(file).columns
+                    columns = os.get_terminal_size(file).columns or _COLUMNS
                     break
         stream, colors = self._current(), None
         with Suppressed(Exception):  # the program may have replaced it by any object
@@ -77,6 +79,7 @@ class SummaryOutput:
 def _write_while_read(text: str, file: Any) -> bool:
     """Write to ``file`` while its reader keeps up; return False if it is closed, broken or missing."""
     with Suppressed(OSError, ValueError, AttributeError):
+        text = stderr.fresh_line(file) + text
         for start in range(0, len(text), _CHUNK):
             if not _wait_until_writable(file):
                 break
