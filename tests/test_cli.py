@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,13 @@ def test_values_are_words(command: str) -> None:
     types = re.findall(r"<[^>|]*>", shown)
     assert "--help" in shown
     assert not types
+
+
+def test_the_list_of_the_commands() -> None:
+    """Its sentences, which are there without the modules of the commands, are the first ones of their docstrings."""
+    for name, text in SUBCOMMANDS.items():
+        help = import_module(f"instrument.commands.{name}").subcommand.help
+        assert text == " ".join(help.partition("\n\n")[0].split())
 
 
 @pytest.mark.parametrize("command", SUBCOMMANDS)

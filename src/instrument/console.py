@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
@@ -20,6 +21,13 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|us|ms|s)(?!\w))")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
+def new_console(**options: Any) -> Console:
+    """Return a console of rich; one for a terminal that says it has 0 columns is as wide as without a terminal."""
+    console = Console(**options)
+    console.width = console.width or _UNKNOWN_WIDTH
+    return console
+
+
 def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], console: Console) -> None:
     """Print a table whose first column holds indented names, cut to the width that the numbers leave.
 
@@ -30,7 +38,7 @@ def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], cons
     """
     by_column = zip(columns[1:], *(cells for *_, cells in rows), strict=True)
     numbers = sum(max(map(cell_len, column)) + _GAP for column in by_column)
-    room = max((console.width or _UNKNOWN_WIDTH) - numbers, _NAME)
+    room = max(console.width - numbers, _NAME)
     dots = "..." if console.options.ascii_only else "…"
     names = [" " * min(indent, room // 2) + name for indent, name, _ in rows]
     names = _cut_distinctly(list(map(printable, names)), room, dots)
@@ -56,8 +64,7 @@ def print_line(console: Console, text: str, *, bold: bool = False, space: bool =
 def print_wrapped(console: Console, text: str) -> None:
     """Print text verbatim, wrapped to the width of the console, but never between a number and its unit."""
     whole = _BEFORE_UNIT.sub(_NO_BREAK, printable(text))
-    width = console.width or _UNKNOWN_WIDTH
-    for part in textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False):
+    for part in textwrap.wrap(whole, console.width, break_long_words=False, break_on_hyphens=False):
         console.print(Text(part.replace(_NO_BREAK, " ")), soft_wrap=True)
 
 

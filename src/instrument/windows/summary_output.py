@@ -15,7 +15,6 @@ from ..interrupts import Suppressed
 from .waiting_line import WaitingLine
 
 _ROOM_S = 5.0  # how long the text waits for room in the stream, such as a pipe
-_COLUMNS = 80  # of a terminal that says it has none
 _CHUNK = 1024  # characters, which a pipe that is ready for any takes at once
 
 
@@ -56,11 +55,10 @@ class SummaryOutput:
     def terminal(self) -> dict[str, Any]:
         """Return the properties of the stream that rich would detect in this process."""
         columns = None
-        if os.environ.get("COLUMNS", "0") == "0":
-            columns = _COLUMNS
+        if "COLUMNS" not in os.environ:
             for file in (0, 1, 2):
                 with Suppressed(OSError):
-                    columns = os.get_terminal_size(file).columns or _COLUMNS
+                    columns = os.get_terminal_size(file).columns or None
                     break
         stream, colors = self._current(), None
         with Suppressed(Exception):  # the program may have replaced it by any object
