@@ -49,7 +49,7 @@ def test_a_terminal_without_columns(tmp_path: Path, variables: dict[str, str]) -
 
 
 def test_a_program_that_leaves_by_os_exit(tmp_path: Path) -> None:
-    """`os._exit` saves an open window and prints the summary; the exit code and forked processes are as without."""
+    """`os._exit` saves an open window and prints the summary; exit codes are as without."""
     ends = "import os\npid = os.fork()\nif pid == 0:\n    os._exit(4)\n"
     ends += "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)\nos._exit(status=3)\n"
     write(tmp_path, TRAIN + ends)

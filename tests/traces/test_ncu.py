@@ -88,8 +88,15 @@ def test_damaged_report(tmp_path: Path) -> None:
 
 def printed(kernels: list[MeasuredKernel]) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=100)
-    print_measured_kernels(kernels, console=console)
+    print_measured_kernels(kernels, Path("a.ncu-rep"), console=console)
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_more_kernels_than_rows() -> None:
+    """The last line names the command that lists them all."""
+    kernels = [MeasuredKernel(f"kernel_{number}", (), 1000.0, None, None, None) for number in range(33)]
+    last = "... and 4 more lines; all kernels: ncu --import a.ncu-rep"
+    assert last == " ".join(printed(kernels)[-1])
 
 
 def test_kernels_by_region() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import TraceError
-from ..run_folder import count_snapshots, entry_of, how_to_show_snapshots, last_window
+from ..run_folder import count_snapshots, entry_of, how_to_show_snapshots, last_window, without_line
 from ..units import counted
 from .errors import describe, print_message
 from .parsing import subcommand_of
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     Windows = Iterable[tuple[Trace, Timing | None]]
 
 _TRACE = "TRACE"
+_NO_LINE = (
+    "without a line in manifest.jsonl, as the window is being finished or the program was killed a moment ago"
+)
 
 
 def summarize(
@@ -87,6 +90,9 @@ def summarize(
     console, failed, numbers = new_console(), False, []
     for path in traces:
         snapshots = count_snapshots(Path(path))
+        if unfinished := without_line(Path(path)):
+            files = f"{counted(len(unfinished), 'trace')} of {path}"
+            print_message(f"{files} {_NO_LINE} ({', '.join(map(str, unfinished[:3]))})")
         try:
             read = read_any(last_window(path))
         except (TraceError, OSError) as error:
