@@ -79,6 +79,7 @@ def summarize(
     from ..traces.communication import compile_collectives
     from ..traces.ranks import TraceSet
     from ..traces.read import read_any
+    from ..traces.trace import Trace
     from .recorded_run import find_recorded_run
 
     try:
@@ -186,6 +187,7 @@ def _usage_error(reason: object, argument: str = "--add-gpu-lanes") -> typer.Bad
 
 def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any]:
     from ..diagnosis.metrics import metrics
+    from ..traces.trace import Trace
 
     if isinstance(trace, Trace):
         about: dict[str, Any] = {"path": str(trace.path), "format": trace.format, "rank": trace.rank}
@@ -220,6 +222,8 @@ def _print(
     from ..report.summary import print_files
     from ..report.trace_report import print_trace_set, print_windows
     from ..traces.ranks import TraceSet
+    from ..traces.timing import Timing
+    from ..traces.trace import Trace
 
     first = trace if isinstance(trace, Trace) else trace[next(iter(trace)) if rank is None else rank]
     last: Windows = [(first, Timing.from_manifest(entry_of(first.path)))]
@@ -253,6 +257,7 @@ def _read_windows(run: RecordedRun, held: Trace, steps_from: str | None, unread:
     Those that cannot be read are reported, and added to ``unread``.
     """
     from ..traces.read import read_file
+    from ..traces.timing import Timing
 
     for file, entry in run.windows:
         try:
