@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     Windows = Iterable[tuple[Trace, Timing | None]]
 
 _TRACE = "TRACE"
-_NO_LINE = (
-    "without a line in manifest.jsonl, as the window is being finished or the program was killed a moment ago"
-)
+_NO_LINE = "without a line in manifest.jsonl: the window is being finished, or the program was just killed"
 
 
 def summarize(
