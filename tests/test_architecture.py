@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 NAMES = re.compile(
     r"Patch|register_\w*hook|_register_hook_dict|register_prehook|when_imported|ImportHook|register_at_fork|_queued_calls"
     r"|DEFAULT_CALLBACKS|sync_callbacks|set_sync_debug_mode|meta_path|path_hooks|set_wakeup_fd|setitimer|set_stance"
-    r"|set_default_device|addFilter|addHandler|settrace|setprofile|addaudithook|_register_builtin"
+    r"|set_default_device|addFilter|addHandler|settrace|setprofile|addaudithook|_register_builtin|in_dll"
 )
 CALLS = {"atexit.register", "signal.signal", "signal.alarm", "sigaction.exchange"}
 INTERNAL = {"traces/event_args.py"}  # modules that call `setattr` only on objects of the package

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,13 @@ def test_values_are_words(command: str) -> None:
     assert not types
 
 
+def test_the_list_of_the_commands() -> None:
+    """Its sentences, known without the modules of the commands, are the first of their docstrings."""
+    for name, text in SUBCOMMANDS.items():
+        help = import_module(f"instrument.commands.{name}").subcommand.help
+        assert text == " ".join(help.partition("\n\n")[0].split())
+
+
 @pytest.mark.parametrize("command", SUBCOMMANDS)
 def test_help_fits(command: str) -> None:
     """No word of the help is cut off in a terminal of 80 columns."""
@@ -285,6 +293,19 @@ def test_the_folder_of_a_run(runs: Path) -> None:
         )
     assert all(f"  {runs}/window-{number:04d}/rank0.second.pt.trace.json\n" in text for number in (1, 2))
     assert text.count("rank0.second") == 2
+
+
+def test_windows_that_are_being_finished(runs: Path) -> None:
+    """A trace without a line in the manifest is named; nothing is said once all have one."""
+    assert command("summarize", runs).stderr == b""
+    raw = runs / "window-0003" / "rank0.third.pt.trace.json"
+    for name in (raw.name, f"{raw.name}.gz", f".{raw.name}.gz.some.part"):
+        raw.with_name(name).write_text("{}")
+    messages = command("summarize", runs).stderr.decode()
+    assert (
+        f"instrument: 1 trace of {runs} without a line in manifest.jsonl: the window is being finished" in messages
+    )
+    assert messages.count("rank0.third") == 1
 
 
 def test_each_window_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

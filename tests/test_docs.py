@@ -118,7 +118,7 @@ def test_commands_exist() -> None:
 
 def options_of(command: typer.core.TyperGroup | Any) -> dict[str, set[str]]:
     """Return the options of each subcommand."""
-    subcommands = {name: command.get_command(None, name) for name in cli.SUBCOMMANDS}
+    subcommands = {name: command.resolve_command(None, [name])[1] for name in cli.SUBCOMMANDS}
     return {
         name: {option for parameter in sub.params for option in (*parameter.opts, *parameter.secondary_opts)}
         for name, sub in subcommands.items()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from instrument.cli import SUBCOMMANDS
+
 SOURCE = Path(__file__).parent.parent / "src" / "instrument"
 
 # From top to bottom. A package imports those on later lines; modules on one line do not import each other.
@@ -41,11 +43,11 @@ ORDER = [
     ["cuda_graphs"],
     ["guard"],
     ["config", "compat"],
-    ["console", "errors", "gpu", "identity", "imports", "log", "patch", "tools"],
+    ["console", "errors", "gpu", "identity", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
     ["findings", "part_file", "run_folder"],
     ["process_id"],
-    ["arguments", "interrupts", "live_objects", "printable", "source_paths", "units"],
+    ["arguments", "imports", "interrupts", "live_objects", "printable", "source_paths", "units"],
 ]
 # Modules that adapters may import besides the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {
@@ -167,6 +169,18 @@ def test_run_is_light() -> None:
     line = "['run', '--print-command', 'train.py']"
     loaded = fresh(f"from instrument.cli import app\napp({line}, standalone_mode=False)")
     assert not {"torch", "numpy", "instrument.traces.read", "instrument.diagnosis"} & set(loaded)
+
+
+def test_help_is_light() -> None:
+    """`--help` imports neither numpy nor a reader of traces, and no command but the one that it is about."""
+    lines = [[], *([name] for name in SUBCOMMANDS)]
+    code = "from instrument.cli import app\n"
+    code += "".join(f"app({[*line, '--help']}, standalone_mode=False)\n" for line in lines)
+    loaded = set(fresh(code))
+    heavy = ("traces.read", "diagnosis.diagnose", "memory", "replay", "comparison", "windows", "launch", "page")
+    assert not {"numpy", "torch", "msgspec", "jinja2", *(f"instrument.{name}" for name in heavy)} & loaded
+    assert not [name for name in fresh("from instrument.cli import app\napp(['--help'], standalone_mode=False)")
+                if name.startswith("instrument.commands.") and name.rpartition(".")[2] in SUBCOMMANDS]  # fmt: skip
 
 
 def test_all() -> None:

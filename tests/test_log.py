@@ -125,7 +125,84 @@ def test_json_has_the_traceback(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     line = json.loads(record.getMessage())
     assert (None, "x", "warning") == (record.exc_info, line["path"], line["level"])
-    assert line["exception"].endswith("OSError: on purpose\n")
+    assert line["exception"].endswith("OSError: on purpose")
+
+
+STRUCTLOG = """
+import structlog
+structlog.configure(
+    processors=[structlog.contextvars.merge_contextvars, structlog.processors.JSONRenderer()],
+    wrapper_class=getattr(structlog.stdlib, "WRAPPER"),
+    logger_factory=structlog.stdlib.LoggerFactory() if FILE else structlog.PrintLoggerFactory(),
+)
+import logging
+logging.basicConfig(level=logging.INFO, format="> %(name)s %(message)s")
+structlog.contextvars.bind_contextvars(job=7)
+"""
+
+
+@pytest.mark.parametrize("wrapper", ["BoundLogger", "AsyncBoundLogger"])
+@pytest.mark.parametrize("file", [True, False])
+def test_a_program_that_configured_structlog(tmp_path: Path, wrapper: str, file: bool) -> None:
+    """Events go through its own processors, with its context variables, to where it wants them."""
+    program = STRUCTLOG.replace("WRAPPER", wrapper).replace("FILE", str(file)) + PROGRAM
+    env = programs.environment({"INSTRUMENT_SUMMARY": "0", "INSTRUMENT_LOG": "console"})
+    done = warm.run([sys.executable, "-c", program], env, cwd=tmp_path, check=True)
+    assert "never awaited" not in done.stderr
+    lines = (done.stderr if file else done.stdout).splitlines()
+    assert [line[:2] for line in lines] == (["> "] * 2 if file else ['{"'] * 2)
+    events = [json.loads(line.removeprefix("> instrument ")) for line in lines]
+    assert ["window.opened", "window.closed"] == [event["event"] for event in events]
+    assert [7, 7] == [event["job"] for event in events]
+    assert [1, 2] == events[1]["steps"]
+
+
+def test_an_import_of_structlog_is_not_a_configuration(tmp_path: Path) -> None:
+    """A program that only imports structlog has the events in the standard logger."""
+    program = "import structlog\nstructlog.contextvars.bind_contextvars(name=7)\n" + PROGRAM
+    lines = stderr_of(tmp_path, program, INSTRUMENT_LOG="console")
+    assert ["instrument: window.opened", "instrument: window.closed"] == [
+        line.partition(" (")[0] for line in lines
+    ]
+
+
+@pytest.mark.parametrize("format", ["quiet", "json"])
+@pytest.mark.parametrize("level", ["info", "warning"])
+def test_records_name_the_place_that_logged(caplog: pytest.LogCaptureFixture, format: str, level: str) -> None:
+    """The file and the function of a record are those of the event, not of structlog."""
+    instrument.configure(log=format)  # type: ignore[arg-type]
+    caplog.set_level(logging.INFO, "instrument")
+    getattr(log, level)("an event", window=3)
+    (record,) = caplog.records
+    assert (__file__, "test_records_name_the_place_that_logged") == (record.pathname, record.funcName)
+    assert (level.upper(), 3) == (record.levelname, record.__dict__["window"])
+
+
+SEEN = """
+import random, sys
+random.seed(5)
+before = random.getstate()
+from instrument import log
+log.info("nobody sees this")
+print("structlog" in sys.modules)
+log.warning("an event", window=3)
+print("structlog" in sys.modules, before == random.getstate())
+"""
+
+
+def test_the_import_of_structlog(tmp_path: Path) -> None:
+    """The first event that somebody sees imports structlog, and leaves random numbers alone."""
+    done = programs.run([sys.executable, "-c", SEEN], programs.environment())
+    assert "False\nTrue True\n" == done.stdout
+    assert "instrument: an event (window=3)\n" == done.stderr
+
+
+def test_a_module_of_the_program_named_structlog(tmp_path: Path) -> None:
+    """A warning is shown nevertheless, with its fields."""
+    (tmp_path / "structlog.py").touch()
+    (tmp_path / "program.py").write_text(SEEN)
+    done = programs.run([sys.executable, tmp_path / "program.py"], programs.environment())
+    assert done.stderr.startswith("instrument: an event (window=3): AttributeError(")
 
 
 def test_the_level_of_the_program_counts(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,3 +72,40 @@ log.last_resort("a warning")
     env = {name: value for name, value in programs.environment().items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run([sys.executable, "-c", code, format], cwd=tmp_path, env=env, check=False)
     assert 0 == done.returncode
+
+
+def shown(text: str, columns: int) -> list[str]:
+    """Return the lines that a terminal shows; it wraps where a character follows a full line."""
+    lines, at = [""], 0
+    for char in text.replace("\r\n", "\n"):
+        if char == "\r":
+            at = 0
+        elif char == "\n" or at == columns:
+            lines, at = [*lines, ""], 0
+        if char not in "\r\n":
+            lines[-1] = lines[-1][:at].ljust(at) + char + lines[-1][at + 1 :]
+            at += 1
+    return [line.rstrip() for line in lines]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets the size of a terminal")
+@pytest.mark.parametrize(
+    ("before", "lines"),
+    [
+        ("", ["the summary", ""]),
+        ("epoch 1\n", ["epoch 1", "the summary", ""]),
+        (" 50%|####   |", [" 50%|####   |", "the summary", ""]),
+        ("#" * 20, ["#" * 20, "the summary", ""]),
+        ("a bar\r", ["the summary", ""]),
+    ],
+)
+def test_text_below_a_progress_bar(before: str, lines: list[str]) -> None:
+    """At a terminal, lines begin below what the program left on the current one, and not below an empty one."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    with os.fdopen(writer, "w") as file:
+        file.write(before)
+        stderr.write(f"{stderr.fresh_line(file)}the summary\n", file)
+        assert lines == shown(os.read(reader, 1000).decode(), 20)
+    os.close(reader)
+    assert stderr.fresh_line(io.StringIO()) == ""

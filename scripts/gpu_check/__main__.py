@@ -38,7 +38,7 @@ CHECKS = [  # by value; of those that run concurrently, the longest is first
     Check("tests-alone", tools.tests_alone, 120, alone=True),
     Check("tests", tools.tests, 120, alone=True),  # last, with all of the time left
 ]
-NEEDED = ("torch", "numpy", "msgspec", "wrapt", "rich", "typer")
+NEEDED = ("torch", "numpy", "msgspec", "wrapt", "rich", "structlog", "typer")
 USED = {
     "nvtx": "ranges for ncu and nsys",
     "pytest": "the tests",
@@ -60,8 +60,8 @@ The table at the end has what each check found and, in brackets, what is expecte
 (1.02 x, expected at most 1.05 x "before")" the ratio is to the time called "before". The results are written to
 build/gpu-check.json (--out) as well, and small traces, gzipped, to the folder that INSTRUMENT_KEEP_TRACES names.
 
-It needs torch, numpy, msgspec, wrapt, rich and typer; nvtx, pytest, hypothesis, pytest-xdist, Nsight Systems and
-Nsight Compute where they are. Nothing has to be installed from this folder.
+It needs torch, numpy, msgspec, wrapt, rich, structlog and typer; nvtx, pytest, hypothesis, pytest-xdist, Nsight
+Systems and Nsight Compute where they are. Nothing has to be installed from this folder.
 
 examples:
   python -m scripts.gpu_check                        all checks

@@ -11,25 +11,27 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from . import __version__
 from .commands.errors import describe_unwritten, print_message
 from .commands.parsing import Group
 
-SUBCOMMANDS = (
-    "run",
-    "trigger",
-    "summarize",
-    "diagnose",
-    "open",
-    "whatif",
-    "compare",
-    "slim",
-    "merge",
-    "memory",
-    "syncs",
-    "doctor",
-)
+SUBCOMMANDS = {
+    "run": "Run a program, record its steps and print a summary; the program needs no change.",
+    "trigger": "Open a window in a program that runs.",
+    "summarize": "Show where the time of the recorded steps went, by region and by operator.",
+    "diagnose": "Say what is slow in a trace, why, and what a fix would win.",
+    "open": "Show the diagnosis of a trace in the browser, and its findings in Perfetto.",
+    "whatif": "Predict how long a step would be with a change, and show the critical path.",
+    "compare": "Say whether the steps of a program became faster or slower, and which parts of a step changed.",
+    "slim": "Write a smaller trace that gives the same metrics and findings.",
+    "merge": "Write one trace of several ranks, on one clock, for Perfetto and chrome://tracing.",
+    "memory": "Show what used the memory of a GPU at its peak: by category, line, module and region.",
+    "syncs": "Find the lines that make the CPU wait for the GPU; no GPU is needed.",
+    "doctor": "Check what is installed, what each profiler records here, and whether ranges arrive in its output.",
+}
+"""The commands in the order of the help, each with the first sentence of its docstring."""
 
 
 class Subcommands(Group):
@@ -37,13 +39,14 @@ class Subcommands(Group):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the help."""
+        self.commands = {name: TyperCommand(name, help=text) for name, text in SUBCOMMANDS.items()}
         return list(SUBCOMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a subcommand; None if there is none of this name, for which typer suggests one."""
-        for name in (cmd_name,) if cmd_name in SUBCOMMANDS else SUBCOMMANDS:
-            self.commands[name] = import_module(f".commands.{name}", __package__).subcommand
-        return self.commands.get(cmd_name)
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name of the subcommand, the subcommand and the rest of ``args``."""
+        self.list_commands(ctx)
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, import_module(f".commands.{name}", __package__).subcommand, rest
 
 
 app = typer.Typer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
@@ -15,8 +16,16 @@ from .printable import printable
 
 _NAME = 12
 _GAP = 2
+_UNKNOWN_WIDTH = 80  # of a terminal that says it has 0 columns
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|us|ms|s)(?!\w))")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def new_console(**options: Any) -> Console:
+    """Return a console of rich; one for a terminal that says it has 0 columns is as wide as without a terminal."""
+    console = Console(**options)
+    console.width = console.width or _UNKNOWN_WIDTH
+    return console
 
 
 def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], console: Console) -> None:

@@ -262,9 +262,10 @@ def exiting() -> Iterator[None]:
 
     CPython uses that exit code if the last code that it ran from a string raised KeyboardInterrupt. The body may
     run other strings, as the import of a dataclass does. One more string therefore raises it again; nothing else
-    sets that flag.
+    sets that flag. A Ctrl-C in the body ends only the body: Python would print it and go on.
     """
-    yield
+    with suppress(KeyboardInterrupt):
+        yield
     if issubclass(getattr(sys, "last_type", None) or object, KeyboardInterrupt):
         with suppress(KeyboardInterrupt):
             exec("raise KeyboardInterrupt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -46,12 +47,14 @@ def loaded_modules() -> Iterator[tuple[str, ModuleType, dict[str, Any]]]:
             yield name, module, object.__getattribute__(module, "__dict__")
 
 
-def import_rich() -> None:
-    """Import rich, and restore Python's global random generator, from which rich draws a number at its import."""
+def import_without_drawing(name: str) -> Any:
+    """Import a module, and restore Python's global random generator: rich draws from it where it is imported."""
     import random
 
-    if "rich.style" not in sys.modules:
+    if name not in sys.modules:
         state = random.getstate()
-        import rich.style  # noqa: F401
-
-        random.setstate(state)
+        try:
+            importlib.import_module(name)
+        finally:
+            random.setstate(state)
+    return sys.modules[name]

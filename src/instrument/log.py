@@ -1,29 +1,35 @@
-"""Logs events of this library to the standard logger "instrument", as sentences or as JSON.
+"""Logs the events of this library with structlog.
 
-The application chooses the level: ``logging.getLogger("instrument").setLevel(...)``. Each record has the name of
-the event and its fields as attributes, which formatters such as structlog's ``ExtraAdder`` take. structlog itself
-is not used, as it imports rich, whose import draws from Python's global random generator.
+A program that configured structlog gets them through its own processors, with its context variables. In any other,
+they go to the standard logger "instrument", as sentences or as JSON; the application chooses the level:
+``logging.getLogger("instrument").setLevel(...)``. Each record has the name of the event and its fields as
+attributes, which formatters such as structlog's ``ExtraAdder`` take.
+
+The first event that somebody sees imports structlog: most of a second.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from . import stderr
+from .imports import import_without_drawing
 from .interrupts import is_interrupt
 from .printable import printable
 
 if TYPE_CHECKING:
     import logging
 
+    from structlog.typing import EventDict, Processor
+
 FORMATS = ("quiet", "console", "json")
 
 
 class Output:
-    """How events are written.
+    """How events are written in a program that has not configured structlog.
 
     Attributes:
         format: one of `FORMATS`: "quiet" leaves the level to `logging`, which shows warnings; "console" and "json"
@@ -38,28 +44,51 @@ output = Output()
 
 def _log(level: str, event: str, fields: dict[str, Any]) -> None:
     """Log an event; its fields must not have names of `logging.LogRecord`'s attributes."""
-    import logging
-
     try:
-        error = fields.pop("exc_info", None)
-        extra = {"event": event, **fields}
-        if output.format == "json":
-            text, error = _json(level, event, fields, error), None
-        else:
-            text = _sentence(event, fields)
-        if not _without_handler(getattr(logging, level), text, error):
-            _logger().log(getattr(logging, level), text, exc_info=error, stacklevel=3, extra=extra)
-    except Exception as error:  # of the application's handlers and filters, which must not end the loop
+        theirs = sys.modules.get("structlog")
+        if getattr(theirs, "is_configured", bool)():
+            getattr(_logger_of_program(theirs), level)(event, **fields)
+        elif _is_shown(level):
+            getattr(_standard(output.format), level)(event, **fields)
+    except Exception as error:  # of the application's handlers and processors, which must not end the loop
         if is_interrupt(error):
             raise
-        if level == "WARNING":
-            last_resort(event, error)
+        if level == "warning":
+            last_resort(event, error, **fields)
 
 
-def _sentence(event: str, fields: Mapping[str, Any]) -> str:
+def _logger_of_program(structlog: Any) -> Any:
+    """Return the logger that the program configured; an event has no event loop that an asynchronous one needs."""
+    chosen, known = structlog.get_config()["wrapper_class"], structlog.stdlib
+    wrapper = known.BoundLogger if chosen is known.AsyncBoundLogger else None
+    return structlog.wrap_logger(None, wrapper_class=wrapper, logger_factory_args=("instrument",))
+
+
+@functools.cache
+def _standard(format: str) -> Any:
+    """Return structlog's logger of events for the standard logger."""
+    structlog = import_without_drawing("structlog")
+    first: list[Processor] = []
+    render: Callable[..., Any] = _sentence
+    if format == "json":
+        first = [
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+        ]
+        render = structlog.processors.JSONRenderer(default=str)
+
+    def as_record(_: object, level: str, fields: EventDict) -> tuple[tuple[Any], dict[str, Any]]:
+        error = fields.pop("exc_info", None)
+        return (render(None, level, fields),), {"error": error, "fields": fields}
+
+    return structlog.wrap_logger(_Records(), [*first, as_record], wrapper_class=structlog.BoundLogger)
+
+
+def _sentence(_: object, level: str, fields: Mapping[str, Any]) -> str:
     """Return an event as one sentence: "instrument: window.skipped (window=1, reason=...)"."""
-    details = ", ".join(f"{name}={printable(_text(value))}" for name, value in fields.items())
-    return f"instrument: {printable(str(event))}{f' ({details})' if details else ''}"
+    details = ", ".join(f"{name}={printable(_text(value))}" for name, value in fields.items() if name != "event")
+    return f"instrument: {printable(str(fields['event']))}{f' ({details})' if details else ''}"
 
 
 def _text(value: object) -> str:
@@ -68,17 +97,31 @@ def _text(value: object) -> str:
     return "; ".join(cast("list[str]", value)) if several else str(value)
 
 
-def _json(level: str, event: str, fields: Mapping[str, Any], error: BaseException | None) -> str:
-    """Return an event as a JSON object on one line, with the traceback of ``error``."""
-    import json
-    import traceback
-    from datetime import datetime, timezone
+class _Records:
+    """Takes rendered events to the standard logger or, without a handler, to standard error.
 
-    time = datetime.now(timezone.utc).isoformat()
-    data = {"timestamp": time, "level": level.lower(), "event": event, **fields}
-    if error is not None:
-        data["exception"] = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return json.dumps(data, default=str)
+    Without a handler, `logging.lastResort` would write to the ``sys.stderr`` that the program installed, only
+    warnings, and leave them in its buffer if it is broken.
+    """
+
+    def info(self, text: str, *, error: Any, fields: Mapping[str, Any], level: str = "INFO") -> None:
+        """Write an event."""
+        import logging
+
+        logger, number = _logger(), getattr(logging, level)
+        file = _own_file()
+        if file is None:
+            # Not its callers: this function, `warning`, structlog, `_log` and `info`.
+            logger.log(number, text, exc_info=error, stacklevel=5 + (level != "INFO"), extra=fields)
+            return
+        caught = error and (type(error), error, error.__traceback__)
+        record = logger.makeRecord(logger.name, number, __file__, 0, text, (), caught)
+        if logger.filter(record):
+            stderr.write(f"{stderr.fresh_line(file)}{logging.Formatter().format(record)}\n", file)
+
+    def warning(self, text: str, **about: Any) -> None:
+        """Write an event."""
+        self.info(text, **about, level="WARNING")
 
 
 @functools.cache
@@ -89,42 +132,44 @@ def _logger() -> logging.Logger:
     return logging.getLogger("instrument")
 
 
-def _without_handler(level: int, text: str, error: Any) -> bool:
-    """Write to standard error if no handler is configured; return whether this replaces logging.
-
-    Without a handler, `logging.lastResort` would write to the ``sys.stderr`` that the program installed, only
-    warnings, and leave them in its buffer if it is broken.
-    """
+def _own_file() -> Any:
+    """Return the file that events are written to because no handler is configured; None if one is."""
     import logging
 
-    chosen = output.format != "quiet"
-    file = stderr.at_start() or sys.stderr
-    default, logger = logging.lastResort, _logger()
-    if file is None or not isinstance(default, logging.StreamHandler) or logger.hasHandlers():
-        return False
-    least = logger.level or logging.INFO if chosen else max(default.level, logger.getEffectiveLevel())
-    if level >= least and level > logger.manager.disable and not logger.disabled:
-        caught = error and (type(error), error, error.__traceback__)
-        record = logger.makeRecord(logger.name, level, __file__, 0, text, (), caught)
-        if logger.filter(record):
-            stderr.write(logging.Formatter().format(record) + "\n", file)
-    return True
+    if not isinstance(logging.lastResort, logging.StreamHandler) or _logger().hasHandlers():
+        return None
+    return stderr.at_start() or sys.stderr
 
 
-def last_resort(event: str, *errors: Exception) -> None:
+def _is_shown(level: str) -> bool:
+    """Return whether somebody sees an event: for others, structlog is not imported."""
+    import logging
+
+    logger, number = _logger(), getattr(logging, level.upper())
+    if _own_file() is None:
+        return logger.isEnabledFor(number)
+    if output.format != "quiet":
+        least = logger.level or logging.INFO
+    else:
+        least = max(cast("logging.Handler", logging.lastResort).level, logger.getEffectiveLevel())
+    return bool(number >= least and number > logger.manager.disable and not logger.disabled)
+
+
+def last_resort(event: str, *errors: Exception, **fields: Any) -> None:
     """Write ``event`` to standard error when logging fails; raise nothing."""
     try:
         file = stderr.at_start() or sys.stderr
-        stderr.write(f"instrument: {event}: {', '.join(map(repr, errors))}\n", file)
+        text = _sentence(None, "", {"event": event, **fields})
+        stderr.write(f"{stderr.fresh_line(file)}{text}: {', '.join(map(repr, errors))}\n", file)
     except Exception:
         return
 
 
 def info(event: str, **fields: object) -> None:
     """Log ``event`` with its fields at level INFO."""
-    _log("INFO", event, fields)
+    _log("info", event, fields)
 
 
 def warning(event: str, **fields: object) -> None:
     """Log ``event`` with its fields at level WARNING, which Python shows by default."""
-    _log("WARNING", event, fields)
+    _log("warning", event, fields)

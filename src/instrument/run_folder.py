@@ -151,6 +151,16 @@ def _has_steps(entry: Mapping[str, Any], first: int, last: int) -> bool:
     return isinstance(steps, list) and len(steps) == 2 and steps[0] <= first and last <= steps[1]
 
 
+def without_line(folder: Path) -> list[Path]:
+    """Return the files of torch.profiler in the folder of a run that no line of its manifest names so far."""
+    if not (folder / NAME).is_file():
+        return []
+    named = {name for entry in entries_of(folder) for name in files_of(entry)}
+    found = [path for end in ("", ".gz") for path in sorted(folder.glob(f"window-*/*.pt.trace.json{end}"))]
+    traces = {path.with_name(path.name.removesuffix(".gz")): path for path in found}
+    return [path for path in traces.values() if str(path.relative_to(folder)) not in named]
+
+
 def traces_in(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the traces with steps in a folder, each with its line of the manifest."""
     for entry in entries_of(folder) if folder.is_dir() else ():

@@ -19,6 +19,12 @@ def remember() -> None:
         _stderr_at_start = sys.stderr, os.fstat(sys.stderr.fileno())
 
 
+def forget() -> None:
+    """Use the present ``sys.stderr`` from now on, as in a notebook, whose cells show it."""
+    global _stderr_at_start
+    _stderr_at_start = None
+
+
 def at_start() -> Any:
     """Return the file that `remember` stored; None without one, or if its descriptor was closed or reused."""
     if _stderr_at_start is None:
@@ -29,6 +35,19 @@ def at_start() -> Any:
     return None
 
 
+def fresh_line(file: Any) -> str:
+    """Return what moves the cursor of a terminal to the start of a line, below one that has text on it.
+
+    Nobody can ask where the cursor is: a progress bar of the program may be there. Spaces for all columns but one
+    reach the next line only from within a line. Empty if ``file`` is no terminal.
+    """
+    with Suppressed(Exception):  # the program may have replaced it by any object
+        if _is_own(file) and file.isatty():
+            columns = os.get_terminal_size(file.fileno()).columns
+            return f"{' ' * (columns - 1)}\r" if columns else "\n"
+    return ""
+
+
 def write(text: str, file: Any) -> None:
     """Write to ``file``, such as ``sys.stderr``, and leave nothing in its buffer where that fails.
 
@@ -37,7 +56,7 @@ def write(text: str, file: Any) -> None:
     Raises:
         OSError, ValueError, AttributeError: the file is broken, full, closed or None.
     """
-    if type(file) is not io.TextIOWrapper or not isinstance(getattr(file.buffer, "raw", None), io.FileIO):
+    if not _is_own(file):
         file.write(text)
         file.flush()
         return
@@ -45,3 +64,8 @@ def write(text: str, file: Any) -> None:
     rest = memoryview(text.encode(file.encoding, file.errors or "strict"))
     while rest:
         rest = rest[os.write(file.fileno(), rest) :]
+
+
+def _is_own(file: Any) -> bool:
+    """Return whether ``file`` is one of Python's own, whose descriptor can be written to."""
+    return type(file) is io.TextIOWrapper and isinstance(getattr(file.buffer, "raw", None), io.FileIO)

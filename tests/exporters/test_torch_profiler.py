@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import instrument
-from instrument.compat import kineto
+from instrument.compat import kineto, kineto_log
 from instrument.config import settings
 from instrument.errors import CaptureError
 from instrument.exporters.choose import choose
@@ -308,3 +308,22 @@ def test_torchs_warning_about_cycles_is_suppressed(tmp_path: Path, monkeypatch: 
     assert shown is profiler._WARNINGS_SHOWN
     with pytest.warns(UserWarning, match="cycle"):
         profiler._warn_once("Warning: Profiler clears events at the end of each cycle.")
+
+
+def test_kineto_prints_nothing_about_a_window(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kineto's lines on the start and the stop of a window stay away, unless the program chose Kineto's log."""
+    record(TorchProfilerExporter({}), tmp_path)
+    assert capfd.readouterr().err == ""
+
+    def plain() -> str:
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU]):
+            torch.ones(3).sum()
+        return capfd.readouterr().err
+
+    own = plain()  # of the program's own recordings, Kineto prints what it did
+    assert ("profiler_stop" in own) == (kineto_log._least_severity() is not None)
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "4")
+    record(TorchProfilerExporter({}), tmp_path)
+    assert capfd.readouterr().err.count("profiler_") == own.count("profiler_")

@@ -401,7 +401,10 @@ def test_several_lines_in_a_library() -> None:
     vias = [Site("/v/site-packages/lib/a.py", line, "f") for line in (1, 2, 2, 3)]
     site = Site("/x/train.py", 3, "step")
     (found,) = findings_of(*(SyncEvent("item", "", site, via, step=0) for via in vias))
-    assert "via lib/a.py:2 in f, and 2 more lines" in shown(report(found))
+    text = shown(report(found))
+    assert "via lib/a.py:2 in f, and 2 more lines (vias in the JSON)" in " ".join(text.split())
+    (listed,) = json.loads(report(found).to_json())["findings"]
+    assert [(via["line"]["line"], via["count"]) for via in listed["vias"]] == [(2, 2), (1, 1), (3, 1)]
 
 
 def test_code_that_would_fail_on_a_gpu() -> None:

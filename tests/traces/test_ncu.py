@@ -88,7 +88,7 @@ def test_damaged_report(tmp_path: Path) -> None:
 
 def printed(kernels: list[MeasuredKernel]) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=100)
-    print_measured_kernels(kernels, console=console)
+    print_measured_kernels(kernels, Path("a.ncu-rep"), console=console)
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
@@ -114,4 +114,4 @@ def test_empty_and_long_reports() -> None:
     """An empty report says so, and a long table is cut."""
     assert [["No", "kernel", "was", "measured."]] == printed([])
     many = [MeasuredKernel(f"kernel{number}", (), 1.0, None, None, None) for number in range(40)]
-    assert ["...", "and", "11", "more", "lines"] == printed(many)[-1]
+    assert "... and 11 more lines; all kernels: ncu --import a.ncu-rep" == " ".join(printed(many)[-1])

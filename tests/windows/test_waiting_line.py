@@ -52,7 +52,7 @@ def test_a_long_wait(out: Path, terminal: tuple[int, IO[str]], monkeypatch: pyte
         watcher.start()
     watcher.join()
     shown += iter(lambda: os.read(terminal[0], 1).decode(), "K")
-    assert "instrument: finishing 1 window, 0 MB ...\r\x1b[" == "".join(shown)
+    assert "\r\ninstrument: finishing 1 window, 0 MB ...\r\x1b[" == "".join(shown)  # of unknown width
     assert [(1, "recorded")] == statuses(manifest(out))
 
 
@@ -97,4 +97,4 @@ def test_an_erased_line_does_not_come_back(terminal: tuple[int, IO[str]], monkey
     line.update()
     terminal[1].write("|")
     terminal[1].flush()
-    assert "waiting ...\r\x1b[K" == "".join(iter(lambda: os.read(terminal[0], 1).decode(), "|"))
+    assert "\r\nwaiting ...\r\x1b[K" == "".join(iter(lambda: os.read(terminal[0], 1).decode(), "|"))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 import weakref
 from typing import Any
 
-from .. import log
+from .. import log, stderr
 from ..guard import exiting, guard
 from ..identity import IdentitySet
 from ..integrations.loop import AutomaticLoop, Loop
 from ..interrupts import Suppressed
+from ..patch import Patch
 from ..regions import dispatch
 from ..stepping.follower import StepFollower
 from ..stepping.program_steps import program_steps
@@ -68,7 +70,35 @@ class Session:
         )
         self._steps.follow()
         self._termination.install()
+        self._follow_cells()
         atexit.register(self._exit)
+        Patch(os, "_exit", self._exiting).apply()
+
+    def _exiting(self, original: Any) -> Any:
+        """Return `os._exit` that first ends the loop, as Python calls no exit handler there."""
+
+        def end_first(leave: Any, *args: Any, **kwargs: Any) -> None:
+            if threading.current_thread() is threading.main_thread():  # on others, it ends what hangs
+                self._exit()
+            leave(*args, **kwargs)
+
+        return guard.around(FEATURE, original, end_first)
+
+    def _follow_cells(self) -> None:
+        """In IPython, end the loop with each cell: the end of a kernel comes late, and its output is lost."""
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if shell is not None:
+            stderr.forget()
+            shell.events.register("pre_run_cell", self._begin_cell)
+            shell.events.register("post_run_cell", self._end_cell)
+
+    def _begin_cell(self, *_: Any) -> None:
+        if self._process == os.getpid():
+            self._loop.resume()
+
+    def _end_cell(self, *_: Any) -> None:
+        if self._process == os.getpid():
+            self._loop.pause()
 
     def leave(self) -> None:
         """Ignore the steps from now on."""

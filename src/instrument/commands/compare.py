@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from ..comparison.comparison import Comparison, compare
-from ..comparison.verdict_text import change_text
 from ..errors import TraceError
-from ..report.comparison import print_comparison
-from ..traces.communication import compile_collectives
 from .errors import describe, exit_unusable, print_message
-from .pages import write_html
 from .parsing import subcommand_of
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
+
+if TYPE_CHECKING:
+    from ..comparison.comparison import Comparison
 
 _LIMIT = re.compile(r"slower=(\d+(?:\.\d+)?)%")
 _FAILED, _NOT_COMPARABLE = 1, 2
@@ -49,6 +46,12 @@ def compare_command(
     between the two median steps add up to it. --html writes one file, which needs no network, with
     the steps as dots and the parts as a waterfall.
     """
+    from ..comparison.comparison import compare
+    from ..console import new_console
+    from ..report.comparison import print_comparison
+    from ..traces.communication import compile_collectives
+    from .pages import write_html
+
     try:
         if as_json and as_html is not None:
             raise ValueError("--json and --html exclude each other")
@@ -66,7 +69,7 @@ def compare_command(
     elif as_html is not None:
         write_html(change.to_html, as_html)
     else:
-        print_comparison(change, console=Console())
+        print_comparison(change, console=new_console())
     if limit is not None:
         _fail(change, limit)
 
@@ -87,6 +90,8 @@ def _fail(change: Comparison, limit: float) -> None:
     Raises:
         typer.Exit: with code 1 or 2.
     """
+    from ..comparison.verdict_text import change_text
+
     if change.verdict == "not comparable":
         print_message(f"not comparable: {'; '.join(change.reasons)}")
         raise typer.Exit(_NOT_COMPARABLE)

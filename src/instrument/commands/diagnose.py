@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from ..console import print_line
-from ..diagnosis.diagnose import Diagnosis, diagnose
-from ..diagnosis.serialize import as_dict, as_text
 from ..errors import TraceError
-from ..traces.communication import compile_collectives
 from .errors import describe, exit_unusable, print_message
-from .pages import write_html
 from .parsing import subcommand_of
-from .rule_settings import rule_settings
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
+
+if TYPE_CHECKING:
+    from ..diagnosis.diagnose import Diagnosis
 
 
 def diagnose_command(
@@ -70,6 +66,12 @@ def diagnose_command(
     code is 0 if every trace was diagnosed, 1 if one cannot be read or the page cannot be written, and 2 for
     options that are wrong or do not fit a trace.
     """
+    from ..diagnosis.diagnose import diagnose
+    from ..diagnosis.serialize import as_dict, as_text
+    from ..traces.communication import compile_collectives
+    from .pages import write_html
+    from .rule_settings import rule_settings
+
     try:
         if as_json + as_markdown + (as_html is not None) > 1:
             raise ValueError("--json, --markdown and --html exclude each other")
@@ -117,7 +119,9 @@ def diagnose_command(
 
 
 def _print(found: list[Diagnosis], as_markdown: bool, *, several: bool) -> None:
-    console = Console()
+    from ..console import new_console, print_line
+
+    console = new_console()
     for diagnosis in found:
         if as_markdown:
             typer.echo((f"## {diagnosis.path}\n\n" if several else "") + diagnosis.to_markdown())

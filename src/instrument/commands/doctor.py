@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from ..launch.doctor.machine import Machine
-from ..launch.doctor.report import examine, problems, render, to_json
 from .parsing import subcommand_of
 
 
@@ -25,12 +22,16 @@ def doctor(
     The exit code is 0 if everything that is installed records, 1 if something installed is broken or loses ranges,
     and 2 for wrong options.
     """
+    from ..console import new_console
+    from ..launch.doctor.machine import Machine
+    from ..launch.doctor.report import examine, problems, render, to_json
+
     machine = Machine(out=out)
     if as_json:
         found = list(examine(machine))
         typer.echo(json.dumps(to_json(found), indent=2))
     else:
-        console = Console()
+        console = new_console()
         found = render(examine(machine, busy=lambda name: console.status(f"{name} ...")), console=console)
     if problems(found):
         raise typer.Exit(1)

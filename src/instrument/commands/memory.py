@@ -5,25 +5,18 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from ..errors import TraceError
-from ..memory.batch import BatchFit, fit_batches, fit_texts
-from ..memory.chosen_snapshot import chosen_snapshot
-from ..memory.page_sections import page_of, page_of_change
-from ..memory.read import read_memory
-from ..memory.serialize import as_dict, changes_as_dict
-from ..memory.snapshot import MemorySnapshot
-from ..page.document import write_page
-from ..report.memory_change import print_memory_change
-from ..report.memory_report import print_memory
 from ..units import parse_size
 from .errors import describe, exit_unusable, print_message
-from .pages import write_html
 from .parsing import subcommand_of
+
+if TYPE_CHECKING:
+    from ..memory.batch import BatchFit
+    from ..memory.snapshot import MemorySnapshot
 
 
 def memory(
@@ -77,6 +70,12 @@ def memory(
 
     The exit code is 1 if a snapshot cannot be read or the page cannot be written, and 2 for wrong arguments.
     """
+    from ..console import new_console
+    from ..memory.page_sections import page_of
+    from ..memory.read import read_memory
+    from ..memory.serialize import as_dict
+    from ..report.memory_report import print_memory
+
     if as_html is not None and as_json:
         raise exit_unusable(ValueError("--html and --json exclude each other"))
     if len(snapshots) > 2:
@@ -100,7 +99,7 @@ def memory(
     elif as_json:
         typer.echo(json.dumps({"snapshots": [as_dict(read[0], chosen, limit_bytes, *batches)]}, indent=2))
     else:
-        print_memory(read[0], chosen, Console(), limit_bytes, *batches)
+        print_memory(read[0], chosen, new_console(), limit_bytes, *batches)
 
 
 def _show_change(
@@ -113,6 +112,12 @@ def _show_change(
     as_html: Path | None,
 ) -> None:
     """Print or write what changed from one snapshot to the other."""
+    from ..console import new_console
+    from ..memory.batch import fit_texts
+    from ..memory.page_sections import page_of_change
+    from ..memory.serialize import as_dict, changes_as_dict
+    from ..report.memory_change import print_memory_change
+
     for each in (before, after):
         if not each.break_down(device).recorded:
             said = f"{each.path} has no history of GPU {device}, and so no peak to compare"
@@ -125,15 +130,20 @@ def _show_change(
         found = [as_dict(each, device, limit_bytes) for each in (before, after)]
         typer.echo(json.dumps({"snapshots": found} | changes_as_dict(before, after, device, fit), indent=2))
     else:
-        print_memory_change(before, after, device, Console(), fit_texts(fit, limit) if fit else [])
+        print_memory_change(before, after, device, new_console(), fit_texts(fit, limit) if fit else [])
 
 
 def _write(text: str, path: Path) -> None:
+    from ..page.document import write_page
+    from .pages import write_html
+
     write_html(partial(write_page, text=text), path)
 
 
 def _file(path: Path, rank: int | None) -> Path:
     """Return the file to read, and print which one of a folder it is."""
+    from ..memory.chosen_snapshot import chosen_snapshot
+
     chosen = chosen_snapshot(path, rank)
     if chosen.text:
         print_message(chosen.text)
@@ -159,6 +169,8 @@ def _limit(text: str) -> int:
 
 def _fit(before: MemorySnapshot, after: MemorySnapshot, device: int, batches: list[int]) -> BatchFit | None:
     """Return how the passes grow with the batch; None if the batch sizes are not known."""
+    from ..memory.batch import fit_batches
+
     if not batches:
         return None
     for each in (before, after):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from ..console import print_line, print_table, print_wrapped
 from ..errors import TraceError
-from ..traces.align import Clock
-from ..traces.merge import MergedTrace, merge_traces
 from ..units import counted, duration, listed, signed_duration
-from . import options
 from .errors import describe, print_message
 from .parsing import subcommand_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..traces.align import Clock
+    from ..traces.merge import MergedTrace
 
 _STEPS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 _AS_OPTIONS = {
@@ -62,6 +63,10 @@ def merge_command(
 
     The exit code is 1 if a trace cannot be read or the file cannot be written, and 2 for wrong arguments.
     """
+    from ..console import new_console
+    from ..traces.merge import merge_traces
+    from . import options
+
     try:
         merged = merge_traces(
             run if len(run) > 1 else run[0],
@@ -74,7 +79,7 @@ def merge_command(
         wrong = isinstance(error, ValueError) and not isinstance(error, TraceError)
         print_message(_with_options(describe(error)))
         raise typer.Exit(2 if wrong else 1) from None
-    _print(Console(), merged)
+    _print(new_console(), merged)
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -92,6 +97,8 @@ def _with_options(message: str) -> str:
 
 
 def _print(console: Console, merged: MergedTrace) -> None:
+    from ..console import print_line, print_table, print_wrapped
+
     rows = [
         (0, str(rank), [clock.source, signed_duration(clock.offset_ns), _certainty(clock)])
         for rank, clock in merged.clocks.items()

@@ -10,31 +10,26 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from rich.console import Console
 
-from ..console import print_line, print_wrapped
-from ..diagnosis.diagnose import diagnose
-from ..diagnosis.memory_snapshot import FORMAT
-from ..diagnosis.panels.page import page_of
 from ..errors import TraceError
-from ..page.names import shown_name
-from ..page.server import PageServer
 from ..printable import shell_line
-from ..traces.trace import Trace
 from .errors import describe, exit_unusable, print_message
 from .parsing import subcommand_of
-from .rule_settings import rule_settings
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
+
+if TYPE_CHECKING:
+    from ..page.server import PageServer
+    from ..traces.trace import Trace
 
 _PERFETTO = "https://ui.perfetto.dev"
 _UNREADABLE = {
     "nsight systems": "reports of Nsight Systems",
     "rocprof": "files of rocprofv3",
-    FORMAT: "memory snapshots",
+    "memory snapshot": "memory snapshots",
 }
 """The formats that Perfetto cannot read."""
 
@@ -63,6 +58,8 @@ def open_command(
     The exit code is 0 when it has ended in one of these ways, 1 if the trace cannot be read or the port is taken,
     and 2 for options that are wrong or do not fit the trace.
     """
+    from .rule_settings import rule_settings
+
     try:
         _check_address(perfetto)
         ignored, thresholds = rule_settings([], [])
@@ -99,6 +96,8 @@ def _check_address(url: str) -> None:
 
 def _server(port: int) -> PageServer:
     """Return the server; it is made before the trace is read, so that a taken port is reported at once."""
+    from ..page.server import PageServer
+
     try:
         return PageServer(port)
     except OSError as error:
@@ -108,6 +107,10 @@ def _server(port: int) -> PageServer:
 
 def _page(trace: str, server: PageServer, perfetto: str, options: Mapping[str, Any]) -> tuple[str, Path | None]:
     """Return the page, and the file if Perfetto can read it; the tables of the trace are freed."""
+    from ..diagnosis.diagnose import diagnose
+    from ..diagnosis.panels.page import page_of
+    from ..page.names import shown_name
+
     try:
         found = diagnose(trace, **options)
     except (TraceError, OSError) as error:
@@ -136,7 +139,9 @@ def _unreadable(trace: Trace) -> str:
 
 def _announce(server: PageServer, perfetto: str | None) -> None:
     """Print the address, what the page does, and how to reach it over ssh."""
-    console = Console()
+    from ..console import new_console, print_line, print_wrapped
+
+    console = new_console()
     print_line(console, server.url)
     sends = f" Its buttons send the trace to a tab of {perfetto}, which keeps it in the browser." * bool(perfetto)
     print_wrapped(

@@ -8,21 +8,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..bootstrap.program import PROCESS, command, environment, excluding_options
 from ..config import RUN, settings
 from ..errors import LaunchError
-from ..launch.vendor import VENDORS, LaunchRequest, command_line, launch
 from ..printable import shell_line
-from ..stepping.function_calls import check_step_on
-from ..windows.manifest import unwritable
-from ..windows.steps import SCHEDULE_OPTIONS
-from . import options
 from .errors import exit_unusable, print_message
 from .parsing import Command, subcommand_of
+
+if TYPE_CHECKING:
+    from ..launch.vendor import LaunchRequest
 
 _PROGRAM = f"{__name__}.program"
 _AFTER_MEMORY = f"{__name__}.after_memory"
@@ -68,6 +65,8 @@ class BeforeProgram(Command):
         ctx.meta[_PROGRAM] = args[at:]
         own = args[:at]
         if "--memory" in own:
+            from . import options
+
             value = own.index("--memory") + 1
             word = "".join(own[value : value + 1])
             if not options.is_memory(word):
@@ -224,6 +223,13 @@ def run(
     arguments. A step is what the program's framework counts as one, or else a step of its first optimizer, a
     backward pass, or a call of the model. With INSTRUMENT=0 the program just runs.
     """
+    from ..bootstrap.program import environment, excluding_options
+    from ..launch.vendor import VENDORS, LaunchRequest
+    from ..stepping.function_calls import check_step_on
+    from ..windows.manifest import unwritable
+    from ..windows.steps import SCHEDULE_OPTIONS
+    from . import options
+
     line = _command(program, ctx)
     if not settings.enabled:
         if print_command:
@@ -280,6 +286,9 @@ def run(
 
 
 def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
+    from ..bootstrap.program import command
+    from . import options
+
     rest = ctx.meta[_PROGRAM]
     if not program and rest[:1] == ["--"]:
         rest = rest[1:]
@@ -294,6 +303,8 @@ def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
 
 def _run_under_tool(profiler: str, request: LaunchRequest, only_print: bool) -> int:
     """Run a program under a vendor's tool until it ends; return the exit code."""
+    from ..launch.vendor import command_line, launch
+
     try:
         if only_print:
             folder = shell_line(["mkdir", "-p", str(request.out)])  # the tool does not create it
@@ -313,6 +324,8 @@ def _printable_command(line: list[str], given: Mapping[str, str]) -> str:
 
 def _replace_process(line: list[str], given: dict[str, str]) -> int:
     """Replace this process by the program, which then gets its own signals and has its own exit code."""
+    from ..bootstrap.program import PROCESS
+
     if sys.stdout is not None:
         sys.stdout.flush()
     if os.name == "nt":  # cannot replace a process

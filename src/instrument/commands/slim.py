@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from ..console import print_wrapped
 from ..errors import TraceError
-from ..slimming.slim import SUFFIX, SlimTrace, slim
 from ..units import counted
 from .errors import describe, exit_unusable, print_message
 from .parsing import subcommand_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..slimming.slim import SlimTrace
 
 
 def slim_command(
@@ -56,6 +58,9 @@ def slim_command(
     The new file is read back and diagnosed. What differs is listed, and the exit code is then 1, as when the
     trace cannot be read; it is 2 for options that are wrong or do not fit the trace.
     """
+    from ..console import new_console
+    from ..slimming.slim import SUFFIX, slim
+
     try:
         if key and not anonymize:
             raise ValueError("--key needs --anonymize")
@@ -70,13 +75,15 @@ def slim_command(
     except OSError as error:
         print_message(describe(error))
         raise typer.Exit(1) from None
-    _print(Console(), slimmed, anonymized=anonymize)
+    _print(new_console(), slimmed, anonymized=anonymize)
     if slimmed.changed:
         print_message(f"these differ in {slimmed.path}: {', '.join(slimmed.changed)}")
         raise typer.Exit(1)
 
 
 def _print(console: Console, slimmed: SlimTrace, *, anonymized: bool) -> None:
+    from ..console import print_wrapped
+
     kept = f"{slimmed.events:,} of {counted(slimmed.source_events, 'event')}"
     size = f"{_size(slimmed.bytes)} instead of {_size(slimmed.source_bytes)}"
     print_wrapped(console, f"{slimmed.path} has {kept}, in {size}.")

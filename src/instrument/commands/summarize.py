@@ -5,34 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from ..console import print_line
-from ..diagnosis.metrics import metrics
 from ..errors import TraceError
-from ..report.recorded_run import RecordedRun, find_recorded_run
-from ..report.summary import print_files
-from ..report.trace_report import print_trace_set, print_windows
-from ..run_folder import count_snapshots, entry_of, how_to_show_snapshots, last_window
-from ..traces.add_lanes import add_gpu_lanes
-from ..traces.communication import Collectives, compile_collectives
-from ..traces.insert_events import check_out, check_source
-from ..traces.ranks import TraceSet
-from ..traces.read import read_any, read_file
-from ..traces.region_steps import with_steps
-from ..traces.timing import Timing
-from ..traces.trace import Trace
+from ..run_folder import count_snapshots, entry_of, how_to_show_snapshots, last_window, without_line
 from ..units import counted
 from .errors import describe, print_message
 from .parsing import subcommand_of
 from .trace_options import CollectivesOption
 
-_TRACE = "TRACE"
+if TYPE_CHECKING:
+    from rich.console import Console
 
-Windows = Iterable[tuple[Trace, Timing | None]]
+    from ..report.recorded_run import RecordedRun
+    from ..traces.communication import Collectives
+    from ..traces.ranks import TraceSet
+    from ..traces.timing import Timing
+    from ..traces.trace import Trace
+
+    Windows = Iterable[tuple[Trace, Timing | None]]
+
+_TRACE = "TRACE"
+_NO_LINE = "without a line in manifest.jsonl: the window is being finished, or the program was just killed"
 
 
 def summarize(
@@ -77,15 +73,25 @@ def summarize(
     rocprofv3 (.json, .db). A folder or a pattern contains the traces of the ranks of one job; for the folder of a
     run, all windows of the last run are summarized.
     """
+    from ..console import new_console, print_line
+    from ..report.recorded_run import find_recorded_run
+    from ..traces.communication import compile_collectives
+    from ..traces.ranks import TraceSet
+    from ..traces.read import read_any
+    from ..traces.trace import Trace
+
     try:
         pattern = compile_collectives(collectives)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--collectives") from None
     if lanes is not None:
         _check_lanes(traces, lanes)
-    console, failed, numbers = Console(), False, []
+    console, failed, numbers = new_console(), False, []
     for path in traces:
         snapshots = count_snapshots(Path(path))
+        if unfinished := without_line(Path(path)):
+            files = f"{counted(len(unfinished), 'trace')} of {path}"
+            print_message(f"{files} {_NO_LINE} ({', '.join(map(str, unfinished[:3]))})")
         try:
             read = read_any(last_window(path))
         except (TraceError, OSError) as error:
@@ -121,6 +127,8 @@ def summarize(
 
 def _all_with_steps(trace: Trace | TraceSet, pattern: str | None) -> Trace | TraceSet:
     """Return the traces with steps from the regions with such names or, without a pattern, from what repeats."""
+    from ..traces.ranks import TraceSet
+
     return (
         trace.map(lambda one: _with_steps(one, pattern))
         if isinstance(trace, TraceSet)
@@ -129,6 +137,8 @@ def _all_with_steps(trace: Trace | TraceSet, pattern: str | None) -> Trace | Tra
 
 
 def _with_steps(trace: Trace, pattern: str | None) -> Trace:
+    from ..traces.region_steps import with_steps
+
     try:
         return with_steps(trace, pattern)
     except ValueError as error:
@@ -137,6 +147,8 @@ def _with_steps(trace: Trace, pattern: str | None) -> Trace:
 
 def _check_lanes(traces: list[str], lanes: Path) -> None:
     """Check, before anything is read, that a copy with lanes can be written."""
+    from ..traces.insert_events import check_out, check_source
+
     try:
         if len(traces) > 1:
             raise ValueError(f"with --add-gpu-lanes one TRACE is accepted, not {len(traces)}")
@@ -154,6 +166,8 @@ def _check_lanes(traces: list[str], lanes: Path) -> None:
 
 
 def _add_lanes(trace: Trace, lanes: Path) -> None:
+    from ..traces.add_lanes import add_gpu_lanes
+
     try:
         added = add_gpu_lanes(trace, lanes)
     except OSError as error:
@@ -170,6 +184,9 @@ def _usage_error(reason: object, argument: str = "--add-gpu-lanes") -> typer.Bad
 
 
 def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any]:
+    from ..diagnosis.metrics import metrics
+    from ..traces.trace import Trace
+
     if isinstance(trace, Trace):
         about: dict[str, Any] = {"path": str(trace.path), "format": trace.format, "rank": trace.rank}
         about["timing"] = (entry_of(trace.path) or {}).get("timing")
@@ -200,6 +217,12 @@ def _print(
     console: Console,
 ) -> bool:
     """Print the summary of a trace, a set or a run; return whether every trace could be read."""
+    from ..report.summary import print_files
+    from ..report.trace_report import print_trace_set, print_windows
+    from ..traces.ranks import TraceSet
+    from ..traces.timing import Timing
+    from ..traces.trace import Trace
+
     first = trace if isinstance(trace, Trace) else trace[next(iter(trace)) if rank is None else rank]
     last: Windows = [(first, Timing.from_manifest(entry_of(first.path)))]
     files, folder, unread = [first.path], first.path.parent, list[Path]()
@@ -231,6 +254,9 @@ def _read_windows(run: RecordedRun, held: Trace, steps_from: str | None, unread:
 
     Those that cannot be read are reported, and added to ``unread``.
     """
+    from ..traces.read import read_file
+    from ..traces.timing import Timing
+
     for file, entry in run.windows:
         try:
             trace = held if file == held.path else _with_steps(read_file(file), steps_from)

@@ -9,26 +9,16 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
-from rich.console import Console
 
-from ..console import print_line
-from ..page.document import write_page
-from ..stepping.function_calls import check_step_on
-from ..syncs.baseline import Baseline
-from ..syncs.early_stop import EarlyStop
-from ..syncs.page_sections import page_of
-from ..syncs.report import SyncReport, render
-from ..syncs.sarif import to_sarif
-from ..syncs.serialize import as_dict
-from ..traces.ranks import TraceSet
-from ..traces.read import read_any
+from ..syncs.report import SyncReport
 from .errors import describe_unwritten, exit_unusable, print_message
-from .options import parse_budgets
-from .pages import write_html
 from .parsing import Command, subcommand_of
+
+if TYPE_CHECKING:
+    from ..syncs.baseline import Baseline
 
 Reports = list[tuple[str, SyncReport]]
 _ARGUMENTS = f"{__name__}.arguments"
@@ -115,6 +105,14 @@ def syncs(
     error, or if a budget, a comment or a baseline matches nothing; 2 if something cannot be read; 3 if a trace
     does not show which calls wait; 130 after Ctrl-C and 143 after SIGTERM.
     """
+    from ..page.document import write_page
+    from ..stepping.function_calls import check_step_on
+    from ..syncs.baseline import Baseline
+    from ..syncs.page_sections import page_of
+    from ..syncs.sarif import to_sarif
+    from .options import parse_budgets
+    from .pages import write_html
+
     try:
         known = Baseline.read(baseline) if baseline else None
         excused = Baseline.read(allowlist, reasons=True) if allowlist else None
@@ -194,6 +192,8 @@ def _exit(conclude: Callable[[], int], out: TextIO) -> None:
 
 def _exit_code_of_signal(reports: Reports) -> int:
     """Return the exit code for the signal that ended the last run; 0 if none did."""
+    from ..syncs.early_stop import EarlyStop
+
     error = reports[-1][1].error if reports else None
     return int(error.code or 0) if isinstance(error, EarlyStop) else 0
 
@@ -208,6 +208,9 @@ def _run_or_audit(
     step_on: str | None,
     on_caught_stop: Callable[[str, SyncReport], None],
 ) -> Iterator[tuple[str, SyncReport]]:
+    from ..traces.ranks import TraceSet
+    from ..traces.read import read_any
+
     file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
     module = target.removeprefix(f"{_MODULE} ") if target.startswith(f"{_MODULE} ") else None
     if module is not None:
@@ -283,11 +286,15 @@ def _reserve_stdout() -> TextIO:
 
 
 def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
+    from ..console import new_console, print_line
+    from ..syncs.report import render
+    from ..syncs.serialize import as_dict
+
     if as_json:
         written = [{"target": target} | as_dict(report) for target, report in reports]
         print(json.dumps(written if len(written) != 1 else written[0], indent=2), file=out, flush=True)
         return
-    console = Console(file=out)
+    console = new_console(file=out)
     for number, (target, report) in enumerate(reports):
         if len(reports) > 1:
             print_line(console, target, bold=True, space=bool(number))

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from ..printable import printable
-from ..windows.command_socket import ask, sockets_of
-from . import options
 from .errors import exit_unusable, print_message
 from .parsing import subcommand_of
 
@@ -39,6 +37,9 @@ def trigger(
     The exit code is 0 if a process will record, 1 if none will, as there is none that answers or its rank is not
     chosen, and 2 for wrong arguments.
     """
+    from ..windows.command_socket import sockets_of
+    from . import options
+
     try:
         command: dict[str, Any] = {"steps": steps, "reason": reason}
         if ranks is not None:
@@ -58,6 +59,8 @@ def trigger(
 
 def _ask(path: Path, command: dict[str, Any]) -> dict[str, Any] | None:
     """Ask one process, and print its answer; return the answer, None if there is none."""
+    from ..windows.command_socket import ask
+
     try:
         answer = ask(path, command)
     except (OSError, ValueError) as error:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from ..console import print_wrapped
-from ..diagnosis.chosen_trace import chosen_trace
-from ..diagnosis.memory_snapshot import reject_snapshot
-from ..diagnosis.what_if import what_if
 from ..errors import TraceError
-from ..replay.overlay import CATEGORY, add_critical_path
-from ..replay.replayer import Replayer
-from ..report.what_if import print_what_if
-from ..traces.communication import compile_collectives
-from ..traces.insert_events import check_copy
-from ..traces.region_steps import with_steps
 from .errors import describe, describe_unwritten, exit_unusable, print_message
 from .parsing import subcommand_of
 from .trace_options import CollectivesOption, RankOption, StepsFromOption
+
+if TYPE_CHECKING:
+    from ..replay.replayer import Replayer
 
 
 def whatif_command(
@@ -65,6 +57,17 @@ def whatif_command(
     change, and the error of that is printed; over 5 %, the prediction abstains. Several changes apply together.
     Without any, the critical path of the steps as they are is shown.
     """
+    from ..console import new_console, print_wrapped
+    from ..diagnosis.chosen_trace import chosen_trace
+    from ..diagnosis.memory_snapshot import reject_snapshot
+    from ..diagnosis.what_if import what_if
+    from ..replay.overlay import CATEGORY
+    from ..replay.replayer import Replayer
+    from ..report.what_if import print_what_if
+    from ..traces.communication import compile_collectives
+    from ..traces.insert_events import check_copy
+    from ..traces.region_steps import with_steps
+
     try:
         pattern = compile_collectives(collectives)
         chosen = chosen_trace(trace, rank, pattern, None, steps_from)
@@ -83,7 +86,7 @@ def whatif_command(
     if as_json:
         typer.echo(guess.to_json())
     else:
-        console = Console()
+        console = new_console()
         print_what_if(guess, console=console)
         if chosen.text:
             print_wrapped(console, f"Replayed: {chosen.text}.")
@@ -92,6 +95,8 @@ def whatif_command(
 
 
 def _add_lane(replayer: Replayer, out: Path) -> None:
+    from ..replay.overlay import add_critical_path
+
     try:
         parts = add_critical_path(replayer.trace, replayer.recorded_path, out)
     except OSError as error:

@@ -17,7 +17,7 @@ from threading import get_ident
 from typing import IO, Any, ClassVar, cast
 
 from .. import gpu, log, tools
-from ..compat import autograd, kineto, profilers
+from ..compat import autograd, kineto, kineto_log, profilers
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
@@ -194,6 +194,7 @@ class TorchProfilerCapture:
         if job is not None:
             self.profiler.add_metadata_json("distributedInfo", json.dumps(job))
 
+    @kineto_log.without_start_and_stop()
     def _start_trace(self) -> None:
         try:
             with profilers.named_ranges_only() if self._detail == "regions" else nullcontext():
@@ -289,6 +290,7 @@ class TorchProfilerCapture:
         finally:
             sessions.release(self)
 
+    @kineto_log.without_start_and_stop()
     def _stop_trace(self) -> None:
         """Stop; include the kernels that still run, if the GPU is in use and can be synchronized."""
         profiler = self.profiler.profiler
@@ -307,6 +309,7 @@ class TorchProfilerCapture:
             self._ranges.end()
             self._ranges = None
 
+    @kineto_log.without_start_and_stop()
     def _force_stop(self, error: BaseException) -> None:
         """End torch's recording after its stop failed, or the next window would find an active profiler."""
         self._loss_reason = f"the recording could not be stopped: {type(error).__name__}: {error}"

@@ -246,6 +246,18 @@ class Loop:
                 self._syncs.step()
 
     @guard.contained(FEATURE)
+    def pause(self) -> None:
+        """Write an open window and print the summary so far, where no step may follow; `resume` goes on."""
+        if self.running and self.record:
+            self._profile.pause(begun=True)
+
+    @guard.contained(FEATURE)
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        if self.running:
+            self._begin(late=False)
+
+    @guard.contained(FEATURE)
     def stop(self, *, complete: bool = False, interrupted: bool = False) -> None:
         """Close every open region, write an open window, and remove every hook.
 

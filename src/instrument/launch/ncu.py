@@ -64,7 +64,7 @@ class Ncu:
         except ImportError as error:
             print_line(console, f"instrument: {error}; or: ncu --import {reports[0]}")
             return
-        print_measured_kernels(kernels, console=console)
+        print_measured_kernels(kernels, reports[0], console=console)
 
 
 def _include(expression: str) -> tuple[str, str]:

@@ -1,5 +1,5 @@
 """Terminal reports on traces."""
 
-from ..imports import import_rich
+from ..imports import import_without_drawing
 
-import_rich()  # before the modules of this package import it
+import_without_drawing("rich.style")  # before the modules of this package import it

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from ..console import print_line, print_table
+from ..printable import shell_line
 from ..traces.ncu import MeasuredKernel
 from ..units import count, counted, duration
 
@@ -20,8 +22,14 @@ _SHARES: tuple[Callable[[MeasuredKernel], float | None], ...] = (
 )
 
 
-def print_measured_kernels(kernels: Sequence[MeasuredKernel], *, console: Console) -> None:
-    """Print a table of the regions, longest first, and the kernels in each; shares are weighted by duration."""
+def print_measured_kernels(kernels: Sequence[MeasuredKernel], report: Path, *, console: Console) -> None:
+    """Print a table of the regions, longest first, and the kernels in each; shares are weighted by duration.
+
+    Args:
+        kernels: What to print.
+        report: The report of Nsight Compute that lists all of them.
+        console: Where to print.
+    """
     if not kernels:
         print_line(console, "No kernel was measured.")
         return
@@ -34,7 +42,8 @@ def print_measured_kernels(kernels: Sequence[MeasuredKernel], *, console: Consol
         rows += [(2, name, _cells(same)) for name, same in _group_kernels(inside, lambda kernel: kernel.name)]
     print_table(list(_COLUMNS), rows[:_MAX_KERNELS], console)
     if len(rows) > _MAX_KERNELS:
-        print_line(console, f"... and {counted(len(rows) - _MAX_KERNELS, 'more line')}")
+        more = counted(len(rows) - _MAX_KERNELS, "more line")
+        print_line(console, f"... and {more}; all kernels: {shell_line(['ncu', '--import', str(report)])}")
 
 
 def _group_kernels(

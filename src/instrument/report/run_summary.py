@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from ..console import print_line
+from ..console import new_console, print_line
 from ..run_folder import how_to_show_snapshots
 from ..traces.summary import Summary
 from ..units import counted
@@ -58,7 +56,7 @@ class RunSummary:
         """
         encoding = _supported_encoding(terminal["encoding"])
         file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
-        console = Console(file=file, force_terminal=terminal["colors"], width=terminal["columns"])
+        console = new_console(file=file, force_terminal=terminal["colors"], width=terminal["columns"])
         if self.phase:
             windows = counted(self.windows, "window")
             text = f"{self.phase}: {windows} in {self.folder}; a step is one block of this phase"

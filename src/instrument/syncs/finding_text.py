@@ -52,7 +52,7 @@ def context_text(found: SyncFinding) -> str:
     about = [f"region {'/'.join(found.region)}"] if found.region else []
     if found.via and found.site:
         more = len(found.vias) - 1
-        others = f", and {count(more)} more line{'s' * (more > 1)}" if more else ""
+        others = f", and {count(more)} more line{'s' * (more > 1)} (vias in the JSON)" if more else ""
         line = f":{found.via.line}" if found.via.line else ""
         about.append(f"via {portable(found.via.file)}{line} in {found.via.function}{others}")
     about += [f"backward of {found.backward}"] if found.backward else []

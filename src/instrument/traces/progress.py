@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..imports import import_rich
+from ..imports import import_without_drawing
 from ..printable import printable
 
 _MIN_BYTES = 100_000_000  # bytes; smaller files take about a second
@@ -21,7 +21,7 @@ def progress_bar(path: Path) -> Iterator[Callable[[int], None]]:
         yield lambda read: None
         return
     try:
-        import_rich()
+        import_without_drawing("rich.style")
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:  # a program may have a module of that name

@@ -41,7 +41,7 @@ class CommandSocket:
     def __init__(self, folder: Path, default: WindowRequest) -> None:
         self._folder = folder
         self._default = default
-        self._name = f"{_PREFIX}{socket.gethostname()}-{os.getpid()}{_SUFFIX}"
+        self._name = ""
         self._process = 0
         self._place: OwnDescriptor | None = None
         self._socket: OwnSocket | None = None
@@ -55,7 +55,7 @@ class CommandSocket:
         Raises:
             OSError: the folder takes no socket.
         """
-        self._name = f"{_PREFIX}{socket.gethostname()}-{os.getpid()}{_SUFFIX}"
+        self._name = f"{_of_this_machine()}{os.getpid()}{_SUFFIX}"
         self._process = os.getpid()
         make_folder(self._folder)
         # Kept open: `find` finds the folder of a process by it.
@@ -65,6 +65,7 @@ class CommandSocket:
             address = _address(self._folder, self._name, self._place.number)
             path = self._folder / self._name
             path.unlink(missing_ok=True)  # of a killed process that had this number
+            remove_stale_sockets(self._folder)
             server.bind(address)
             path.chmod(0o600)  # before anybody can connect
             server.listen()
@@ -125,6 +126,18 @@ class CommandSocket:
 def _address(folder: Path, name: str, descriptor: int) -> str:
     """Return an address of at most 107 bytes, as sockets have it, whatever the length of the path is."""
     return str((_OWN_DESCRIPTORS / str(descriptor) if _OWN_DESCRIPTORS.is_dir() else folder) / name)
+
+
+def _of_this_machine() -> str:
+    """Return how the names of the sockets of this machine begin; only here is a refusal a sign of the end."""
+    return f"{_PREFIX}{socket.gethostname()}-"
+
+
+def remove_stale_sockets(folder: Path) -> None:
+    """Remove the sockets of processes of this machine that were killed."""
+    for path in folder.glob(f"{_of_this_machine()}*{_SUFFIX}"):
+        with suppress(OSError), _connected(path):
+            pass
 
 
 def _received(connection: socket.socket) -> bytes:
@@ -199,6 +212,8 @@ def _connected(path: Path) -> Iterator[socket.socket | None]:
             try:
                 connection.connect(_address(path.parent, path.name, place))
             except (ConnectionRefusedError, FileNotFoundError):  # left by a killed process
+                if path.name.startswith(_of_this_machine()):
+                    path.unlink(missing_ok=True)
                 yield None
                 return
             yield connection

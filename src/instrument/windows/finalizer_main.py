@@ -25,6 +25,7 @@ from ..exporters.raw_trace import compress
 from ..part_file import remove_stale_parts, sync
 from ..process_id import start_time
 from ..run_folder import NAME, relative_path
+from .command_socket import remove_stale_sockets
 from .file_keeping import FileKeeping
 from .manifest import add_snapshot, append, describe_files, uncompressed_entry
 from .storage import Storage
@@ -55,6 +56,7 @@ class FinalizerJobs:
             int, tuple[dict[str, Any], str, Summary | None, Path | None]
         ] = {}  # windows without timing so far
         self._keeping: FileKeeping | None = None
+        self._folder: Path | None = None  # of the run
         self._unsynced: set[Path] = set()  # files and folders that a loss of power could undo
         self._errors: list[tuple[str, str]] = []  # of the current job: what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
@@ -245,7 +247,7 @@ class FinalizerJobs:
         """Continue from the state of an earlier process; remove what killed processes left unfinished."""
         if job["state"] is not None:
             self._summary, self._files, self._compared = pickle.loads(base64.b64decode(job["state"]))
-        folder = Path(job["folder"])
+        folder = self._folder = Path(job["folder"])
         self._keeping = FileKeeping(folder, job["run"], Storage.from_json(job["storage"]), self._on_uploaded)
         for written in (folder, *folder.glob("window-*")):
             remove_stale_parts(written)
@@ -263,6 +265,11 @@ class FinalizerJobs:
             with suppress(OSError):  # it was removed, or is a folder on a system that cannot sync one
                 sync(path)
         self._unsynced.clear()
+
+    def remove_stale_sockets(self) -> None:
+        """Remove what a killed training process listened to."""
+        if self._folder is not None:
+            remove_stale_sockets(self._folder)
 
     def end(self) -> tuple[dict[str, Any], bool]:
         """Wait for uploads; return the failure as an answer without a job, and whether a connection hangs."""
@@ -319,6 +326,8 @@ def main(parent: int) -> None:
             finalize.sync()
     for late in finalize.jobs_without_timing() if job is None else ():
         _reply(answers, late, finalize.do(late))
+    if job is None:
+        finalize.remove_stale_sockets()
     finalize.sync()
     ended, hangs = finalize.end()
     _reply(answers, {}, ended)

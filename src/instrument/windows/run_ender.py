@@ -140,7 +140,11 @@ class RunEnder(WindowRecorder):
             with guard.contained(FEATURE):
                 cuda_graphs.end_stale_captures()
             begun = self.step_num > self._first and error is None
-            self._changes.make(functools.partial(self._end, begun, error=error))
+            try:
+                self._changes.make(functools.partial(self._end, begun, error=error))
+            except KeyboardInterrupt:
+                self._end_was_interrupted = False  # a later call does not wait again
+                self._finalizer.output.print("instrument: not waiting; another process finishes the windows\n")
 
     @guard.contained(FEATURE)
     def pause(

@@ -58,7 +58,7 @@ class SummaryOutput:
         if "COLUMNS" not in os.environ:
             for file in (0, 1, 2):
                 with Suppressed(OSError):
-                    columns = os.get_terminal_size(file).columns
+                    columns = os.get_terminal_size(file).columns or None
                     break
         stream, colors = self._current(), None
         with Suppressed(Exception):  # the program may have replaced it by any object
@@ -77,6 +77,7 @@ class SummaryOutput:
 def _write_while_read(text: str, file: Any) -> bool:
     """Write to ``file`` while its reader keeps up; return False if it is closed, broken or missing."""
     with Suppressed(OSError, ValueError, AttributeError):
+        text = stderr.fresh_line(file) + text
         for start in range(0, len(text), _CHUNK):
             if not _wait_until_writable(file):
                 break

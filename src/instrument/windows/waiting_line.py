@@ -33,7 +33,7 @@ class WaitingLine:
         """Show the line if it is time."""
         if not (self._shown or self._over) and time.monotonic() >= self._due:
             self._shown = True
-            self._write(f"{self._text} ...")
+            self._write(f"{stderr.fresh_line(self._stream)}{self._text} ...")
 
     def erase(self) -> None:
         """Erase the line, which does not appear again."""
