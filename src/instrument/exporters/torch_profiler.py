@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from threading import get_ident
+from threading import get_ident, main_thread
 from typing import IO, Any, ClassVar, cast
 
 from .. import gpu, log, tools
@@ -145,6 +145,7 @@ class TorchProfilerCapture:
         self._loss_reason = ""  # why the recording is lost
         self._ranges: OpenRanges | None = None  # the program's own ranges, opened during the recording
         self._memory: Any = None  # keeps a lost recording alive, as open ranges still write to it
+        self._let_go: Callable[[], Any] = bool  # ends `kineto.hold_recording`
         self.ended = False
         self.incomplete: list[str] = []
         self.raw: Path | None = None  # the trace as torch wrote it
@@ -189,6 +190,8 @@ class TorchProfilerCapture:
         self._ranges.follow()
         self._emitter = torch_emitter(self.profiler.profiler)
         self._start_trace()
+        if self._thread != main_thread().ident:  # may be killed at exit, with no chance to stop
+            self._let_go = kineto.hold_recording()
         self.add_metadata("instrument_detail", self._detail)
         job = _job()
         if job is not None:
@@ -274,6 +277,7 @@ class TorchProfilerCapture:
             self._end_ranges()
             self._end_step()
             self._memory = None
+            self._release_memory()
             raise CaptureError(self._loss_reason)
 
     def _stop(self) -> None:
@@ -288,6 +292,12 @@ class TorchProfilerCapture:
             raise
         finally:
             sessions.release(self)
+            if not profilers.running():
+                self._release_memory()
+
+    def _release_memory(self) -> None:
+        let_go, self._let_go = self._let_go, bool
+        let_go()
 
     def _stop_trace(self) -> None:
         """Stop; include the kernels that still run, if the GPU is in use and can be synchronized."""
