@@ -179,6 +179,21 @@ def without_events(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**unchanged, "experimental_config": config}
 
 
+def records_all_threads(options: Mapping[str, Any]) -> bool:
+    """Return whether a profile with these options records every thread, which torch does not say in an attribute."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    given = options.get("experimental_config")
+    if given is None:
+        return False
+    try:
+        states = _ExperimentalConfig().__getstate__(), _ExperimentalConfig(profile_all_threads=True).__getstate__()
+        (at,) = (place for place, (off, on) in enumerate(zip(*states, strict=True)) if off != on)
+        return bool(given.__getstate__()[at])
+    except (TypeError, AttributeError, ValueError):  # another version of torch
+        return False
+
+
 class _AllEventsShown(set[str]):
     def __contains__(self, _: object) -> bool:
         return True

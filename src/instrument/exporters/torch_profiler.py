@@ -22,6 +22,7 @@ from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
 from ..part_file import make_folder, part_file
+from ..regions import dispatch
 from ..regions.emitters.torch_nested import torch_emitter
 from ..regions.emitters.torch_profiler import TorchProfilerEmitter
 from ..regions.region import Region, plain
@@ -228,9 +229,21 @@ class TorchProfilerCapture:
         self._check()
         if self.ended:
             return
+        self._add_notes()
         self._stop()
         if not self._gpu_was_in_use and self._options.get("activities") is None:
             self._without_gpu(_USED_LATE)
+
+    def _add_notes(self) -> None:
+        """Put into the trace which asyncio tasks opened its regions, and which regions it lacks."""
+        notes = dispatch.active.notes
+        if notes is None:
+            return
+        if notes.switches:
+            tasks = {"thread": notes.thread, "switches": notes.switches}
+            self.profiler.add_metadata_json("instrument_tasks", json.dumps(tasks))
+        if notes.unrecorded and not profilers.records_all_threads(self._options):
+            self.profiler.add_metadata_json("instrument_unrecorded", json.dumps(notes.unrecorded))
 
     def _without_gpu(self, why: str) -> None:
         """Note why the GPU is not recorded, if the program uses one now."""
