@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from rich.console import Console
+from torch._C._profiler import _ExperimentalConfig
 
 import instrument
+from instrument.report.summary import print_summary
 from instrument.traces.ranges import REGION, ranges_of, times_of_steps
+from instrument.traces.summary import summarize
 from instrument.traces.trace import Trace
 
 LINEAR = torch.nn.Linear(64, 64)
@@ -48,14 +56,16 @@ async def tasks() -> None:
     await asyncio.gather(*(task(number) for number in range(3)))
 
 
-def record(out: Path, step: object) -> Path:
+def record(out: Path, step: Callable[[], object], **options: Any) -> Trace:
     """Record one step, which calls ``step()``, after one in warm-up."""
-    with instrument.profile(out, schedule=instrument.schedule(warmup=1, active=1)) as prof:
+    with instrument.profile(out, schedule=instrument.schedule(warmup=1, active=1), **options) as prof:
         for _ in range(2):
-            step()  # type: ignore[operator]
+            step()
             prof.step()
     (path,) = out.glob("window-*/*")
-    return path
+    trace = instrument.read_trace(path)
+    assert isinstance(trace, Trace)
+    return trace
 
 
 def paths(trace: Trace) -> Counter[str]:
@@ -77,8 +87,7 @@ def test_nesting_of_tasks(tmp_path: Path) -> None:
             asyncio.run(tasks())
         compute()
 
-    trace = instrument.read_trace(record(tmp_path, step))
-    assert isinstance(trace, Trace)
+    trace = record(tmp_path, step)
     inside = "around > task"
     expected = {
         "around": 1,
@@ -95,3 +104,23 @@ def test_nesting_of_tasks(tmp_path: Path) -> None:
     rows = ranges.places(REGION, trace.regions.parent)
     places = ranges.places(REGION, torch.arange(len(trace.regions)).numpy())
     assert rows.tolist() == ranges.nest.parents[places].tolist()
+
+
+@pytest.mark.parametrize("all_threads", [False, True])
+def test_regions_on_other_threads(tmp_path: Path, all_threads: bool) -> None:
+    """The summary counts and names the regions that torch did not record; there are none if it records all."""
+    options = {"experimental_config": _ExperimentalConfig(profile_all_threads=True)} if all_threads else {}
+    with ThreadPoolExecutor(2) as pool:
+
+        def step() -> None:
+            list(pool.map(work, range(6)))
+            compute()
+
+        trace = record(tmp_path, step, **options)
+    assert {"compute": 1} | ({"worker": 6} if all_threads else {}) == paths(trace)
+    summary = summarize(trace)
+    assert ({} if all_threads else {"worker": 6}) == summary.unrecorded
+    text = io.StringIO()
+    print_summary(summary, files=[], folder=tmp_path, console=Console(file=text, width=300))
+    sentence = "Not in the trace: 6 calls of regions on threads that torch.profiler does not record"
+    assert (f"{sentence} (worker)." in text.getvalue()) is not all_threads

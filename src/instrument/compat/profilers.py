@@ -180,14 +180,15 @@ def without_events(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def records_all_threads(options: Mapping[str, Any]) -> bool:
-    """Return whether a profile with these options records every thread, which torch does not say in an attribute."""
+    """Return whether a profile with these options records every thread; no attribute says that."""
     from torch._C._profiler import _ExperimentalConfig
 
     given = options.get("experimental_config")
     if given is None:
         return False
+    make: Any = _ExperimentalConfig
     try:
-        states = _ExperimentalConfig().__getstate__(), _ExperimentalConfig(profile_all_threads=True).__getstate__()
+        states = make().__getstate__(), make(profile_all_threads=True).__getstate__()
         (at,) = (place for place, (off, on) in enumerate(zip(*states, strict=True)) if off != on)
         return bool(given.__getstate__()[at])
     except (TypeError, AttributeError, ValueError):  # another version of torch

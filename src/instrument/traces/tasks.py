@@ -1,4 +1,4 @@
-"""Finds the region around each region of an asyncio task: tasks interleave on a thread, where time alone misleads."""
+"""Finds the region around each region of an asyncio task: tasks interleave on a thread, where time misleads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def parents_in_tasks(
         number = np.array([above.get(each, 0) for each in number.tolist()], np.int64)
         lane = [lanes.get(key, -1) for key in zip(regions.thread[rows].tolist(), number.tolist(), strict=True)]
         around = np.where(np.array(lane) >= 0, nest.innermost_at(regions.start_ns[rows], np.array(lane)), -1)
-        while (short := (around >= 0) & ((regions.end_ns[around] < regions.end_ns[rows]) | (around >= rows))).any():
+        while (
+            short := (around >= 0) & ((regions.end_ns[around] < regions.end_ns[rows]) | (around >= rows))
+        ).any():
             around[short] = nest.parents[around[short]]
         parents[rows] = around
         more = (around < 0) & (number > 0)

@@ -1,4 +1,4 @@
-"""`RecordingNotes`: what a trace of torch.profiler does not say of its regions: their tasks, and which it lacks."""
+"""`RecordingNotes`: what a trace of torch.profiler does not say of regions: their tasks, and which it lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX = 100_000  # notes of each kind, so that a long recording takes a few MB at
 _NUMBERS = count(1)
 _NO_TASK: tuple[Callable[[], Any], int, int] = (lambda: None, 0, 0)
 
-# The task, its number, and that of the task that created it: a new task starts with a copy of its creator's context.
+# The task, its number, and that of the task that created it: a task starts with a copy of its creator's context.
 _task: ContextVar[tuple[Callable[[], Any], int, int]] = ContextVar("instrument_task", default=_NO_TASK)
 
 
@@ -56,7 +56,8 @@ class RecordingNotes:
 def _running_task() -> tuple[int, int]:
     """Return the number of the asyncio task that runs, 0 for none, and that of the task that created it."""
     asyncio = sys.modules.get("asyncio")
-    loop = asyncio and asyncio._get_running_loop()
+    running = getattr(asyncio, "_get_running_loop", None)  # missing while asyncio is being imported
+    loop = running and running()
     task = asyncio and loop and asyncio.current_task(loop)
     if not task:
         return 0, 0
