@@ -64,15 +64,28 @@ def before_node() -> Callable[[Any, Callable[[Any], None]], Any]:
     if not hasattr(Node, "_register_hook_dict"):
         return lambda node, hook: node.register_prehook(hook)
 
+    unused: list[torch.Tensor] = []
+
+    class _Carrier:
+        def __init__(self) -> None:
+            try:
+                self.tensor = unused.pop()
+            except IndexError:
+                with without_modes():  # selective checkpointing keeps a list of the operators of its forward
+                    self.tensor = torch.empty(0, device="cpu")  # the program may have set another default device
+
+        def __del__(self) -> None:
+            # CPython up to 3.12.3 crashes if the end of a thread of C code frees a tensor.
+            unused.append(self.tensor)
+
     class _ThreadState(threading.local):
         def __init__(self) -> None:
-            with without_modes():  # selective checkpointing keeps a list of the operators of its forward
-                self.carrier = torch.empty(0, device="cpu")  # the program may have set another default device
+            self.carrier = _Carrier()
 
     state = _ThreadState()
 
     def attach(node: Any, hook: Callable[[Any], None]) -> None:
-        carrier = state.carrier
+        carrier = state.carrier.tensor
         carrier._backward_hooks = {0: hook}
         node._register_hook_dict(carrier)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import mmap
@@ -173,16 +174,39 @@ def leave_recording() -> Any:
     options = getattr(torch._C._autograd, "_ProfilerDisableOptions", None)
     if options is None:
         return None
-    operators: Any = torch.ops.profiler
     bindings: Any = torch._C._autograd
+    memory = _memory_of_profiler()
+    bindings._disable_profiler_legacy(options(True, False))  # no reading
+    profiler._run_on_profiler_stop()
+    return memory
+
+
+def hold_recording() -> Callable[[], None]:
+    """Keep the memory of this thread's profiler, also at exit, until the function that this returns is called.
+
+    torch crashes at exit if a thread ended with its profiler on, as then nothing else holds that memory.
+    """
+    memory = _memory_of_profiler()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # Python's own references end at exit
+    return functools.partial(ctypes.pythonapi.Py_DecRef, ctypes.py_object(memory))
+
+
+def _memory_of_profiler() -> Any:
+    """Return an object that keeps the memory of this thread's profiler; its trace does not show that."""
+    import torch
+
+    operators: Any = torch.ops.profiler
+    switch: Any = getattr(torch.autograd, "_enable_record_function", lambda _: None)
     with without_modes():
         # A callback keeps the state of the thread that added it, in which the profiler's memory is.
         future: Any = torch.futures.Future()
-        record = operators._record_function_enter_new("", None)
-        operators._call_end_callbacks_on_jit_fut._RecordFunction(record, future)
-        operators._record_function_exit._RecordFunction(record)
-    bindings._disable_profiler_legacy(options(True, False))  # no reading
-    profiler._run_on_profiler_stop()
+        switch(False)
+        try:
+            record = operators._record_function_enter_new("", None)
+            operators._call_end_callbacks_on_jit_fut._RecordFunction(record, future)
+            operators._record_function_exit._RecordFunction(record)
+        finally:
+            switch(True)
     return future
 
 

@@ -179,6 +179,22 @@ def without_events(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**unchanged, "experimental_config": config}
 
 
+def records_all_threads(options: Mapping[str, Any]) -> bool:
+    """Return whether a profile with these options records every thread; no attribute says that."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    given = options.get("experimental_config")
+    if given is None:
+        return False
+    make: Any = _ExperimentalConfig
+    try:
+        states = make().__getstate__(), make(profile_all_threads=True).__getstate__()
+        (at,) = (place for place, (off, on) in enumerate(zip(*states, strict=True)) if off != on)
+        return bool(given.__getstate__()[at])
+    except (TypeError, AttributeError, ValueError):  # another version of torch
+        return False
+
+
 class _AllEventsShown(set[str]):
     def __contains__(self, _: object) -> bool:
         return True

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from threading import get_ident
+from threading import get_ident, main_thread
 from typing import IO, Any, ClassVar, cast
 
 from .. import gpu, log, tools
@@ -22,6 +22,7 @@ from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
 from ..part_file import make_folder, part_file
+from ..regions import dispatch
 from ..regions.emitters.torch_nested import torch_emitter
 from ..regions.emitters.torch_profiler import TorchProfilerEmitter
 from ..regions.region import Region, plain
@@ -145,6 +146,7 @@ class TorchProfilerCapture:
         self._loss_reason = ""  # why the recording is lost
         self._ranges: OpenRanges | None = None  # the program's own ranges, opened during the recording
         self._memory: Any = None  # keeps a lost recording alive, as open ranges still write to it
+        self._let_go: Callable[[], Any] = bool  # ends `kineto.hold_recording`
         self.ended = False
         self.incomplete: list[str] = []
         self.raw: Path | None = None  # the trace as torch wrote it
@@ -189,6 +191,8 @@ class TorchProfilerCapture:
         self._ranges.follow()
         self._emitter = torch_emitter(self.profiler.profiler)
         self._start_trace()
+        if self._thread != main_thread().ident:  # may be killed at exit, with no chance to stop
+            self._let_go = kineto.hold_recording()
         self.add_metadata("instrument_detail", self._detail)
         job = _job()
         if job is not None:
@@ -226,9 +230,21 @@ class TorchProfilerCapture:
         self._check()
         if self.ended:
             return
+        self._add_notes()
         self._stop()
         if not self._gpu_was_in_use and self._options.get("activities") is None:
             self._without_gpu(_USED_LATE)
+
+    def _add_notes(self) -> None:
+        """Put into the trace which asyncio tasks opened its regions, and which regions it lacks."""
+        notes = dispatch.active.notes
+        if notes is None:
+            return
+        if notes.switches:
+            tasks = {"thread": notes.thread, "switches": notes.switches}
+            self.profiler.add_metadata_json("instrument_tasks", json.dumps(tasks))
+        if notes.unrecorded and not profilers.records_all_threads(self._options):
+            self.profiler.add_metadata_json("instrument_unrecorded", json.dumps(notes.unrecorded))
 
     def _without_gpu(self, why: str) -> None:
         """Note why the GPU is not recorded, if the program uses one now."""
@@ -275,6 +291,7 @@ class TorchProfilerCapture:
             self._end_ranges()
             self._end_step()
             self._memory = None
+            self._release_memory()
             raise CaptureError(self._loss_reason)
 
     def _stop(self) -> None:
@@ -289,6 +306,12 @@ class TorchProfilerCapture:
             raise
         finally:
             sessions.release(self)
+            if not profilers.running():
+                self._release_memory()
+
+    def _release_memory(self) -> None:
+        let_go, self._let_go = self._let_go, bool
+        let_go()
 
     @kineto_log.without_start_and_stop()
     def _stop_trace(self) -> None:

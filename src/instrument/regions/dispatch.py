@@ -19,7 +19,9 @@ from ..interrupts import is_interrupt
 from ..patch import Patch, apply
 from .emitters import Emitter, attached, redundant
 from .emitters.jax import JaxEmitter
+from .emitters.recording_notes import RecordingNotes
 from .emitters.torch_nested import NestedTorchProfilerEmitter, torch_emitter
+from .emitters.torch_profiler import TorchProfilerEmitter
 from .region import Region
 
 Token = tuple[Callable[[Any], None], Any]  # the function that closes a region, and its argument
@@ -244,6 +246,12 @@ class ActiveEmitters:
         for observer in self.observers:
             with guard.contained("following the profilers"):
                 observer()
+
+    @property
+    def notes(self) -> RecordingNotes | None:
+        """The notes of the recording of torch's profiler; None without one."""
+        found = (emitter.notes for emitter in self._recording if isinstance(emitter, TorchProfilerEmitter))
+        return next(found, None)
 
     @property
     def warm_up_count(self) -> int:

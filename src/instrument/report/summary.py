@@ -21,6 +21,7 @@ _MAX_REGIONS = 30  # rows
 _MAX_HIDDEN = 10  # names
 MAX_OPERATORS = 10
 _MAX_FILES = 10
+_MAX_UNRECORDED = 3  # names
 _BAR = 8
 
 
@@ -142,6 +143,13 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
         yield (
             "Regions of several threads run at the same time: every open region counts, so shares may add up to "
             "more than 100 %."
+        )
+    if summary.unrecorded:
+        names = sorted(summary.unrecorded, key=summary.unrecorded.__getitem__, reverse=True)
+        more = f", and {len(names) - _MAX_UNRECORDED} more" if len(names) > _MAX_UNRECORDED else ""
+        yield (
+            f"Not in the trace: {counted(sum(summary.unrecorded.values()), 'call')} of regions on threads that "
+            f"torch.profiler does not record ({', '.join(names[:_MAX_UNRECORDED])}{more})."
         )
     if summary.unplaced:
         yield (

@@ -18,6 +18,7 @@ from .merge_note import about_ranks, metadata_of
 from .nest import NestedRanges
 from .plausibility import plausible_devices, plausible_epoch_ns, plausible_rows
 from .table import COLUMNS, Array, Interner, Strings, Table, table
+from .tasks import parents_in_tasks
 from .torch_ranges import split_off_operators
 from .trace import MODULE, Coverage, Device, ReadLosses, Thread, Trace
 
@@ -73,6 +74,7 @@ def assemble(
             rows = tables[kind]
             nests[kind] = NestedRanges(rows.start_ns, rows.end_ns, rows.thread)
             rows.parent[:] = nests[kind].parents
+    tables["regions"].parent[:] = parents_in_tasks(tables["regions"], metadata, threads, texts)
     add_names(tables["gpu"], strings, texts)
     threads = list(threads)
     unplaced = _link(tables, nests, threads, _recorded_steps(metadata, texts))

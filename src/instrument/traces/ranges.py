@@ -9,7 +9,8 @@ import numpy as np
 from .intervals import Intervals, covered_ns, merge_overlaps
 from .nest import NestedRanges
 from .step_content import span
-from .table import Array
+from .table import Array, Table
+from .tasks import KEY as TASKS
 from .trace_data import MODULE as MODULE_NAME
 from .trace_data import TraceData
 
@@ -61,8 +62,20 @@ def ranges_of(trace: TraceData, times: Intervals) -> Ranges:
     )
     order = np.lexsort((start - end, start))
     start, end, thread = start[order], end[order], thread[order]
-    nest = NestedRanges(start, end, thread)
-    return Ranges(kind[order], np.concatenate(rows)[order], name[order], thread, start, end, nest)
+    ranges = Ranges(
+        kind[order], np.concatenate(rows)[order], name[order], thread, start, end, NestedRanges(start, end, thread)
+    )
+    if TASKS in trace.metadata:
+        _nest_in_tasks(ranges, trace.regions)
+    return ranges
+
+
+def _nest_in_tasks(ranges: Ranges, regions: Table) -> None:
+    """Put each region into the region around it in its task, unless it is in an operator or a module."""
+    parents = ranges.nest.parents
+    mine = np.flatnonzero((ranges.kind == REGION) & ((parents < 0) | (ranges.kind[parents] == REGION)))
+    around = ranges.places(REGION, regions.parent[ranges.row[mine]])
+    parents[mine] = np.where(ranges.thread[around] == ranges.thread[mine], around, -1)
 
 
 def times_of_steps(trace: TraceData) -> Intervals:

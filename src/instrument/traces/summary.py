@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from .communication import Collectives
@@ -105,6 +106,7 @@ class Summary:
             thread but one.
         unplaced: The number of regions on autograd threads without a parent, because it is unclear which thread
             called their backward pass.
+        unrecorded: The calls of regions on threads that torch.profiler did not record, by name.
         timing: The timing of the run from the manifest; None if there is none.
         lengths: The lengths of the steps on the CPU and on the GPU; None without a GPU.
         gpus: The number of GPUs that did the work.
@@ -127,6 +129,7 @@ class Summary:
     overlap_ns: int = 0
     parallel_ns: int = 0
     unplaced: int = 0
+    unrecorded: Mapping[str, int] = field(default_factory=dict)
     timing: Timing | None = None
     lengths: StepLengths | None = None
     gpus: int = 0
@@ -203,11 +206,19 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
         overlap_ns=_overlap_ns(regions.where(within >= 0)),
         parallel_ns=_parallel_ns(regions, within >= 0),
         unplaced=trace.unplaced,
+        unrecorded=_unrecorded(trace),
         timing=timing,
         lengths=step_lengths(trace, collectives),
         gpus=count_gpus(trace.gpu),
         steps_from=trace.steps_from,
     )
+
+
+def _unrecorded(trace: Trace) -> dict[str, int]:
+    try:
+        return msgspec.convert(trace.metadata.get("instrument_unrecorded", {}), dict[str, int])
+    except msgspec.ValidationError:  # another program's
+        return {}
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:
@@ -246,6 +257,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         overlap_ns=sum(s.overlap_ns for s in summaries),
         parallel_ns=sum(s.parallel_ns for s in summaries),
         unplaced=sum(s.unplaced for s in summaries),
+        unrecorded=sum((Counter(s.unrecorded) for s in summaries), Counter()),
         timing=timing,
         lengths=merge_step_lengths((s.lengths, s.step_times_ns) for s in summaries),
         gpus=max((s.gpus for s in summaries), default=0),

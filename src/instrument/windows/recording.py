@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Capture
 from ..regions import dispatch
 from .schedule import Window
+from .thread_end import at_thread_end, cancel_at_thread_end
 from .window_compile_log import WindowCompileLog
 from .window_cost import WindowCost
 
@@ -31,6 +33,7 @@ class Recording:
         capture: its capture.
         opened_at_step: the number of the step that begins now.
         cost: measures what the window costs.
+        on_thread_end: called with this object when its thread ends, before `stop` or `abandon` has ended it.
         compile_log: writes what torch compiles in the window, if the user wants that.
         memory: records the history of GPU memory in it, likewise.
 
@@ -50,6 +53,7 @@ class Recording:
         capture: Capture,
         opened_at_step: int,
         cost: WindowCost,
+        on_thread_end: Callable[[Recording], None],
         compile_log: WindowCompileLog | None = None,
         memory: WindowMemory | None = None,
     ) -> None:
@@ -69,6 +73,8 @@ class Recording:
         self._began_ns = 0  # when recording began, of the clock that nobody sets
         self.other_thread_stepped = False
         self._stopped = False
+        self._on_thread_end = functools.partial(on_thread_end, self)
+        at_thread_end(self._on_thread_end)
 
     def on_own_thread(self) -> bool:
         """Return whether the current thread opened the window."""
@@ -167,6 +173,7 @@ class Recording:
             self.end_ns, self._stopped = self._now_ns(), True
             if self.memory is not None:
                 self.memory.stop()
+        cancel_at_thread_end(self._on_thread_end)
 
     def abandon(self) -> None:
         """End the capture after a failure or an unused warm-up; may be called again after an interrupt."""
@@ -185,6 +192,7 @@ class Recording:
                 else:
                     self.capture.stop()
             self._stopped = True
+            cancel_at_thread_end(self._on_thread_end)
         finally:
             dispatch.active.end_warm_up(self)  # again, as an interrupt may have come in the first call
             dispatch.active.check()

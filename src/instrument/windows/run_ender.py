@@ -13,8 +13,11 @@ from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..guard import exiting, guard, uncaught_error
 from .loop_end import first_line, loop_ended
+from .recording import Recording
 from .schedule import NEVER
 from .window_recorder import FEATURE, WindowRecorder
+
+_MAX_THREADS_WITHOUT_STEP = 3  # a server may start a thread for each request, and opening a window takes time
 
 
 class RunEnder(WindowRecorder):
@@ -27,6 +30,7 @@ class RunEnder(WindowRecorder):
     _paused = False
     _process = 0  # that began the run
     _no_more_windows = False  # every window has begun
+    _threads_without_step = 0  # threads that opened a window and ended before a step of it did
     _end_was_interrupted = False  # an interrupt cut off a part of the end
 
     @property
@@ -168,24 +172,13 @@ class RunEnder(WindowRecorder):
 
     @guard.contained(FEATURE)
     def _pause(self, begun: bool, cut: bool, error: BaseException | None, wait: bool) -> None:
-        recording = self._recording
         if not self._started or self._paused or self._process != os.getpid() or self._calling_on_trace_ready:
             return
         self._paused = True
         self._close_unclosed()
         self._end_reason = loop_ended(self.step_num, begun=begun, error=error)
-        empty = recording is not None and (
-            recording.steps is None or (begun and recording.steps[0] == self.step_num)
-        )
-        if recording is not None and empty and recording.on_own_thread():
-            self._abandon(recording)
-        elif recording is not None:
-            self._continued_index = recording.window.index
-            try:
-                self._close_window(recording, begun=begun, cut=cut)
-            finally:
-                if self._end_was_interrupted:  # on_trace_ready called `stop`
-                    self._end(begun)
+        if self._recording is not None:
+            self._break_window(self._recording, begun=begun, cut=cut)
         self._times.cancel()
         self._complete_last_window(self.step_num)
         if wait:
@@ -193,6 +186,39 @@ class RunEnder(WindowRecorder):
                 self._outcomes.report()
                 if self._schedule.is_last(self._last_finished_index):
                     self._finalizer.finish()
+
+    def _break_window(self, recording: Recording, *, begun: bool, cut: bool) -> None:
+        """Close a window before its end; a later step continues it, or begins it if no step of it has run."""
+        empty = recording.steps is None or (begun and recording.steps[0] == self.step_num)
+        if empty and recording.on_own_thread():
+            self._abandon(recording)
+            return
+        self._continued_index = recording.window.index
+        try:
+            self._close_window(recording, begun=begun, cut=cut)
+        finally:
+            if self._end_was_interrupted:  # on_trace_ready called `stop`
+                self._end(begun)
+
+    @guard.contained(FEATURE)
+    def _on_thread_end(self, recording: Recording) -> None:
+        """Close a window before its thread ends; torch crashes if a thread leaves its profiler on."""
+        self._changes.make(functools.partial(self._leave_thread, recording))
+
+    def _leave_thread(self, recording: Recording) -> None:
+        self._close_unclosed()
+        if self._recording is not recording:
+            return
+        begun = self.step_num > self._first
+        reason = f"the thread of the window ended {'before' if begun else 'in'} step {self.step_num}"
+        self._end_reason = reason
+        self._break_window(recording, begun=begun, cut=not begun)
+        self._times.cancel()
+        if recording.save_result is None:  # no step has run
+            self._postponement_reason = reason
+            self._threads_without_step += 1
+            if self._threads_without_step == _MAX_THREADS_WITHOUT_STEP:
+                self._fail_window(recording.window, CaptureError(reason))
 
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:

@@ -219,7 +219,13 @@ class WindowRecorder(TorchProfilerApi):
                     capture = self._exporter.capture()
                 compile_log = WindowCompileLog(self._folder(window)) if self._writes_compile_log else None
                 self._recording = Recording(
-                    window, capture, self.step_num, cost, compile_log, self._window_memory(window)
+                    window,
+                    capture,
+                    self.step_num,
+                    cost,
+                    self._on_thread_end,
+                    compile_log,
+                    self._window_memory(window),
                 )
                 if compile_log is not None:
                     compile_log.start()
@@ -245,6 +251,10 @@ class WindowRecorder(TorchProfilerApi):
             if self._recording is not None and not self._started:  # by another thread's `stop`
                 self._next_due_step = NEVER
                 self._abandon(self._recording)
+
+    def _on_thread_end(self, recording: Recording) -> None:
+        """End ``recording``, as its thread is about to end."""
+        raise NotImplementedError
 
     def _about(self, window: Window) -> dict[str, str]:
         """Return what the trace says of the window and of where it was recorded."""

@@ -63,6 +63,7 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
         stack = _thread_state.stack
         if stack.needs_cleanup:
             self._close_ended(stack)
+        self.notes.follow(region.plain)
         shown = region.arguments
         record = self._enter(region.plain, *shown) if shown else self._enter(region.plain)
         opened = [record, stack]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ...compat.profilers import range_functions
 from ..region import Region
+from .recording_notes import RecordingNotes
 
 _KEYS = count()
 
@@ -24,9 +25,11 @@ class TorchProfilerEmitter:
 
     def __init__(self) -> None:
         self._enter, self._exit = range_functions()
+        self.notes = RecordingNotes()
 
     def push(self, region: Region) -> Any:
         """Open a range."""
+        self.notes.follow(region.plain)
         key = next(_KEYS)
         shown = region.arguments
         self._open[key] = self._enter(region.plain, *shown) if shown else self._enter(region.plain)

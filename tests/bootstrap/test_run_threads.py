@@ -1,0 +1,113 @@
+"""A window on a thread ends before that thread does: torch crashes if a thread leaves its profiler on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bootstrap.programs import RUN, entries_in, run_warm, write
+
+pytestmark = pytest.mark.process
+
+TRAIN = """
+import _thread, ctypes, os, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+done = threading.Event()
+
+def train(steps=5):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    done.set()
+
+def then(call, *args):
+    train()
+    call(*args)
+
+def in_thread(call, *args, **options):
+    thread = threading.Thread(target=call, args=args, **options)
+    thread.start()
+    return thread
+
+def fork():
+    child = os.fork()
+    if not child:
+        train()
+        os._exit(5)
+    print(os.waitpid(child, 0)[1])
+"""
+END = """
+print([parameter.tolist() for parameter in model.parameters()])
+print([thread.name for thread in threading.enumerate() if "Dummy" in thread.name])
+"""
+WAYS = {
+    "ends": "in_thread(train).join()",
+    "raises": "in_thread(then, lambda: 1 / 0).join()",
+    "exits": "in_thread(then, sys.exit, 3).join()",
+    "pool": "with ThreadPoolExecutor(2) as pool: pool.submit(train).result()",
+    "pool that ends at exit": "ThreadPoolExecutor(2).submit(train).result()",
+    "forks": "in_thread(then, fork).join()",
+}
+UNKNOWN = {
+    "thread of C": """
+callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _: train())
+libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+libc.pthread_create(ctypes.byref(thread), None, callback, None)
+libc.pthread_join(thread, None)
+""",
+    "low-level thread": "_thread.start_new_thread(train, ()); done.wait(); time.sleep(0.5)",
+    "daemon that waits": "in_thread(then, time.sleep, 600, daemon=True); done.wait()",
+}
+
+
+def compare(folder: Path, body: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run a program plain and under `instrument run`; return the exit code of both, and the manifest."""
+    write(folder, TRAIN + body)
+    plain = run_warm(folder, [sys.executable, "train.py"])
+    done = run_warm(folder, [*RUN, "--steps", "all", "--", "train.py"])
+    assert (plain.returncode, plain.stdout) == (done.returncode, done.stdout), done.stderr
+    return done.returncode, entries_in(folder / "runs/instrument")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_end_of_a_thread(tmp_path: Path, way: str) -> None:
+    """The window has the steps of the thread, and the program ends as without it."""
+    code, (entry,) = compare(tmp_path, WAYS[way] + "\n" + END)
+    assert 0 == code
+    assert ("recorded", [0, 4]) == (entry["status"], entry["steps"])
+    assert entry["files"]
+
+
+def test_threads_after_one_another(tmp_path: Path) -> None:
+    """The window goes on in another trace, once the next thread has ended a step."""
+    _, entries = compare(tmp_path, "for _ in range(3): in_thread(train).join()\n" + END)
+    assert [("recorded", [0, 4]), ("recorded", [6, 9]), ("recorded", [11, 14])] == [
+        (entry["status"], entry["steps"]) for entry in entries
+    ]
+
+
+def test_a_thread_for_each_step(tmp_path: Path) -> None:
+    """A window that three threads recorded no step of is given up, and its line says why."""
+    _, entries = compare(tmp_path, "for _ in range(9): in_thread(train, 1).join()\n" + END)
+    assert [("recorded", None), ("skipped", "the thread of the window ended before step 4")] == [
+        (entry["status"], entry["reason"]) for entry in entries
+    ]
+
+
+@pytest.mark.parametrize("way", UNKNOWN)
+def test_a_thread_whose_end_is_not_known(tmp_path: Path, way: str) -> None:
+    """The window is lost, as its line says, but the program ends as without it."""
+    code, (entry,) = compare(tmp_path, UNKNOWN[way] + "\nprint('end')")
+    assert 0 == code
+    assert "skipped" == entry["status"]
+    assert "on another thread" in entry["reason"]
