@@ -173,7 +173,7 @@ class ScheduleFollower(RunEnder):
         self._next_due_step = self._times.next_due(step, due)
         if (due == step + 1 and self._schedule.plans_ahead) or not self._times.is_timed(step):
             self._complete_last_window(step)
-        if self._next_due_step == step + 1:
+        if self._next_due_step == step + 1 and not self._finalizer.is_working:  # else the step may be longer
             self._times.begin(step, recording=False)
         if self._no_more_windows:
             self._notify_idle()

@@ -130,6 +130,14 @@ class WindowFinalizer:
         job = {"entry": line} if capture.raw is None else {"entry": line, **_places(capture.raw, files)}
         self._finish_without_process(job, f"{type(error).__name__}: {error}")
 
+    @property
+    def is_working(self) -> bool:
+        """Whether a window is being finished, or a memory snapshot written, beside the loop."""
+        jobs, histories = list(self._jobs.values()), list(self._histories.values())
+        return any("kind" in job and job["kind"] != "window" for job in jobs) or any(
+            history.dump is not None and history.dump.is_running for history in histories
+        )
+
     def _follow_dump(self, number: int, history: WindowMemory | None) -> None:
         if history is not None and history.dump is not None:
             self._histories[number] = history
@@ -345,8 +353,8 @@ class WindowFinalizer:
             if "entry" in answer:
                 self._jobs.pop(answer.get("window", 0), None)
                 self._manifest.add(answer["entry"], written=answer["written"])
-            elif "entry" in job:
-                self._finish_without_process(job, "; ".join(error for _, error in answer["errors"]))
+            elif "entry" in (failed := self._jobs.pop(job.get("window", 0), job)):
+                self._finish_without_process(failed, "; ".join(error for _, error in answer["errors"]))
             if "summary" in answer:
                 log.info("summary", **answer["summary"])
             if answer.get("text"):
