@@ -65,6 +65,7 @@ def test_a_recorded_window(out: Path) -> None:
         "rank": 0,
         "window": 1,
         "opened_by": ["schedule"],
+        "requested": False,
         "status": "recorded",
         "reason": None,
         "planned_steps": [1, 2],

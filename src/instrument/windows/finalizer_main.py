@@ -215,6 +215,7 @@ class FinalizerJobs:
             snapshots=[relative_path(path, job["cwd"]) for path in _existing(job["snapshots"])],
             ranks=self._describe_ranks(),
             hidden=job["hidden"],
+            worst_steps=job["worst_steps"],
             diagnosis=diagnosis,
         )
         if job["terminal"] is None:

@@ -111,7 +111,9 @@ class Profile(ScheduleFollower):
         self._threads_in_phase = []  # a thread is in it once for each of its open phases
         self._triggers = triggers
         schedule.open_ended = bool(triggers) or slow_step_window > 0
-        self._slow_steps = SlowStepWindows(self.request, slow_step_window) if slow_step_window else None
+        if slow_step_window:
+            slow_steps = self._slow_steps = SlowStepWindows(self.request, slow_step_window)
+            outcomes.worst_steps = lambda: slow_steps.worst
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
         self._plain_step = self.step

@@ -120,7 +120,7 @@ class ScheduleFollower(RunEnder):
             self._follow_schedule()
             self.report_steps()
             if self._slow_steps is not None:
-                self._slow_steps.box.resume() if self._recording is None else self._slow_steps.box.pause()
+                self._slow_steps.box.resume() if self._recording is None else self._slow_steps.box.hold()
             if self._requests and self._started and not self._paused:  # made meanwhile
                 self._next_due_step = min(self._next_due_step, self.step_num + 1)
 

@@ -60,6 +60,7 @@ class WindowFinalizer:
         self._windows_to_read = 0  # recorded windows whose trace is read, since the last summary
         self._snapshots: list[Path] = []  # of memory, which are written
         self._unreported_snapshots = 0  # those of them since the last summary
+        self._reported_steps: list[str] = []  # the slowest ones in the last summary
         self._on_summary: Callable[[str], None] | None = None
         self._failure: Exception | None = None  # raised by `finish`, with strict settings
         self._ordered = OrderedCalls()  # of which some wait until a memory snapshot is written
@@ -209,6 +210,7 @@ class WindowFinalizer:
         *,
         diagnose: bool = False,
         phase: str = "",
+        worst_steps: Sequence[str] = (),
     ) -> None:
         """Print the summary of the windows so far, unless it was printed.
 
@@ -218,15 +220,17 @@ class WindowFinalizer:
                 JSON, makes it an event of the log.
             diagnose: whether the text ends with a diagnosis of the last window.
             phase: the phase of the program that these are windows of; empty for training steps.
+            worst_steps: the slow steps of the run with the largest delays, in words.
         """
-        self._ordered.add(functools.partial(self._report, hidden, on_summary, diagnose, phase))
+        said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase, "worst_steps": list(worst_steps)}
+        self._ordered.add(functools.partial(self._report, on_summary, said))
 
-    def _report(
-        self, hidden: Sequence[str], on_summary: Callable[[str], None] | None, diagnose: bool, phase: str
-    ) -> None:
+    def _report(self, on_summary: Callable[[str], None] | None, said: dict[str, Any]) -> None:
         with guard.contained("the summary"):
             unreported, unread = self._unreported_windows, self._windows_to_read
             unreported_snapshots = self._unreported_snapshots
+            new_steps = said["worst_steps"] != self._reported_steps
+            self._reported_steps = said["worst_steps"]
             self._unreported_windows = self._windows_to_read = self._unreported_snapshots = 0
             if not settings.summary:
                 return
@@ -235,10 +239,11 @@ class WindowFinalizer:
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
                 as_event = on_summary is None and log.output.format == "json"
                 terminal = None if as_event else self.output.terminal()
-                said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase}
                 snapshots = [str(path) for path in self._snapshots]
                 self._send("report", **places, **said, snapshots=snapshots, terminal=terminal)
-            elif unreported_snapshots:
+            elif new_steps:
+                self._report_line(on_summary, "\n  ".join(("the slowest steps", *said["worst_steps"])))
+            if unreported_snapshots and not unread:
                 number, folder = len(self._snapshots), relative_path(self._manifest.folder, _cwd())
                 self._report_line(on_summary, how_to_show_snapshots(number, folder))
             if unreported and self._hint:
