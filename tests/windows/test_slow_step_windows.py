@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from instrument.diagnosis.panels.overview import overview_section
 from instrument.run_folder import traces_in
 from instrument.slow_steps import step_clock
 
+from ..support import programs, warm
 from .training import manifest, traces, train
 
 
@@ -136,3 +138,26 @@ def test_steps_in_epochs(out: Path) -> None:
     assert batches.profile.black_box is not None
     assert 100 == batches.profile.black_box.step_num
     batches.profile.stop()
+
+
+def test_the_options_of_run(tmp_path: Path) -> None:
+    """`instrument run --black-box --diagnose` opens a window after a stall, diagnoses it and names the stall."""
+    code = """
+        import time, torch
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(90):
+            time.sleep(2 if number == 60 else 0.005)
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+    """
+    script = programs.program(code, tmp_path)
+    line = ["instrument", "run", "--black-box", "--diagnose", "-o", "out", "--", sys.executable, str(script)]
+    done = warm.run(programs.python(Path("-m"), line), programs.environment(), cwd=tmp_path, check=True)
+    (line_of_stall,) = (
+        line for line in manifest(tmp_path / "out") if any("step 60 took 2." in each for each in line["opened_by"])
+    )
+    assert [Path(file["path"]).suffix for file in line_of_stall["diagnosis"]] == [".json", ".html"]
+    said = done.stdout + done.stderr
+    assert "The slowest steps\n  step 60 took 2." in said
+    assert "What is slow in the last window" in said

@@ -74,6 +74,11 @@ class Outcomes:
         self.worst_steps: Callable[[], list[str]] = list
 
     @property
+    def run(self) -> str:
+        """The name of the run in the manifest."""
+        return self._manifest.run
+
+    @property
     def entries(self) -> list[dict[str, Any]]:
         """The lines of the manifest so far."""
         return self._manifest.entries

@@ -89,12 +89,18 @@ class Triggers:
     def __bool__(self) -> bool:
         return bool(self._triggers or self._socket)
 
-    def begin(self, ask: Ask, answer: Callable[[WindowRequest], dict[str, Any]]) -> None:
+    def begin(
+        self,
+        ask: Ask,
+        answer: Callable[[WindowRequest], dict[str, Any]],
+        window_of: Callable[[str], dict[str, Any]],
+    ) -> None:
         """Begin to request windows.
 
         Args:
             ask: called on any thread, and in a signal handler, with each request.
             answer: called in its place with those of `instrument trigger`; returns what that prints.
+            window_of: called with the id of such a request; returns the window that serves it.
         """
         if self._folder is not None:
             with guard.contained(FEATURE):
@@ -102,7 +108,7 @@ class Triggers:
         if self._socket is not None:
             with guard.contained(FEATURE):
                 self._begun.append(self._socket)
-                self._socket.begin(answer)
+                self._socket.begin(answer, window_of)
         for trigger in self._triggers:
             with guard.contained(FEATURE):
                 self._begun.append(trigger)
