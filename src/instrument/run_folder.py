@@ -14,6 +14,7 @@ from .units import counted
 NAME = "manifest.jsonl"
 COMPILE_LOG = ".compile.log"  # how the name of torch's log ends that a window wrote beside its trace
 BLACK_BOX = ".black_box.json"  # ... and that of the times of the steps before it
+DIAGNOSIS = ".diagnosis.json"  # ... and that of the diagnosis of a trace beside it
 MEMORY_SNAPSHOT = ".memory.pickle"  # ... and that of the history of GPU memory
 _OF_ONE_RUN = "manifest.*.jsonl"  # in a folder that windows were uploaded to
 

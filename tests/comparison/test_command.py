@@ -97,6 +97,30 @@ def test_stretched_recordings() -> None:
     assert instrument.compare(replace(one, stretch=1.1), replace(two, stretch=1.2)).reasons == ()
 
 
+def test_a_stretch_that_explains_no_change() -> None:
+    """A change that is larger than recording can make it, or in the other direction, is said, with a note."""
+    slow, fast = (instrument.diagnose(loop(kernels=count).trace()) for count in (6, 1))
+    for ranges in (((1.8, 2.0), (0.9, 1.1)), ((0.9, 1.1), (1.8, 2.0))):
+        one, two = (
+            replace(each, stretch=sum(span) / 2, stretch_range=span)
+            for each, span in zip((slow, fast), ranges, strict=True)
+        )
+        change = instrument.compare(one, two)
+        assert (change.verdict, change.reasons) == ("faster", ())
+        assert any("recording made steps" in note for note in change.notes)
+    assert instrument.compare(replace(slow, stretch=9.0), replace(fast, stretch=1.0)).verdict == "not comparable"
+
+
+def test_a_stretch_that_may_be_chance() -> None:
+    """Two stretches whose ranges overlap prevent nothing."""
+    one, two = (instrument.diagnose(loop(kernels=3).trace()) for _ in range(2))
+    near, far = (
+        replace(one, stretch=1.0, stretch_range=(0.6, 1.5)),
+        replace(two, stretch=1.8, stretch_range=(1.4, 2)),
+    )
+    assert instrument.compare(near, far).verdict == "no change seen"
+
+
 def test_opposite_directions() -> None:
     """If the mean step is longer but the median step is not, there is no verdict."""
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -448,3 +449,55 @@ def test_wrong_arguments(arguments: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError), match=f'"{name}" must be'):
         instrument.black_box(**arguments)
     assert not dispatch.recording
+
+
+@pytest.mark.parametrize("behind", [1, 5, 150])
+def test_a_worse_stall_is_not_missed(clock: Clock, make: Make, behind: int) -> None:
+    """A stall of a second in the cooldown of one of 60 ms gives an alarm, also directly behind it."""
+    alarms: list[int] = []
+    box = make(on_slow=lambda slow: alarms.append(slow.step))
+    for step in range(400):
+        clock.advance({100: 60, 100 + behind: 1000, 101 + behind: 1000}.get(step, 10))
+        box.step()
+    assert alarms == [100, 100 + behind]
+    assert [slow.step for slow in box.worst][:2] == [100 + behind, 101 + behind]
+
+
+def test_a_worse_stall_after_the_cap(clock: Clock, make: Make) -> None:
+    """A stall that is worse than all alarms of the last hour gives one, whatever their number."""
+    alarms: list[int] = []
+    box = make(cooldown=0, cap=2, on_slow=lambda slow: alarms.append(slow.step))
+    for step in range(600):
+        clock.advance({500: 543}.get(step, 45 + step % 7 if step % 37 == 36 else 10))
+        box.step()
+    assert len(alarms) == 3
+    assert alarms[-1] == 500
+
+
+def test_the_cap_refills(clock: Clock, make: Make) -> None:
+    """The cap counts the alarms of an hour: a run of a day has them in each of its hours."""
+    alarms: list[int] = []
+    box = make(cap=3, on_slow=lambda slow: alarms.append(slow.step))
+    random = Random(1)
+    for _ in range(8 * 1200):  # steps of three seconds
+        clock.advance(random.uniform(9000, 9900) if random.random() < 0.01 else 3000)
+        box.step()
+    assert all(1 <= len([step for step in alarms if step // 1200 == hour]) <= 4 for hour in range(8))
+    assert box.alarms == len(alarms) >= 16
+
+
+def test_steps_that_grow_slowly(clock: Clock, make: Make) -> None:
+    """Stalls of which each is a little longer than the one before do not each count as a worse one."""
+    box = make(cooldown=10_000, cap=5)
+    for step in range(2000):
+        clock.advance(40 + step / 20 if step % 31 == 17 else 10)
+        box.step()
+    assert 1 <= box.alarms <= 5
+
+
+def test_no_alarm_is_a_cap_of_none(clock: Clock, make: Make) -> None:
+    """With a cap of 0, no stall gives an alarm; each is noted."""
+    box = make(cap=0)
+    run(box, clock, 50)
+    run(box, clock, 1, data=1000.0)
+    assert (box.alarms, len(box.slow_steps), len(box.worst)) == (0, 1, 1)

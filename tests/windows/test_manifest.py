@@ -42,7 +42,16 @@ def test_a_recorded_window(out: Path) -> None:
     assert path.stat().st_size == file["bytes"]
     assert before < entry.pop("start_ns") < entry["end_ns"] < after
     timing = entry.pop("timing")
-    keys = ["around_ns", "around_steps", "own_ns", "recorded_ns", "run_ns", "run_steps", "untimed_steps"]
+    keys = [
+        "around_each_ns",
+        "around_ns",
+        "around_steps",
+        "own_ns",
+        "recorded_ns",
+        "run_ns",
+        "run_steps",
+        "untimed_steps",
+    ]
     assert keys == sorted(timing)
     assert 0 == timing["own_ns"]
     assert [5, [[3, 4]]] == [timing["run_steps"], timing["around_steps"]]
@@ -56,6 +65,7 @@ def test_a_recorded_window(out: Path) -> None:
         "rank": 0,
         "window": 1,
         "opened_by": ["schedule"],
+        "requested": False,
         "status": "recorded",
         "reason": None,
         "planned_steps": [1, 2],

@@ -16,6 +16,7 @@ import pytest
 import instrument
 from instrument.run_folder import entries_of, traces_in
 from instrument.windows.manifest import append
+from instrument.windows.requests import WindowRequest
 from instrument.windows.retention import remove_old_windows
 from instrument.windows.storage import Keep, Storage
 from instrument.windows.stored_windows import StoredWindows
@@ -25,7 +26,9 @@ from .training import manifest, run, train
 DAY_NS = 86_400 * 10**9
 
 
-def write_window(out: Path, window: int, *, rank: int = 0, days: float = 0, size: int = 100) -> Path:
+def write_window(
+    out: Path, window: int, *, rank: int = 0, days: float = 0, size: int = 100, requested: bool = False
+) -> Path:
     """Write a window that ended some days ago, and its line; return its trace."""
     end_ns = time.time_ns() - int(days * DAY_NS)
     trace = out / f"window-{window:04d}" / f"rank{rank}.{end_ns}.pt.trace.json.gz"
@@ -33,7 +36,7 @@ def write_window(out: Path, window: int, *, rank: int = 0, days: float = 0, size
     trace.write_bytes(bytes(size))
     files = [{"path": str(trace.relative_to(out)), "bytes": size}]
     line = {"run": "r", "rank": rank, "window": window, "end_ns": end_ns, "steps": [1, 1], "files": files}
-    append(out, [json.dumps(line).encode() + b"\n"])
+    append(out, [json.dumps(line | {"requested": requested}).encode() + b"\n"])
     return trace
 
 
@@ -45,6 +48,25 @@ def remove(out: Path, *, rank: int = 0, now_ns: int | None = None, **limits: Any
 def existing(traces: Sequence[Path]) -> list[int]:
     """Return the numbers, from 1, of the traces that are there."""
     return [number for number, trace in enumerate(traces, 1) if trace.exists()]
+
+
+def test_requested_windows_outlive_automatic_ones(out: Path) -> None:
+    """The windows that somebody asked for go last, but the newest window stays whatever opened it."""
+    written = [write_window(out, number, requested=number in (1, 3)) for number in range(1, 7)]
+    remove(out, windows=3)
+    assert existing(written) == [1, 3, 6]
+    remove(out, windows=2)
+    assert existing(written) == [3, 6]
+
+
+def test_who_asked_for_a_window(out: Path) -> None:
+    """A slow step and the clock are nobody: their windows and planned ones go before that of the program."""
+    with instrument.profile(out, schedule="2", triggers=["every=1000s"], trigger_steps=1) as prof:
+        for number in range(40):
+            if number in (5, 15):
+                prof.request(WindowRequest("a slow step", 1, automatic=number == 5))
+            train(1, prof.step)
+    assert [line["requested"] for line in manifest(out)] == [False, False, True]
 
 
 def test_a_run_keeps_its_last_windows(out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 import instrument
+from instrument.config import settings
 from instrument.diagnosis.panels.overview import overview_section
 from instrument.run_folder import traces_in
 from instrument.slow_steps import step_clock
 
+from ..support import programs, warm
 from .training import manifest, traces, train
 
 
@@ -52,6 +55,41 @@ def test_a_slow_step_opens_a_window(out: Path, slow_at: Callable[..., Any]) -> N
     assert ring.name.split(".")[:2] == traces(out)[-1].name.split(".")[:2]
     assert {"path": str(ring.relative_to(out)), "bytes": ring.stat().st_size} == line["files"][1]
     assert [traces(out)[-1]] == [trace for trace, _ in traces_in(out)]
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_the_summary_names_the_slowest_steps(
+    out: Path,
+    slow_at: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    records: bool,
+) -> None:
+    """The summary has the slowest steps with their phase, also those that opened no window."""
+    monkeypatch.setattr(settings, "summary", True)
+    exporter = "torch_profiler" if records else "none"
+    with instrument.profile(out, black_box=True, trigger_steps=2, exporter=exporter) as prof:
+        train(150, prof.step, slow_at(110, 120))
+    said = " ".join(capfd.readouterr().err.split())
+    assert "lowest steps step 110 took 63.0 ms, 60.0 ms more than usual: 60.0 ms of it in data" in said
+    assert "step 120 took 63.0 ms" in said
+
+
+@pytest.mark.parametrize("behind", [1, 2, 3])
+def test_a_worse_stall_while_a_window_is_open(out: Path, slow_at: Callable[..., Any], behind: int) -> None:
+    """A worse stall directly behind a stall, in warm-up or recorded, is noted and is a reason of a window."""
+    body = slow_at(110, 110 + behind)
+
+    def much_slower(number: int) -> None:
+        for _ in range(1 + 19 * (number == 110 + behind)):
+            body(number)
+
+    with instrument.profile(out, black_box=True, trigger_steps=2) as prof:
+        train(150, prof.step, much_slower)
+    opened_by = [reason.partition(",")[0] for line in manifest(out) for reason in line["opened_by"]]
+    assert ["step 110 took 63.0 ms", f"step {110 + behind} took 1.26 s"] == opened_by
+    assert prof.black_box is not None
+    assert [110 + behind, 110] == [slow.step for slow in prof.black_box.worst]
 
 
 def test_a_diagnosis_says_why_its_window_opened(out: Path, slow_at: Callable[..., Any]) -> None:
@@ -100,3 +138,26 @@ def test_steps_in_epochs(out: Path) -> None:
     assert batches.profile.black_box is not None
     assert 100 == batches.profile.black_box.step_num
     batches.profile.stop()
+
+
+def test_the_options_of_run(tmp_path: Path) -> None:
+    """`instrument run --black-box --diagnose` opens a window after a stall, diagnoses it and names the stall."""
+    code = """
+        import time, torch
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(90):
+            time.sleep(2 if number == 60 else 0.005)
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+    """
+    script = programs.program(code, tmp_path)
+    line = ["instrument", "run", "--black-box", "--diagnose", "-o", "out", "--", sys.executable, str(script)]
+    done = warm.run(programs.python(Path("-m"), line), programs.environment(), cwd=tmp_path, check=True)
+    (line_of_stall,) = (
+        line for line in manifest(tmp_path / "out") if any("step 60 took 2." in each for each in line["opened_by"])
+    )
+    assert [Path(file["path"]).suffix for file in line_of_stall["diagnosis"]] == [".json", ".html"]
+    said = done.stdout + done.stderr
+    assert "The slowest steps\n  step 60 took 2." in said
+    assert "What is slow in the last window" in said

@@ -48,6 +48,7 @@ def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyP
     assert prof.windows[0]["timing"] == {
         "recorded_ns": 300,
         "around_ns": int(sorted(around)[AROUND - 1] + sorted(around)[AROUND]) // 2,
+        "around_each_ns": around,
         "around_steps": [[48 - AROUND, 47], [53, 52 + AROUND]],
         "own_ns": 0,
         "run_steps": 53 + AROUND,

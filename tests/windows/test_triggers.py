@@ -134,6 +134,73 @@ def test_a_command(out: Path) -> None:
         sockets_of(str(out))
 
 
+def train_until(prof: Any, thread: threading.Thread) -> None:
+    """Step slowly until a thread ends, a minute at most."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and thread.is_alive():
+        train(1, prof.step)
+        time.sleep(0.02)
+    thread.join()
+
+
+def test_a_command_names_the_window_and_waits(out: Path) -> None:
+    """The command says the window and where its files will be; with --wait it prints them once they are there."""
+    called: list[tuple[int, str]] = []
+    with instrument.profile(out, triggers="command") as prof:
+        thread = threading.Thread(target=lambda: called.append(triggered(str(out), "--steps", "2", "--wait")))
+        thread.start()
+        train_until(prof, thread)
+    ((code, said),) = called
+    (line,) = manifest(out)
+    assert code == 0
+    folder = out / f"window-{line['window']}"
+    assert f"rank 0: window {line['window']}, whose files will be in {folder}" in said
+    assert said.splitlines()[-1] == str(out / line["files"][0]["path"])
+    assert (out / line["files"][0]["path"]).exists()
+
+
+def test_a_command_that_waits_too_long(out: Path) -> None:
+    """In a step that does not end, --wait gives up after --timeout; the request stays."""
+    with instrument.profile(out, triggers="command") as prof:
+        code, said = triggered(str(out), "--wait", "--timeout", "0.5", "--steps", "1")
+        assert code == 3
+        assert f"the files will be in {out / 'window-step-N'}" in said
+        assert "the window has no files after the time of --timeout; the request stays" in said
+        train(4, prof.step)
+    assert ["instrument trigger"] == opened_by(out)
+
+
+def test_a_window_that_is_not_reached(out: Path) -> None:
+    """If the loop ends before the window, --wait says so."""
+    called: list[tuple[int, str]] = []
+    with instrument.profile(out, triggers="command") as prof:
+        thread = threading.Thread(target=lambda: called.append(triggered(str(out), "--steps", "9", "--wait")))
+        thread.start()
+        while not prof._requests and thread.is_alive():
+            time.sleep(0.02)
+        prof.step()  # the warm-up
+        time.sleep(1)
+    thread.join()
+    ((code, said),) = called
+    assert code == 1
+    assert "the loop ended" in said
+
+
+def test_ctrl_c_leaves_the_request(out: Path) -> None:
+    """Ctrl-C ends the waiting command with a message, and the window opens."""
+    with instrument.profile(out, triggers="command") as prof:
+        line = [sys.executable, "-m", "instrument", "trigger", str(out), "--wait", "--steps", "1"]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+            assert waiting.stdout is not None
+            assert "a window opens" in waiting.stdout.readline()
+            waiting.send_signal(signal.SIGINT)
+            _, said = waiting.communicate(timeout=60)
+        assert waiting.returncode == 130
+        assert "the request stays" in said
+        train(4, prof.step)
+    assert ["instrument trigger"] == opened_by(out)
+
+
 def triggered(*arguments: str) -> tuple[int, str]:
     """Return the exit code and the output of `instrument trigger`."""
     done = CliRunner().invoke(app, ["trigger", *arguments])
@@ -154,7 +221,8 @@ def test_what_a_process_of_its_own_will_do(
 ) -> None:
     """A process opens the window at its next step, unless it does not record."""
     with instrument.profile(out, triggers="command", ranks=ranks):
-        assert (code, f"rank 0, step 0: {said}") == triggered(str(out), *options)
+        ended, shown = triggered(str(out), *options)
+        assert (code, f"rank 0, step 0: {said}") == (ended, shown.splitlines()[0])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +247,8 @@ def test_what_a_rank_of_a_job_will_do(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with instrument.profile(out, triggers="command", ranks=ranks):
-        assert (code, f"rank 0, step 0: {said}") == triggered(str(out), *options)
+        ended, shown = triggered(str(out), *options)
+        assert (code, f"rank 0, step 0: {said}") == (ended, shown.splitlines()[0])
 
 
 def test_an_error_does_not_end_the_service(out: Path, lenient: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -192,7 +261,7 @@ def test_an_error_does_not_end_the_service(out: Path, lenient: None, caplog: pyt
         return {"rank": 3}
 
     listening = CommandSocket(out, WindowRequest(""))
-    listening.begin(request)
+    listening.begin(request, lambda _: {})
     (path,) = sockets_of(str(out))
     assert None is ask(path, {})
     assert {"rank": 3} == ask(path, {})
@@ -203,7 +272,7 @@ def test_an_error_does_not_end_the_service(out: Path, lenient: None, caplog: pyt
 def test_a_service_that_cannot_go_on(out: Path, lenient: None) -> None:
     """Its socket is closed and gone, so that nobody waits for an answer."""
     listening = CommandSocket(out, WindowRequest(""))
-    listening.begin(lambda _: {})
+    listening.begin(lambda _: {}, lambda _: {})
     assert listening._socket is not None
     listening._socket.shutdown(socket.SHUT_RDWR)  # `accept` fails
     eventually(lambda: not list(out.iterdir()))

@@ -387,6 +387,24 @@ def test_a_sudden_end_of_training(tmp_path: Path) -> None:
         assert all(path.suffix == ".gz" for path in traces(out)[:3])
 
 
+def test_no_work_beside_the_steps_that_are_compared(out: Path) -> None:
+    """A window is finished only after the steps behind it are timed, and those beside that work are not timed."""
+    with instrument.profile(out, schedule="2,40") as prof:
+        for _ in range(3):
+            record_window(prof)
+        number = finalizer()
+        raw = next(out.glob("window-*/*.json"))
+        train(5, prof.step)
+        os.kill(number, signal.SIGSTOP)
+        try:
+            assert raw.exists()
+            train(60, prof.step)
+        finally:
+            os.kill(number, signal.SIGCONT)
+    first, second = (line["timing"]["around_steps"] for line in prof.windows)
+    assert (first, second) == ([[1, 1], [3, 22]], [[3, 22]])
+
+
 def test_a_fork_releases_the_process(tmp_path: Path) -> None:
     """A fork closes the connection, waits for nothing, and does not keep the process alive after training."""
     code = """

@@ -29,8 +29,8 @@ MEMORY_ACCEPTED = (
 _SNAPSHOT = "snapshot"
 _STORAGE = ("keep", "upload", "upload_timeout")
 # Options that choose windows, and their content.
-_ONLY_TORCH = ("detail", *_STORAGE, *TORCH_OPTIONS, "memory")
-_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "trigger", "out", "ranks", "compile_log", *_ONLY_TORCH)
+_ONLY_TORCH = ("detail", "diagnose", *_STORAGE, *TORCH_OPTIONS, "memory")
+_WINDOWS = ("steps", *SCHEDULE_OPTIONS, "trigger", "black_box", "out", "ranks", "compile_log", *_ONLY_TORCH)
 _NEEDS = {
     "region": ("ncu",),
     "launches": ("ncu",),
@@ -268,7 +268,7 @@ def windows(loop: Mapping[str, Any]) -> int | None:
     """Return the number of windows; None if endless, 0 for the whole run."""
     if loop.get("active") == sys.maxsize:
         return 0
-    if loop.get("triggers"):
+    if loop.get("triggers") or loop.get("black_box"):
         return None
     named = {name: loop[name] for name in SCHEDULE_OPTIONS if name in loop}
     made = schedule_of(None, named)

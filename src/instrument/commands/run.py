@@ -131,6 +131,19 @@ def run(
             metavar="TRIGGER",
         ),
     ] = None,
+    black_box: Annotated[
+        bool,
+        typer.Option(
+            "--black-box", help="Time all steps; a slow one opens a window, and the summary names the worst."
+        ),
+    ] = False,
+    diagnose: Annotated[
+        bool,
+        typer.Option(
+            "--diagnose",
+            help="Write what is slow in each window beside its trace (torch.profiler), and print the last.",
+        ),
+    ] = False,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The folder for the recorded windows.", metavar="FOLDER")
     ] = Path("runs/instrument"),
@@ -247,8 +260,8 @@ def run(
         loop |= {argument: True for name, argument in options.TORCH_OPTIONS.items() if name in given}
         if memory is not None:
             loop |= options.memory(memory)
-        if compile_log:
-            loop["compile_log"] = True
+        chosen = {"compile_log": compile_log, "black_box": black_box, "diagnose": diagnose}
+        loop |= {name: True for name, flag in chosen.items() if flag}
         if "detail" in given:
             loop["detail"] = detail.value
         loop |= options.storage(given)

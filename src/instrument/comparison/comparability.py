@@ -10,6 +10,7 @@ import numpy as np
 from ..diagnosis.diagnosis_data import DiagnosisData
 from ..diagnosis.trace_facts import TraceFacts
 from ..traces.gpus import count_gpus
+from ..traces.stretch import Stretch
 
 _STRETCH = 1.3  # times: a profile that stretches one side so much more than the other hides the change
 _VERSIONS = {
@@ -31,9 +32,15 @@ class Difference(NamedTuple):
     prevents: bool
 
 
-def differences(before: DiagnosisData, after: DiagnosisData) -> list[Difference]:
-    """Return the differences, those that prevent a comparison first."""
-    found = [*_of_machines(facts_of(before), facts_of(after)), *_of_recordings(before, after)]
+def differences(before: DiagnosisData, after: DiagnosisData, change: float) -> list[Difference]:
+    """Return the differences, those that prevent a comparison first.
+
+    Args:
+        before: one recording.
+        after: the other one.
+        change: the length of a step after / before, as recorded; 1 if no change was seen.
+    """
+    found = [*_of_machines(facts_of(before), facts_of(after)), *_of_recordings(before, after, change)]
     return sorted(found, key=lambda each: not each.prevents)
 
 
@@ -70,11 +77,11 @@ def _of_machines(before: TraceFacts, after: TraceFacts) -> Iterator[Difference]:
             yield Difference(f"the versions of the {name} differ: {versions[0]} and {versions[1]}", prevents=False)
 
 
-def _of_recordings(before: DiagnosisData, after: DiagnosisData) -> Iterator[Difference]:
-    one, two = before.stretch, after.stretch
-    if one is not None and two is not None and max(one, two) > _STRETCH * min(one, two):
+def _of_recordings(before: DiagnosisData, after: DiagnosisData, change: float) -> Iterator[Difference]:
+    one, two = _stretch_of(before), _stretch_of(after)
+    if one is not None and two is not None and _stretch_apart(one, two):
         text = f"recording made steps {one:.2f} and {two:.2f} times as long"
-        yield Difference(text, prevents=True)
+        yield Difference(text, prevents=_explains(one, two, change))
     if before.has_steps != after.has_steps:
         which = "before" if before.has_steps else "after"
         yield Difference(f"only the trace {which} the change has steps", prevents=True)
@@ -84,6 +91,24 @@ def _of_recordings(before: DiagnosisData, after: DiagnosisData) -> Iterator[Diff
     options = [_value(facts_of(each).trace.metadata, ("with_stack",)) or 0 for each in (before, after)]
     if options[0] != options[1]:
         yield Difference("only one was recorded with stacks, which slows the CPU", prevents=False)
+
+
+def _stretch_of(diagnosis: DiagnosisData) -> Stretch | None:
+    ratio = diagnosis.stretch
+    return None if ratio is None else Stretch(ratio, *(diagnosis.stretch_range or (ratio, ratio)))
+
+
+def _stretch_apart(one: Stretch, two: Stretch) -> bool:
+    """Return whether one stretch is much larger than the other, by more than chance."""
+    less, more = sorted((one, two))
+    return more.ratio > _STRETCH * less.ratio and more.low > less.high
+
+
+def _explains(one: Stretch, two: Stretch, change: float) -> bool:
+    """Return whether recording may be all of a change that is seen, or may hide one where none is seen."""
+    less, more = sorted((one, two))
+    grown = change if more is two else 1 / change  # in the direction of the recording
+    return 1 <= grown <= more.high / less.low if less.low else True
 
 
 def _used_devices(facts: TraceFacts) -> list[str]:

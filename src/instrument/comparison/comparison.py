@@ -93,10 +93,11 @@ def compare(
         for each in (before, after)
     )
     facts = facts_of(one), facts_of(two)
-    found = differences(one, two)
     samples = [_Steps(each) for each in facts]
     before_ns, after_ns = (lower_median(steps.lengths_ns) for steps in samples)
     tested = significance(*(steps.lengths_ns for steps in samples))
+    seen = before_ns and after_ns and (tested.p_value is None or tested.p_value <= ALPHA)
+    found = differences(one, two, after_ns / before_ns if seen else 1)
     verdict, reasons = _verdict(found, tested, after_ns - before_ns, (one.has_steps, two.has_steps))
     return Comparison(
         verdict,

@@ -120,12 +120,13 @@ def _check_number(name: str, value: Any, least: float = 0, most: float = math.in
 def _finished(facts: TraceFacts, by: Rule, found: Finding) -> Finding:
     """Return a finding with the name of its rule and, if it rests on inflated times, a statement of that."""
     found = replace(found, rule=by.name)
-    if not by.on_cpu or facts.stretch is None or facts.stretch <= _STRETCHED:
+    stretch = facts.stretch
+    if not by.on_cpu or stretch is None or not stretch.differs or stretch.ratio <= _STRETCHED:
         return found
     inflated = Evidence(
-        "stretch", facts.stretch, "1", "Times on the CPU are inflated: step in the window / step outside."
+        "stretch", stretch.ratio, "1", "Times on the CPU are inflated: step in the window / step outside."
     )
-    title = f"{found.title} (inflated: recording made steps {facts.stretch:.2f} times as long)"
+    title = f"{found.title} (inflated: recording made steps {stretch:.2f} times as long)"
     return replace(found, title=title, evidence=(*found.evidence, inflated), confidence="low")
 
 

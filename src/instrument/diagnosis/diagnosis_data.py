@@ -64,6 +64,7 @@ class DiagnosisData:
         opened_by: why the window was opened, "schedule" or what requested it; empty if the trace does not say.
         facts: what the rules read, and the trace; None in a diagnosis that was not made by `diagnose`.
         regions: the outermost regions with their times per step, the longest first.
+        stretch_range: the lowest and the highest ``stretch`` that the recorded steps and those outside allow.
     """
 
     path: str
@@ -97,6 +98,7 @@ class DiagnosisData:
     opened_by: str = ""
     facts: TraceFacts | None = field(default=None, repr=False, compare=False)
     snapshot: MemorySnapshot | None = field(default=None, repr=False, compare=False)
+    stretch_range: tuple[float, float] | None = None
 
     @property
     def replayer(self) -> Replayer | None:

@@ -26,6 +26,7 @@ VERSION = 1
 DEFINITIONS = {
     "step_ns": "Mean time of a step in ns, from the start of the first to the end of the last one's GPU work.",
     "stretch": "Median step in the window / median step outside; null if the run has no manifest.",
+    "stretch_range": "The lowest and the highest stretch that so few steps, which vary, allow; null like stretch.",
     "goodput.flops": "Floating-point operations of matmuls, attention and convolutions per step.",
     "goodput.recomputed_flops": "Those of them that the backward pass computes again, per step.",
     "goodput.mfu": "Time of flops without the recomputed ones at the peak of the GPUs / time of the step.",
@@ -80,7 +81,8 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
 
     ``path``, ``verdict``, ``bound`` (or null), ``coverage`` (what the verdict rests on, or why it abstains),
     ``rank`` (or null), ``has_steps``, ``steps`` (1 without steps: the window counts as one), ``step_ns``,
-    ``stretch`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step and ``definition``),
+    ``stretch`` and ``stretch_range`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step
+    and ``definition``),
     ``goodput`` (see `goodput_of`), ``memory`` (null, or ``device``, ``peak_bytes``, ``reserved_bytes`` at the peak
     or null, and ``parts``: each category with its ``bytes`` at the peak, ``growth_bytes`` per step or null, and
     ``definition``), ``memory_snapshot`` (null, or what `instrument.memory.serialize.as_dict` returns of the
@@ -126,6 +128,7 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "steps": diagnosis.steps,
         "step_ns": diagnosis.step_ns,
         "stretch": diagnosis.stretch,
+        "stretch_range": diagnosis.stretch_range and list(diagnosis.stretch_range),
         "parts": {name: {"ns": ns, "definition": PARTS[name]} for name, ns in diagnosis.parts.items()},
         "idle_by_cause": {
             name: {"ns": ns, "definition": CAUSES[name]} for name, ns in diagnosis.idle_by_cause.items()

@@ -28,16 +28,21 @@ def with_steps_of_run(timing: Timing | None, path: Path) -> Timing | None:
         same = all(other.get(key) == entry.get(key) for key in ("run", "rank"))
         if same and (known := Timing.from_manifest(other)) and known.around_ns:
             around = timing + known
-            timing = replace(timing, around_ns=around.around_ns, around_steps=around.around_steps)
+            timing = replace(
+                timing,
+                around_ns=around.around_ns,
+                around_steps=around.around_steps,
+                around_each_ns=around.around_each_ns,
+            )
     return timing
 
 
 def verdict_text(facts: TraceFacts, text: str | None = None) -> str:
-    """Return a verdict, by default that of `verdict_of`, with how long recording made the steps."""
+    """Return a verdict, by default that of `verdict_of`, with how long recording made the steps, if it did."""
     text = verdict_of(facts).text if text is None else text
     stretch = facts.stretch
-    if stretch is None:
+    if stretch is None or not stretch.differs:
         return text
-    if stretch < 1:
+    if stretch.ratio < 1:
         return f"{text} A recorded step took {stretch:.2f} times as long as the steps outside the window."
     return f"{text} Recording made a step {stretch:.2f} times as long."

@@ -21,6 +21,7 @@ from ..traces.main_threads import main_thread
 from ..traces.step_content import launched_before, steps_of_process
 from ..traces.step_lengths import StepLengths
 from ..traces.step_work import step_lengths
+from ..traces.stretch import Stretch
 from ..traces.synchronizations import Synchronization
 from ..traces.table import KERNEL, Array, Table
 from ..traces.timing import Timing
@@ -140,12 +141,9 @@ class WindowFacts:
         return around[1] if around else None
 
     @cached_property
-    def stretch(self) -> float | None:
+    def stretch(self) -> Stretch | None:
         """How many times as long a step takes in the window as outside; None if that is not known."""
-        usual = self.usual_step_ns
-        if not usual or not self.trace.steps:
-            return None
-        return float(np.median(self.trace.steps.duration_ns)) / usual
+        return Stretch.of(self.trace.steps.duration_ns.tolist(), self.timing, self.lengths)
 
     @cached_property
     def gpu(self) -> Table:

@@ -34,6 +34,7 @@ class RunSummary:
         snapshots: The memory snapshots of the run.
         ranks: Sentences on the ranks of the job.
         hidden: Regions that were not recorded because they are inside compiled code.
+        worst_steps: The slow steps that a black box found with the largest delays, in words.
         diagnosis: The diagnosis of the last window; None for none.
     """
 
@@ -46,6 +47,7 @@ class RunSummary:
     snapshots: Sequence[Path]
     ranks: Sequence[str]
     hidden: Sequence[str]
+    worst_steps: Sequence[str]
     diagnosis: Diagnosis | None
 
     def as_text(self, terminal: Mapping[str, Any]) -> str:
@@ -72,6 +74,10 @@ class RunSummary:
         )
         if self.snapshots:
             print_line(console, how_to_show_snapshots(len(self.snapshots), self.folder))
+        if self.worst_steps:
+            print_line(console, "The slowest steps", bold=True, space=True)
+            for step in self.worst_steps:
+                print_line(console, f"  {step}")
         if self.diagnosis is not None:
             print_line(console, "What is slow in the last window", bold=True, space=True)
             console.print(self.diagnosis, soft_wrap=True)
@@ -110,6 +116,7 @@ class RunSummary:
             "operators": [vars(operator) for operator in summary.operators[:MAX_OPERATORS]],
             "ranks": list(self.ranks),
             "hidden_regions": list(self.hidden),
+            "slowest_steps": list(self.worst_steps),
             "diagnosis": self.diagnosis and self.diagnosis.verdict,
         }
 

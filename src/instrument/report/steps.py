@@ -8,17 +8,15 @@ from statistics import median
 
 from ..regions.region import OWN_WORK
 from ..traces.step_lengths import StepLengths
+from ..traces.stretch import MIN_STEPS_AROUND, Stretch, is_similar
 from ..traces.summary import Summary
 from ..traces.timing import Timing
 from ..units import counted, duration, durations, percent
 
 _MAX_LISTED_STEPS = 10  # steps; more are summarized
 _OUTLIER_RATIO = 2  # times the median, or one part in so many: such a step is an outlier
-_MIN_STEPS_AROUND = 3  # steps around a window that a comparison needs
 _BUSY_SHARE = 0.95  # of a step's length on the GPU; a busier GPU is not mentioned
 _MIN_RATIO_WITHOUT_DECIMAL = 9.95  # times as long; larger ratios have no decimal
-_MAX_SIMILAR_RATIO = 1.25  # times slower or faster; closer steps count as equally long
-
 _MIN_WAIT_SHARE = 0.01  # of a step; smaller waits are not mentioned
 _MIN_EXPOSED_SHARE = 0.1  # of a step; smaller shares of exposed communication are not mentioned
 _WINDOW = "of {} time after the first step"  # from the end of the first step, or of its GPU work
@@ -196,22 +194,27 @@ def _describe_untimed(timing: Timing) -> str:
 def _compare_with_run(summary: Summary, timing: Timing) -> Iterator[str]:
     """Compare the recorded steps with the steps around them, which are timed on the CPU."""
     steps, around = timing.around or (0, 0)
-    if steps < _MIN_STEPS_AROUND or not summary.step_times_ns:
+    if steps < MIN_STEPS_AROUND or not summary.step_times_ns:
         return
-    lengths = summary.lengths if summary.lengths and summary.lengths.runs_ahead else None
-    clock = ", on the CPU, which runs ahead" if lengths else ""
-    ratio = median(summary.step_times_ns) / (around or 1)
+    ahead = summary.lengths is not None and summary.lengths.runs_ahead
+    clock = ", on the CPU, which runs ahead" * ahead
     recorded = "the recorded steps" + " of all windows" * _has_several_windows(summary)
-    if _are_similar(ratio):
+    took = median(summary.step_times_ns)
+    ratio = took / (around or 1)
+    stretch = Stretch.of(summary.step_times_ns, timing, summary.lengths)
+    if is_similar(ratio):
         said = f"{recorded} took about as long (within 25 %), so they are typical"
-    elif lengths and _are_similar((lengths.gpu_step_ns or 0) / (around or 1)):
+    elif ahead and stretch is not None:
         said = f"{recorded} took about as long on the GPU (within 25 %), so they are typical"
-    elif lengths:
-        said = f"{recorded} took {_times_as_long(ratio)} there, which says little about the loop"
+    elif ahead or stretch is None:
+        said = f"{recorded} took {ratio:.1f} times as long there, which says little about the loop"
+    elif not stretch.is_certain:
+        said = f"{recorded} took {duration(took)}, which differs no more than steps vary"
     elif ratio > 1:
-        said = f"{recorded} took {_times_as_long(ratio)}, which may be due to the recording"
+        times = f"{stretch:.{1 if stretch.high < _MIN_RATIO_WITHOUT_DECIMAL else 0}f} times as long"
+        said = f"{recorded} took {times}, which may be due to the recording"
     else:
-        said = f"{recorded} took {100 * ratio:.0f} % of that, so they are not typical"
+        said = f"{recorded} took {stretch:.2f} times as long, so they are not typical"
     yield f"The {steps} steps around them took {duration(around)} (median{clock}); {said}."
 
 
@@ -219,14 +222,6 @@ def _has_several_windows(summary: Summary) -> bool:
     """Return whether steps between the recorded ones were not recorded."""
     numbers = sorted(summary.step_numbers)
     return any(later > earlier + 1 for earlier, later in pairwise(numbers) if earlier >= 0)
-
-
-def _times_as_long(ratio: float) -> str:
-    return f"{ratio:.{1 if ratio < _MIN_RATIO_WITHOUT_DECIMAL else 0}f} times as long"
-
-
-def _are_similar(ratio: float) -> bool:
-    return max(ratio, 1 / (ratio or 1)) <= _MAX_SIMILAR_RATIO if ratio else False
 
 
 def _own_work(timing: Timing) -> Iterator[str]:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ..diagnosis.diagnose import diagnose
 from ..part_file import part_file
+from ..run_folder import DIAGNOSIS
 from ..traces.read import read_trace
 from ..traces.summary import summarize
 from ..traces.timing import Timing
@@ -28,7 +29,7 @@ def write_diagnosis(trace: Path, timing: Timing | None = None) -> list[Path]:
         TraceError, OSError: the trace cannot be read, or a file cannot be written.
     """
     found = diagnose(trace, timing=timing)
-    data = _write(_beside(trace, "diagnosis.json"), found.to_json())
+    data = _write(_beside(trace, DIAGNOSIS[1:]), found.to_json())
     return [data, found.to_html(_beside(trace, "diagnosis.html"))]
 
 

@@ -42,8 +42,9 @@ def black_box(
     Args:
         steps: how many steps to keep.
         slow: the ratio to the usual time from which a step can be slow.
-        cooldown: how many steps after an alarm no other is given.
-        cap: the most alarms that are given.
+        cooldown: how many steps after an alarm no other is given, unless the step's delay is one and a half times
+            that of the worst alarm in these.
+        cap: the most alarms that are given in an hour, with the same exception.
         phases: further names of regions that are phases.
         first_step: the number of the first step.
         on_slow: called at each alarm, on the loop's thread, with the `SlowStep`.

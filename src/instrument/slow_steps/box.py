@@ -10,6 +10,7 @@ from typing import Any
 from ..config import settings
 from ..guard import guard
 from ..regions.dispatch import active
+from .alarms import Alarms
 from .periods import Periods
 from .phases import OTHER, PHASES
 from .results import Results
@@ -19,6 +20,8 @@ from .usual_step import UsualStep
 
 FEATURE = "the black box"
 _MAX_SLOW_STEPS = 1000
+_WORST = 10  # slow steps that are kept to the end
+_HELD, _HELD_NS = 4, 100_000_000  # times the limit, and more than usual: a recorded step from which it is slow
 _RECENT_STEPS = 3 * BLOCK  # out of which the usual step is taken
 
 
@@ -27,7 +30,7 @@ class BlackBox:
 
     Attributes:
         slow_steps: the last slow steps, up to 1,000, without those that recur.
-        alarms: the number of alarms given.
+        worst: the ten slow steps of the whole run with the largest delays, the largest first.
         usual: what a usual step takes.
         clock: has the times of the last steps.
         end_step: ends the current step, as `step` does, but returns an alarm instead of calling ``on_slow``.
@@ -47,12 +50,10 @@ class BlackBox:
         self.clock = StepClock(steps, list(dict.fromkeys((*PHASES, *phases))), first_step, self._review)
         self.end_step = self.clock.end_step
         self.slow_steps: deque[SlowStep] = deque(maxlen=_MAX_SLOW_STEPS)
-        self.alarms = 0
+        self.worst: list[SlowStep] = []
         self.usual = UsualStep(slow)
-        self._cooldown = cooldown
-        self._cap = cap
+        self._alarms = Alarms(cooldown, cap)
         self._on_slow = on_slow
-        self._next_alarm = first_step  # the first step that may give one
         self._periods = Periods()
         self._periodic: dict[int, SlowStep] = {}  # the last one of each period
         self._usual_times: StepTimes | None = None  # made when a slow step needs it, for one block
@@ -116,6 +117,14 @@ class BlackBox:
         self.clock.pause()
 
     @guard.contained(FEATURE)
+    def hold(self) -> None:
+        """Stop the clock while steps are recorded, which makes them longer.
+
+        Only a step with a delay that recording does not explain is then slow. Its phases are not known.
+        """
+        self.clock.hold()
+
+    @guard.contained(FEATURE)
     def resume(self) -> None:
         """Let the clock run again."""
         if self._running:
@@ -125,7 +134,13 @@ class BlackBox:
         """Go on with number ``step``: the times before it are forgotten, what a usual step takes is not."""
         self.clock.first_step = step
         self.clock.begin_ring()
-        self._periods, self._usual_times, self._next_alarm = Periods(), None, step
+        self._periods, self._usual_times = Periods(), None
+        self._alarms.forget_steps()
+
+    @property
+    def alarms(self) -> int:
+        """The number of alarms given."""
+        return self._alarms.count
 
     @property
     def step_num(self) -> int:
@@ -155,7 +170,7 @@ class BlackBox:
         return self._results().to_json()
 
     def _results(self) -> Results:
-        return Results(self.clock, self.usual, self.alarms, [*self.slow_steps], self.periodic)
+        return Results(self.clock, self.usual, self.alarms, [*self.slow_steps], self.periodic, [*self.worst])
 
     @guard.contained(FEATURE)
     def _end_followed_step(self) -> None:
@@ -187,6 +202,7 @@ class BlackBox:
         self.usual = UsualStep(self.usual.slow)
         self._periods = Periods()
         self.slow_steps.clear()
+        self.worst.clear()
         self._periodic.clear()
 
     def _review(self, row: int, duration_ns: int) -> SlowStep | None:
@@ -203,7 +219,7 @@ class BlackBox:
     def _judge(self, times: StepTimes) -> SlowStep | None:
         """Note a slow step; return it if an alarm is due."""
         if not times.duration_ns:  # the clock was paused
-            return None
+            return self._judge_held(times.step)
         if self._usual_times is None:
             recent = self.clock.last_steps(_RECENT_STEPS)
             self._usual_times = sorted(recent, key=lambda step: step.duration_ns)[(len(recent) - 1) // 2]
@@ -219,12 +235,19 @@ class BlackBox:
         if slow.period:
             self._periodic[slow.period] = slow
             return None
-        self.slow_steps.append(slow)
-        if slow.step < self._next_alarm or self.alarms >= self._cap:
+        return self._note(slow)
+
+    def _judge_held(self, step: int) -> SlowStep | None:
+        took_ns, usual_ns, self.clock.held_ns = self.clock.held_ns, self.usual.usual_ns, 0
+        if took_ns <= max(_HELD * self.clock.limit_ns, usual_ns + _HELD_NS):
             return None
-        self.alarms += 1
-        self._next_alarm = slow.step + self._cooldown
-        return slow
+        phases = {OTHER: PhaseTime(took_ns, usual_ns)}
+        return self._note(SlowStep(step, took_ns, usual_ns, self.usual.score(took_ns), phases))
+
+    def _note(self, slow: SlowStep) -> SlowStep | None:
+        self.slow_steps.append(slow)
+        self.worst = sorted([*self.worst, slow], key=lambda each: -each.delta_ns)[:_WORST]
+        return slow if self._alarms.is_due(slow.step, slow.delta_ns, self.clock.now_ns()) else None
 
     def _phase_times(self, times: StepTimes, usual: StepTimes) -> dict[str, PhaseTime]:
         pairs = dict(zip(self.clock.phases, map(PhaseTime, times.phases_ns, usual.phases_ns), strict=True))

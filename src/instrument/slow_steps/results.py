@@ -11,8 +11,6 @@ from .slow_step import SlowStep
 from .step_clock import StepClock
 from .usual_step import UsualStep
 
-_SHOWN = 10  # slow steps in the text
-
 
 class Results(NamedTuple):
     """What a black box found.
@@ -23,6 +21,7 @@ class Results(NamedTuple):
         alarms: the number of alarms.
         slow_steps: the slow steps, without those that recur.
         periodic: the last slow step of each period.
+        worst: the slow steps of the whole run with the largest delays, the largest first.
     """
 
     clock: StepClock
@@ -30,6 +29,7 @@ class Results(NamedTuple):
     alarms: int
     slow_steps: list[SlowStep]
     periodic: dict[int, SlowStep]
+    worst: list[SlowStep]
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -44,10 +44,9 @@ class Results(NamedTuple):
             f"{duration(self.usual.limit_ns)}. {counted(len(self.slow_steps), 'slow step')}, "
             f"{counted(self.alarms, 'alarm')}."
         )
-        worst = sorted(self.slow_steps, key=lambda slow: -slow.delta_ns)[:_SHOWN]
-        if len(self.slow_steps) > _SHOWN:
-            yield f"The {_SHOWN} worst:"
-        yield from (f"  {slow}" for slow in sorted(worst, key=lambda slow: slow.step))
+        if len(self.slow_steps) > len(self.worst):
+            yield f"The {len(self.worst)} worst:"
+        yield from (f"  {slow}" for slow in sorted(self.worst, key=lambda slow: slow.step))
         for every, slow in sorted(self.periodic.items()):
             yield f"  one step in {every} is like this, and gives no alarm: {slow}"
         if self.usual.shifts:
@@ -62,7 +61,8 @@ class Results(NamedTuple):
 
         ``step`` is the number of the current step. ``usual_ns``, ``limit_ns`` and ``noise`` say what a usual step
         takes now, and from which time one is slow; ``shifts`` is how often that changed at once. ``slow_steps``
-        and ``periodic`` are slow steps, with the keys of `SlowStep.as_dict`; ``alarms`` is the number of alarms.
+        and ``periodic`` are slow steps, with the keys of `SlowStep.as_dict`, and so are the ``worst`` ones, the
+        worst first; ``alarms`` is the number of alarms.
         ``last_steps`` has the numbers, the durations and the phases of the steps in the ring, in columns.
         """
         last = self.clock.last_steps()
@@ -77,6 +77,7 @@ class Results(NamedTuple):
             "alarms": self.alarms,
             "slow_steps": [slow.as_dict() for slow in self.slow_steps],
             "periodic": [slow.as_dict() for slow in self.periodic.values()],
+            "worst": [slow.as_dict() for slow in self.worst],
             "last_steps": {
                 "step": [times.step for times in last],
                 "duration_ns": [times.duration_ns for times in last],

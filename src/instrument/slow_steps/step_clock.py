@@ -53,13 +53,33 @@ class StepClock:
         phases: as given.
         first_step: as given.
         limit_ns: a longer step may be slow.
+        held_ns: the length of the last step that ended while the clock was held; 0 if there was none.
     """
 
     name = "black box"
     __slots__ = (
-        "_began_ns", "_blocks", "_columns", "_inner", "_inner_ns", "_lap_step", "_last_row", "_names",
-        "_opened_ns", "_paused_ns", "_phase", "_review", "_row", "_rows", "_since_ns", "_thread", "_width",
-        "first_step", "limit_ns", "phases",
+        "_began_ns",
+        "_blocks",
+        "_columns",
+        "_held_since_ns",
+        "_inner",
+        "_inner_ns",
+        "_lap_step",
+        "_last_row",
+        "_names",
+        "_opened_ns",
+        "_paused_ns",
+        "_phase",
+        "_review",
+        "_row",
+        "_rows",
+        "_since_ns",
+        "_thread",
+        "_width",
+        "first_step",
+        "held_ns",
+        "limit_ns",
+        "phases",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +104,7 @@ class StepClock:
         self._inner = 0  # the column of a phase in that of the optimizer
         self._inner_ns = _CLOSED  # when it was opened
         self._paused_ns = 0  # when the clock was paused
+        self.held_ns = self._held_since_ns = 0
         self._began_ns = perf_counter_ns()
 
     def begin_ring(self) -> None:
@@ -98,7 +119,7 @@ class StepClock:
     def end_step(self) -> SlowStep | None:
         """End the current step and begin the next one; return the step if it is slow and an alarm is due.
 
-        An alarm is due if no alarm was given for ``cooldown`` steps, and fewer than ``cap`` before.
+        `Alarms` decides which are due.
         """
         now = perf_counter_ns()
         row = self._row
@@ -129,6 +150,8 @@ class StepClock:
         if self._opened_ns == _PAUSED:
             self._rows[self._row : self._row + self._width] = [0] * self._width
             self._paused_ns = now
+            if self._held_since_ns:
+                self.held_ns, self._held_since_ns = now - self._held_since_ns, now
             return
         self._close_phase(now)
         self._since_ns = now
@@ -146,11 +169,22 @@ class StepClock:
                 self._close_phase(now)
             self._opened_ns = _PAUSED
 
+    def hold(self) -> None:
+        """Stop the clock, but for `held_ns`; what ran in this step so far counts neither."""
+        self.pause()
+        self._held_since_ns = perf_counter_ns()
+
     def resume(self) -> None:
         """Let the clock run again."""
+        self.held_ns = self._held_since_ns = 0
         if self._opened_ns == _PAUSED:
             self._began_ns += perf_counter_ns() - self._paused_ns
             self._opened_ns = _CLOSED
+
+    @staticmethod
+    def now_ns() -> int:
+        """Return the time of the clock."""
+        return perf_counter_ns()
 
     @property
     def step_num(self) -> int:

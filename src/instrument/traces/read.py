@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _DATABASES = (".sqlite", ".db")
 _REPORTS = (".nsys-rep", ".qdrep")
 _HEAD_BYTES = 1 << 16
+_OWN_JSON = re.compile(rb'\{\s*(?:("version": \d+,\s*"path": .*\s*"verdict": )|"step": \d+,\s*"usual_ns": )')
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")  # and its protocol
 
 IS_PICKLE = "it is a pickle, such as a memory snapshot, which instrument memory reads"
@@ -180,6 +181,13 @@ def _read_file(path: Path) -> Trace:
         raise TraceError(
             path,
             "it is a log of torch.compile: give it beside a trace, instrument diagnose TRACE --compile-log LOG",
+        )
+    if found := _OWN_JSON.match(head):
+        raise TraceError(
+            path,
+            "it is a diagnosis: give its trace instead"
+            if found[1]
+            else "it has the times of the steps that a black box wrote beside a trace: give the trace instead",
         )
     if is_ascend(path, head):
         with suppress(TraceError):  # a damaged file is read below, without the work of the NPU

@@ -24,6 +24,7 @@ class Timing:
         endings: For each window, its planned steps (None without a planned end), and why it ended before its last
             step; empty if it did not.
         cut_steps: The steps that did not run to their end, or were not recorded to their end.
+        around_each_ns: The durations of all steps around the windows; empty if the manifest does not say them.
     """
 
     around_ns: tuple[int, ...] = ()
@@ -34,6 +35,7 @@ class Timing:
     own_ns: int = 0
     endings: tuple[tuple[Span | None, str], ...] = ()
     cut_steps: tuple[int, ...] = ()
+    around_each_ns: tuple[int, ...] = ()
 
     @classmethod
     def from_manifest(cls, entry: Mapping[str, Any] | None) -> Timing | None:
@@ -56,6 +58,9 @@ class Timing:
             own_ns,
             ((_span(entry.get("planned_steps")), reason),),
             (cut_step,) if isinstance(cut_step, int) else (),
+            tuple(each for each in _as_list(known.get("around_each_ns")) if isinstance(each, int))
+            if around
+            else (),
         )
 
     def __add__(self, later: Timing) -> Timing:
@@ -71,6 +76,7 @@ class Timing:
             self.own_ns + later.own_ns,
             tuple((planned, reason) for planned, reason in endings.items() if reason),
             (*self.cut_steps, *later.cut_steps),
+            self.around_each_ns + later.around_each_ns,
         )
 
     @property

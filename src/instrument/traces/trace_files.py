@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..errors import TraceError
+from ..run_folder import BLACK_BOX, DIAGNOSIS
 from ..units import counted
 
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
@@ -27,6 +28,7 @@ MAX_FILES = 20_000
 """The number of files that are read together; each takes at least some ms and 25 kB."""
 
 _MAX_NAMES = 1_000_000  # of files and folders that are searched
+_BESIDE = (BLACK_BOX, DIAGNOSIS)  # files that this library writes beside a trace
 _MAX_PROBED_BYTES = 1 << 16
 _NOTHING = (b"", b"null", b"[]", b"{}")
 _HEAD_BYTES = 1 << 10  # the mark of a merged trace is in these
@@ -206,7 +208,7 @@ def _with_trace_suffix(paths: Iterable[Path]) -> list[Path]:
 
 
 def _traces(paths: Iterable[Path]) -> list[Path]:
-    own = (path for path in paths if not path.name.startswith("."))
+    own = (path for path in paths if not path.name.startswith(".") and not path.name.endswith(_BESIDE))
     files = {path for path in own if _could_be_trace(path)}
     # nsys writes the .sqlite of a report beside it
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}

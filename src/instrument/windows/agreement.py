@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ..compat.distributed import job_store
@@ -138,8 +138,7 @@ class Agreement:
     def _put(self, kind: str, request: WindowRequest) -> None:
         number = self._store.add(f"{kind}/count", 1)
         ranks = None if request.ranks is None else sorted(request.ranks)
-        values = {"reason": request.reason, "active": request.active, "warmup": request.warmup}
-        self._store.set(f"{kind}/{number}", json.dumps(values | {"first": request.first, "ranks": ranks}))
+        self._store.set(f"{kind}/{number}", json.dumps({**asdict(request), "ranks": ranks}))
 
     def _new(self, kind: str) -> list[WindowRequest]:
         """Return the entries of a kind that this rank has not read."""

@@ -45,12 +45,17 @@ class CommandSocket:
         self._process = 0
         self._place: OwnDescriptor | None = None
         self._socket: OwnSocket | None = None
+        self._request: Callable[[WindowRequest], dict[str, Any]]
+        self._window_of: Callable[[str], dict[str, Any]]
 
-    def begin(self, request: Callable[[WindowRequest], dict[str, Any]]) -> None:
+    def begin(
+        self, request: Callable[[WindowRequest], dict[str, Any]], window_of: Callable[[str], dict[str, Any]]
+    ) -> None:
         """Listen.
 
         Args:
             request: called on the thread with each request; returns the answer.
+            window_of: called on the thread with the id of a request; returns the window that serves it.
 
         Raises:
             OSError: the folder takes no socket.
@@ -72,10 +77,9 @@ class CommandSocket:
         except BaseException:
             server.close()
             raise
-        self._socket = OwnSocket(server)
+        self._socket, self._request, self._window_of = OwnSocket(server), request, window_of
         answer = guard.contained(FEATURE)(self._answer_all)
-        arguments = (self._socket, request)
-        threading.Thread(target=answer, args=arguments, name="instrument commands", daemon=True).start()
+        threading.Thread(target=answer, args=(self._socket,), name="instrument commands", daemon=True).start()
 
     def end(self) -> None:
         """Stop listening, and remove the socket's file."""
@@ -91,7 +95,7 @@ class CommandSocket:
         if self._place is not None:
             self._place.close()
 
-    def _answer_all(self, listening: OwnSocket, request: Callable[[WindowRequest], dict[str, Any]]) -> None:
+    def _answer_all(self, listening: OwnSocket) -> None:
         try:
             while listening.is_valid:
                 try:
@@ -102,25 +106,30 @@ class CommandSocket:
                     return
                 with connection, guard.contained(FEATURE), Suppressed(OSError):
                     connection.settimeout(_TIMEOUT_S)
-                    answer = self._answer(_received(connection), request)
+                    answer = self._answer(_received(connection))
                     connection.sendall(json.dumps(answer).encode() + b"\n")
         finally:
             if self._socket is listening:  # nobody is to wait for an answer
                 self.end()
 
-    def _answer(self, command: bytes, request: Callable[[WindowRequest], dict[str, Any]]) -> dict[str, Any]:
+    def _answer(self, command: bytes) -> dict[str, Any]:
         """Carry out a command; return an answer with the key ``error`` if it is wrong."""
         try:
             given = json.loads(command)
             if not isinstance(given, dict):
                 raise ValueError("a command must be an object")
+            if "window_of" in given:
+                return self._window_of(str(given["window_of"]))
             reason = str(given.get("reason") or "instrument trigger")
             steps = given.get("steps")
             active = self._default.active if steps is None else integer("steps", steps, least=1)
             ranks = chosen_ranks(given.get("ranks"))
         except (ValueError, TypeError, RecursionError) as error:
             return {"error": str(error)}
-        return request(replace(self._default, reason=reason[:500], active=active, ranks=ranks))
+        asked = replace(
+            self._default, reason=reason[:500], active=active, ranks=ranks, id=str(given.get("id", ""))[:64]
+        )
+        return self._request(asked)
 
 
 def _address(folder: Path, name: str, descriptor: int) -> str:

@@ -52,15 +52,13 @@ class FinalizerJobs:
         self._files: list[str] = []
         self._compared: list[tuple[Path, list[int]]] = []  # its times of each window; all ranks that record it
         self._wait_until = 0.0  # for the times of other ranks
-        self._windows_without_timing: dict[
-            int, tuple[dict[str, Any], str, Summary | None, Path | None]
-        ] = {}  # windows without timing so far
+        self._windows_without_timing: dict[int, Job] = {}
         self._keeping: FileKeeping | None = None
         self._folder: Path | None = None  # of the run
         self._unsynced: set[Path] = set()  # files and folders that a loss of power could undo
         self._errors: list[tuple[str, str]] = []  # of the current job: what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
-            "window": self._save_window,
+            "window": self._hold_window,
             "timed": self._add_timing,
             "line": self._write_line,
             "report": self._render_summary,
@@ -90,8 +88,13 @@ class FinalizerJobs:
             for number in self._windows_without_timing
         ]
 
-    def _save_window(self, job: Job) -> dict[str, Any]:
-        """Compress the trace of a window, and read the trace for the summary."""
+    def _hold_window(self, job: Job) -> dict[str, Any]:
+        """Wait for the times of the steps after a window, which work beside them would make longer."""
+        self._windows_without_timing[job["job"]] = job
+        return {"held": True}
+
+    def _save_window(self, job: Job) -> tuple[dict[str, Any], Summary | None, Path | None]:
+        """Compress the trace of a window, and read it; return the line, the summary and the trace to diagnose."""
         entry, raw, folder = job["entry"], Path(job["raw"]), Path(job["folder"])
         try:
             path = compress(raw)
@@ -109,12 +112,10 @@ class FinalizerJobs:
         if raw.exists():
             with self._collect_error("the summary"):
                 summary = self._read(raw, job)
-        diagnosed = path if job["diagnose"] and path.exists() else None
-        self._windows_without_timing[job["job"]] = entry, job["folder"], summary, diagnosed
         if path != raw:
             with self._collect_error("saving a window"):
                 raw.unlink(missing_ok=True)
-        return {"held": True}
+        return entry, summary, path if job["diagnose"] and path.exists() else None
 
     def _read(self, raw: Path, job: Job) -> Summary | None:
         """Put the counts of the trace into the line, and its losses; return its summary if ``job`` asks for it.
@@ -146,10 +147,12 @@ class FinalizerJobs:
         return summarize(trace) if job["read"] else None
 
     def _add_timing(self, job: Job) -> dict[str, Any]:
-        """Diagnose a window, write its line, and add it to the summary."""
-        if job["window"] not in self._windows_without_timing:  # it was lost with an earlier process
+        """Save and diagnose a window, write its line, and add it to the summary."""
+        window = self._windows_without_timing.pop(job["window"], None)
+        if window is None:  # it was lost with an earlier process
             return {}
-        entry, folder, summary, diagnosed = self._windows_without_timing.pop(job["window"])
+        folder = window["folder"]
+        entry, summary, diagnosed = self._save_window(window)
         entry["timing"] = job["timing"]
         entry["memory"] = job.get("memory", entry["memory"])
         add_snapshot(entry, Path(folder))
@@ -214,6 +217,7 @@ class FinalizerJobs:
             snapshots=[relative_path(path, job["cwd"]) for path in _existing(job["snapshots"])],
             ranks=self._describe_ranks(),
             hidden=job["hidden"],
+            worst_steps=job["worst_steps"],
             diagnosis=diagnosis,
         )
         if job["terminal"] is None:

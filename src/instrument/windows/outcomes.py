@@ -71,6 +71,12 @@ class Outcomes:
         self._manifest = Manifest(out)
         self.finalizer = WindowFinalizer(self._manifest, file_hint, storage)
         self._with_line: set[int | str] = set()  # the labels of the windows that have a line
+        self.worst_steps: Callable[[], list[str]] = list
+
+    @property
+    def run(self) -> str:
+        """The name of the run in the manifest."""
+        return self._manifest.run
 
     @property
     def entries(self) -> list[dict[str, Any]]:
@@ -115,6 +121,7 @@ class Outcomes:
             "rank": self.rank,
             "window": self._windows.label(window),
             "opened_by": self.opened_by(window),
+            "requested": self._windows.is_requested(window),
             "planned_steps": (window.active, window.stop - 1 if window.stop < NEVER else None),
             "steps": recording and recording.steps,
             "cut_step": recording and recording.cut_step,
@@ -234,7 +241,13 @@ class Outcomes:
         dispatch.log_hidden()
         if self._prints_summary:
             hidden = sorted(dispatch.compiled_away)
-            self.finalizer.report(hidden, self._on_summary, diagnose=self._diagnose, phase=self._windows.phase)
+            self.finalizer.report(
+                hidden,
+                self._on_summary,
+                diagnose=self._diagnose,
+                phase=self._windows.phase,
+                worst_steps=self.worst_steps(),
+            )
 
     def warn_if_nothing_was_recorded(self, first: int, steps: int, scheduled: int | None, end_reason: str) -> None:
         """Warn if no window even began, and suggest what to write instead; each text is logged once.

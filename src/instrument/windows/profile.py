@@ -111,7 +111,9 @@ class Profile(ScheduleFollower):
         self._threads_in_phase = []  # a thread is in it once for each of its open phases
         self._triggers = triggers
         schedule.open_ended = bool(triggers) or slow_step_window > 0
-        self._slow_steps = SlowStepWindows(self.request, slow_step_window) if slow_step_window else None
+        if slow_step_window:
+            slow_steps = self._slow_steps = SlowStepWindows(self.request, slow_step_window)
+            outcomes.worst_steps = lambda: slow_steps.worst
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
         self._plain_step = self.step
@@ -272,7 +274,7 @@ class Profile(ScheduleFollower):
 
     def _attach_sources(self) -> None:
         """Attach what requests windows while the profile runs."""
-        self._triggers.begin(self.request, self._request_and_answer)
+        self._triggers.begin(self.request, self._request_and_answer, self._window_of)
         if self._slow_steps is not None:
             with guard.contained("the black box"):
                 self._slow_steps.begin(self.step_num)
@@ -331,6 +333,16 @@ class Profile(ScheduleFollower):
             "opens": records or (agreed and elsewhere),
             "within_s": NOTICE_S if agreed else None,
         }
+
+    def _window_of(self, request_id: str) -> dict[str, Any]:
+        """Return the window that serves a request, for `instrument trigger`.
+
+        Returns:
+            ``run``, ``rank``, ``window``: as in the manifest, and ``folder``: of its files; the last two are null
+            until the next step begins or, in a job, the ranks have agreed.
+        """
+        window, folder = self._served.get(request_id, (None, None))
+        return {"run": self._outcomes.run, "rank": self._outcomes.rank, "window": window, "folder": folder}
 
     def __enter__(self) -> Profile:
         try:

@@ -24,6 +24,8 @@ class WindowRequest:
         warmup: the number of warm-up steps before them.
         first: the first step of the warm-up; None is the next step.
         ranks: the ranks that record it; None is those of the profile.
+        automatic: nobody asked for it: a slow step or the clock did.
+        id: by which `instrument trigger` asks for the window that serves the request; empty without it.
     """
 
     reason: str
@@ -31,6 +33,8 @@ class WindowRequest:
     warmup: int = 1
     first: int | None = None
     ranks: frozenset[int] | None = None
+    automatic: bool = False
+    id: str = ""
 
 
 @dataclass(order=True, slots=True)
@@ -43,7 +47,7 @@ class _Added:
     planned_before: int = field(compare=False)  # how many planned windows begin before it
     recorded: bool = field(compare=False)  # by this rank
     ranks: frozenset[int] | None = field(compare=False)  # that record it; None is those of the profile
-    reasons: list[str] = field(compare=False, default_factory=list)
+    requests: list[WindowRequest] = field(compare=False, default_factory=list)
 
 
 class RequestedWindows:
@@ -67,7 +71,9 @@ class RequestedWindows:
         self._planned = planned
         self.phase = phase
         self._added: list[_Added] = []  # in order
-        self._joined: dict[int, tuple[Window, list[str]]] = {}  # planned windows with requests, by their number
+        self._joined: dict[
+            int, tuple[Window, list[WindowRequest]]
+        ] = {}  # planned windows with requests, by their number
         self._begun: Window | None = None  # the planned window that began last, by its number in the schedule
 
     @property
@@ -135,7 +141,7 @@ class RequestedWindows:
                     added.recorded |= recorded
                     both = added.ranks is not None and request.ranks is not None
                     added.ranks = (added.ranks or frozenset()) | (request.ranks or frozenset()) if both else None
-                    added.reasons.append(request.reason)
+                    added.requests.append(request)
                     return self._window_of(added)
                 first = added.stop
             else:
@@ -147,22 +153,30 @@ class RequestedWindows:
                 first = planned.stop
 
     def _add(self, window: _Added, request: WindowRequest) -> Window:
-        window.reasons.append(request.reason)
+        window.requests.append(request)
         insort(self._added, window)
         return self._window_of(window)
 
     def _join(self, planned: Window, request: WindowRequest, recorded: bool) -> Window:
         if recorded or self.records_planned:
-            self._joined.setdefault(planned.index, (planned, []))[1].append(request.reason)
+            self._joined.setdefault(planned.index, (planned, []))[1].append(request)
         return self._numbered(planned)
 
     def opened_by(self, window: Window) -> list[str]:
         """Return why ``window`` was opened: "schedule", and the reasons of requests, each once."""
+        planned = self.records_planned and self._added_with(window.index) is None
+        reasons = [SCHEDULE] * planned + [request.reason for request in self._requests_of(window)]
+        return list(dict.fromkeys(reasons))
+
+    def is_requested(self, window: Window) -> bool:
+        """Return whether a person or the program asked for ``window``, not only a schedule or a slow step."""
+        return not all(request.automatic for request in self._requests_of(window))
+
+    def _requests_of(self, window: Window) -> list[WindowRequest]:
         added = self._added_with(window.index)
         if added is not None:
-            return list(dict.fromkeys(added.reasons))
-        _, reasons = self._joined.get(self._planned_number(window.index), (None, []))
-        return list(dict.fromkeys([SCHEDULE] * self.records_planned + reasons))
+            return added.requests
+        return self._joined.get(self._planned_number(window.index), (None, []))[1]
 
     def chosen_ranks(self, window: Window) -> frozenset[int] | None:
         """Return the ranks that requests chose for ``window``; None if those of the profile record it."""

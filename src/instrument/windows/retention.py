@@ -16,8 +16,8 @@ def remove_old_windows(
 ) -> list[dict[str, Any]]:
     """Remove the files of the windows of ``rank`` that are beyond the limits of ``keep``.
 
-    The newest window stays, and so do those that a person pinned, which do not count. Other ranks' files stay; a
-    folder goes when it is empty.
+    The newest window stays, and so do those that a person pinned, which do not count. Windows that somebody asked
+    for go after the others. Other ranks' files stay; a folder goes when it is empty.
 
     Args:
         stored: the windows of the folder.
@@ -63,13 +63,15 @@ def remove_old_windows(
 def _beyond_limits(
     stored: StoredWindows, keep: Keep, rank: int, now_ns: int
 ) -> list[tuple[StoredWindow, dict[Path, int], str]]:
-    """Return the windows to remove, oldest first, with their files and the reason.
+    """Return the windows to remove, the first to go first, with their files and the reason.
 
-    A window without steps, as at the end of a loop, counts as older than those with steps.
+    A window without steps, as at the end of a loop, counts as older than those with steps; a window that somebody
+    asked for as newer than all but the newest.
     """
     beyond, number, total = [], 0, 0
     newest_first = stored.of_rank(rank)[::-1]
-    for window in sorted(newest_first, key=lambda window: not window.has_steps):
+    newest_first.sort(key=lambda window: not window.has_steps)
+    for window in [*newest_first[:1], *sorted(newest_first[1:], key=_precedence)]:
         files = files_on_disk(stored.folder, window)
         if not files or is_pinned(stored.folder, window):
             continue
@@ -78,6 +80,10 @@ def _beyond_limits(
         if number > 1 and reason:
             beyond.append((window, files, reason))
     return beyond[::-1]
+
+
+def _precedence(window: StoredWindow) -> tuple[bool, bool]:
+    return not window.has_steps, not window.requested
 
 
 def _reason(keep: Keep, number: int, total: int, age_s: float) -> str:

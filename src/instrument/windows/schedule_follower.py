@@ -120,7 +120,7 @@ class ScheduleFollower(RunEnder):
             self._follow_schedule()
             self.report_steps()
             if self._slow_steps is not None:
-                self._slow_steps.box.resume() if self._recording is None else self._slow_steps.box.pause()
+                self._slow_steps.box.resume() if self._recording is None else self._slow_steps.box.hold()
             if self._requests and self._started and not self._paused:  # made meanwhile
                 self._next_due_step = min(self._next_due_step, self.step_num + 1)
 
@@ -173,7 +173,7 @@ class ScheduleFollower(RunEnder):
         self._next_due_step = self._times.next_due(step, due)
         if (due == step + 1 and self._schedule.plans_ahead) or not self._times.is_timed(step):
             self._complete_last_window(step)
-        if self._next_due_step == step + 1:
+        if self._next_due_step == step + 1 and not self._finalizer.is_working:  # else the step may be longer
             self._times.begin(step, recording=False)
         if self._no_more_windows:
             self._notify_idle()

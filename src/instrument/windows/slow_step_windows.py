@@ -13,6 +13,7 @@ from ..slow_steps.box import BlackBox
 from .requests import WindowRequest
 
 FEATURE = "opening a window at a slow step"
+_NAMED = 5  # slow steps in the summary
 
 
 class SlowStepWindows:
@@ -49,7 +50,7 @@ class SlowStepWindows:
             try:
                 slow = end_step()
                 if slow is not None:
-                    self._request(WindowRequest(str(slow), self._active))
+                    self._request(WindowRequest(str(slow), self._active, automatic=True))
             except Exception as error:
                 try:
                     guard.failed(FEATURE, error)
@@ -59,6 +60,11 @@ class SlowStepWindows:
             step(global_step)
 
         return end_and_count
+
+    @property
+    def worst(self) -> list[str]:
+        """The slow steps with the largest delays, each with its phase; the largest first."""
+        return [str(slow) for slow in self.box.worst[:_NAMED]]
 
     @guard.contained(FEATURE)
     def write(self, trace: Path) -> Path | None:

@@ -30,6 +30,7 @@ class StoredWindow:
         end_ns: when the recording ended, in ns since the epoch; 0 if unknown.
         uploaded_paths: those of the files that were uploaded.
         has_steps: whether a file has steps.
+        requested: whether somebody asked for it, not only a schedule or a slow step.
     """
 
     run: str
@@ -39,6 +40,7 @@ class StoredWindow:
     end_ns: int = 0
     uploaded_paths: set[str] = field(default_factory=set)
     has_steps: bool = False
+    requested: bool = False
 
     @property
     def uploaded(self) -> bool:
@@ -99,6 +101,7 @@ class StoredWindows:
             window = self._windows.pop(key, None) or StoredWindow(*key)  # to the end: it is the newest
             window.paths += paths
             window.has_steps |= line.get("steps") is not None
+            window.requested |= line.get("requested") is True
             window.end_ns = line["end_ns"] if isinstance(line.get("end_ns"), int) else 0
             self._windows[key] = window
 

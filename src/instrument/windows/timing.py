@@ -109,8 +109,9 @@ class StepTimes:
         """Return the timing of the last window for the manifest, at the beginning of ``step``.
 
         ``recorded_ns`` and ``around_ns`` are the median durations of the recorded steps and of the steps timed
-        before and after them; ``around_steps`` lists the latter as pairs [first, last]; ``own_ns`` is the time of
-        the library's own work while the window was open; ``run_steps`` is the number of steps of the run so far;
+        before and after them, while the library did not work beside the loop; ``around_each_ns`` lists the latter,
+        and ``around_steps`` their numbers as pairs [first, last]; ``own_ns`` is the time of the library's own work
+        while the window was open; ``run_steps`` is the number of steps of the run so far;
         ``untimed_steps`` holds the first and the last step whose time is unknown (None if all are known), and
         ``run_ns`` is the wall time of the other steps.
         """
@@ -119,6 +120,7 @@ class StepTimes:
         return {
             "recorded_ns": int(median(self._recorded_ns)) if self._recorded_ns else None,
             "around_ns": int(median(took_ns for _, took_ns in around)) if around else None,
+            "around_each_ns": [took_ns for _, took_ns in around],
             "around_steps": stretches(number for number, _ in around),
             "own_ns": self._own_ns,
             "run_steps": step - first,

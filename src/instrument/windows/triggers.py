@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +34,9 @@ Ask = Callable[[WindowRequest], None]
 
 
 class Trigger(Protocol):
-    """One thing that requests windows from `begin` to `end`."""
+    """One thing that requests windows from `begin` to `end`; ``automatic`` if nobody asks for them."""
+
+    automatic: bool
 
     def begin(self, ask: Callable[[str], None]) -> None:
         """Begin; call ``ask`` with the reason, on any thread, for each window to open."""
@@ -60,7 +63,8 @@ class Triggers:
         self._socket: CommandSocket | None = None
         self._triggers: list[Trigger] = []
         self._folder: Path | None = None  # created, so that a person finds it
-        watch: list[Callable[[], str | None]] = []
+        files: list[Callable[[], str | None]] = []
+        times: list[Callable[[], str | None]] = []
         for text in _texts(given):
             kind, _, value = text.partition("=")
             if text == "command":
@@ -69,27 +73,34 @@ class Triggers:
                 self._triggers.append(SignalTrigger(_signal(text, value)))
             elif text == "file":
                 self._folder = folder
-                watch.append(TouchedFile(folder / FILE).check)
+                files.append(TouchedFile(folder / FILE).check)
             elif kind == "file" and value:
-                watch.append(TouchedFile(Path(value).absolute()).check)
+                files.append(TouchedFile(Path(value).absolute()).check)
             elif kind == "every":
-                watch.append(Every(_seconds(text, value)).check)
+                times.append(Every(_seconds(text, value)).check)
             elif kind == "at":
-                watch.append(DailyAt(*_hour(text, value)).check)
+                times.append(DailyAt(*_hour(text, value)).check)
             else:
                 raise _refused(text)
-        if watch:
-            self._triggers.append(Watch(watch))
+        for checks, automatic in ((files, False), (times, True)):
+            if checks:
+                self._triggers.append(Watch(checks, automatic=automatic))
 
     def __bool__(self) -> bool:
         return bool(self._triggers or self._socket)
 
-    def begin(self, ask: Ask, answer: Callable[[WindowRequest], dict[str, Any]]) -> None:
+    def begin(
+        self,
+        ask: Ask,
+        answer: Callable[[WindowRequest], dict[str, Any]],
+        window_of: Callable[[str], dict[str, Any]],
+    ) -> None:
         """Begin to request windows.
 
         Args:
             ask: called on any thread, and in a signal handler, with each request.
             answer: called in its place with those of `instrument trigger`; returns what that prints.
+            window_of: called with the id of such a request; returns the window that serves it.
         """
         if self._folder is not None:
             with guard.contained(FEATURE):
@@ -97,11 +108,14 @@ class Triggers:
         if self._socket is not None:
             with guard.contained(FEATURE):
                 self._begun.append(self._socket)
-                self._socket.begin(answer)
+                self._socket.begin(answer, window_of)
         for trigger in self._triggers:
             with guard.contained(FEATURE):
                 self._begun.append(trigger)
-                trigger.begin(lambda reason: ask(replace(self._request, reason=reason)))
+                trigger.begin(partial(self._ask, ask, trigger.automatic))
+
+    def _ask(self, ask: Ask, automatic: bool, reason: str) -> None:
+        ask(replace(self._request, reason=reason, automatic=automatic))
 
     def end(self) -> None:
         """Stop; may be called again."""
@@ -112,6 +126,8 @@ class Triggers:
 
 class SignalTrigger:
     """Requests a window at each signal; the program's own handler is called too."""
+
+    automatic = False
 
     def __init__(self, number: signal.Signals) -> None:
         self._number = number
@@ -146,10 +162,12 @@ class Watch:
 
     Args:
         checks: each returns the reason to open a window now, or None.
+        automatic: whether they look at the clock.
     """
 
-    def __init__(self, checks: Sequence[Callable[[], str | None]]) -> None:
+    def __init__(self, checks: Sequence[Callable[[], str | None]], *, automatic: bool) -> None:
         self._checks = checks
+        self.automatic = automatic
         self._ended: threading.Event | None = None
 
     def begin(self, ask: Callable[[str], None]) -> None:

@@ -60,6 +60,7 @@ class WindowFinalizer:
         self._windows_to_read = 0  # recorded windows whose trace is read, since the last summary
         self._snapshots: list[Path] = []  # of memory, which are written
         self._unreported_snapshots = 0  # those of them since the last summary
+        self._reported_steps: list[str] = []  # the slowest ones in the last summary
         self._on_summary: Callable[[str], None] | None = None
         self._failure: Exception | None = None  # raised by `finish`, with strict settings
         self._ordered = OrderedCalls()  # of which some wait until a memory snapshot is written
@@ -129,6 +130,14 @@ class WindowFinalizer:
         line = {**self._manifest.entry(**entry), "files": describe_files(files, self._manifest.folder)}
         job = {"entry": line} if capture.raw is None else {"entry": line, **_places(capture.raw, files)}
         self._finish_without_process(job, f"{type(error).__name__}: {error}")
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a window is being finished, or a memory snapshot written, beside the loop."""
+        jobs, histories = list(self._jobs.values()), list(self._histories.values())
+        return any("kind" in job and job["kind"] != "window" for job in jobs) or any(
+            history.dump is not None and history.dump.is_running for history in histories
+        )
 
     def _follow_dump(self, number: int, history: WindowMemory | None) -> None:
         if history is not None and history.dump is not None:
@@ -201,6 +210,7 @@ class WindowFinalizer:
         *,
         diagnose: bool = False,
         phase: str = "",
+        worst_steps: Sequence[str] = (),
     ) -> None:
         """Print the summary of the windows so far, unless it was printed.
 
@@ -210,15 +220,17 @@ class WindowFinalizer:
                 JSON, makes it an event of the log.
             diagnose: whether the text ends with a diagnosis of the last window.
             phase: the phase of the program that these are windows of; empty for training steps.
+            worst_steps: the slow steps of the run with the largest delays, in words.
         """
-        self._ordered.add(functools.partial(self._report, hidden, on_summary, diagnose, phase))
+        said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase, "worst_steps": list(worst_steps)}
+        self._ordered.add(functools.partial(self._report, on_summary, said))
 
-    def _report(
-        self, hidden: Sequence[str], on_summary: Callable[[str], None] | None, diagnose: bool, phase: str
-    ) -> None:
+    def _report(self, on_summary: Callable[[str], None] | None, said: dict[str, Any]) -> None:
         with guard.contained("the summary"):
             unreported, unread = self._unreported_windows, self._windows_to_read
             unreported_snapshots = self._unreported_snapshots
+            new_steps = said["worst_steps"] != self._reported_steps
+            self._reported_steps = said["worst_steps"]
             self._unreported_windows = self._windows_to_read = self._unreported_snapshots = 0
             if not settings.summary:
                 return
@@ -227,10 +239,11 @@ class WindowFinalizer:
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
                 as_event = on_summary is None and log.output.format == "json"
                 terminal = None if as_event else self.output.terminal()
-                said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase}
                 snapshots = [str(path) for path in self._snapshots]
                 self._send("report", **places, **said, snapshots=snapshots, terminal=terminal)
-            elif unreported_snapshots:
+            elif new_steps:
+                self._report_line(on_summary, "\n  ".join(("the slowest steps", *said["worst_steps"])))
+            if unreported_snapshots and not unread:
                 number, folder = len(self._snapshots), relative_path(self._manifest.folder, _cwd())
                 self._report_line(on_summary, how_to_show_snapshots(number, folder))
             if unreported and self._hint:
@@ -345,8 +358,8 @@ class WindowFinalizer:
             if "entry" in answer:
                 self._jobs.pop(answer.get("window", 0), None)
                 self._manifest.add(answer["entry"], written=answer["written"])
-            elif "entry" in job:
-                self._finish_without_process(job, "; ".join(error for _, error in answer["errors"]))
+            elif "entry" in (failed := self._jobs.pop(job.get("window", 0), job)):
+                self._finish_without_process(failed, "; ".join(error for _, error in answer["errors"]))
             if "summary" in answer:
                 log.info("summary", **answer["summary"])
             if answer.get("text"):

@@ -92,6 +92,9 @@ class WindowRecorder(TorchProfilerApi):
         self._changes = ChangeQueue()
         self._schedule = schedule
         self._requests: deque[WindowRequest] = deque()  # those that the next step adds to the schedule
+        self._served: dict[
+            str, tuple[int | str, str]
+        ] = {}  # the windows, by the id of a request, and their folders
         self._exporter = exporter
         self._outcomes = outcomes
         self._finalizer = outcomes.finalizer
@@ -160,7 +163,9 @@ class WindowRecorder(TorchProfilerApi):
             if request.first is not None and request.first < step:
                 late = f" (agreed for step {request.first}, learned of at step {step})"
                 request = replace(request, reason=request.reason + late)
-            self._schedule.add(request, step, recorded=self._outcomes.is_chosen(request.ranks))
+            window = self._schedule.add(request, step, recorded=self._outcomes.is_chosen(request.ranks))
+            if request.id:
+                self._served[request.id] = self._schedule.label(window), str(self._folder(window).absolute())
 
     def _must_postpone(self, action: StepAction, window: Window | None, over: bool) -> bool:
         """Return whether a change that is due at this step has to wait for the next one.

@@ -75,7 +75,9 @@ def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
     if diagnosis.has_steps:
         figures.append(("steps recorded", count(diagnosis.steps)))
     if diagnosis.stretch is not None:
-        figures.append(("recorded step / step outside the window", f"{diagnosis.stretch:.2f} x"))
+        low, high = diagnosis.stretch_range or (diagnosis.stretch, diagnosis.stretch)
+        span = f"{diagnosis.stretch:.2f} x" + f" ({low:.2f} to {high:.2f})" * (low < high)
+        figures.append(("recorded step / step outside the window", span))
     if diagnosis.rank is not None:
         figures.append(("rank", str(diagnosis.rank)))
     if diagnosis.goodput["mfu"] is not None:

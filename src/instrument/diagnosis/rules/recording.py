@@ -22,20 +22,23 @@ _LISTED = 10  # ranks
 def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Finding]:
     """The steps in the window take longer than those around it: the profiler costs time on the CPU.
 
-    Needs the manifest of the run, with steps timed outside the window. nsys-ai calls 5 % overhead notable and 15 %
-    contaminated. From 1.3 on, each finding on CPU time carries a note that it is inflated.
+    Needs the manifest of the run, with steps timed outside the window, and more than these and the recorded steps
+    vary. nsys-ai calls 5 % overhead notable and 15 % contaminated. From 1.3 on, each finding on CPU time carries a
+    note that it is inflated.
     """
     stretch = facts.stretch
     if stretch is None:
         raise MissingEvidenceError("the time of steps outside the window is not known")
-    if stretch < ratio:
+    if stretch.ratio < ratio or not stretch.is_certain:
         return
     yield facts.finding(
         f"Recording makes a step {stretch:.2f} times as long: times on the CPU are inflated",
         win_ns=None,
         severity="low",
         evidence=(
-            Evidence("stretch", stretch, "1", "Median step in the window / median step outside."),
+            Evidence("stretch", stretch.ratio, "1", "Median step in the window / median step outside."),
+            Evidence("stretch_low", stretch.low, "1", "The lowest ratio that so few steps, which vary, allow."),
+            Evidence("stretch_high", stretch.high, "1", "The highest one."),
             Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
         ),
         fix=Fix(
