@@ -293,6 +293,8 @@ class StepFollower:
     @without_compiler
     def _add_optimizer(self, optimizer: Any) -> None:
         self._optimizers.add(optimizer)
+        if self._steps is not None:
+            self._steps.add_new(optimizer)
         if self._function is not None:
             self._function.search()
         self._leave_model()
