@@ -13,22 +13,14 @@ class IdentitySet:
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
         self._known: dict[int, weakref.ref[Any]] = {}
-        self.update(items)
+        for item in items:
+            self.add(item)
 
     def add(self, item: Any) -> None:
         """Remember ``item``."""
         # The callback is `dict.pop`, as errors of Python callbacks cannot be contained; it gets the reference as
         # its default value.
         self._known[id(item)] = weakref.ref(item, functools.partial(self._known.pop, id(item)))
-
-    def update(self, items: Iterable[Any]) -> None:
-        """Remember each of ``items``."""
-        for item in items:
-            self.add(item)
-
-    def has_any(self, items: Iterable[Any]) -> bool:
-        """Return whether one of ``items`` is remembered."""
-        return any(item in self for item in items)
 
     def clear(self) -> None:
         """Forget all objects."""

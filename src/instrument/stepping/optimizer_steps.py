@@ -37,15 +37,14 @@ class OptimizerSteps:
 
     With ``every`` it is called after the steps of all optimizers that the creating thread calls.
 
-    An optimizer that was created after the first one's first step takes its place when it steps, as in each fold,
-    trial or inner loop, unless it replaces another optimizer that steps beside the first. An older one takes its
-    place when it steps twice in a row and either updates some of the same parameters, or had that place before, or
-    the first is deleted, or it follows a phase of the first alone, as if layers are trained one after the other;
-    otherwise, after 50 steps alone. An optimizer on another thread takes its place only after the thread of the
-    first has ended. A step that a `torch.amp.GradScaler` skips counts. A step during the backward pass, as with
-    one optimizer for each parameter, ends with that pass and belongs to the thread that called the pass. The steps
-    of an optimizer that wraps another count once. A step in the capture of a CUDA graph, which runs nothing, counts
-    at each replay.
+    An optimizer that was created since the last step of the first takes its place at once, as in each fold, trial
+    or inner loop. An older one takes its place when it steps twice in a row and either updates some of the same
+    parameters, or had that place before, or the first is deleted, or it follows a phase of the first alone, as if
+    layers are trained one after the other; otherwise, after 50 steps alone. An optimizer on another thread takes
+    its place only after the thread of the first has ended. A step that a `torch.amp.GradScaler` skips counts. A
+    step during the backward pass, as with one optimizer for each parameter, ends with that pass and belongs to the
+    thread that called the pass. The steps of an optimizer that wraps another count once. A step in the capture of
+    a CUDA graph, which runs nothing, counts at each replay.
 
     A step compiled by torch.compile is not seen, as a hook would become a part of it; ``compiled`` is true then.
 
@@ -59,10 +58,9 @@ class OptimizerSteps:
         self._every = every
         self._first: weakref.ref[Any] | None = None
         self._first_parameters = IdentitySet()
-        self._successors = IdentitySet()  # optimizers created since the first step of the first
+        self._successors = IdentitySet()  # optimizers created since the last step of the first
         self._predecessors = IdentitySet()  # optimizers that a successor replaced
-        self._others = IdentitySet()  # optimizers that share no parameter with the first
-        self._parameters_of_others = IdentitySet()  # another optimizer of these replaces one that may be gone
+        self._unrelated_optimizers = IdentitySet()  # optimizers that share no parameter with the first
         self._rival: weakref.ref[Any] | None = None  # the first other optimizer since the last step of the first
         self._rival_steps = 0
         self._in_a_row = 0  # steps of the first since another optimizer stepped
@@ -221,7 +219,8 @@ class OptimizerSteps:
         if first is optimizer:
             self._in_a_row = 1 if self._rival is not None else self._in_a_row + 1
             self._rival = None
-        elif self._first is None or self._succeeds(optimizer):
+            self._successors.clear()
+        elif self._first is None or optimizer in self._successors:
             if first is not None:
                 self._predecessors.add(first)
             self._set_first(optimizer, 1)
@@ -234,25 +233,23 @@ class OptimizerSteps:
     def _set_first(self, optimizer: Any, in_a_row: int) -> None:
         self._first, self._rival, self._in_a_row = weakref.ref(optimizer), None, in_a_row
         self._first_parameters = IdentitySet(parameters(optimizer))
-        self._successors, self._others, self._parameters_of_others = IdentitySet(), IdentitySet(), IdentitySet()
-
-    def _succeeds(self, optimizer: Any) -> bool:
-        """Return whether the optimizer was created since the first stepped, and replaces no other one."""
-        return optimizer in self._successors and not self._parameters_of_others.has_any(parameters(optimizer))
+        self._unrelated_optimizers = IdentitySet()
+        self._successors.clear()
 
     def _takes_over(self, first: Any, optimizer: Any) -> bool:
         rival = self._rival() if self._rival is not None else None
         if rival is None:
             rival, self._rival, self._rival_steps = optimizer, weakref.ref(optimizer), 0
-            if optimizer not in self._others and not self._first_parameters.has_any(parameters(optimizer)):
-                self._others.add(optimizer)
-                self._parameters_of_others.update(parameters(optimizer))
+            if optimizer not in self._unrelated_optimizers and not any(
+                parameter in self._first_parameters for parameter in parameters(optimizer)
+            ):
+                self._unrelated_optimizers.add(optimizer)
         if rival is not optimizer:
             return False
         self._rival_steps += 1
         follows = (
             first is None
-            or optimizer not in self._others
+            or optimizer not in self._unrelated_optimizers
             or optimizer in self._predecessors
             or self._in_a_row >= _MIN_PHASE_STEPS
         )
