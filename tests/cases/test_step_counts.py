@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from instrument import read_trace
 from instrument.dryrun.run import dry_run_file
 from tests.bootstrap.programs import RUN, entries_in, run_warm, write
 
@@ -65,6 +66,18 @@ for _ in range(6):
         optimizer.step()
     model.zero_grad()
 """
+LATE = """
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).to(device).eval()
+for _ in range(3):
+    with torch.no_grad():
+        model(x)
+model.train()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2):
+    optimizer.zero_grad()
+    model(batch.to(device)).sum().backward()
+    optimizer.step()
+"""
 COUNTS = {
     "folds": (FOLDS.format(updates=4, keep=""), 12),
     "folds that are kept": (FOLDS.format(updates=4, keep="kept.append((model, optimizer))"), 12),
@@ -73,6 +86,7 @@ COUNTS = {
     "trials of a GAN": (GAN_TRIALS, 12),
     "phases of fine-tuning": (FINE_TUNING, 7),
     "an optimizer for each part": (TWO, 6),
+    "a test of the model before its optimizer": (LATE, 4),
 }
 
 
@@ -83,7 +97,20 @@ def test_steps_of_run_and_syncs(tmp_path: Path, name: str) -> None:
     program, steps = COUNTS[name]
     path = write(tmp_path, START + program)
     done = run_warm(tmp_path, [*RUN, "--steps", "all", "--", "train.py"])
-    (entry,) = entries_in(tmp_path / "runs/instrument")
+    entry = entries_in(tmp_path / "runs/instrument")[-1]
     assert (done.returncode, entry["steps"]) == (0, [0, steps - 1])
     report = dry_run_file(path, None)
     assert (report.error, report.steps) == (None, steps)
+
+
+def test_step_0_of_a_late_optimizer(tmp_path: Path) -> None:
+    """Calls of a model before its optimizer exists cost no step: step 0 begins with the first batch."""
+    write(tmp_path, START + LATE)
+    done = run_warm(tmp_path, [*RUN, "--steps", "0", "--", "train.py"])
+    assert "step 0 is not recorded" not in done.stderr
+    recorded = entries_in(tmp_path / "runs/instrument")[-1]  # the one before is of a call
+    assert [recorded["status"], recorded["steps"]] == ["recorded", [0, 0]]
+    (file,) = recorded["files"]
+    regions = read_trace(tmp_path / "runs/instrument" / file["path"]).regions.text("name")
+    assert {"Sequential", "Linear (backward)", "Optimizer.zero_grad#SGD.zero_grad"} <= set(regions)
+    assert any(name.startswith("enumerate(DataLoader)") for name in regions)

@@ -52,7 +52,7 @@ class StepPatcher(PatchService[StepAnnotation]):
                 apply(PARTS[part](self._switch), self._patches)
 
     def begin_range(self, context: Any, before: frozenset[str]) -> dispatch.Token | None:
-        """Open the region of a range that torch enters now, if its part was patched since it had the parts ``before``.
+        """Open the region of a range that torch enters now, if its part is patched but was not ``before``.
 
         Such a patch comes too late for the call of ``__enter__`` that is running.
         """
