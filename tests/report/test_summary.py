@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -40,6 +41,9 @@ Optimizer.step…GD.step    0.5  1 of 2  50.0 us   50.0 us     5.0   450 ns    0
 Outside the steps: 200 us in all, and 4.00 us of GPU work.
 "1 of 2" means that the region is in 1 of 2 steps; all figures are means over
 all steps.
+Most of the step is in no region: name parts of it with instrument.annotate. To
+see the layers of a model, pass modules=model to instrument.steps or
+instrument.profile, or start the program with "instrument run".
 
 operator          calls   steps  CPU self  % step      GPU  % GPU
 ─────────────────────────────────────────────────────────────────
@@ -182,6 +186,17 @@ def test_operators_are_cut() -> None:
     assert "aten::op9 " in text
     assert "aten::op10" not in text
     assert "... and 3 more operators" in text
+
+
+def test_mostly_in_no_region() -> None:
+    """The summary says how to see more; models are named only if their layers are no regions."""
+    some = replace(cpu_summary(cpu_region("a", ns=1)), no_region_ns=999_999)
+    assert "modules=model" in rendered(some)
+    layers = replace(cpu_summary(cpu_region("Net (backward)", ns=1)), no_region_ns=999_999)
+    text = rendered(layers)
+    assert "Most of the step is in no region" in text
+    assert "modules=model" not in text
+    assert "Most of" not in rendered(replace(some, no_region_ns=400_000))
 
 
 def test_no_regions() -> None:

@@ -199,7 +199,7 @@ def test_times_add_up(
     launches: list[tuple[int, int, int]],
     steps: bool,
 ) -> None:
-    """Self times of random ranges add up to the covered time; steps contain ranges that start in them, to their end."""
+    """Self times of random ranges add up to the covered time; steps hold what starts in them, to their end."""
     events = [region("ab"[i % 2], start, dur, thread) for i, (thread, start, dur) in enumerate(ranges)]
     events += [region("ProfilerStep#1", 0, 50)] * steps
     for correlation, (thread, at, dur) in enumerate(launches, start=1):

@@ -17,10 +17,10 @@ from ..identity import IdentitySet
 from ..windows.api import Driver, new_profile
 from ..windows.profile import Profile
 from ..windows.schedule import Schedule, StepAction
+from ..windows.step_regions import DEPTH, STEP_PARTS
 from ..windows.steps import SCHEDULE_OPTIONS, schedule_of
 
 FEATURE = "following the framework"
-STEP_PARTS = ("optimizer", "data", "backward", "clipping", "collectives")
 
 
 class Loop:
@@ -71,7 +71,7 @@ class Loop:
         self,
         out: str | os.PathLike[str] = "runs/instrument",
         *,
-        modules: int | bool | None = 4,
+        modules: int | bool | None = DEPTH,
         names: str = "class",
         syncs: bool | str = False,
         budget: int | Mapping[str, int] | None = None,

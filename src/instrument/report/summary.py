@@ -22,7 +22,10 @@ _MAX_HIDDEN = 10  # names
 MAX_OPERATORS = 10
 _MAX_FILES = 10
 _BAR = 8
-NO_REGION = "(in no region)"
+_LAYERS = (
+    " To see the layers of a model, pass modules=model to instrument.steps or instrument.profile, or start the "
+    'program with "instrument run".'
+)
 
 
 def print_summary(
@@ -58,7 +61,9 @@ def print_summary(
     if regions:
         _print_regions(replace(summary, regions=regions), console)
     else:
-        print_line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
+        print_wrapped(
+            console, f"No regions: name parts of the step with instrument.annotate to see them here.{_LAYERS}"
+        )
     if joined := len(summary.regions) - len(regions):
         more = counted(joined, "more region")
         print_wrapped(console, f'"*" stands for numbers: instrument summarize --expand shows {more}.')
@@ -110,7 +115,7 @@ def _print_regions(summary: Summary, console: Console) -> None:
     if _counts(summary.no_region_ns, summary.step_ns) or summary.gpu_unattributed_ns:
         cpu = duration(summary.no_region_ns / max(summary.steps, 1))
         shares = _shares(summary, summary.no_region_ns, summary.gpu_unattributed_ns)
-        rows.append((0, NO_REGION, ["", *[""] * len(steps), cpu, "", *shares]))
+        rows.append((0, "(in no region)", ["", *[""] * len(steps), cpu, "", *shares]))
     print_table(["region", "calls", *steps, "CPU", "CPU self", *_share_columns(summary)], rows, console)
     if hidden := len(summary.regions) - len(shown):
         print_line(console, f"... and {counted(hidden, 'smaller region')}")
@@ -127,6 +132,10 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
     if example is not None:
         part = _step_count(summary, example)
         yield f'"{part}" means that the region is in {part} steps; all figures are means over all steps.'
+    if summary.steps and 2 * summary.no_region_ns > summary.step_ns:
+        has_layers = any(region.path[-1].endswith("(backward)") for region in summary.regions)
+        more = "" if has_layers else _LAYERS
+        yield f"Most of the step is in no region: name parts of it with instrument.annotate.{more}"
     if any(region.partial for region in shown):
         yield (
             "(partial): some calls are missing, because their forward ran before the modules had hooks; "

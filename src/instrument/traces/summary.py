@@ -332,7 +332,7 @@ def _time_by_row(gpu: Table, link: str, rows: int) -> Array:
 
 
 def _in_step_time(rows: Table, steps: Table) -> Table:
-    """Return ``rows`` on a clock that runs in steps only: what lies after the last step of a window takes no time."""
+    """Return ``rows`` on a clock that runs in steps only: time after the last step of a window does not count."""
     if not steps:
         return rows
     during = merge_overlaps(steps.start_ns, steps.end_ns)
