@@ -14,10 +14,9 @@ import instrument
 from .. import log
 from ..guard import guard, uncaught_error
 from ..identity import IdentitySet
-from ..windows.api import Driver, new_profile
+from ..windows.api import DEPTH, STEP_PARTS, Driver, new_profile
 from ..windows.profile import Profile
 from ..windows.schedule import Schedule, StepAction
-from ..windows.step_regions import DEPTH, STEP_PARTS
 from ..windows.steps import SCHEDULE_OPTIONS, schedule_of
 
 FEATURE = "following the framework"

@@ -22,6 +22,8 @@ from .rank_selection import chosen_ranks
 from .remote import masked
 from .requests import RequestedWindows
 from .schedule import NEVER, NOTHING, Schedule, schedule
+from .step_regions import DEPTH as DEPTH
+from .step_regions import STEP_PARTS as STEP_PARTS
 from .step_regions import models_in
 from .storage import Keep, Storage
 from .torch_schedule import TorchSchedule
