@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
 class IdentitySet:
     """Remembers objects that can be weakly referenced, until they are gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, items: Iterable[Any] = ()) -> None:
         self._known: dict[int, weakref.ref[Any]] = {}
+        for item in items:
+            self.add(item)
 
     def add(self, item: Any) -> None:
         """Remember ``item``."""

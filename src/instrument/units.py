@@ -62,8 +62,8 @@ def signed_size(number: float) -> str:
 
 
 def count(calls: float) -> str:
-    """Return a number with a thousands separator, and one decimal unless it is whole."""
-    return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"
+    """Return a number with a thousands separator, and one decimal unless it is whole; below 1 with two digits."""
+    return f"{calls:,.0f}" if calls == int(calls) else f"{calls:.2g}" if calls < 1 else f"{calls:,.1f}"
 
 
 def counted(number: float, word: str, plural: str = "") -> str:

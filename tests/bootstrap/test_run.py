@@ -347,7 +347,7 @@ def test_all_steps(tmp_path: Path) -> None:
         assert re.search(r"^Linear +1 +\d", text, re.MULTILINE)
         assert "(eval)" not in text
         assert re.search(r"^\(in no region\) +\d", text, re.MULTILINE)
-        assert re.search(r"^\(outside steps, total\) +\d", text, re.MULTILINE)
+        assert re.search(r"^Outside the steps: \d", text, re.MULTILINE)
         shares = [
             float(found) for found in re.findall(r"^[\w(].* (\d+\.\d) +#* *$", text.split("\n\n")[0], re.MULTILINE)
         ]

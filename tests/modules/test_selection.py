@@ -62,11 +62,26 @@ def test_every_module(attach_emitter: AttachEmitter) -> None:
     assert names(attach_emitter, Model()) == ALL
 
 
-@pytest.mark.parametrize(("depth", "levels"), [(0, 0), (1, 1), (2, 2), (3, 3), (9, 4)])
-def test_depth(attach_emitter: AttachEmitter, depth: int, levels: int) -> None:
-    """`depth` is the number of levels below the model."""
-    expected = ["Model", *[name for name in ALL[1:] if name.count(".") < levels]]
-    assert names(attach_emitter, Model(), depth=depth) == expected
+class Wrapper(nn.Module):
+    """Holds nothing but a model, as PEFT and DDP do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.base_model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_model(x)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, 9])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_depth(attach_emitter: AttachEmitter, depth: int, wrapped: bool) -> None:
+    """`depth` is the number of levels below the model; lists of modules and wrappers of the model are none."""
+    within = [name for name in ALL[1:] if name.replace("layers.", "").count(".") < depth]
+    found = names(attach_emitter, Wrapper(Wrapper(Model())) if wrapped else Model(), depth=depth)
+    inner = "base_model.base_model"
+    expected = ["Wrapper", "base_model", inner, *[f"{inner}.{name}" for name in within]]
+    assert found == (expected if wrapped else ["Model", *within])
 
 
 @pytest.mark.parametrize(
@@ -103,7 +118,7 @@ def test_skip_containers(attach_emitter: AttachEmitter) -> None:
 def test_names(attach_emitter: AttachEmitter) -> None:
     """Regions can be named by class, or by both name and class."""
     model = Model()
-    assert names(attach_emitter, model, names="class", depth=2) == ["Model", "Linear", "Block", "Block"]
+    assert names(attach_emitter, model, names="class", depth=1) == ["Model", "Linear", "Block", "Block"]
     names_of_both = names(attach_emitter, model, names="both", include="layers.1*")
     assert names_of_both[:2] == ["layers.1: Block", "layers.1.attention: Attention"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -30,24 +31,28 @@ launches 62.2 % of the time after the first step.
 work, where kernels that run at the same time all count.
 The trace lacks the launches of 5.00 us of GPU work, which counts toward the
 steps in which it ran.
-region                         calls      CPU  CPU self  % step      GPU  % GPU
-───────────────────────────────────────────────────────────────────────────────
-forward                            1   240 us    160 us    24.0  52.8 us   48.2
-  attention                        1  80.0 us   80.0 us     8.0  50.3 us   45.9
-backward                 1 in 1 of 2   300 us    300 us    15.0   100 us   45.9
-Optimizer.step#SGD.step  1 in 1 of 2   100 us    100 us     5.0   900 ns    0.4
-(in no region)                         560 us              56.0  6.00 us    5.5
-(outside steps, total)                 200 us                    4.00 us
-"1 in 1 of 2" means 1 call in 1 of 2 steps; such rows show totals, not means.
+region                  calls   steps      CPU  CPU self  % step      GPU  % GPU
+────────────────────────────────────────────────────────────────────────────────
+forward                     1           240 us    160 us    24.0  52.8 us   48.2
+  attention                 1          80.0 us   80.0 us     8.0  50.3 us   45.9
+backward                  0.5  1 of 2   150 us    150 us    15.0  50.2 us   45.9
+Optimizer.step…GD.step    0.5  1 of 2  50.0 us   50.0 us     5.0   450 ns    0.4
+(in no region)                          560 us              56.0  6.00 us    5.5
+Outside the steps: 200 us in all, and 4.00 us of GPU work.
+"1 of 2" means that the region is in 1 of 2 steps; all figures are means over
+all steps.
+Most of the step is in no region: name parts of it with instrument.annotate. To
+see the layers of a model, pass modules=model to instrument.steps or
+instrument.profile, or start the program with "instrument run".
 
-operator                calls  CPU self  % step      GPU  % GPU
-───────────────────────────────────────────────────────────────
-aten::mm                  1.5   50.0 us     5.0   101 us   91.8
-MmBackward0       1 in 1 of 2    110 us     5.5        0    0.0
-aten::copy_       1 in 1 of 2   20.0 us     1.0  7.01 us    3.2
-aten::relu        1 in 1 of 2   20.0 us     1.0  5.00 us    2.3
-aten::empty       1 in 1 of 2         0     0.0        0    0.0
-(in no operator)                                 2.95 us    2.7
+operator          calls   steps  CPU self  % step      GPU  % GPU
+─────────────────────────────────────────────────────────────────
+aten::mm            1.5           50.0 us     5.0   101 us   91.8
+MmBackward0         0.5  1 of 2   55.0 us     5.5        0    0.0
+aten::copy_         0.5  1 of 2   10.0 us     1.0  3.50 us    3.2
+aten::relu          0.5  1 of 2   10.0 us     1.0  2.50 us    2.3
+aten::empty         0.5  1 of 2         0     0.0        0    0.0
+(in no operator)                                   2.95 us    2.7
 
 Files
   runs/bert/1.json
@@ -105,21 +110,20 @@ a           1  100 us    100 us    10.0  #
 
 
 def test_calls_in_some_steps() -> None:
-    """Regions that are not in every step show their calls and the number of steps."""
+    """All figures are means; a column says of regions that are not in every step in how many they are."""
     step = RegionStat(("forward",), 26, 1_000, 1_000, None, frozenset(range(13)))
     often = RegionStat(("zero_grad",), 1_200, 900, 900, None, frozenset(range(12)))
     burst = RegionStat(("evaluate",), 1_200, 800, 800, None, frozenset(range(3)))
     rare = RegionStat(("save",), 1, 700, 700, None, frozenset(range(1)))
     lines = rendered(Summary(13, 10_000, (rare, step, often, burst), (), None, None)).splitlines()
-    rows = dict(re.split(" {2,}", line)[:2] for line in lines if line.startswith(("f", "z", "e", "s")))
+    rows = {cells[0]: cells[1:-1] for cells in (re.split(" {2,}", line) for line in lines if line[0] in "fzes")}
     assert rows == {
-        "forward": "2",
-        "zero_grad": "1,200 in 12 of 13",
-        "evaluate": "1,200 in 3 of 13",
-        "save": "1 in 1 of 13",
+        "forward": ["2", "77 ns", "77 ns", "10.0"],
+        "zero_grad": ["92.3", "12 of 13", "69 ns", "69 ns", "9.0"],
+        "evaluate": ["92.3", "3 of 13", "62 ns", "62 ns", "8.0"],
+        "save": ["0.077", "1 of 13", "54 ns", "54 ns", "7.0"],
     }
-    legend = '"1,200 in 12 of 13" means 1,200 calls in 12 of 13 steps; such rows show totals'
-    assert legend in " ".join(lines)
+    assert '"1 of 13" means that the region is in 1 of 13 steps; all figures are means' in " ".join(lines)
 
 
 @pytest.mark.parametrize("name", ["[/]", "[bold]x[/bold]", "layer[0] :smile:", "https://x.y", "'q' 1.5 None"])
@@ -182,6 +186,17 @@ def test_operators_are_cut() -> None:
     assert "aten::op9 " in text
     assert "aten::op10" not in text
     assert "... and 3 more operators" in text
+
+
+def test_mostly_in_no_region() -> None:
+    """The summary says how to see more; models are named only if their layers are no regions."""
+    some = replace(cpu_summary(cpu_region("a", ns=1)), no_region_ns=999_999)
+    assert "modules=model" in rendered(some)
+    layers = replace(cpu_summary(cpu_region("Net (backward)", ns=1)), no_region_ns=999_999)
+    text = rendered(layers)
+    assert "Most of the step is in no region" in text
+    assert "modules=model" not in text
+    assert "Most of" not in rendered(replace(some, no_region_ns=400_000))
 
 
 def test_no_regions() -> None:

@@ -28,7 +28,7 @@ class Counter:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.steps_of = OptimizerSteps(self.step)
+        self.steps_of = StepFollower(self.step, lambda: None, "optimizer")
         self.steps_of.follow()
 
     def step(self) -> None:
@@ -64,7 +64,7 @@ def test_gradient_accumulation(counter: Counter) -> None:
 
 
 def test_two_optimizers(counter: Counter) -> None:
-    """Of several optimizers, the one that steps first counts, until it is deleted."""
+    """Of several optimizers, the one that steps first counts; once it is deleted, the one that goes on."""
     parameters = weights()
     first, second = (torch.optim.SGD([parameter]) for parameter in parameters)
     for _ in range(3):
@@ -72,9 +72,11 @@ def test_two_optimizers(counter: Counter) -> None:
         first.step()
         second.step()
     assert counter.steps == 3
+    first.step()
     del first
     second.step()
-    assert counter.steps == 4
+    second.step()
+    assert counter.steps == 6
 
 
 def test_new_optimizer_for_each_epoch(counter: Counter) -> None:
@@ -139,6 +141,65 @@ def test_alternating_optimizers(counter: Counter, warmup: int, critic: int, acto
         for _ in range(actor):
             second.step()
     assert counter.steps == warmup + 20 * critic
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("updates", [1, 4])
+def test_new_model_and_optimizer_for_each_phase(counter: Counter, kept: bool, updates: int) -> None:
+    """Each update of short phases is reported when it ends, whether or not earlier optimizers still exist."""
+    optimizers = []
+    for phase in range(3):
+        optimizers.append(torch.optim.SGD(weights()))
+        for update in range(updates):
+            optimizers[-1].step()
+            assert counter.steps == phase * updates + update + 1
+        if not kept:
+            optimizers.clear()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+def test_outer_optimizer_above_new_inner_ones(counter: Counter, kept: bool, shared: bool) -> None:
+    """The inner updates are the steps, whether the outer optimizer updates the same parameters or others."""
+    parameters = weights()
+    outer = torch.optim.SGD(parameters)
+    inner = []
+    for _ in range(4):
+        inner.append(torch.optim.SGD(parameters if shared else weights()))
+        for _ in range(3):
+            inner[-1].step()
+        if not kept:
+            inner.clear()
+        outer.step()
+    assert counter.steps == 12
+
+
+@pytest.mark.parametrize("renewed", ["both", "first", "second"])
+def test_new_optimizers_of_alternating_models(counter: Counter, renewed: str) -> None:
+    """If two optimizers take turns, a new one counts if it replaces the one that counts."""
+    generator, critic = ([parameter] for parameter in weights())
+    optimizers = [torch.optim.SGD(generator), torch.optim.SGD(critic)]
+    for _ in range(3):
+        if renewed in ("both", "first"):
+            optimizers[0] = torch.optim.SGD(generator)
+        if renewed in ("both", "second"):
+            optimizers[1] = torch.optim.SGD(critic)
+        for _ in range(4):
+            for optimizer in optimizers:
+                optimizer.step()
+    assert counter.steps == 12
+
+
+def test_short_training_between_phases_of_another(counter: Counter) -> None:
+    """A probe that is trained now and then counts, and so does the training that goes on after it."""
+    main = torch.optim.SGD(weights())
+    for _ in range(3):
+        for _ in range(4):
+            main.step()
+        probe = torch.optim.SGD(weights())
+        for _ in range(3):
+            probe.step()
+    assert counter.steps == 21
 
 
 def test_step_skipped_by_a_scaler(counter: Counter) -> None:

@@ -14,13 +14,12 @@ import instrument
 from .. import log
 from ..guard import guard, uncaught_error
 from ..identity import IdentitySet
-from ..windows.api import Driver, new_profile
+from ..windows.api import DEPTH, STEP_PARTS, Driver, new_profile
 from ..windows.profile import Profile
 from ..windows.schedule import Schedule, StepAction
 from ..windows.steps import SCHEDULE_OPTIONS, schedule_of
 
 FEATURE = "following the framework"
-STEP_PARTS = ("optimizer", "data", "backward", "clipping", "collectives")
 
 
 class Loop:
@@ -71,7 +70,7 @@ class Loop:
         self,
         out: str | os.PathLike[str] = "runs/instrument",
         *,
-        modules: int | bool | None = 4,
+        modules: int | bool | None = DEPTH,
         names: str = "class",
         syncs: bool | str = False,
         budget: int | Mapping[str, int] | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -32,11 +31,9 @@ class Instances:
         self._attribute = attribute
         self._known = IdentitySet()
         self._labels = labels
-        self._numbered: dict[str, list[weakref.ref[Any]]] = {}  # by class: named instances without a label
 
     def find_existing(self) -> None:
         """Find the existing instances when a recording begins."""
-        self._numbered.clear()
         self._labels.budget = sys.maxsize
         try:
             self._find()
@@ -59,29 +56,23 @@ class Instances:
         return self._known
 
     def suffix(self, instance: Any) -> str:
-        """Return ``[actor_optimizer]`` if several instances are of this class, else ""."""
+        """Return ``[actor_optimizer]`` if several instances are of this class, else "".
+
+        An instance keeps its suffix: the first one without a label has none, the next ones a number.
+        """
         if instance is None:
             return ""
-        if instance not in self._known:  # new, or held by a function that has just begun
-            same = [known for known in self._known if type(known).__name__ == type(instance).__name__]
-            self._known.add(instance)
-            if same:
+        if instance not in self._labels:
+            same = [known for known in self._known if type(known) is type(instance) and known is not instance]
+            if same and instance not in self._known:  # new, or held by a function that has just begun
                 self._labels.label_against(instance, same)
-        label = self._labels.of(instance) or self._number(instance)
+            self._known.add(instance)
+            if instance not in self._labels:
+                taken = {self._labels.of(other) for other in same if other in self._labels}
+                numbers = ("", *map(str, range(1, len(same) + 1)))
+                self._labels.set_label(instance, next(number for number in numbers if number not in taken))
+        label = self._labels.of(instance)
         return f"[{label}]" if label else ""
-
-    def _number(self, instance: Any) -> str:
-        """Return a number for an instance without a label: "" for the first in this recording, then 1.
-
-        The number of a deleted instance is used again.
-        """
-        same = self._numbered.setdefault(type(instance).__name__, [])
-        held = [known() for known in same]
-        at = next((at for at, known in enumerate(held) if known is instance), -1)
-        if at < 0:
-            at = next((at for at, known in enumerate(held) if known is None), len(same))
-            same[at : at + 1] = [weakref.ref(instance)]
-        return str(at or "")
 
 
 class Loaders(Instances):
@@ -108,7 +99,8 @@ class Loaders(Instances):
                 self._find()
                 loader = self._loader(iterator)
             if loader is not None:
-                self._labels.set_label(iterator, self._labels.of(loader))
+                for named in (loader, iterator):
+                    self._labels.set_label(named, self._labels.of(loader))
         label = self._labels.of(iterator)
         return f"[{label}]" if label else ""
 

@@ -37,23 +37,26 @@ class Labels:
         self._frameworks = frameworks
         self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
+    def __contains__(self, thing: object) -> bool:
+        return id(thing) in self._known
+
     def of(self, thing: object) -> str:
         """Return the label of ``thing``, "" if it has none."""
-        return self._known[id(thing)][1] if id(thing) in self._known else ""
+        return self._known[id(thing)][1] if thing in self else ""
 
     def label_all(self, things: Sequence[Any], *, numbers: bool = True) -> None:
         """Give each of ``things``, which share a name, its own label; do nothing for a single one.
 
         With ``numbers=False``, skip those that no variable of a running function leads to.
         """
-        missing = [thing for thing in things if id(thing) not in self._known]
+        missing = [thing for thing in things if thing not in self]
         if len(things) < 2 or not missing:
             return
         taken = {self.of(thing) for thing in things}
         found = self._paths(missing)
         if not numbers:
             missing = [thing for thing in missing if id(thing) in found]
-            if len(missing) + sum(bool(self.of(thing)) for thing in things) < 2:
+            if len(missing) + sum(thing in self for thing in things) < 2:
                 return
         for thing in missing:
             label = found.get(id(thing), "")
@@ -88,9 +91,12 @@ class Labels:
     def _search(self, wanted: Callable[[object], bool], max_found: int) -> dict[int, tuple[str, object]]:
         """Return the ``wanted`` objects, at most ``max_found``, with the shortest path to each, by its id."""
         found, seen = dict[int, tuple[str, object]](), set[int]()
+        namespaces = [*_namespaces(self._frameworks)]
+        if outermost := self.budget >= _MAX_VALUES:  # `opt_d` of a caller says more than `optimizer` of a function
+            namespaces.reverse()
         level: Iterator[tuple[str, object]] = (
             (name, value)
-            for variables in _namespaces(self._frameworks)
+            for variables in namespaces
             for name, value in variables.items()
             if not name.startswith("__")
         )
@@ -106,6 +112,9 @@ class Labels:
                     below.append((path, value))
                 if len(found) == max_found or self.budget <= end:
                     return found
+            if outermost:  # but `self.optimizer` is shorter than `trainer.optimizer`
+                below.reverse()
+                outermost = False
             level = ((path, held) for above, value in below for path, held in _children(above, value))
         return found
 

@@ -6,14 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from ..regions import region
 from ..regions.region import DOMAIN, Region
 from .compiling import compiled_from
 from .module_calls import Layer
-from .selection import Place, Selection, class_name, places
+from .selection import Place, Selection, class_name, has_forward, places
 
 
 class Namer:
@@ -79,7 +78,7 @@ def lay_out(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> ModelLay
         taken: the layers of modules that have hooks already, by the id of the module; they get no second hooks.
     """
     known = list(places(model))
-    visible = [place for place in known if not place.hidden and _has_forward(place.module)]
+    visible = [place for place in known if not place.hidden and has_forward(place.module)]
     chosen = {place for place in visible if namer.selection.is_selected(place)}
     at: dict[Place, Layer] = {}
     of: dict[int, list[Layer]] = defaultdict(list)
@@ -108,7 +107,7 @@ def lay_out(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> ModelLay
     inside = [
         place
         for place in known
-        if place.hidden and _has_forward(place.module) and namer.selection.is_selected(place)
+        if place.hidden and has_forward(place.module) and namer.selection.is_selected(place)
     ]
     hidden = [namer.selection.name(place) for place in inside]
     hookless = {
@@ -123,7 +122,7 @@ def _has_namesake(place: Place, parent: Layer | None) -> bool:
     Without a ``parent``, the holder was not chosen or has no forward, such as an agent that calls its actor.
     """
     own = place.path.rpartition(".")[2]
-    if place.parent is None or own.isdecimal() or (parent is None and _has_forward(place.parent.module)):
+    if place.parent is None or own.isdecimal() or (parent is None and has_forward(place.parent.module)):
         return False
     kind, held = class_name(place.module), compiled_from(place.parent.module)._modules
     return any(other is not None and name != own and class_name(other) == kind for name, other in held.items())
@@ -140,13 +139,6 @@ def _has_fast_path(place: Place) -> bool:
     return isinstance(place.module, nn.TransformerEncoderLayer)
 
 
-def _has_forward(module: nn.Module) -> bool:
-    """Return whether the module has a forward, unlike a `ModuleList`."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return True
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
-
-
 def _callers(visible: list[Place], chosen: set[Place]) -> Iterator[Place]:
     """Yield the callers of selected modules with several places, which the calls around them distinguish."""
     several: dict[int, list[Place]] = defaultdict(list)
@@ -156,6 +148,6 @@ def _callers(visible: list[Place], chosen: set[Place]) -> Iterator[Place]:
     for found in several.values():
         if len(found) > 1:
             callers = (
-                next((above for above in _ancestors(place) if _has_forward(above.module)), None) for place in found
+                next((above for above in _ancestors(place) if has_forward(above.module)), None) for place in found
             )
             yield from (caller for caller in callers if caller is not None)

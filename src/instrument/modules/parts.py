@@ -22,7 +22,7 @@ from ..patch import Patch, leave_no_frame
 from ..regions import dispatch, region
 from ..regions.region import Region
 from . import backward_calls
-from .instances import loaders, optimizers
+from .instances import Instances, loaders, optimizers
 
 FEATURE = "the regions of a step"
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
@@ -110,16 +110,11 @@ def _data(switch: Switch) -> Iterator[Patch]:
     if dispatch.detailed:
         with guard.contained("telling data loaders apart"):
             loaders.find_existing()
+    return contexts(torch.autograd.profiler.record_function, _begin_data, switch)
 
-    def begin(context: Any) -> dispatch.Token | None:
-        if not context.name.startswith(DATA):
-            return None
-        if dispatch.detailed:
-            with guard.contained("naming a data loader"):
-                context.name += loaders.suffix(training.caller_in(sys._getframe(2), "torch.utils.data.dataloader"))
-        return dispatch.enter_beside_torch(region.make(context.name, None, None, None, None))
 
-    return contexts(torch.autograd.profiler.record_function, begin, switch)
+def _begin_data(context: Any) -> dispatch.Token | None:
+    return _begin_range(context, (DATA,), loaders, "torch.utils.data.dataloader")
 
 
 def _optimizer(switch: Switch) -> Iterator[Patch]:
@@ -127,16 +122,20 @@ def _optimizer(switch: Switch) -> Iterator[Patch]:
     if dispatch.detailed:
         with guard.contained("telling optimizers apart"):
             optimizers.find_existing()
+    return contexts(torch.autograd.profiler.record_function, _begin_optimizer, switch)
 
-    def begin(context: Any) -> dispatch.Token | None:
-        if not context.name.startswith(OPTIMIZER):
-            return None
-        if dispatch.detailed:
-            with guard.contained("naming an optimizer"):
-                context.name += optimizers.suffix(training.caller_in(sys._getframe(2), "torch.optim.optimizer"))
-        return dispatch.enter_beside_torch(region.make(context.name, None, None, None, None))
 
-    return contexts(torch.autograd.profiler.record_function, begin, switch)
+def _begin_optimizer(context: Any) -> dispatch.Token | None:
+    return _begin_range(context, OPTIMIZER, optimizers, "torch.optim.optimizer")
+
+
+def _begin_range(context: Any, names: tuple[str, ...], known: Instances, module: str) -> dispatch.Token | None:
+    if not context.name.startswith(names):
+        return None
+    if dispatch.detailed:
+        with guard.contained(FEATURE):
+            context.name += known.suffix(training.caller_in(sys._getframe(3), module))
+    return dispatch.enter_beside_torch(region.make(context.name, None, None, None, None))
 
 
 def _clipping(switch: Switch) -> Iterator[Patch]:
@@ -285,3 +284,6 @@ PARTS: Mapping[str, Callable[[Switch], Iterator[Patch]]] = {
     "clipping": _clipping,
     "collectives": _collectives,
 }
+
+RANGES: Mapping[str, Begin] = {"optimizer": _begin_optimizer, "data": _begin_data}
+"""How the region of a range that torch opens itself begins, by part."""

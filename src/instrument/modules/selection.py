@@ -21,6 +21,7 @@ Rules = Rule | Iterable[Rule]
 
 PLACES = 64  # places per module that are searched: shared modules can have very many
 NAMES = ("path", "class", "both")
+WRAPPED = ("module", "model", "base_model")  # the attributes by which wrappers such as DDP and PEFT hold a model
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -33,12 +34,14 @@ class Place:
         module: the module, which may be at several places.
         parent: the place of the module that holds it.
         hidden: inside compiled code, where no hook runs.
+        level: how many levels it is below the model, as in `Selection.depth`.
     """
 
     path: str
     module: nn.Module
     parent: Place | None
     hidden: bool = False
+    level: int = 0
 
 
 def places(model: nn.Module) -> Iterator[Place]:
@@ -57,14 +60,31 @@ def places(model: nn.Module) -> Iterator[Place]:
             above = above.parent
             around.add(id(above.module))
         todo += [
-            Place(f"{place.path}.{name}" if place.path else name, child, place, inside)
+            Place(f"{place.path}.{name}" if place.path else name, child, place, inside, _level(place, name, child))
             for name, child in reversed(compiled_from(place.module)._modules.items())
             if child is not None and id(child) not in around
         ]
 
 
+def has_forward(module: nn.Module) -> bool:
+    """Return whether the module has a forward, unlike a `ModuleList`."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def _level(parent: Place, name: str, child: nn.Module) -> int:
+    """Return the level of a child: modules that nobody calls, and wrappers that only hold the model, add none."""
+    wrapped = not parent.level and name in WRAPPED and len(parent.module._modules) == 1
+    return parent.level + (has_forward(compiled_from(child)) and not wrapped)
+
+
 class Selection:
     """The modules that a call of `annotate_modules` selects.
+
+    Attributes:
+        depth: the number of levels below the model. A module without a forward, such as a `ModuleList`, is no
+            level, nor is a wrapper that holds only the model.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted.
@@ -95,7 +115,7 @@ class Selection:
 
     def is_selected(self, place: Place) -> bool:
         """Return whether the module at ``place`` becomes a region."""
-        if self.depth is not None and place.path and place.path.count(".") >= self.depth:
+        if self.depth is not None and place.level > self.depth:
             return False
         if self.skip_containers and isinstance(compiled_from(place.module), CONTAINERS):
             return False

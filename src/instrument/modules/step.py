@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..patch import Patch, apply, undo
 from ..regions import dispatch
-from .parts import PARTS, PHASES, Switch
+from .parts import PARTS, PHASES, RANGES, Switch
 from .service import Handle, PatchService, contain_request
 
 
@@ -19,31 +21,43 @@ class StepAnnotation:
 
 
 class StepPatcher(PatchService[StepAnnotation]):
-    """Patches each requested part once."""
+    """Patches each requested part once.
+
+    Attributes:
+        parts: those that are patched now.
+    """
 
     during_phases = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._parts: set[str] = set()
+        self.parts: frozenset[str] = frozenset()
         self._detailed = False  # whether they are patched for more than the phases of a step
         self._patches: list[Patch] = []
         self._switch = Switch()
 
     def apply(self, on: bool) -> None:
         """Patch the parts that are requested now, and undo the others."""
-        parts = {part for request in self.requests for part in request.parts} if on else set()
+        parts = frozenset(part for request in self.requests for part in request.parts if on)
         detailed = dispatch.detailed
         if not detailed:
             parts &= PHASES
-        if (parts, detailed) == (self._parts, self._detailed) and (parts or not self._patches):
+        if (parts, detailed) == (self.parts, self._detailed) and (parts or not self._patches):
             return
-        self._switch.on, self._parts = False, set()
+        self._switch.on, self.parts = False, frozenset()
         undo(self._patches)
-        self._switch, self._parts, self._detailed = Switch(), parts, detailed
+        self._switch, self.parts, self._detailed = Switch(), parts, detailed
         for part in PARTS:
             if part in parts:
                 apply(PARTS[part](self._switch), self._patches)
+
+    def begin_range(self, context: Any, before: frozenset[str]) -> dispatch.Token | None:
+        """Open the region of a range that torch enters now, if its part is patched but was not ``before``.
+
+        Such a patch comes too late for the call of ``__enter__`` that is running.
+        """
+        begun = (RANGES[part](context) for part in self.parts & RANGES.keys() - before)
+        return next((token for token in begun if token is not None), None)
 
 
 patcher = StepPatcher()

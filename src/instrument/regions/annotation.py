@@ -274,3 +274,14 @@ def mark(
     region.check(color, domain, category, payload)
     if dispatch.recording:
         dispatch.mark(region.make(message, color, domain, category, payload))
+
+
+def _scriptable(name: str) -> Any:
+    """Return what TorchScript compiles in place of a function; torch calls this when it meets the function."""
+    from ..compat import scripting  # imports torch
+
+    return getattr(scripting, name)
+
+
+for _function in (annotate, mark):  # by an attribute, which costs a call nothing
+    vars(_function)["__prepare_scriptable__"] = functools.partial(_scriptable, _function.__name__)

@@ -23,6 +23,10 @@ MAX_OPERATORS = 10
 _MAX_FILES = 10
 _MAX_UNRECORDED = 3  # names
 _BAR = 8
+_LAYERS = (
+    " To see the layers of a model, pass modules=model to instrument.steps or instrument.profile, or start the "
+    'program with "instrument run".'
+)
 
 
 def print_summary(
@@ -38,8 +42,8 @@ def print_summary(
 ) -> None:
     """Print the steps, regions and operators, then the files and how to open them.
 
-    Times and calls are means per step. Rows that are not in every step show totals, with calls as "4 in 2 of 3":
-    4 calls, in 2 of the 3 steps. Without marked steps, all rows show totals over the trace.
+    Times and calls are means over all steps; a column "steps" says of rows that are not in every step in how many
+    they are: "2 of 3". Without marked steps, all rows show totals over the trace.
 
     Args:
         summary: What to print.
@@ -58,7 +62,9 @@ def print_summary(
     if regions:
         _print_regions(replace(summary, regions=regions), console)
     else:
-        print_line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
+        print_wrapped(
+            console, f"No regions: name parts of the step with instrument.annotate to see them here.{_LAYERS}"
+        )
     if joined := len(summary.regions) - len(regions):
         more = counted(joined, "more region")
         print_wrapped(console, f'"*" stands for numbers: instrument summarize --expand shows {more}.')
@@ -101,21 +107,17 @@ def print_unread_devices(devices: Mapping[str, UnreadDevice], *, console: Consol
 
 def _print_regions(summary: Summary, console: Console) -> None:
     shown = largest_regions(summary.regions)
+    steps = _steps_column(summary, shown)
     rows = []
     for region in _sort_by_time(shown):
-        calls, cpu, own = _means(summary, region, region.cpu_ns, region.self_ns)
-        cells = [calls, cpu, own, *_shares(summary, region, region.cpu_ns, region.gpu_ns)]
+        cells = _means(summary, region, steps, region.cpu_ns, region.self_ns)
+        cells += _shares(summary, region.cpu_ns, region.gpu_ns)
         rows.append((2 * len(region.path) - 2, region.path[-1] + " (partial)" * region.partial, cells))
     if _counts(summary.no_region_ns, summary.step_ns) or summary.gpu_unattributed_ns:
         cpu = duration(summary.no_region_ns / max(summary.steps, 1))
-        shares = _shares(summary, None, summary.no_region_ns, summary.gpu_unattributed_ns)
-        rows.append((0, "(in no region)", ["", cpu, "", *shares]))
-    if summary.outside_ns * 100 > summary.step_ns > 0 or summary.outside_gpu_ns:
-        cells = ["", duration(summary.outside_ns), *[""] * (len(_share_columns(summary)) + 1)]
-        if summary.gpu_total_ns is not None:
-            cells[4] = duration(summary.outside_gpu_ns)
-        rows.append((0, "(outside steps, total)", cells))
-    print_table(["region", "calls", "CPU", "CPU self", *_share_columns(summary)], rows, console)
+        shares = _shares(summary, summary.no_region_ns, summary.gpu_unattributed_ns)
+        rows.append((0, "(in no region)", ["", *[""] * len(steps), cpu, "", *shares]))
+    print_table(["region", "calls", *steps, "CPU", "CPU self", *_share_columns(summary)], rows, console)
     if hidden := len(summary.regions) - len(shown):
         print_line(console, f"... and {counted(hidden, 'smaller region')}")
     for text in _notes(summary, shown):
@@ -124,11 +126,17 @@ def _print_regions(summary: Summary, console: Console) -> None:
 
 def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
     """Yield explanations of what is unusual in the table of regions."""
-    some = [region for region in shown if _occurs_in_some_steps(summary, region)]
-    if some:
-        example = next((region for region in some if region.calls != region.steps), some[0])
-        in_words = f"{counted(example.calls, 'call')} in {_step_count(summary, example)} steps"
-        yield f'"{_calls(summary, example)}" means {in_words}; such rows show totals, not means.'
+    if summary.outside_ns * 100 > summary.step_ns > 0 or summary.outside_gpu_ns:
+        gpu = f", and {duration(summary.outside_gpu_ns)} of GPU work" if summary.gpu_total_ns is not None else ""
+        yield f"Outside the steps: {duration(summary.outside_ns)} in all{gpu}."
+    example = next((region for region in shown if _occurs_in_some_steps(summary, region)), None)
+    if example is not None:
+        part = _step_count(summary, example)
+        yield f'"{part}" means that the region is in {part} steps; all figures are means over all steps.'
+    if summary.steps and 2 * summary.no_region_ns > summary.step_ns:
+        has_layers = any(region.path[-1].endswith("(backward)") for region in summary.regions)
+        more = "" if has_layers else _LAYERS
+        yield f"Most of the step is in no region: name parts of it with instrument.annotate.{more}"
     if any(region.partial for region in shown):
         yield (
             "(partial): some calls are missing, because their forward ran before the modules had hooks; "
@@ -163,16 +171,18 @@ def _print_operators(summary: Summary, console: Console) -> None:
     ranked = sorted(
         summary.operators, key=lambda item: max(item.self_ns / whole_ns, (item.gpu_ns or 0) / gpu_ns), reverse=True
     )
+    shown = ranked[:MAX_OPERATORS]
+    steps = _steps_column(summary, shown)
     rows = []
-    for operator in ranked[:MAX_OPERATORS]:
-        cells = _means(summary, operator, operator.self_ns)
-        cells += _shares(summary, operator, operator.self_ns, operator.gpu_ns)
+    for operator in shown:
+        cells = _means(summary, operator, steps, operator.self_ns)
+        cells += _shares(summary, operator.self_ns, operator.gpu_ns)
         rows.append((0, operator.name, cells))
     nowhere_ns = (summary.gpu_total_ns or 0) - sum(operator.gpu_ns or 0 for operator in summary.operators)
     if nowhere_ns:
-        rows.append((0, "(in no operator)", ["", "", *_shares(summary, None, None, nowhere_ns)]))
+        rows.append((0, "(in no operator)", ["", *[""] * len(steps), "", *_shares(summary, None, nowhere_ns)]))
     print_line(console, "")
-    print_table(["operator", "calls", "CPU self", *_share_columns(summary)], rows, console)
+    print_table(["operator", "calls", *steps, "CPU self", *_share_columns(summary)], rows, console)
     if (hidden := len(ranked) - MAX_OPERATORS) > 0:
         print_line(console, f"... and {counted(hidden, 'more operator')}")
 
@@ -181,20 +191,19 @@ def _occurs_in_some_steps(summary: Summary, row: RegionStat | OperatorStat) -> b
     return 0 < row.steps < summary.steps
 
 
-def _calls(summary: Summary, row: RegionStat | OperatorStat) -> str:
-    """Return the calls per step; if some steps have none, all calls and the number of steps that have some."""
-    if _occurs_in_some_steps(summary, row):
-        return f"{count(row.calls)} in {_step_count(summary, row)}"
-    return count(row.calls / max(summary.steps, 1))
+def _steps_column(summary: Summary, rows: Sequence[RegionStat | OperatorStat]) -> list[str]:
+    """Return the heading of the column with the steps that have the row, if some step lacks one of ``rows``."""
+    return ["steps"] * any(_occurs_in_some_steps(summary, row) for row in rows)
 
 
 def _step_count(summary: Summary, row: RegionStat | OperatorStat) -> str:
     return f"{count(row.steps)} of {count(summary.steps)}"
 
 
-def _means(summary: Summary, row: RegionStat | OperatorStat, *times_ns: int) -> list[str]:
-    steps = 1 if _occurs_in_some_steps(summary, row) else max(summary.steps, 1)
-    return [_calls(summary, row), *(duration(ns / steps) for ns in times_ns)]
+def _means(summary: Summary, row: RegionStat | OperatorStat, steps_column: list[str], *times_ns: int) -> list[str]:
+    whole = max(summary.steps, 1)
+    some = _step_count(summary, row) if _occurs_in_some_steps(summary, row) else ""
+    return [count(row.calls / whole), *[some] * len(steps_column), *(duration(ns / whole) for ns in times_ns)]
 
 
 def _counts(part_ns: int, whole_ns: int) -> bool:
@@ -207,15 +216,12 @@ def _share_columns(summary: Summary) -> list[str]:
     return [share, ""] if summary.gpu_total_ns is None else [share, "GPU", "% GPU"]
 
 
-def _shares(
-    summary: Summary, row: RegionStat | OperatorStat | None, cpu_ns: int | None, gpu_ns: int | None
-) -> list[str]:
+def _shares(summary: Summary, cpu_ns: int | None, gpu_ns: int | None) -> list[str]:
     """Return the share of the step, then the GPU time and its share or, without a GPU, a bar."""
     share = "" if cpu_ns is None else percent(cpu_ns, summary.step_ns)
     if summary.gpu_total_ns is None:
         return [share, _bar(cpu_ns or 0, summary.step_ns)]
-    steps = 1 if row is not None and _occurs_in_some_steps(summary, row) else max(summary.steps, 1)
-    return [share, duration((gpu_ns or 0) / steps), percent(gpu_ns or 0, summary.gpu_total_ns)]
+    return [share, duration((gpu_ns or 0) / max(summary.steps, 1)), percent(gpu_ns or 0, summary.gpu_total_ns)]
 
 
 def print_files(files: Sequence[Path], folder: Path, *, removed: int = 0, console: Console) -> None:

@@ -15,7 +15,9 @@ from ..identity import IdentitySet
 from ..imports import ImportHook
 from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
+from ..modules.step import patcher
 from ..patch import Change, Patch, apply, leave_no_frame, undo
+from ..regions import dispatch
 from .compiled_code import DeferredCalls, skip_package, without_compiler
 from .function_calls import SIGNS, FunctionCallSteps, check_step_on
 from .graphed_callables import GraphedCallables
@@ -273,9 +275,12 @@ class StepFollower:
             with guard.contained("beginning step 0"):
                 on_begin()
 
-    def _range(self, context: Any) -> None:
-        if context.name.startswith(_BEGIN_STEP):
-            self._begin_step_0()
+    def _range(self, context: Any) -> dispatch.Token | None:
+        if not context.name.startswith(_BEGIN_STEP):
+            return None
+        before = patcher.parts
+        self._begin_step_0()
+        return patcher.begin_range(context, before)
 
     def _make_init(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -293,6 +298,8 @@ class StepFollower:
     @without_compiler
     def _add_optimizer(self, optimizer: Any) -> None:
         self._optimizers.add(optimizer)
+        if self._steps is not None:
+            self._steps.add_new(optimizer)
         if self._function is not None:
             self._function.search()
         self._leave_model()

@@ -14,7 +14,7 @@ from ..cuda_graphs import GraphFollower, cuda_graphs
 from ..guard import guard
 from ..identity import IdentitySet
 from ..modules import backward_calls
-from ..modules.optimizers import parameters, share_parameters
+from ..modules.optimizers import parameters
 from ..patch import Patch, apply, leave_no_frame, undo
 from ..regions import dispatch
 
@@ -37,13 +37,14 @@ class OptimizerSteps:
 
     With ``every`` it is called after the steps of all optimizers that the creating thread calls.
 
-    Another optimizer takes the place of the first when it steps twice in a row and either updates some of the same
-    parameters, as if each epoch creates an optimizer, or follows a phase of the first alone, as if layers are
-    trained one after the other; otherwise, after 50 steps alone. An optimizer on another thread takes its place
-    only after the thread of the first has ended. A step that a `torch.amp.GradScaler` skips counts. A step during
-    the backward pass, as with one optimizer for each parameter, ends with that pass and belongs to the thread that
-    called the pass. The steps of an optimizer that wraps another count once. A step in the capture of a CUDA
-    graph, which runs nothing, counts at each replay.
+    An optimizer that was created since the last step of the first takes its place at once, as in each fold, trial
+    or inner loop. An older one takes its place when it steps twice in a row and either updates some of the same
+    parameters, or had that place before, or the first is deleted, or it follows a phase of the first alone, as if
+    layers are trained one after the other; otherwise, after 50 steps alone. An optimizer on another thread takes
+    its place only after the thread of the first has ended. A step that a `torch.amp.GradScaler` skips counts. A
+    step during the backward pass, as with one optimizer for each parameter, ends with that pass and belongs to the
+    thread that called the pass. The steps of an optimizer that wraps another count once. A step in the capture of
+    a CUDA graph, which runs nothing, counts at each replay.
 
     A step compiled by torch.compile is not seen, as a hook would become a part of it; ``compiled`` is true then.
 
@@ -56,6 +57,9 @@ class OptimizerSteps:
         self._on_step = on_step
         self._every = every
         self._first: weakref.ref[Any] | None = None
+        self._first_parameters = IdentitySet()
+        self._successors = IdentitySet()  # optimizers created since the last step of the first
+        self._predecessors = IdentitySet()  # optimizers that a successor replaced
         self._unrelated_optimizers = IdentitySet()  # optimizers that share no parameter with the first
         self._rival: weakref.ref[Any] | None = None  # the first other optimizer since the last step of the first
         self._rival_steps = 0
@@ -85,6 +89,10 @@ class OptimizerSteps:
             raise
         if self._on_step is _nothing:  # removed meanwhile, by a signal handler or another thread
             self.remove()
+
+    def add_new(self, optimizer: Any) -> None:
+        """Note that an optimizer was created just now."""
+        self._successors.add(optimizer)
 
     @property
     def compiled(self) -> bool:
@@ -211,23 +219,40 @@ class OptimizerSteps:
         if first is optimizer:
             self._in_a_row = 1 if self._rival is not None else self._in_a_row + 1
             self._rival = None
-            return True
-        if first is not None and not self._takes_over(first, optimizer):
+            self._successors.clear()
+        elif self._first is None or optimizer in self._successors:
+            if first is not None:
+                self._predecessors.add(first)
+            self._set_first(optimizer, 1)
+        elif self._takes_over(first, optimizer):
+            self._set_first(optimizer, self._rival_steps)
+        else:
             return False
-        self._in_a_row = self._rival_steps if first is not None else 1
-        self._first, self._rival, self._unrelated_optimizers = weakref.ref(optimizer), None, IdentitySet()
         return True
+
+    def _set_first(self, optimizer: Any, in_a_row: int) -> None:
+        self._first, self._rival, self._in_a_row = weakref.ref(optimizer), None, in_a_row
+        self._first_parameters = IdentitySet(parameters(optimizer))
+        self._unrelated_optimizers = IdentitySet()
+        self._successors.clear()
 
     def _takes_over(self, first: Any, optimizer: Any) -> bool:
         rival = self._rival() if self._rival is not None else None
         if rival is None:
             rival, self._rival, self._rival_steps = optimizer, weakref.ref(optimizer), 0
-            if optimizer not in self._unrelated_optimizers and not share_parameters(first, optimizer):
+            if optimizer not in self._unrelated_optimizers and not any(
+                parameter in self._first_parameters for parameter in parameters(optimizer)
+            ):
                 self._unrelated_optimizers.add(optimizer)
         if rival is not optimizer:
             return False
         self._rival_steps += 1
-        follows = optimizer not in self._unrelated_optimizers or self._in_a_row >= _MIN_PHASE_STEPS
+        follows = (
+            first is None
+            or optimizer not in self._unrelated_optimizers
+            or optimizer in self._predecessors
+            or self._in_a_row >= _MIN_PHASE_STEPS
+        )
         self._has_unreported_step = follows and self._rival_steps > 1  # its previous step
         return self._has_unreported_step or self._rival_steps > _MIN_STEPS_ALONE
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from .communication import Collectives
 from .gpus import count_gpus
-from .intervals import merge_overlaps, total_ns
+from .intervals import covered_ns, merge_overlaps, total_ns
 from .lanes import group_rows
 from .main_threads import main_thread
 from .missing_backward import MissingBackward
@@ -37,7 +37,7 @@ class RegionStat:
     Attributes:
         path: The names of the regions around it, outermost first, and its own name.
         calls: The number of calls.
-        cpu_ns: The sum of their durations.
+        cpu_ns: The sum of their durations, as far as they are in steps.
         self_ns: The part of this time that is not inside another region.
         gpu_ns: The durations of the GPU work launched in it and in the regions inside; None without GPU work.
         in_steps: The steps in which it ran, counted from 0; empty if the trace marks no steps.
@@ -176,9 +176,10 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
     gpu = trace.gpu.where(work.counted)
     regions = trace.regions
     within = steps.rows_at(regions.start_ns, regions.thread)
+    in_steps = _in_step_time(regions, trace.steps)
     by_path: dict[tuple[str, ...], _Total] = {}
     gpu_ns = _time_by_row(gpu, "region", len(regions))
-    for path, step, *values in _tree(regions, gpu_ns, main_thread(trace), within):
+    for path, step, *values in _tree(in_steps, gpu_ns, main_thread(trace), within):
         _add(by_path.setdefault(path, _Total()), 1, *values)
         by_path[path].by_step[step] += 1
     missing = MissingBackward(trace, steps)
@@ -340,6 +341,19 @@ def _time_by_row(gpu: Table, link: str, rows: int) -> Array:
     """Return the GPU time that each row launched itself."""
     linked = gpu[link] >= 0
     return np.bincount(gpu[link][linked], gpu.duration_ns[linked], rows).astype(np.int64)  # exact up to 104 days
+
+
+def _in_step_time(rows: Table, steps: Table) -> Table:
+    """Return ``rows`` on a clock that runs in steps only: time after the last step of a window does not count."""
+    if not steps:
+        return rows
+    during = merge_overlaps(steps.start_ns, steps.end_ns)
+    begin = np.full_like(rows.start_ns, steps.start_ns.min())
+    times = {
+        "start_ns": covered_ns(during, begin, rows.start_ns),
+        "duration_ns": covered_ns(during, rows.start_ns, rows.end_ns),
+    }
+    return Table({**rows, **times}, rows.strings)
 
 
 def _overlap_ns(rows: Table) -> int:

@@ -22,12 +22,16 @@ from .rank_selection import chosen_ranks
 from .remote import masked
 from .requests import RequestedWindows
 from .schedule import NEVER, NOTHING, Schedule, schedule
+from .step_regions import DEPTH as DEPTH
+from .step_regions import STEP_PARTS as STEP_PARTS
+from .step_regions import models_in
 from .storage import Keep, Storage
 from .torch_schedule import TorchSchedule
 from .triggers import Triggers
 from .window_recorder import FEATURE
 
 if TYPE_CHECKING:
+    from torch import nn
     from typing_extensions import Unpack
 
     from .options import TorchProfilerOptions
@@ -60,6 +64,7 @@ def profile(
     out: str | os.PathLike[str] = "runs/instrument",
     *,
     schedule: Schedule | str | Callable[[int], Any] | None = None,
+    modules: nn.Module | Iterable[nn.Module] | None = None,
     on_trace_ready: Callable[[Profile], Any] | None = None,
     on_summary: Callable[[str], None] | None = None,
     diagnose: bool = False,
@@ -87,6 +92,9 @@ def profile(
         out: the folder.
         schedule: the result of `instrument.schedule`, named steps ("10-12"), or a function of a step's number
             such as `torch.profiler.schedule` returns; None records everything in one window.
+        modules: a model, or several, whose modules are regions in the windows, down to 4 levels and under their
+            class, as are the optimizer, the backward pass and the data loader; for other levels and names call
+            `annotate_modules` instead.
         on_trace_ready: called at the end of each window, on the loop's thread, with the profile.
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
         diagnose: write what is slow in each window, and why, as JSON and as a page beside its trace, and end the
@@ -130,7 +138,8 @@ def profile(
         ...         train_step(batch)
         ...         prof.step()
     """
-    return new_profile(
+    models = models_in(modules)
+    made = new_profile(
         Driver(),
         out,
         schedule=schedule,
@@ -151,6 +160,8 @@ def profile(
         upload_timeout=upload_timeout,
         **options,
     )
+    made.annotate(models)
+    return made
 
 
 def new_profile(

@@ -33,6 +33,7 @@ from .requests import RequestedWindows, WindowRequest
 from .schedule import Schedule
 from .schedule_follower import ScheduleFollower
 from .slow_step_windows import SlowStepWindows
+from .step_regions import StepRegions
 from .torch_api import TorchProfilerApi
 from .triggers import Triggers
 from .window_recorder import FEATURE
@@ -118,6 +119,7 @@ class Profile(ScheduleFollower):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
         self._plain_step = self.step
         self._forgotten_step = ForgottenStep()
+        self._regions = StepRegions()
         self._graphs: GraphFollower | None = None  # detects captures of CUDA graphs while the profile runs
         self._initialized = True
 
@@ -252,6 +254,7 @@ class Profile(ScheduleFollower):
         with guard.contained(FEATURE):
             self._graphs = GraphFollower()
             self._graphs.follow()
+        self._regions.attach()
         self._prepare_exporter()
         self._attach_sources()
         self._times.start(self.step_num, late=late)
@@ -272,6 +275,13 @@ class Profile(ScheduleFollower):
             self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
             self._exporter.prepare()
 
+    def annotate(self, models: Iterable[Any]) -> None:
+        """Show the modules of ``models``, and the other parts of their steps, in windows of this profile."""
+        if self._initialized:
+            self._regions.add(models)
+            if self._started:
+                self._regions.attach()
+
     def _attach_sources(self) -> None:
         """Attach what requests windows while the profile runs."""
         self._triggers.begin(self.request, self._request_and_answer, self._window_of)
@@ -290,6 +300,7 @@ class Profile(ScheduleFollower):
         if self._graphs is not None:
             with guard.contained(FEATURE):
                 self._graphs.remove()
+        self._regions.remove()
         self._triggers.end()
         self._forgotten_step.remove()
         if self._slow_steps is not None:

@@ -20,9 +20,11 @@ from .api import Driver, folder_of, new_profile, uncounted_profile
 from .profile import Profile
 from .schedule import NOTHING, Schedule, span
 from .schedule import schedule as make_schedule
+from .step_regions import models_in
 from .window_recorder import FEATURE
 
 if TYPE_CHECKING:
+    from torch import nn
     from typing_extensions import Unpack
 
     from .options import ProfileOptions
@@ -263,6 +265,7 @@ def steps(
     at: str | int | Iterable[int] | None = None,
     every: int | None = None,
     accumulate: int = 1,
+    modules: nn.Module | Iterable[nn.Module] | None = None,
     **arguments: Unpack[ProfileOptions],
 ) -> StepIterator[T]:
     """Iterate over ``iterable``, one step for each item, and record the planned steps.
@@ -287,6 +290,7 @@ def steps(
         every: as for `instrument.schedule`.
         accumulate: the number of items whose gradients are accumulated for one update, which are one step; each
             item is then a region "micro-step". The items at the end of ``iterable`` may be fewer.
+        modules: the model, as for `profile`: its modules and the parts of the step become regions.
         arguments: other arguments of `profile`.
 
     Raises:
@@ -302,14 +306,15 @@ def steps(
         "wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first,
         "skip_first_wait": skip_first_wait, "at": at, "every": every,
     }  # fmt: skip
+    models = models_in(modules)
     folder, accumulate = folder_of(out), integer("accumulate", accumulate, least=1)
     chosen = schedule_of(schedule, named, requested=arguments.get("triggers") or arguments.get("black_box"))
     first = arguments.get("first_step", 0)
 
     def make() -> LoopStepCounter:
-        return LoopStepCounter(
-            new_profile(_DRIVER, out, schedule=chosen, **arguments), _comparable_schedule(chosen), first, arguments
-        )
+        profile = new_profile(_DRIVER, out, schedule=chosen, **arguments)
+        profile.annotate(models)
+        return LoopStepCounter(profile, _comparable_schedule(chosen), first, arguments)
 
     frame = sys._getframe(2)  # the caller of the containment around this function
     places = _counters.setdefault(frame.f_code, {})
@@ -322,6 +327,7 @@ def steps(
     ):
         if known.arguments != arguments:
             make()  # checks them
+        known.profile.annotate(models)  # not an argument, which would keep a model alive
     else:
         known = places[place] = make()
     if accumulate > 1:
