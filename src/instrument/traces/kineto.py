@@ -23,6 +23,7 @@ from .trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .xla import HOST, sort_events
 
 _PHASES = 10  # phases that are listed by name
+_OF_PROFILER = re.compile(r"^(?:trace|overhead)$")  # categories of what Kineto itself does
 DEVICE = re.compile(r"GPU|NPU|TPU|XPU|HPU|MTIA|Ascend|/device:(?!CPU)")
 """What is found in the name of a process that stands for a device."""
 
@@ -50,14 +51,14 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
     if not collector.count and lost:
         raise TraceError(path, f"none of its events can be read: {'; '.join(lost.reasons)}")
     unread = list(collector.unread.items())
-    for phase, count in unread[:_PHASES]:
-        lost.add(f"events of phase {phase!r} are not read", events=count)
+    lost.left_out |= {f"events of phase {phase!r}": count for phase, count in unread[:_PHASES]}
     if more := unread[_PHASES:]:
-        lost.add(f"events of {len(more):,} more phases are not read", events=sum(count for _, count in more))
+        lost.left_out[f"events of {len(more):,} more phases"] = sum(count for _, count in more)
     note = note_of(about) or merge_note(about)
     add_losses(note, lost)
     distributed = _mapping(about.get("distributedInfo"))
     columns = collector.columns()
+    collector.ends.close(columns, list(collector.strings), lost)
     own = own_threads(note, collector.threads)
     for part in columns.values():
         if "thread" in part:
@@ -92,7 +93,7 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
 
 def _unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, UnreadDevice]:
     """Return the devices with events of unknown categories, or any process if no event has a known one."""
-    others = trace.others.where(trace.others.duration_ns > 0)
+    others = trace.others.where((trace.others.duration_ns > 0) & ~trace.others.matching("category", _OF_PROFILER))
     anything = trace.operators or trace.regions or trace.gpu
     names = [processes.get(thread.process, "") for thread in trace.threads]
     found = {}
