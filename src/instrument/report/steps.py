@@ -158,7 +158,7 @@ def _not_launched_here(summary: Summary) -> Iterator[str]:
         yield f"{duration(summary.before_gpu_ns)} of the GPU work was launched before the recording."
     if summary.by_time_gpu_ns and summary.steps:
         unknown = f"{duration(summary.by_time_gpu_ns)} of GPU work"
-        yield f"The trace lacks the launches of {unknown}, which counts toward the steps in which it ran."
+        yield f"The launches of {unknown} are not known; it counts toward the steps in which it ran."
 
 
 def _describe_cut_steps(summary: Summary) -> Iterator[str]:

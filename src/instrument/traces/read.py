@@ -11,7 +11,7 @@ import sys
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..errors import TraceError
 from .ascend import is_ascend, read_ascend
 from .compile_log import is_compile_log
 from .database import is_database, open_database
-from .kineto import read_kineto
+from .kineto import read_kineto_ranks
 from .progress import progress_bar
 from .region_steps import steps_from_regions
 from .table import TooLargeError
@@ -88,7 +88,8 @@ def read_traces(
     windows, the set holds the last window that most ranks have, and `TraceSet.left_out` lists the other files.
 
     Args:
-        paths: a folder, a pattern such as ``"runs/*.json.gz"``, or several files. `read_trace` reads one file.
+        paths: a folder, a pattern such as ``"runs/*.json.gz"``, several files, or one file in which a program
+            merged several ranks. `read_trace` reads a file of one rank.
         steps_from: as in `read_trace`, for each rank.
         executor: reads the files; by default processes of this machine, one for each core.
 
@@ -101,14 +102,18 @@ def read_traces(
     if not isinstance(paths, (str, os.PathLike, Iterable)):
         raise TypeError(f'"paths" must be a folder, a pattern or several paths: {paths!r:.200}')
     if isinstance(paths, (str, os.PathLike)) and _is_file(paths):
-        raise TraceError(Path(paths), "this is one file; read_trace reads it")
-    traces = _read_ranks(paths, executor)
+        found = None if str(paths) == "-" else read_contents(Path(paths))
+        if not isinstance(found, Mapping):
+            raise TraceError(Path(paths), "this is one file; read_trace reads it")
+        traces = found
+    else:
+        traces = _read_ranks(paths, executor)
     return traces if steps_from is None else traces.map(lambda trace: steps_from_regions(trace, steps_from))
 
 
 def read_any(path: str | os.PathLike[str]) -> Trace | TraceSet:
-    """Read one file as `read_trace` does, or a folder or pattern as `read_traces` does; errors as theirs."""
-    return read_file(Path(path)) if _is_file(path) else _read_ranks(path, None)
+    """Read one file as `read_trace` does, or several ranks as `read_traces` does; errors as theirs."""
+    return read_contents(Path(path)) if _is_file(path) else _read_ranks(path, None)
 
 
 def _check_path(path: object) -> None:
@@ -144,6 +149,14 @@ def _not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
 
 def read_file(path: Path) -> Trace:
     """Read one file; errors as `read_trace`."""
+    found = read_contents(path)
+    if not isinstance(found, Trace):
+        raise TraceError(path, f"it holds the traces of {len(found)} ranks, which read_traces reads")
+    return found
+
+
+def read_contents(path: Path) -> Trace | TraceSet:
+    """Read one file, which may hold the traces of several ranks; errors as `read_trace`."""
     try:
         return _read_file(path)
     except TooLargeError as error:
@@ -152,7 +165,7 @@ def read_file(path: Path) -> Trace:
         raise TraceError(path, "its content does not fit into memory") from None
 
 
-def _read_file(path: Path) -> Trace:
+def _read_file(path: Path) -> Trace | TraceSet:
     if str(path) == "-" or not stat.S_ISREG(path.stat().st_mode):
         return _read_stream(path)
     head = _head(path)
@@ -185,7 +198,12 @@ def _read_file(path: Path) -> Trace:
         with suppress(TraceError):  # a damaged file is read below, without the work of the NPU
             return read_ascend(path)
     with progress_bar(path) as advance:
-        return read_kineto(path, advance)
+        found = read_kineto_ranks(path, advance)
+    if len(found) == 1:
+        return found[0]
+    from .ranks import TraceSet
+
+    return TraceSet({trace.rank or 0: trace for trace in found})
 
 
 def _head(path: Path) -> bytes:
@@ -207,7 +225,7 @@ def _read_database(path: Path) -> Trace:
     return read_rocpd(path) if found[0] else read_nsight(path)
 
 
-def _read_stream(path: Path) -> Trace:
+def _read_stream(path: Path) -> Trace | TraceSet:
     """Read standard input or a pipe from a copy, which `Trace.args` needs and which is removed with the trace."""
     with tempfile.NamedTemporaryFile(prefix="instrument-", suffix=".trace", delete=False) as copy:
         spool = Path(copy.name)
@@ -218,12 +236,13 @@ def _read_stream(path: Path) -> Trace:
                 with path.open("rb") as source:
                     shutil.copyfileobj(source, copy)
             copy.close()
-            trace = read_file(spool)
+            found = read_contents(spool)
         except BaseException as error:
             spool.unlink(missing_ok=True)
             if isinstance(error, TraceError):
                 raise TraceError(path, error.reason) from None
             raise
-    trace.path = path
-    weakref.finalize(trace, spool.unlink, missing_ok=True)
-    return trace
+    for trace in [found] if isinstance(found, Trace) else found.values():
+        trace.path = path
+    weakref.finalize(found, spool.unlink, missing_ok=True)
+    return found
