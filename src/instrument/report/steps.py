@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 from statistics import median
 
 from ..regions.region import OWN_WORK
+from ..traces.region_steps import describe_steps_from
 from ..traces.step_lengths import StepLengths
 from ..traces.summary import Summary
 from ..traces.timing import Timing
@@ -62,7 +63,7 @@ def describe_steps(summary: Summary) -> Iterator[str]:
     """Yield the sentences on the durations of the steps and on what bounds the loop."""
     times = summary.step_times_ns
     if summary.steps_from:
-        yield f'A step is a call of the region "{summary.steps_from}".'
+        yield describe_steps_from(summary.steps_from)
     if len(times) > 1:
         clock = ", CPU" * bool(_gpu_lengths(summary))
         yield f"{_name_steps(summary.step_numbers, len(times)).capitalize()}{clock}: {_times(times)}"
