@@ -13,10 +13,11 @@ from .table import KERNEL, Strings, Table
 
 FAMILIES = (
     "gemm", "attention", "convolution", "normalization", "softmax", "elementwise", "reduction", "copy",
-    "optimizer", "embedding", "sort", "routing", "collective", "memory", "other",
+    "optimizer", "embedding", "sort", "routing", "epilogue", "collective", "memory", "other",
 )  # fmt: skip
-"""The families. "sort" sorts, scans and selects; "routing" assigns tokens to experts; "memory" is memcpys, memsets
-and the kernels that a driver runs for them."""
+"""The families. "sort" sorts, scans and selects; "routing" assigns tokens to experts; "epilogue" is what cuBLAS
+and cuDNN run beside a matmul or convolution; "memory" is memcpys, memsets and the kernels that a driver runs for
+them."""
 
 _SEARCHED = 512  # characters of a name
 _NAMES = 10_000  # distinct names that are parsed, at 0.1 ms each; real traces have hundreds
@@ -57,10 +58,10 @@ _PATTERNS = tuple(
             r"copy|catarray|(?:^|::)cat\W|transpose|nchw|nhwc|permute|cast|(?:^|_)(?:roll|flip)_|to_dense"
             r"|transdata|tensormove",
         ),
+        ("epilogue", r"scalepackedtensor|globalkernel"),
         (
             "elementwise",
-            r"elementwise|-dtype_|subtensorop|(?:mul|add|sub|div|fill|oneslike|equal)aicore|scalepackedtensor"
-            r"|globalkernel|transform_kernel",  # of cublasLt's epilogues, of rocPRIM
+            r"elementwise|-dtype_|subtensorop|(?:mul|add|sub|div|fill|oneslike|equal)aicore|transform_kernel",
         ),
         ("routing", r"routing|expert|moe_?(?:align|sort)|dispatch_layout|expand_to_fused|fused_mapping"),
         (
