@@ -424,6 +424,14 @@ def _() -> MadeLoop:
     return loop
 
 
+@shows("no-gpu-work")
+def _() -> MadeLoop:
+    loop = MadeLoop(busy=False)
+    for start in each_step():
+        loop.call("cudaLaunchKernel", start + 600, start + 601)
+    return loop
+
+
 @shows("initialization")
 def _() -> MadeLoop:
     loop = MadeLoop(steps=1, busy=False)

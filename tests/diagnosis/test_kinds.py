@@ -54,6 +54,12 @@ MATRIX_UNITS = [
     "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention)",
     "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN_LDSB1",
     "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32",
+    "void ck_tile::kentry<1, ck_tile::BatchedGemmKernel<ck_tile::TileGemmShape<ck_tile::sequence<256>>, half>>",
+    "void ck_tile::kentry<256, 1, ck_tile::FmhaFwdKernel<ck_tile::BlockFmhaPipelineQRKSVS<bf16>>>",
+    "_ZN7ck_tile6kentryILi1ENS_17GroupedGemmKernelINS_13TileGemmShape",
+    "void ck::kernel_gemm_multiple_d_wmma_or_mfma<ck::GridwiseGemm<float>, _Float16>",
+    "_ZN2ck16tensor_operation6device12_GLOBAL__N_16kernel_grouped_conv_fwd_multiple_abd",
+    "_ZN5aiter37bf16gemm_fp32bf16_tn_96x64_splitkE",
 ]
 ORDINARY_UNITS = [
     "ampere_sgemm_128x64_nn",
@@ -66,6 +72,9 @@ ORDINARY_UNITS = [
     "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>>",
     "Cijk_Ailk_Bljk_SB_MT64x64x8_SN_K1",
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+    "void ck::kernel_gemm_dl_v1r3<ck::GridwiseGemmDl_km_kn_mn_v1r3<256, _Float16>>",
+    "_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipelineOne",
+    "void ck_tile::kentry<1, ck_tile::MoeSortingKernel<ck_tile::MoeSortingProblem<int>>>",
 ]
 
 

@@ -14,9 +14,9 @@ from .shown import SHOWN, each_step, named
 from .small_traces import Row
 
 WITHOUT_GPU = {
-    "lost-kernels", "lost-graph-kernels", "damaged-trace", "stretched-window", "input-wait", "cold-first-step",
-    "graph-breaks", "recompilations", "compile-time", "memory-growth", "fragmented-memory", "memory-nearly-full",
-    "missing-ranks",
+    "lost-kernels", "lost-graph-kernels", "no-gpu-work", "damaged-trace", "stretched-window", "input-wait",
+    "cold-first-step", "graph-breaks", "recompilations", "compile-time", "memory-growth", "fragmented-memory",
+    "memory-nearly-full", "missing-ranks",
 }  # fmt: skip
 """Rules that need no times of the GPU, or say less without them."""
 

@@ -16,7 +16,7 @@ from .shown import SHOWN, compiled, each_step, named
 from .test_snapshot_findings import EVENTS
 
 IDLE = ("input", "synchronization", "overhead", "latency", "other")
-LOSSY = {"lost-kernels", "lost-graph-kernels"}
+LOSSY = {"lost-kernels", "lost-graph-kernels", "no-gpu-work"}
 """Rules whose loops lose so much that the parts of their steps are not known: test_lost_work.py."""
 
 LOGGED = {"compile-time", "generated-kernels", "damaged-trace", "selected-steps"}

@@ -339,7 +339,7 @@ def test_work_without_its_launch() -> None:
     sentences = list(describe_steps(recorded))
     assert sentences[-2] == "31.0 ms of GPU work was launched before the recording and is outside these steps."
     assert sentences[-1] == (
-        "The trace lacks the launches of 2.00 ms of GPU work, which counts toward the steps in which it ran."
+        "The launches of 2.00 ms of GPU work are not known; it counts toward the steps in which it ran."
     )
     whole = Summary(0, 9 * MS, (), (), 40 * MS, 40 * MS, before_gpu_ns=31 * MS, by_time_gpu_ns=2 * MS)
     assert list(describe_steps(whole)) == ["31.0 ms of the GPU work was launched before the recording."]

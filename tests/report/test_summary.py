@@ -29,8 +29,8 @@ The CPU bounds the loop: a step took 1.00 ms on the CPU, and the GPU waited for
 launches 62.2 % of the time after the first step.
 "% step" is the share of the step on the CPU, "% GPU" the share of 110 us of GPU
 work, where kernels that run at the same time all count.
-The trace lacks the launches of 5.00 us of GPU work, which counts toward the
-steps in which it ran.
+The launches of 5.00 us of GPU work are not known; it counts toward the steps in
+which it ran.
 region                  calls   steps      CPU  CPU self  % step      GPU  % GPU
 ────────────────────────────────────────────────────────────────────────────────
 forward                     1           240 us    160 us    24.0  52.8 us   48.2

@@ -118,6 +118,10 @@ NAMES = {
     "__amd_rocclr_copyBuffer": ("__amd_rocclr_copyBuffer", "copy"),
     "attn_fwd.kd": ("attn_fwd.kd", "attention"),
     "aten::cat.out-dtype_Float-extraKey_1": ("aten::cat.out-dtype_Float-extraKey_1", "copy"),
+    "void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<long, int>::Policy800, false, long>()": (
+        "DeviceRadixSortOnesweepKernel<i64>", "sort",
+    ),
+    "_combined_routing_compute": ("_combined_routing_compute", "routing"),
     "my_kernel": ("my_kernel", "other"),
     "": ("", "other"),
 }  # fmt: skip
@@ -250,19 +254,24 @@ REAL = [
 ]  # fmt: skip
 
 
+NAMELESS = {"Kernel", "aux_fi_impl", "fill_tensormaps_kernel"}
+"""Kernels of real traces whose names do not say what they do."""
+
+
 @pytest.fixture(params=REAL)
 def real(request: pytest.FixtureRequest) -> Path:
     return shared(f"{request.param}.json.gz")
 
 
 def test_real_traces(real: Path) -> None:
-    """Kernels of real traces have distinct short names, and 96 % of their time has a family."""
+    """Kernels of real traces have distinct short names and a family."""
     gpu = read_trace(real).kernels
     names = dict(zip(gpu.text("name"), gpu.text("short_name"), strict=True))
     assert len({*names.values()}) == len(names)
-    times = list(zip(gpu.text("family"), gpu.duration_ns.tolist(), strict=True))
-    known = sum(ns for kind, ns in times if kind != "other")
-    assert known >= 0.96 * sum(ns for _, ns in times)
+    other = {
+        short for short, kind in zip(gpu.text("short_name"), gpu.text("family"), strict=True) if kind == "other"
+    }
+    assert other <= NAMELESS
 
 
 def test_families_of_operators(real: Path) -> None:

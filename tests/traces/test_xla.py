@@ -102,6 +102,29 @@ def test_work_of_a_gpu(tmp_path: Path) -> None:
     assert (len(trace.others), bool(trace.lost), trace.unread_devices) == (1, False, {})
 
 
+@pytest.mark.parametrize("thread", ["Host Threads/9", "python", "tf_XLATfrtGpuClient/1"])
+def test_launches_of_a_gpu(tmp_path: Path, thread: str) -> None:
+    """Calls of CUDA and HIP are linked to their work, and the driver's own kernels are memcpys and memsets."""
+    work = ["fusion.1.kd", "__amd_rocclr_copyBuffer.kd", "__amd_rocclr_fillBufferAligned.kd"]
+    launches = ["hipModuleLaunchKernel", "hipMemcpyHtoDAsync", "hipMemsetAsync"]
+    events = [
+        named("process", 1, 0, "/host:CPU"), named("process", 2, 0, "/device:GPU:0"),
+        named("thread", 1, 5, "python"), named("thread", 1, 9, thread),
+        named("thread", 2, 7, "Stream #16(Kernel)"), call("work", 1, 5, 0, 90),
+    ]  # fmt: skip
+    for at, (name, launch) in enumerate(zip(work, launches, strict=True)):
+        number = str(at + 1)
+        events.append(call(launch, 1, 9, 10 + 20 * at, 14 + 20 * at, correlation_id=number))
+        events.append(call(name, 2, 7, 25 + 20 * at, 35 + 20 * at, correlation_id=number, hlo_module="jit_f"))
+    path = tmp_path / "vm.trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    trace = read_trace(path)
+    assert [trace.runtime.text("name")[row] for row in trace.gpu.launch] == launches
+    assert trace.gpu.category.tolist() == [KERNEL, MEMCPY, MEMSET]
+    assert trace.regions.text("name") == ["work"]
+    assert (trace.gpu.region == 0).all()
+
+
 def test_no_events(tmp_path: Path) -> None:
     """A trace of JAX without events is empty."""
     path = tmp_path / "vm.trace.json"

@@ -14,7 +14,7 @@ from ..memory.read import is_snapshot
 from ..run_folder import last_snapshots, last_window
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet, set_of
-from ..traces.read import check_ranks_path, read_file
+from ..traces.read import check_ranks_path, read_contents
 from ..traces.trace import Trace
 from ..traces.trace_files import FoundFiles, find_trace_files, rank_from_name
 from ..units import counted
@@ -48,7 +48,8 @@ class ChosenTrace(NamedTuple):
             return ""
         if self.job is None or self.job.world_size < 2:
             return str(self.trace.path)
-        rank = next((rank for rank, one in self.job.ranks.items() if one.path == self.trace.path), 0)
+        own = [rank for rank, one in self.job.ranks.items() if one.path == self.trace.path]
+        rank = next((each for each in own if self.job.whole.get(each) is self.trace), own[0] if own else 0)
         return f"{self.trace.path}, rank {rank} of the {counted(len(self.job.ranks), 'rank')} that were read"
 
 
@@ -74,17 +75,17 @@ def chosen_trace(
         TraceError, OSError: a file cannot be read.
     """
     one = _single(source, rank)
-    if one is not None:
+    if isinstance(one, ChosenTrace):
         if rank is not None and rank != (one.trace.rank or 0):
             raise ValueError(f'"rank" must be the rank of the trace, {one.trace.rank or 0}: {rank!r}')
         return one
-    several = source if isinstance(source, TraceSet) else _ranks(source)
+    several = one or (source if isinstance(source, TraceSet) else _ranks(source))
     job = job_of(several, collectives, executor, steps_from)
     return ChosenTrace(job.trace(job.focus if rank is None else rank), job, job.left_out, named=False)
 
 
-def _single(source: Source, rank: int | None) -> ChosenTrace | None:
-    """Return the one trace that ``source`` has; None if it has several.
+def _single(source: Source, rank: int | None) -> ChosenTrace | TraceSet | None:
+    """Return the one trace that ``source`` has, or the ranks in its one file; None if it has several files.
 
     Of a folder that has memory snapshots alone, it is the one that `chosen_snapshot` chooses for ``rank``.
     """
@@ -96,7 +97,9 @@ def _single(source: Source, rank: int | None) -> ChosenTrace | None:
         found = _files(path, rank) if several else FoundFiles([Path(path)])
         if len(found.files) == 1:
             file = found.files[0]
-            trace = empty_trace(file) if is_snapshot(file) else read_file(file)
+            trace = empty_trace(file) if is_snapshot(file) else read_contents(file)
+            if isinstance(trace, TraceSet):
+                return trace
             return ChosenTrace(trace, None, found.left_out, named=not several)
     return None
 

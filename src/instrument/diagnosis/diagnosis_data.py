@@ -10,6 +10,7 @@ from typing import Any
 from ..findings import Evidence, Finding
 from ..memory.snapshot import MemorySnapshot, peak_text
 from ..replay.replayer import Replayer
+from ..traces.region_steps import describe_steps_from
 from ..units import counted, duration, percentage, size
 from .idle_gaps import IdleGap
 from .job import Job
@@ -130,7 +131,7 @@ class DiagnosisData:
                 "the job, give the folder of their own traces."
             )
         if self.steps_from:
-            texts.append(f'A step is a call of the region "{self.steps_from}".')
+            texts.append(describe_steps_from(self.steps_from))
         guessed = self.job.guessed if self.job is not None and self.job.world_size > 1 else ()
         if guessed:
             ranks = ", ".join(map(str, guessed[:_LISTED]))

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
-import numpy as np
-
-from ..traces.table import KERNEL, Array
+from ..traces.missing_work import Launches, launches_of
+from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
 
-KERNEL_LAUNCH = re.compile("LaunchKernel")
-"""Calls of the runtime that launch a kernel."""
-
-_LAUNCH = re.compile("LaunchKernel|GraphLaunch")
 _SKEW_NS = 5_000  # between the clocks of CPU and GPU
 _TOO_MUCH = 0.1  # of the launches: if more are lost, times of the GPU say too little
 
@@ -22,9 +16,11 @@ class LostWork(NamedTuple):
     """What of the launched work is lost.
 
     Attributes:
-        launches: launches of kernels and CUDA graphs up to that of the last recorded work.
-        missing: those without work in the trace.
-        misplaced: those whose work has only impossible times; work without a known launch counts as a launch.
+        launches: launches of kernels up to the launch of the last recorded work.
+        missing: those without a kernel in the trace.
+        graphs: launches of CUDA graphs, likewise.
+        missing_graphs: those without work in the trace.
+        misplaced: launches whose work has only impossible times; work without a known launch counts as a launch.
         early: GPU work that begins before its launch.
         at_zero: GPU work at time 0, before anything else.
         without_duration: kernels without a duration, if most are.
@@ -32,6 +28,8 @@ class LostWork(NamedTuple):
 
     launches: int
     missing: int
+    graphs: int
+    missing_graphs: int
     misplaced: int
     early: int
     at_zero: int
@@ -40,47 +38,47 @@ class LostWork(NamedTuple):
     @property
     def too_much(self) -> str:
         """Why times of the GPU are not known; empty if at most a tenth of the launches is lost."""
-        if self.missing + self.misplaced <= _TOO_MUCH * self.launches:
+        missing = self.missing + self.missing_graphs
+        launches = self.launches + self.graphs
+        if missing + self.misplaced <= _TOO_MUCH * launches:
             return ""
-        of = f"of {self.launches:,} launches"
-        if not self.missing:
+        of = f"of {launches:,} launches"
+        if not missing:
             return f"the kernels of {self.misplaced:,} {of} have impossible times"
         more = f", and those of {self.misplaced:,} have impossible times" if self.misplaced else ""
-        return f"the kernels of {self.missing:,} {of} are not in the trace{more}"
+        return f"the kernels of {missing:,} {of} are not in the trace{more}"
 
 
 def lost_work(trace: Trace, since_ns: int) -> LostWork:
-    """Return what is lost of the work that was launched since a time."""
+    """Return what is lost of the work that was launched since a time.
+
+    Launches after the launch of the last recorded work do not count: their work ran after the recording.
+    """
     gpu = trace.gpu
-    linked = gpu.launch >= 0
     early, at_zero, empty = _early(trace), _at_zero(trace), _without_duration(trace)
     wrong = early | at_zero | empty
-    right = np.zeros(len(trace.runtime), bool)
-    right[gpu.launch[linked & ~wrong]] = True
-    calls, missing = launches_without_work(trace, _LAUNCH, since_ns)
-    misplaced = int((~right[calls]).sum()) - missing + int((wrong & ~linked).sum())
+    launches = _until_last_recorded(trace, since_ns)
+    lacking = _until_last_recorded(trace, since_ns, gpu.where(~wrong)) if wrong.any() else launches
+    alone = int((wrong & (gpu.launch < 0)).sum())
+    graphs, missing = launches.graph, launches.missing
     return LostWork(
-        len(calls) + int((wrong & ~linked).sum()),
-        missing,
-        misplaced,
+        int((~graphs).sum()) + alone,
+        int((missing & ~graphs).sum()),
+        int(graphs.sum()),
+        int((missing & graphs).sum()),
+        int(lacking.missing.sum() - missing.sum()) + alone,
         int((early & ~at_zero).sum()),
         int(at_zero.sum()),
         int(empty.sum()),
     )
 
 
-def launches_without_work(trace: Trace, pattern: re.Pattern[str], since_ns: int) -> tuple[Array, int]:
-    """Return the rows of such calls since a time, and how many of them have no GPU work.
-
-    Calls after the launch of the last recorded work do not count: their work ran after the recording.
-    """
-    runtime, gpu = trace.runtime, trace.gpu
-    linked = np.zeros(len(runtime), bool)
-    linked[gpu.launch[gpu.launch >= 0]] = True
-    last = int(runtime.start_ns[linked].max(initial=since_ns))
-    calls = np.flatnonzero(runtime.matching("name", pattern))
-    calls = calls[(runtime.start_ns[calls] >= since_ns) & (runtime.start_ns[calls] <= last)]
-    return calls, int((~linked[calls]).sum())
+def _until_last_recorded(trace: Trace, since_ns: int, work: Table | None = None) -> Launches:
+    """Return the launches from a time to the launch of the last recorded work."""
+    launches, start_ns = launches_of(trace, work), trace.runtime.start_ns
+    last_ns = int(start_ns[trace.gpu.launch[trace.gpu.launch >= 0]].max(initial=since_ns))
+    at = start_ns[launches.rows]
+    return launches.where((at >= since_ns) & (at <= last_ns))
 
 
 def _early(trace: Trace) -> Array:

@@ -11,8 +11,8 @@ from ..errors import TraceError
 from ..memory.read import read_memory
 from ..memory.snapshot import MemorySnapshot
 from ..run_folder import entries_of, entry_of, existing, snapshots_of
+from ..traces.formats import IS_PICKLE
 from ..traces.links import assemble
-from ..traces.read import IS_PICKLE
 from ..traces.table import Strings
 from ..traces.trace import ReadLosses, Trace
 from ..traces.trace_files import rank_from_name

@@ -226,5 +226,9 @@ def _without_gpu(facts: TraceFacts) -> str:
     if facts.trace.format == FORMAT and facts.snapshot is not None:  # which has no times
         return peak_text(facts.snapshot)
     if not facts.trace.operators and not facts.trace.regions:
-        return "The trace has neither operators nor GPU work."
+        calls = counted(len(facts.trace.runtime), "call") + " of the runtime"
+        seen = f", only {calls}: the profiler saw none of the work, which ran on another thread or at another time"
+        return f"The trace has neither operators nor GPU work{seen if facts.trace.runtime else ''}."
+    if not facts.trace.operators and not facts.trace.runtime:
+        return f"The trace has {counted(len(facts.trace.regions), 'region')}, and neither operators nor GPU work."
     return "The trace has no GPU work, so what bounds the step is unknown."

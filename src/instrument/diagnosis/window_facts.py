@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal
@@ -29,7 +28,7 @@ from ..traces.trace import Trace
 from .activity import Activity, activity
 from .idle_causes import IdleCauses, idle_causes
 from .job import Job
-from .lost_work import LostWork, launches_without_work, lost_work
+from .lost_work import LostWork, lost_work
 from .memory_use import MemoryUse, memory_use
 from .metrics import Metrics, metrics_of
 from .peaks import Peak, peak_of
@@ -266,11 +265,6 @@ class WindowFacts:
         if self.trace.steps and not self.trace.steps.duration_ns.any():
             return "the recorded steps have no duration"
         return self.lost.too_much or ("" if self.gpu else "the recorded steps have no GPU work")
-
-    def launches_without_work(self, pattern: re.Pattern[str]) -> tuple[int, int]:
-        """Return the number of such calls in the window, and of those without GPU work."""
-        calls, missing = launches_without_work(self.trace, pattern, self.recorded[0])
-        return len(calls), missing
 
     def within(self, events: Table) -> Table:
         """Return the events that overlap with the recorded time."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TraceError
-from ..traces.read import is_pickle
+from ..traces.formats import foreign_format, is_pickle
 from ..traces.table import Array, Interner, Strings, Table, TooLargeError
 from .pickled_data import DataReader, PickleError
 from .snapshot import MemorySnapshot
@@ -60,8 +60,11 @@ def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
     if path.exists() and not path.is_file():
         raise TraceError(path, "it is not a regular file, which read_memory reads; save the snapshot to one first")
     with path.open("rb") as file:
-        if not is_pickle(file.peek(2)):
-            raise TraceError(path, "it is not a pickle, the format in which torch writes memory snapshots")
+        if not is_pickle(head := file.peek(2)):
+            trace = "it is JSON, such as a trace, which instrument diagnose reads" * head.startswith((b"{", b"["))
+            known = foreign_format(path, head) or trace
+            more = f"; {known}" if known else ""
+            raise TraceError(path, f"it is not a pickle, the format in which torch writes memory snapshots{more}")
         events = _Events()
         try:
             data = DataReader(file, os.fstat(file.fileno()).st_size, events.take).read()

@@ -11,7 +11,7 @@ from rich.console import Console
 from ..console import print_line, print_table, print_wrapped
 from ..diagnosis.metrics import Metrics
 from ..diagnosis.trace_facts import TraceFacts
-from ..traces.step_work import GRAPH_LAUNCH
+from ..traces.missing_work import GRAPH_LAUNCH
 from ..traces.trace import MODULE_PREFIX, Trace
 from ..units import count, counted, duration, percent
 

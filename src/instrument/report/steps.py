@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 from statistics import median
 
 from ..regions.region import OWN_WORK
+from ..traces.region_steps import describe_steps_from
 from ..traces.step_lengths import StepLengths
 from ..traces.stretch import MIN_STEPS_AROUND, Stretch, is_similar
 from ..traces.summary import Summary
@@ -60,7 +61,7 @@ def describe_steps(summary: Summary) -> Iterator[str]:
     """Yield the sentences on the durations of the steps and on what bounds the loop."""
     times = summary.step_times_ns
     if summary.steps_from:
-        yield f'A step is a call of the region "{summary.steps_from}".'
+        yield describe_steps_from(summary.steps_from)
     if len(times) > 1:
         clock = ", CPU" * bool(_gpu_lengths(summary))
         yield f"{_name_steps(summary.step_numbers, len(times)).capitalize()}{clock}: {_times(times)}"
@@ -156,7 +157,7 @@ def _not_launched_here(summary: Summary) -> Iterator[str]:
         yield f"{duration(summary.before_gpu_ns)} of the GPU work was launched before the recording."
     if summary.by_time_gpu_ns and summary.steps:
         unknown = f"{duration(summary.by_time_gpu_ns)} of GPU work"
-        yield f"The trace lacks the launches of {unknown}, which counts toward the steps in which it ran."
+        yield f"The launches of {unknown} are not known; it counts toward the steps in which it ran."
 
 
 def _describe_cut_steps(summary: Summary) -> Iterator[str]:

@@ -80,7 +80,10 @@ def print_summary(
 
 
 def print_losses(lost: ReadLosses, *, console: Console) -> None:
-    """Print what could not be read of the file, or was repaired; nothing for an intact file."""
+    """Print what no table holds, and what could not be read of the file or was repaired."""
+    if lost.left_out:
+        print_line(console, "")
+        print_wrapped(console, f"Left out: {', '.join(f'{n:,} {what}' for what, n in lost.left_out.items())}.")
     if not lost:
         return
     parts = [reason + (f" ({times:,} times)" if times > 1 else "") for reason, times in lost.reasons.items()]

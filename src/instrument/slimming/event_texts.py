@@ -158,14 +158,21 @@ class EventTexts:
         args = _members(event.args) if keys else {}
         constant, varying = self._chosen(args, keys)
         place = self._lanes.place(event.pid, event.tid)
-        name = self._names.event(self._tables[self._table[row]], event.name)
-        category = self._names.category(event.cat)
+        table, phase, category = self._tables[self._table[row]], event.ph, event.cat
+        name = self._names.event(table, event.name)
+        if table == "regions" and (
+            phase == "B" or category
+        ):  # ranges of other programs are regions beside ends only
+            category = "user_annotation"
+        if phase == "B":
+            phase = "X"
+        category = self._names.category(category)
         flow = next((key for key in keys if key in _FLOWS), "")
         bind_id = event.bind_id if type(event.bind_id) is int else 0
         if keys == ALL_ARGS and bind_id:
             flow = FLOW_IN[0] if event.flow_in else FLOW_OUT[0]
         scope = event.s if event.s in _SCOPES else ""
-        self._head[row] = self._heads[_Head(event.ph, category, name, place, scope, flow, constant)]
+        self._head[row] = self._heads[_Head(phase, category, name, place, scope, flow, constant)]
         if varying:
             self._varying[row] = varying
         if flow:

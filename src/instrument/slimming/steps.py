@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..traces.region_steps import MIN_CALLS
+from ..traces.region_cycles import MIN_CALLS
 from ..traces.step_content import process_of_threads
 from ..traces.table import Array, Table
 from ..traces.trace import Trace

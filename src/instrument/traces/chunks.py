@@ -91,6 +91,7 @@ class EventChunks:
     def _array(self, rest: bytes) -> None:
         """Take the events of one array; ``rest`` is its text that was already read."""
         ended = last = False
+        damaged_bytes = self._lost.bytes
         while not ended and not last:
             block = b"".join(islice(self._texts, 1 + len(rest) // BLOCK))  # reads more for a long event
             last = not block
@@ -108,7 +109,9 @@ class EventChunks:
             after, ended = self._take_chunk(text, whole)
             rest = after + rest
         self._texts = chain([rest], self._texts)
-        if not ended:
+        # Chrome's format allows an array outside of an object to have no end, and programs write it that way.
+        bare = not self.head.strip(b"\xef\xbb\xbf \t\r\n")
+        if not ended and not (bare and self._lost.bytes == damaged_bytes):
             self._lost.add("the file is cut off: its array of events does not end")
 
     def _take_chunk(self, text: bytearray, whole: bool) -> tuple[bytes, bool]:

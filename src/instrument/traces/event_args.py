@@ -70,8 +70,9 @@ class _MemoryArgs(Struct, gc=False):
     reserved_bytes: int = field(default=-1, name="Total Reserved")
 
 
-class _StepArgs(Struct, gc=False):
+class _JaxArgs(Struct, gc=False):
     step: int | str = field(default=-1, name="step_num")
+    correlation: int | str = field(default=-1, name="correlation_id")
 
 
 class _NameArgs(Struct, gc=False):
@@ -82,7 +83,7 @@ class _NameArgs(Struct, gc=False):
 _Args = TypeVar("_Args", bound=Struct)
 _DECODERS: dict[type[Struct], Callable[[bytes], Any]] = {
     kind: msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
-    for kind in (_Ids, _OperatorArgs, _GpuArgs, _MemoryArgs, _StepArgs, _NameArgs)
+    for kind in (_Ids, _OperatorArgs, _GpuArgs, _MemoryArgs, _JaxArgs, _NameArgs)
 }
 
 
@@ -188,11 +189,21 @@ def _no_columns(_: Strings, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]
 
 
 def _categories(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
-    """Return the categories and, for JAX's events, which have none, the number of the step."""
+    """Return the categories and, for JAX's events, which have none, the number of the step and the correlation."""
     found = (strings[(event.cat or "").lower()] for event in events)
-    steps = (args.step for args in _read(_StepArgs, [event.args for event in events]))
-    numbers = [int(step) if str(step).isdecimal() and len(str(step)) < 19 else -1 for step in steps]
-    return {"category": np.fromiter(found, np.int32, len(events)), "number": np.array(numbers, np.int64)}
+    args = _read(_JaxArgs, [event.args for event in events])
+    return {
+        "category": np.fromiter(found, np.int32, len(events)),
+        "number": _natural(item.step for item in args),
+        "correlation": _natural(item.correlation for item in args),
+    }
+
+
+def _natural(values: Iterable[int | str]) -> Array:
+    """Return natural numbers that may be written as text; -1 for other values."""
+    return np.array(
+        [int(each) if str(each).isdecimal() and len(str(each)) < 19 else -1 for each in values], np.int64
+    )
 
 
 def _category(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Raw, Struct
 
 from .autograd import OWN_NAME
+from .begin_end import RangeEnds
 from .event_args import READERS, names, values
 from .lanes import group_rows
 from .table import Array, Interner, Strings, TooLargeError
@@ -47,8 +48,8 @@ _CATEGORIES = (
     *("Operator", "Runtime", "Kernel", "Memcpy", "Memset", "ac2g", "fwdbwd", "async", "async_cpu_to_gpu"),
     *("", "Trace", "overhead", "cpu_instant_event"),
 )
-_TIMED = frozenset("XiIRC")
-_PHASES = frozenset("XiIRCMstf")
+_TIMED = frozenset("XBEiIRC")
+_PHASES = frozenset("XBEiIRCMstf")
 _FLOWS = frozenset("stf")  # arrows of a viewer; ids in the args have the same information
 _EXACT_US = float(2**41)  # floats below are exact to the ns
 _LATEST_US = 2.3e15  # in ns, sums and differences fit into 64 bits
@@ -80,7 +81,7 @@ class TraceEvent(Struct, gc=False):
 class _KnownEvent(TraceEvent, gc=False):
     """An event of a known phase and category, whose strings are shared: that saves a tenth of the time."""
 
-    ph: Literal["", "X", "i", "s", "t", "f", "M", "C"] = ""
+    ph: Literal["", "X", "i", "s", "t", "f", "M", "C", "B", "E"] = ""
     cat: Literal[_CATEGORIES] | None = ""  # type: ignore[valid-type]
 
 
@@ -108,6 +109,7 @@ class Collector:
         processes: the label of each process, such as "CPU" or "GPU 0", else its name.
         count: the number of events so far.
         unread: the numbers of events by phase, for phases that a `Trace` has no table for.
+        ends: the events that begin or end a range.
     """
 
     def __init__(self, event_limit: int, text_limit: int) -> None:
@@ -119,6 +121,7 @@ class Collector:
         self._labelled = set[Any]()
         self.count = 0
         self.unread: dict[str, int] = {}
+        self.ends = RangeEnds()
         self._kinds: Interner[tuple[str, str]] = Interner()
         self._origins: Interner[tuple[Any, ...]] = Interner()  # phase, category, process and thread
         self._kind_and_thread = np.empty((0, 2), np.int32)  # of each
@@ -179,6 +182,10 @@ class Collector:
         """Add events of one phase and category to their tables."""
         if phase == "X":
             self._add(_TABLES.get(category, "others"), category, part, events)
+        elif phase in ("B", "E"):
+            self.ends.add(part, begin=phase == "B")
+            if phase == "B":
+                self._add(_TABLES.get(category, "regions"), category, part, events)
         elif phase in ("i", "I", "R"):
             memory = part["name"] == self.strings["[memory]"]
             for table, mask in (("memory", memory), ("others", ~memory)):
@@ -227,7 +234,7 @@ class Collector:
 def _kind(phase: str, category: str | None) -> tuple[str, str]:
     """Return the kind of an event: unknown phases and categories, of which a file may have many, become empty."""
     known = (category or "").lower()
-    return phase if phase in _PHASES else "", known if phase == "X" and known in _TABLES else ""
+    return phase if phase in _PHASES else "", known if phase in ("X", "B") and known in _TABLES else ""
 
 
 def _numbers(numbers: Interner[Any], events: Sequence[TraceEvent], *fields: str) -> Array:

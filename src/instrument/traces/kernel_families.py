@@ -13,9 +13,11 @@ from .table import KERNEL, Strings, Table
 
 FAMILIES = (
     "gemm", "attention", "convolution", "normalization", "softmax", "elementwise", "reduction", "copy",
-    "optimizer", "embedding", "collective", "memory", "other",
+    "optimizer", "embedding", "sort", "routing", "epilogue", "collective", "memory", "other",
 )  # fmt: skip
-"""The families. "memory" is memcpys, memsets and the kernels that a driver runs for them."""
+"""The families. "sort" sorts, scans and selects; "routing" assigns tokens to experts; "epilogue" is what cuBLAS
+and cuDNN run beside a matmul or convolution; "memory" is memcpys, memsets and the kernels that a driver runs for
+them."""
 
 _SEARCHED = 512  # characters of a name
 _NAMES = 10_000  # distinct names that are parsed, at 0.1 ms each; real traces have hundreds
@@ -27,7 +29,7 @@ _PATTERNS = tuple(
         ("copy", r"reshape_and_cache"),
         # foreach kernels update parameters and clip gradients
         ("optimizer", r"foreach|multi_tensor|adam|adagrad|lamb_|(?:^|_)sgd"),
-        ("attention", r"flash|fmha|attention|attn|sdpa|mha_(?:fwd|bwd)"),
+        ("attention", r"flash|fmha|attention|attn|sdpa|mha_(?:fwd|bwd)|bwd_kernel_fuse"),
         (
             "convolution",
             r"^conv |[sh]cudnn|conv(?!ert)|wgrad|dgrad|fprop|winograd|im2col|col2im|fft2d|bwd_(?:weight|data)"
@@ -44,7 +46,8 @@ _PATTERNS = tuple(
         (
             "embedding",
             r"embedding|index_?select|gather(?!topk)|scatter|^elementwise: index|index_(?:put|add)|indexfunc"
-            r"|indexing_backward|compute_grad_weight|krn_partial|segment|bounds_check_ind",
+            r"|indexing_backward|compute_grad_weight|krn_partial|segment|bounds_check_ind|linearize_index"
+            r"|offsets_range",
         ),
         (
             "reduction",
@@ -55,7 +58,17 @@ _PATTERNS = tuple(
             r"copy|catarray|(?:^|::)cat\W|transpose|nchw|nhwc|permute|cast|(?:^|_)(?:roll|flip)_|to_dense"
             r"|transdata|tensormove",
         ),
-        ("elementwise", r"elementwise|-dtype_|subtensorop|(?:mul|add|sub|div|fill|oneslike|equal)aicore"),
+        ("epilogue", r"scalepackedtensor|globalkernel"),
+        (
+            "elementwise",
+            r"elementwise|-dtype_|subtensorop|(?:mul|add|sub|div|fill|oneslike|equal)aicore|transform_kernel",
+        ),
+        ("routing", r"routing|expert|moe_?(?:align|sort)|dispatch_layout|expand_to_fused|fused_mapping"),
+        (
+            "sort",
+            r"(?:radix|merge|block|bitonic)_?sort|block_merge|devicescan|devicecompact|lookback_scan|top_?k"
+            r"|partition_kernel|searchsorted|(?:^|_)unique",
+        ),
         ("memory", r"^__amd_rocclr_"),
     )
 )

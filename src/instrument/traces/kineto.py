@@ -11,24 +11,44 @@ from typing import Any
 import numpy as np
 
 from ..errors import TraceError
-from .chunks import EventChunks
+from .chunks import EventChunks, EventIndex
 from .events import Collector
 from .intervals import merge_overlaps, total_ns
+from .labelled_ranks import part_of, ranks_in
 from .links import assemble
 from .merge_note import about_ranks, merge_note, metadata_of, number_gpus
 from .salvage import metadata
 from .slim_note import add_losses, note_of, own_threads
+from .table import Array
 from .text import event_limit, read_blocks, text_limit
 from .trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .xla import HOST, sort_events
 
 _PHASES = 10  # phases that are listed by name
+_OF_PROFILER = re.compile(r"^(?:trace|overhead)$")  # categories of what Kineto itself does
 DEVICE = re.compile(r"GPU|NPU|TPU|XPU|HPU|MTIA|Ascend|/device:(?!CPU)")
 """What is found in the name of a process that stands for a device."""
 
 
 def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None) -> Trace:
-    """Read a trace, plain or gzip: an object with ``traceEvents``, or the bare array.
+    """Read the trace of one process; see `read_kineto_ranks`.
+
+    Raises:
+        TraceError: the file holds no event, or several ranks.
+        OSError: the file cannot be opened.
+    """
+    found = read_kineto_ranks(path, progress)
+    if len(found) > 1:
+        raise TraceError(path, f"it holds the traces of {len(found)} ranks")
+    return found[0]
+
+
+def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size: None) -> list[Trace]:
+    """Read a file, plain or gzip: an object with ``traceEvents``, or the bare array.
+
+    Returns:
+        The trace; of a file in which a program merged the traces of several ranks, as `ranks_in` knows them, one
+        for each rank, in ascending order.
 
     Args:
         path: a file that can be read more than once.
@@ -50,14 +70,14 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
     if not collector.count and lost:
         raise TraceError(path, f"none of its events can be read: {'; '.join(lost.reasons)}")
     unread = list(collector.unread.items())
-    for phase, count in unread[:_PHASES]:
-        lost.add(f"events of phase {phase!r} are not read", events=count)
+    lost.left_out |= {f"events of phase {phase!r}": count for phase, count in unread[:_PHASES]}
     if more := unread[_PHASES:]:
-        lost.add(f"events of {len(more):,} more phases are not read", events=sum(count for _, count in more))
+        lost.left_out[f"events of {len(more):,} more phases"] = sum(count for _, count in more)
     note = note_of(about) or merge_note(about)
     add_losses(note, lost)
     distributed = _mapping(about.get("distributedInfo"))
     columns = collector.columns()
+    collector.ends.close(columns, list(collector.strings), lost)
     own = own_threads(note, collector.threads)
     for part in columns.values():
         if "thread" in part:
@@ -67,6 +87,29 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
     if ranks := about_ranks(about):
         numbers = number_gpus(columns, [process for process, _ in collector.threads], ranks)
         devices = _devices_of_ranks(numbers, ranks)
+    found = ranks_in(columns, [process for process, _ in collector.threads], collector.processes, about)
+    if not found:
+        rank, size = (_integer(distributed.get(name)) for name in ("rank", "world_size"))
+        return [_trace(path, collector, columns, threads, devices, about, lost, rank, size, chunks.index)]
+    traces = []
+    for rank, own in found.items():
+        tables, names = part_of(columns, own, len(threads)), [threads[row] for row in own.tolist()]
+        traces.append(_trace(path, collector, tables, names, devices, about, lost, rank, len(found), chunks.index))
+    return traces
+
+
+def _trace(
+    path: Path,
+    collector: Collector,
+    columns: dict[str, dict[str, Array]],
+    threads: list[tuple[Any, Any, str]],
+    devices: list[Device],
+    about: Mapping[str, Any],
+    lost: ReadLosses,
+    rank: int | None,
+    world_size: int | None,
+    look_up: EventIndex,
+) -> Trace:
     jax = HOST in collector.processes.values() and "others" in columns
     if jax:
         places = [(process, name) for process, _, name in threads]
@@ -80,10 +123,10 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         devices=devices,
         metadata=about,
         lost=lost,
-        rank=_integer(distributed.get("rank")),
-        world_size=_integer(distributed.get("world_size")),
+        rank=rank,
+        world_size=world_size,
         epoch_ns=_integer(about.get("baseTimeNanoseconds")) or 0,
-        look_up=chunks.index,
+        look_up=look_up,
     )
     if not (jax and trace.gpu):  # beside the streams of a device, JAX shows lanes that it derives from them
         trace.unread_devices = _unread_devices(trace, collector.processes)
@@ -92,7 +135,7 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
 
 def _unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, UnreadDevice]:
     """Return the devices with events of unknown categories, or any process if no event has a known one."""
-    others = trace.others.where(trace.others.duration_ns > 0)
+    others = trace.others.where((trace.others.duration_ns > 0) & ~trace.others.matching("category", _OF_PROFILER))
     anything = trace.operators or trace.regions or trace.gpu
     names = [processes.get(thread.process, "") for thread in trace.threads]
     found = {}

@@ -9,10 +9,15 @@ from .trace_data import TraceData
 
 
 def main_thread(trace: TraceData) -> int:
-    """Return the thread of the steps; without steps, the thread that spent the most time in regions; or -1."""
+    """Return the thread of the steps; without steps, the thread that spent the most time in regions; or -1.
+
+    Without regions as well, it is the thread that spent the most time in outermost operators.
+    """
     autograd = np.array([*(thread.autograd for thread in trace.threads), False])
     regions = trace.regions
+    operators = trace.operators.where(trace.operators.parent < 0)
     rows = trace.steps or regions.where(~autograd[regions.thread]) or regions
+    rows = rows or operators.where(~autograd[operators.thread]) or operators
     times = _time_on_threads(rows, int(rows.thread.max(initial=-1)) + 1)
     return int(np.argmax(times)) if len(times) else -1
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import glob
 import os
-import re
-import shutil
 import stat
 import sys
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import TraceError
+from .archives import unpack
 from .ascend import is_ascend, read_ascend
-from .compile_log import is_compile_log
 from .database import is_database, open_database
-from .kineto import read_kineto
+from .formats import foreign_format
+from .kineto import read_kineto_ranks
 from .progress import progress_bar
 from .region_steps import steps_from_regions
 from .table import TooLargeError
+from .text import BLOCK
 from .trace import Trace
 
 if TYPE_CHECKING:
@@ -33,16 +33,7 @@ if TYPE_CHECKING:
 _DATABASES = (".sqlite", ".db")
 _REPORTS = (".nsys-rep", ".qdrep")
 _HEAD_BYTES = 1 << 16
-_OWN_JSON = re.compile(rb'\{\s*(?:("version": \d+,\s*"path": .*\s*"verdict": )|"step": \d+,\s*"usual_ns": )')
-_PICKLE = re.compile(rb"\x80[\x02-\x05]")  # and its protocol
-
-IS_PICKLE = "it is a pickle, such as a memory snapshot, which instrument memory reads"
-"""The error for a pickle that is given where a trace is wanted."""
-
-
-def is_pickle(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes, two or more, is a pickle of protocol 2 to 5."""
-    return _PICKLE.match(head) is not None
+_MOST_LAYERS = 3  # of archives and compression; an archive may hold itself
 
 
 def read_trace(path: str | os.PathLike[str], *, steps_from: str | None = None) -> Trace:
@@ -89,7 +80,8 @@ def read_traces(
     windows, the set holds the last window that most ranks have, and `TraceSet.left_out` lists the other files.
 
     Args:
-        paths: a folder, a pattern such as ``"runs/*.json.gz"``, or several files. `read_trace` reads one file.
+        paths: a folder, a pattern such as ``"runs/*.json.gz"``, several files, or one file in which a program
+            merged several ranks. `read_trace` reads a file of one rank.
         steps_from: as in `read_trace`, for each rank.
         executor: reads the files; by default processes of this machine, one for each core.
 
@@ -102,14 +94,18 @@ def read_traces(
     if not isinstance(paths, (str, os.PathLike, Iterable)):
         raise TypeError(f'"paths" must be a folder, a pattern or several paths: {paths!r:.200}')
     if isinstance(paths, (str, os.PathLike)) and _is_file(paths):
-        raise TraceError(Path(paths), "this is one file; read_trace reads it")
-    traces = _read_ranks(paths, executor)
+        found = None if str(paths) == "-" else read_contents(Path(paths))
+        if not isinstance(found, Mapping):
+            raise TraceError(Path(paths), "this is one file; read_trace reads it")
+        traces = found
+    else:
+        traces = _read_ranks(paths, executor)
     return traces if steps_from is None else traces.map(lambda trace: steps_from_regions(trace, steps_from))
 
 
 def read_any(path: str | os.PathLike[str]) -> Trace | TraceSet:
-    """Read one file as `read_trace` does, or a folder or pattern as `read_traces` does; errors as theirs."""
-    return read_file(Path(path)) if _is_file(path) else _read_ranks(path, None)
+    """Read one file as `read_trace` does, or several ranks as `read_traces` does; errors as theirs."""
+    return read_contents(Path(path)) if _is_file(path) else _read_ranks(path, None)
 
 
 def _check_path(path: object) -> None:
@@ -145,28 +141,43 @@ def _not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
 
 def read_file(path: Path) -> Trace:
     """Read one file; errors as `read_trace`."""
+    found = read_contents(path)
+    if not isinstance(found, Trace):
+        raise TraceError(path, f"it holds the traces of {len(found)} ranks, which read_traces reads")
+    return found
+
+
+def read_contents(path: Path, layers: int = _MOST_LAYERS) -> Trace | TraceSet:
+    """Read one file, which may hold the traces of several ranks; errors as `read_trace`.
+
+    Args:
+        path: the file.
+        layers: how many layers of archives and compression are unpacked.
+    """
     try:
-        return _read_file(path)
+        return _read_file(path, layers)
     except TooLargeError as error:
         raise TraceError(path, str(error)) from None
     except MemoryError:
         raise TraceError(path, "its content does not fit into memory") from None
 
 
-def _read_file(path: Path) -> Trace:
-    if str(path) == "-" or not stat.S_ISREG(path.stat().st_mode):
-        return _read_stream(path)
+def _read_file(path: Path, layers: int) -> Trace | TraceSet:
+    if str(path) == "-":
+        return _read_copy(path, iter(lambda: sys.stdin.buffer.read(BLOCK), b""), "", layers)
+    if not stat.S_ISREG(path.stat().st_mode):
+        with path.open("rb") as source:
+            return _read_copy(path, iter(lambda: source.read(BLOCK), b""), "", layers)
     head = _head(path)
     if is_database(path):
         return _read_database(path)
+    if layers and (inside := unpack(path, head)):
+        name, blocks = inside
+        return _read_copy(path, blocks, name, layers - 1)
+    if foreign := foreign_format(path, head):
+        raise TraceError(path, foreign)
     if path.suffix in _DATABASES and not head.lstrip().startswith((b"{", b"[")):
         raise TraceError(path, "it is empty" if not head else "it is not an SQLite database")
-    if path.suffix == ".ncu-rep":
-        raise TraceError(
-            path,
-            "it is a report of Nsight Compute, which measures single kernels and has no timeline: open it with "
-            "ncu-ui, or with ncu --import",
-        )
     if path.suffix in _REPORTS:
         from .nsight import read_nsight
 
@@ -175,25 +186,16 @@ def _read_file(path: Path) -> Trace:
         from .rocprof import read_rocprof
 
         return read_rocprof(path)
-    if is_pickle(head):
-        raise TraceError(path, IS_PICKLE)
-    if is_compile_log(head):
-        raise TraceError(
-            path,
-            "it is a log of torch.compile: give it beside a trace, instrument diagnose TRACE --compile-log LOG",
-        )
-    if found := _OWN_JSON.match(head):
-        raise TraceError(
-            path,
-            "it is a diagnosis: give its trace instead"
-            if found[1]
-            else "it has the times of the steps that a black box wrote beside a trace: give the trace instead",
-        )
     if is_ascend(path, head):
         with suppress(TraceError):  # a damaged file is read below, without the work of the NPU
             return read_ascend(path)
     with progress_bar(path) as advance:
-        return read_kineto(path, advance)
+        found = read_kineto_ranks(path, advance)
+    if len(found) == 1:
+        return found[0]
+    from .ranks import TraceSet
+
+    return TraceSet({trace.rank or 0: trace for trace in found})
 
 
 def _head(path: Path) -> bytes:
@@ -215,23 +217,28 @@ def _read_database(path: Path) -> Trace:
     return read_rocpd(path) if found[0] else read_nsight(path)
 
 
-def _read_stream(path: Path) -> Trace:
-    """Read standard input or a pipe from a copy, which `Trace.args` needs and which is removed with the trace."""
-    with tempfile.NamedTemporaryFile(prefix="instrument-", suffix=".trace", delete=False) as copy:
+def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> Trace | TraceSet:
+    """Read a copy of what is not a plain file; `Trace.args` needs the copy, which is removed with the trace.
+
+    Args:
+        path: where the content comes from.
+        blocks: the content.
+        name: a file name, whose suffix may say what the content is.
+        layers: as in `read_contents`.
+    """
+    suffix = "".join(Path(name).suffixes[-2:]) or ".trace"
+    with tempfile.NamedTemporaryFile(prefix="instrument-", suffix=suffix, delete=False) as copy:
         spool = Path(copy.name)
         try:
-            if str(path) == "-":
-                shutil.copyfileobj(sys.stdin.buffer, copy)
-            else:
-                with path.open("rb") as source:
-                    shutil.copyfileobj(source, copy)
+            copy.writelines(blocks)
             copy.close()
-            trace = read_file(spool)
+            found = read_contents(spool, layers)
         except BaseException as error:
             spool.unlink(missing_ok=True)
             if isinstance(error, TraceError):
                 raise TraceError(path, error.reason) from None
             raise
-    trace.path = path
-    weakref.finalize(trace, spool.unlink, missing_ok=True)
-    return trace
+    for trace in [found] if isinstance(found, Trace) else found.values():
+        trace.path = path
+    weakref.finalize(found, spool.unlink, missing_ok=True)
+    return found

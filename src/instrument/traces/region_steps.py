@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
 
 from .links import link_coverage
 from .main_threads import main_thread
+from .region_cycles import MIN_CALLS, PART_OF_STEP, find_cycle
 from .step_content import StepIndex, span
 from .table import Array, Table, table
 from .trace import Trace
 
 _NUMBERS = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"(\d{1,18})\D*$")
-_PART_OF_STEP = re.compile(
-    r"^(?:Optimizer\.|enumerate\(DataLoader\)|nccl:)"
-)  # torch's own, of which a step has several
-MIN_CALLS = 3  # calls that make a region a step
+_THEN = " -> "  # between the names of the regions of a cycle
 # Of the time from the first to the last event on the CPU, and of the GPU work with a known launch
 _MIN_SHARE = 0.5
 
@@ -55,12 +54,13 @@ def with_steps(trace: Trace, steps_from: str | None) -> Trace:
 
 
 def steps_found(trace: Trace) -> Trace:
-    """Return a copy of a trace without steps whose steps are the calls of its one outermost region that repeats.
+    """Return a copy of a trace without steps whose steps are found in its outermost regions.
 
-    The region is called at least three times on the thread of the program, one call after the other. Its calls
-    take more than half of the recorded time and launch more than half of the GPU work. Names that differ only in
-    numbers count as one; torch's own names, of parts of a step, do not count. If the trace has steps, or not
-    exactly one such region, it is returned unchanged.
+    If several of them follow each other again and again, as `find_cycle` finds, each round is a step. Otherwise
+    the calls of the one region that repeats are the steps: at least three on the thread of the program, one call
+    after the other; torch's own names, of parts of a step, do not count. The steps take more than half of the
+    recorded time and launch more than half of the GPU work. Names that differ only in numbers count as one. If the
+    trace has steps, or neither a cycle nor exactly one such region, it is returned unchanged.
     """
     regions = trace.regions
     if trace.steps or not regions:
@@ -68,14 +68,32 @@ def steps_found(trace: Trace) -> Trace:
     rows = np.flatnonzero((regions.parent < 0) & (regions.thread == main_thread(trace)))
     names = [_NUMBERS.sub("*", name) for name in regions.where(rows).text("name")]
     start, end = span(trace.operators, regions, trace.runtime)
+    cycle = find_cycle(regions, rows, names)
+    if cycle and (cycle.end_ns - cycle.start_ns).sum() > _MIN_SHARE * (end - start):
+        part = regions.where(cycle.first)
+        columns = {name: part[name] for name in ("start_ns", "name", "event", "thread")}
+        columns |= {"duration_ns": cycle.end_ns - cycle.start_ns, "number": np.arange(len(part))}
+        trace_of_rounds = _with_table(trace, columns, _THEN.join(cycle.names))
+        if _has_gpu_work(trace_of_rounds):
+            return trace_of_rounds
     found = []
-    for name in dict.fromkeys(names):
-        calls = rows[[each == name for each in names]]
+    places = defaultdict(list)
+    for row, name in zip(rows.tolist(), names, strict=True):
+        places[name].append(row)
+    for name, own in places.items():
+        calls = np.array(own)
         apart = np.all(regions.end_ns[calls][:-1] <= regions.start_ns[calls][1:])
         long = regions.duration_ns[calls].sum() > _MIN_SHARE * (end - start)
-        if len(calls) >= MIN_CALLS and apart and long and not _PART_OF_STEP.search(name):
+        if len(calls) >= MIN_CALLS and apart and long and not PART_OF_STEP.search(name):
             found.append(_with_steps(trace, calls))
     return found[0] if len(found) == 1 and _has_gpu_work(found[0]) else trace
+
+
+def describe_steps_from(steps_from: str) -> str:
+    """Return a sentence on `TraceData.steps_from`."""
+    if _THEN in steps_from:
+        return f"A step is one round of the regions {steps_from}."
+    return f'A step is a call of the region "{steps_from}".'
 
 
 def _has_gpu_work(trace: Trace) -> bool:
@@ -104,13 +122,18 @@ def _with_steps(trace: Trace, rows: Array) -> Trace:
         else range(len(numbers_in_names))
     )
     columns = {name: part[name] for name in ("start_ns", "duration_ns", "name", "event", "thread")}
-    steps = table("steps", columns | {"number": np.array(numbers, np.int64)}, trace.strings)
+    pattern = dict.fromkeys(_NUMBERS.sub("*", name) for name in names)
+    return _with_table(trace, columns | {"number": np.array(numbers, np.int64)}, " | ".join(pattern))
+
+
+def _with_table(trace: Trace, columns: dict[str, Array], steps_from: str) -> Trace:
+    """Return a copy of the trace with these steps, and with links to them."""
+    steps = table("steps", columns, trace.strings)
     gpu = Table(
         {name: trace.gpu[name] for name in trace.gpu} | {"step": np.full(len(trace.gpu), -1, np.int32)},
         trace.strings,
     )
-    pattern = dict.fromkeys(_NUMBERS.sub("*", name) for name in names)
-    result = replace(trace, steps=steps, gpu=gpu, steps_from=" | ".join(pattern))
+    result = replace(trace, steps=steps, gpu=gpu, steps_from=steps_from)
     index = StepIndex(result)
     for link, calls in (("operator", trace.operators), ("launch", trace.runtime)):
         known = np.flatnonzero(gpu[link] >= 0)

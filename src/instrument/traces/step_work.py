@@ -14,16 +14,13 @@ from .communication import Collectives, communication_mask
 from .gpus import gpu_numbers
 from .intervals import clip, covered_ns, merge_overlaps, overlap_ns
 from .lanes import group_rows
+from .missing_work import launches_of
 from .step_content import StepIndex, process_of_threads
 from .step_lengths import LoopTotals, StepLength, StepLengths
 from .synchronizations import FREE, Synchronization, find_synchronizations
 from .table import MEMCPY, Array, Table
 from .trace import Trace
 
-GRAPH_LAUNCH = re.compile("GraphLaunch")
-"""Calls of the runtime that launch a CUDA graph."""
-
-_LAUNCH = re.compile("LaunchKernel|GraphLaunch")
 _WHOLE_DEVICE = re.compile("(?:Device|Ctx|Context|Thread)Synchronize")
 _UNKNOWN = np.iinfo(np.int64).min
 _SKEW_NS = 5_000  # between the clocks of CPU and GPU
@@ -111,19 +108,12 @@ def _busy_ns(trace: Trace, first: Array, last: Array) -> Array:
 
 def _missing_work(trace: Trace) -> Array:
     """Return how many launches of each step have no work in the trace; 0 if they are too few to matter."""
-    runtime, count = trace.runtime, len(trace.steps)
-    lacks = np.ones(len(runtime), bool)
-    lacks[trace.gpu.launch[trace.gpu.launch >= 0]] = False
-    calls = np.flatnonzero(runtime.matching("name", _LAUNCH))
-    held = StepIndex(trace).rows_at(runtime.start_ns[calls], runtime.thread[calls])
-    calls, held = calls[held >= 0], held[held >= 0]
+    launches, runtime, count = launches_of(trace), trace.runtime, len(trace.steps)
+    held = StepIndex(trace).rows_at(runtime.start_ns[launches.rows], runtime.thread[launches.rows])
+    inside, missing = held >= 0, launches.missing
     all_, missing, graphs = (
-        np.bincount(held[chosen], minlength=count)
-        for chosen in (
-            np.ones(len(calls), bool),
-            lacks[calls],
-            lacks[calls] & runtime.matching("name", GRAPH_LAUNCH)[calls],
-        )
+        np.bincount(held[inside & chosen], minlength=count)
+        for chosen in (np.ones(len(held), bool), missing, missing & launches.graph)
     )
     matters = (10 * missing > all_) | (graphs > 0)
     return np.where(matters, missing, 0)

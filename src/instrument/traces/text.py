@@ -52,6 +52,22 @@ def read_blocks(
     yield from _unpacked(path, parts, lost) if first.startswith(_GZIP) else parts
 
 
+def limit_ratio(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield what a file unpacks to, as long as a trace may unpack to so much; see `read_blocks`."""
+    unpacked, size = 0, path.stat().st_size
+    for block in blocks:
+        unpacked += len(block)
+        _check_ratio(path, unpacked, size)
+        yield block
+
+
+def _check_ratio(path: Path, unpacked: int, packed: int) -> None:
+    if unpacked > max(_BOMB_BYTES, _MAX_COMPRESSION_RATIO * packed):
+        raise TraceError(
+            path, f"it unpacks to more than {_MAX_COMPRESSION_RATIO} times its size, which no trace does"
+        )
+
+
 def _reporting(parts: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
     for part in parts:
         progress(len(part))
@@ -77,10 +93,7 @@ def _unpacked(path: Path, parts: Iterator[bytes], lost: ReadLosses) -> Iterator[
             lost.add(reason, size=len(data) + sum(map(len, parts)))
             return
         unpacked += len(text)
-        if unpacked > max(_BOMB_BYTES, _MAX_COMPRESSION_RATIO * packed):
-            raise TraceError(
-                path, f"it unpacks to more than {_MAX_COMPRESSION_RATIO} times its size, which no trace does"
-            )
+        _check_ratio(path, unpacked, packed)
         if text:
             yield text
         inside = not unpacker.eof

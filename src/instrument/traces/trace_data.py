@@ -61,12 +61,14 @@ class ReadLosses:
         bytes: the number of lost bytes.
         repaired: the number of events that were read after an error in their text was repaired.
         reasons: the causes, each with its number of occurrences.
+        left_out: events that are intact and that no table holds, in words, each with their number: no loss.
     """
 
     events: int = 0
     bytes: int = 0
     repaired: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
 
     def add(self, reason: str, events: int = 0, size: int = 0) -> None:
         """Count one more loss of so many events and bytes."""

@@ -32,6 +32,7 @@ _BESIDE = (BLACK_BOX, DIAGNOSIS)  # files that this library writes beside a trac
 _MAX_PROBED_BYTES = 1 << 16
 _NOTHING = (b"", b"null", b"[]", b"{}")
 _HEAD_BYTES = 1 << 10  # the mark of a merged trace is in these
+_LABELLED = re.compile(rb'"pid":\s*"\[')  # SGLang writes the rank before each process id
 
 _NAMED = [
     re.compile(pattern, re.IGNORECASE)
@@ -225,7 +226,7 @@ def is_merged(path: Path) -> bool:
     if head.startswith(b"\x1f\x8b"):
         with suppress(zlib.error):
             head = zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
-    return f'"{MERGED_MARK}":'.encode() in head
+    return f'"{MERGED_MARK}":'.encode() in head or _LABELLED.search(head) is not None
 
 
 def _could_be_trace(path: Path) -> bool:
@@ -243,6 +244,9 @@ def _could_be_trace(path: Path) -> bool:
 
 def _natural_order(paths: Iterable[Path]) -> list[Path]:
     """Sort paths by the numbers in them: step-20 before step-100."""
-    return sorted(
-        paths, key=lambda path: [(int(n or 0), text) for text, n in re.findall(r"(\D*)(\d*)", str(path))]
-    )
+    return sorted(paths, key=lambda path: natural_key(str(path)))
+
+
+def natural_key(text: str) -> list[tuple[int, str]]:
+    """Return a key that sorts texts by the numbers in them."""
+    return [(int(number or 0), before) for before, number in re.findall(r"(\D*)(\d*)", text)]

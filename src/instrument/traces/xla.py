@@ -21,7 +21,13 @@ _FRAME = re.compile(r"^\$(.*):(\d+) (.*)$")  # "$train.py:12 main"
 _INTERNAL = re.compile(
     r"::|^(?:PjitFunction\(|ParseArguments|Handle input|AllocateOutput|Wait for |ThunkExecutor|end: )"
 )
-_KINDS = {"Memcpy": MEMCPY, "Memset": MEMSET}
+_RUNTIME = re.compile(r"^(?:cu|cuda|hip)[A-Z]")  # calls of CUDA and HIP, on threads of any name
+_KINDS = {
+    "Memcpy": MEMCPY,
+    "Memset": MEMSET,
+    "__amd_rocclr_copyBuffer": MEMCPY,  # the kernels by which AMD's driver copies and sets memory
+    "__amd_rocclr_fillBuffer": MEMSET,
+}
 
 Columns = dict[str, dict[str, Array]]
 
@@ -33,7 +39,7 @@ def sort_events(
 
     Annotations of the program become regions; those with a step number become steps. XLA's operations on threads
     of the CPU become operators, those on streams of a device GPU work. Python functions become frames, and other
-    calls on the program's threads calls of the runtime.
+    calls on the program's threads calls of the runtime, as are those of CUDA and HIP on any thread.
 
     Args:
         columns: the columns of the tables, changed in place.
@@ -53,14 +59,18 @@ def sort_events(
     stream = [_number(_STREAM, name) for _, name in threads]
     host = [processes.get(process) == HOST for process, _ in threads]
     library = [bool(_XLA_THREAD.match(name)) for _, name in threads]
-    internal = {name: bool(_INTERNAL.search(name)) for name in dict.fromkeys(names)}
+    distinct = dict.fromkeys(names)
+    internal = {name: bool(_INTERNAL.search(name)) for name in distinct}
+    launches = {name: bool(_RUNTIME.match(name)) for name in distinct}
 
     step = others["number"] >= 0
     frame = rows(lambda thread, name: host[thread] and name.startswith("$"))
-    operator = rows(lambda thread, name: host[thread] and library[thread] and not internal[name])
+    operator = rows(
+        lambda thread, name: host[thread] and library[thread] and not (internal[name] or launches[name])
+    )
     work = rows(lambda thread, _: device[thread] >= 0 and stream[thread] >= 0)
-    program = rows(lambda thread, _: host[thread] and not library[thread]) & ~step & ~frame
-    runtime = program & rows(lambda _, name: internal[name])
+    program = rows(lambda thread, name: host[thread] and (launches[name] or not library[thread])) & ~step & ~frame
+    runtime = program & rows(lambda _, name: internal[name] or launches[name])
 
     def move(table: str, mask: Array, **more: Array) -> None:
         if mask.any():

@@ -128,7 +128,7 @@ class FinalizerJobs:
         if not (job["read"] or job["ranks"]) and counts["kernels_recorded"] >= counts["kernels_launched"]:
             return None
         from ..traces.kineto import read_kineto
-        from ..traces.lost_kernels import lost_at_head
+        from ..traces.missing_work import lost_at_head
         from ..traces.summary import summarize
 
         trace = read_kineto(raw)

@@ -11,8 +11,8 @@ import numpy as np
 from ...findings import Evidence, Finding, Fix
 from ...replay.changes import Change
 from ...traces.intervals import clip, merge_overlaps, overlap_ns, total_ns
+from ...traces.missing_work import GRAPH_LAUNCH
 from ...traces.nest import inside_rows
-from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.synchronizations import direction
 from ...traces.table import MEMCPY, MEMSET, Array, Table
 from ...units import count, duration

@@ -10,8 +10,8 @@ import numpy as np
 from ...findings import Evidence, Finding, Fix
 from ...replay.changes import Change, without_events
 from ...traces.intervals import merge_overlaps
+from ...traces.missing_work import GRAPH_LAUNCH
 from ...traces.nest import inside_rows
-from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.table import Array
 from ...units import count, counted, duration
 from ..groups import sum_by_group

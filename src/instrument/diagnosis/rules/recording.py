@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...findings import Evidence, Finding, Fix
+from ...traces.missing_work import copy_calls, launches_of
 from ...traces.salvage import OTHER_TYPES
 from ...traces.slim_note import kept_steps
-from ...traces.step_work import GRAPH_LAUNCH
 from ...traces.trace import ReadLosses
 from ...units import counted
-from ..lost_work import KERNEL_LAUNCH, LostWork
+from ..lost_work import LostWork
 from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
 
 _LISTED = 10  # ranks
+
+_SHORTER = "Record a shorter time: a profiler drops records when its buffers are full."
+_RECORDS_LOST = {"kineto": "Record only one window per process: later windows lose kernels at their head."}
+_NOTHING_RECORDED = {
+    "cu": "CUPTI recorded nothing. It may serve one profiler alone: stop Nsight Systems, Nsight Compute, DCGM "
+    "or a second torch profiler. In a container, it needs the permission to profile (--cap-add=SYS_ADMIN, or "
+    "NVreg_RestrictProfilingToAdminUsers=0); under WSL, a driver that supports it. instrument doctor tries it.",
+    "hip": "ROCm's tracer recorded nothing: stop other profilers, such as rocprofv3, and check that this torch "
+    "is built for the installed version of ROCm. instrument doctor tries it.",
+    "ur": "Intel's tracer recorded nothing: stop other profilers, and check that this torch is built with PTI and "
+    "for the installed version of Level Zero.",
+}
 
 
 @rule("stretched-window")
@@ -118,6 +132,34 @@ def _damage(facts: TraceFacts, title: str, lost: Sequence[ReadLosses], **where: 
     )
 
 
+@rule("no-gpu-work")
+def no_gpu_work(facts: TraceFacts) -> Iterator[Finding]:
+    """Work was launched, and the trace has no GPU work at all.
+
+    Needs calls of the runtime. The profiler records launches on the CPU itself; what the GPU does is recorded by
+    the vendor's library, which another profiler, a missing permission or the driver can prevent.
+    """
+    trace = facts.trace
+    if trace.gpu:
+        return
+    launches, copies = launches_of(trace), copy_calls(trace)
+    calls = len(launches.rows) + len(copies)
+    if not calls:
+        raise MissingEvidenceError("the trace has no launches")
+    names = trace.runtime.where(np.concatenate((launches.rows, copies))).text("name")
+    vendor = next((kind for kind in _NOTHING_RECORDED if any(name.startswith(kind) for name in names)), "cu")
+    yield facts.finding(
+        f"The trace has {counted(calls, 'call')} that launched work, and no GPU work",
+        win_ns=None,
+        severity="high",
+        evidence=(
+            Evidence("launches", len(launches.rows), "events", "Launches of kernels and graphs."),
+            Evidence("copies", len(copies), "events", "Calls that copy or set memory."),
+        ),
+        fix=Fix(_NOTHING_RECORDED[vendor]),
+    )
+
+
 @rule("lost-graph-kernels")
 def lost_graph_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
     """Launches of CUDA graphs have no kernels in the trace.
@@ -126,7 +168,7 @@ def lost_graph_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     initialized before the graph was captured; GPU times are too low without them.
     """
     _require_some_work(facts)
-    launches, missing = facts.launches_without_work(GRAPH_LAUNCH)
+    launches, missing = facts.lost.graphs, facts.lost.missing_graphs
     if not launches:
         raise MissingEvidenceError("the trace has no launches of CUDA graphs")
     if missing < share * launches:
@@ -158,12 +200,12 @@ def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
     of the GPU abstain.
     """
     _require_some_work(facts)
-    launches, missing = facts.launches_without_work(KERNEL_LAUNCH)
     lost = facts.lost
-    if not lost.launches:
+    launches, missing = lost.launches, lost.missing
+    if not launches + lost.graphs:
         raise MissingEvidenceError("the trace has no launches")
     wrong = _impossible(lost)
-    if not (lost.at_zero or max(missing, lost.misplaced) >= max(share * lost.launches, 1)):
+    if not (lost.at_zero or max(missing, lost.misplaced) >= max(share * (launches + lost.graphs), 1)):
         return
     lacking = [f"{counted(missing, 'launch', 'launches')} of {launches:,} have no kernel in the trace"] * bool(
         missing
@@ -179,7 +221,7 @@ def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
             Evidence("zero", lost.at_zero, "events", "GPU events at time 0."),
             Evidence("no_duration", lost.without_duration, "events", "Kernels without a duration, if most are."),
         ),
-        fix=Fix("Record only one window per process: later windows lose kernels at their head."),
+        fix=Fix(_RECORDS_LOST.get(facts.trace.format, _SHORTER)),
     )
 
 

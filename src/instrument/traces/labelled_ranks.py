@@ -1,0 +1,73 @@
+"""Tells the ranks in one file apart: programs that merge traces write the rank into each process id or name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .merge_note import about_ranks
+from .table import Array
+from .trace_files import natural_key
+
+_BRACKETS = re.compile(r"^\[([^\]]{1,60})\]")  # "[TP00-DP01] 4000", as SGLang writes
+_RANK = re.compile(r"(?<![a-z])(?:rank|worker|[tpdec]p)[-_ =:]?\d{1,6}(?!\d)", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,6}")
+_OF_PROGRAMS = ("operators", "regions", "runtime", "gpu")
+
+
+def ranks_in(
+    columns: Mapping[str, Mapping[str, Array]],
+    threads: Sequence[Any],
+    processes: Mapping[Any, str],
+    metadata: Mapping[str, Any],
+) -> dict[int, Array]:
+    """Return the threads of each rank; empty if the file holds one process, or does not say.
+
+    Args:
+        columns: the columns of each table.
+        threads: the process of each thread.
+        processes: the name of each process.
+        metadata: the metadata of the file. Traces of `merge_traces` have a note, and are one trace.
+    """
+    if about_ranks(metadata):
+        return {}
+    labels = {process: _label(process) or _label(processes.get(process)) for process in dict.fromkeys(threads)}
+    used = {threads[row] for name in _OF_PROGRAMS if name in columns for row in np.unique(columns[name]["thread"])}
+    found = sorted({labels[process] for process in used}, key=natural_key)
+    if len(found) < 2 or not all(found):
+        return {}
+    numbers = _numbers(found)
+    of = np.array([numbers.get(labels[process], -1) for process in threads])
+    return {number: np.flatnonzero(of == number) for number in numbers.values()}
+
+
+def part_of(columns: Mapping[str, Mapping[str, Array]], own: Array, threads: int) -> dict[str, dict[str, Array]]:
+    """Return the rows of some threads, which are renumbered in their order."""
+    numbers = np.full(threads, -1)
+    numbers[own] = np.arange(len(own))
+    return {
+        table: {name: (numbers[part["thread"]] if name == "thread" else part[name])[rows] for name in part}
+        for table, part in columns.items()
+        for rows in [numbers[part["thread"]] >= 0]
+    }
+
+
+def _label(name: object) -> str:
+    """Return what a process id or a name says of the rank; "" for nothing."""
+    if not isinstance(name, str):
+        return ""
+    found = _BRACKETS.match(name)
+    return found[1] if found else " ".join(_RANK.findall(name[:200]))
+
+
+def _numbers(labels: Iterable[str]) -> dict[str, int]:
+    """Return the ranks: the one number in each label, or their places if a label has several."""
+    found = {label: _NUMBER.findall(label) for label in labels}
+    if all(len(numbers) == 1 for numbers in found.values()):
+        ranks = {label: int(numbers[0]) for label, numbers in found.items()}
+        if len(set(ranks.values())) == len(ranks):
+            return dict(sorted(ranks.items(), key=lambda item: item[1]))
+    return {label: place for place, label in enumerate(found)}

@@ -1,0 +1,106 @@
+"""Finds the launches whose GPU work is not in the trace: the one definition for all rules and numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from .lanes import group_rows
+from .nest import NestedRanges
+from .step_content import process_of_threads
+from .table import Array, Table
+from .trace import Trace
+
+GRAPH_LAUNCH = re.compile("GraphLaunch")
+"""Calls of the runtime that launch a CUDA graph."""
+
+LAUNCH = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch")
+"""Calls of the runtime, of CUDA, HIP or Level Zero, that launch kernels or a graph."""
+
+_COPY = re.compile(r"Memcpy|Memset|MemFill|MemoryCopy|MemoryFill")
+_CAPTURE = re.compile(r"Stream(?:Begin|End)Capture")
+_END = re.compile("StreamEndCapture")
+
+
+class Launches(NamedTuple):
+    """The calls that launch kernels or graphs to run.
+
+    A launch that a stream capture records runs nothing, and a call of the driver inside a launch is part of it:
+    neither counts.
+
+    Attributes:
+        rows: the rows of `Trace.runtime`.
+        missing: which of them have no work in the trace.
+        graph: which of them launch a graph.
+    """
+
+    rows: Array
+    missing: Array
+    graph: Array
+
+    def where(self, chosen: Array) -> Launches:
+        """Return the launches that a mask selects."""
+        return Launches(*(column[chosen] for column in self))
+
+
+def launches_of(trace: Trace, work: Table | None = None) -> Launches:
+    """Return the launches in a trace, in order of their start.
+
+    Work whose id several processes use has no known launch; all calls with this id may have launched it, and none
+    of them is missing its work.
+
+    Args:
+        trace: the trace.
+        work: the GPU work that counts; None counts all.
+    """
+    runtime, gpu = trace.runtime, trace.gpu if work is None else work
+    rows = np.flatnonzero(runtime.matching("name", LAUNCH))
+    calls = runtime.where(rows)
+    worked = np.zeros(len(runtime), bool)
+    worked[gpu.launch[gpu.launch >= 0]] = True
+    has = worked[rows]
+    unlinked = gpu.correlation[(gpu.launch < 0) & (gpu.correlation >= 0)]
+    has |= np.isin(calls.correlation, unlinked)
+    parents = NestedRanges(calls.start_ns, calls.end_ns, calls.thread).parents
+    for inner in np.flatnonzero(parents >= 0)[::-1].tolist():  # parents come first
+        has[parents[inner]] |= has[inner]
+    graph = calls.matching("name", GRAPH_LAUNCH)
+    return Launches(rows, ~has, graph).where((parents < 0) & (has | ~_is_captured(trace, rows)))
+
+
+def copy_calls(trace: Trace) -> Array:
+    """Return the rows of `Trace.runtime` that copy or set memory of a GPU, outside of captures."""
+    rows = np.flatnonzero(trace.runtime.matching("name", _COPY))
+    return rows[~_is_captured(trace, rows)]
+
+
+def lost_at_head(trace: Trace) -> int:
+    """Return how many of the first launches of kernels have no kernel in the trace, although later ones have.
+
+    CUPTI registers its clock anew in each recording, and drops the records before that: the window number n of a
+    process can lack its first n kernels. A trace without any kernel has no GPU work at all, and 0 is returned.
+    """
+    launches = launches_of(trace)
+    ran = ~launches.missing[~launches.graph]
+    return int(np.argmax(ran)) if ran.any() else 0
+
+
+def _is_captured(trace: Trace, rows: Array) -> Array:
+    """Return which calls are made while their process captures a graph, on any of its threads.
+
+    A backward pass, for one, is captured on the threads of autograd.
+    """
+    runtime, process_of = trace.runtime, process_of_threads(trace)
+    captured = np.zeros(len(rows), bool)
+    marks = np.flatnonzero(runtime.matching("name", _CAPTURE))
+    change = np.where(runtime.where(marks).matching("name", _END), -1, 1)
+    of_rows = process_of[runtime.thread[rows]]
+    for process, own in group_rows(process_of[runtime.thread[marks]]):
+        open_ = np.concatenate(([0], np.cumsum(change[own])))
+        open_ -= min(open_.min(), 0)  # a capture may have begun before the recording
+        mine = np.flatnonzero(of_rows == process)
+        at = np.searchsorted(runtime.start_ns[marks[own]], runtime.start_ns[rows[mine]], "right")
+        captured[mine] = open_[at] > 0
+    return captured
