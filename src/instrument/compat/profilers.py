@@ -214,7 +214,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     in_use = gpu.in_use() is not None
     backend = profiler.profile(
         use_cpu=ProfilerActivity.CPU in made.activities or gpu.supported(),
-        use_device=made.use_device if in_use else None,
+        use_device=made.use_device if in_use or made.use_device == "mtia" else None,  # MTIA is refused if absent
         use_kineto=True,
         **given,
     )
