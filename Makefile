@@ -8,7 +8,7 @@ PUBLIC := build/public-scripts/venv
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of interpreters: without bytecode, each compiles the library
 
-.PHONY: demo test test-fast fuzz check bench docs pictures gpu-check public-scripts traces format clean
+.PHONY: demo test test-fast floors matrix fuzz check bench docs pictures gpu-check public-scripts traces format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
@@ -21,6 +21,15 @@ test: $(VENV)/.installed-test
 test-fast: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --quiet \
 		-m "not (framework or vendor or corpus or process or nsys or browser or native or fuzz or gpu)"
+
+# The fast tests and the demo with the oldest dependencies, then with other versions of Python and torch, each in an
+# environment that is removed afterwards: 3 GB to fetch and 6 GB on disk. VERSIONS="3.13:2.9.1" takes some.
+floors: $(VENV)/.installed
+	$(BIN)/python -m scripts.versions --floors 3.10:2.6.0
+
+matrix: VERSIONS ?= 3.10:2.6.0 3.12:2.14.1 3.13:2.9.1 3.12:2.15.0
+matrix: $(VENV)/.installed
+	$(BIN)/python -m scripts.versions $(VERSIONS)
 
 fuzz: export INSTRUMENT_FUZZ := all
 fuzz: export INSTRUMENT_FUZZ_SECONDS ?= 1800
@@ -85,10 +94,10 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP_INSTALL) --editable .
 	touch $@
 
-# The extra dev has the extra test, so that make check and make test install once.
+# The extra dev has the extras docs and test, so that make check, make docs and make test install once.
 $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP_INSTALL) --editable '.[dev]'
-	touch $(VENV)/.installed $(VENV)/.installed-test $@
+	touch $(VENV)/.installed $(VENV)/.installed-docs $(VENV)/.installed-test $@
 
 $(VENV)/.installed-%: $(VENV)/.installed
 	$(PIP_INSTALL) --editable '.[$*]'

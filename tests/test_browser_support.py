@@ -176,6 +176,7 @@ def test_fonts(page: Callable[..., Path], open_page: OpenPage) -> None:
 
 def test_skips_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a browser, the test skips and says what to run."""
+    pytest.importorskip("playwright")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(pytest.skip.Exception, match=r"run scripts/install-chromium\.sh"):
         executable()

@@ -8,6 +8,7 @@ import functools
 import itertools
 import logging
 import os
+import pathlib
 import random
 import signal
 import sys
@@ -211,11 +212,14 @@ def test_suppressing_spares_signal_handlers(kind: type[Exception], handle: Calla
         raise_alarm()
 
 
+MAKES_FOLDERS = getattr(pathlib, "_normal_accessor", os)  # the first in Python 3.10
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
     [
-        (os, "mkdir", lambda folder: make_folder(folder / "new")),
-        (os, "mkdir", lambda folder: make_folder(folder / "new" / "in it")),
+        (MAKES_FOLDERS, "mkdir", lambda folder: make_folder(folder / "new")),
+        (MAKES_FOLDERS, "mkdir", lambda folder: make_folder(folder / "new" / "in it")),
         (Path, "lstat", existing),
         (Path, "read_bytes", lambda _: process_id.machine()),
         (Path, "read_text", lambda _: process_id.start_time(os.getpid())),

@@ -20,6 +20,11 @@ def test_every_rule_is_described() -> None:
     assert len(re.findall(r"Fires on \d+ of \d+ real traces: |Not seen in a real trace ", text)) == len(RULES)
 
 
+def test_the_readme_counts_the_rules() -> None:
+    """The README has the number of rules."""
+    assert f"[{len(RULES)} rules](docs/rules.md)" in (PAGE.parent.parent / "README.md").read_text()
+
+
 def checked(found: tuple[str, Diagnosis]) -> tuple[str, Diagnosis]:
     """Check that no rule fails, wins more than the step, or has a finding without evidence."""
     name, diagnosis = found

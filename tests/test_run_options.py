@@ -6,9 +6,9 @@ import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 import instrument
@@ -59,7 +59,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run(*options: str) -> Result:
+def run(*options: str) -> Any:
     """Print the command line of a run."""
     return CliRunner().invoke(app, ["run", *options, "--print-command", "--", "train.py"])
 

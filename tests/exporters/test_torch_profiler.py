@@ -291,6 +291,8 @@ def test_torchs_warning_about_cycles_is_suppressed(tmp_path: Path, monkeypatch: 
     """Torch up to 2.11 warns that a new profiler clears events; as an error, the warning would fail a window."""
     from torch.profiler import profiler
 
+    if not hasattr(profiler, "_WARNINGS_SHOWN"):
+        pytest.skip("this version of torch does not give the warning once only")
     prepare, shown = profiler.profile.prepare_trace, set[str]()  # other tests may have seen the warning
     monkeypatch.setattr(profiler, "_WARNINGS_SHOWN", shown)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import warm
+from tests.support.torch_versions import shards_on_cpu
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +27,7 @@ from instrument.config import settings
 from instrument.modules.installer import installer
 from instrument.regions import dispatch
 from tests.modules.conftest import RecordingEmitter
+from tests.support.torch_versions import shards_on_cpu
 
 settings.strict = True
 dist.init_process_group("gloo")
@@ -113,6 +115,9 @@ CASES = {
     "fsdp_kept": (sharded(True, reshard_after_forward=False), plain),
 }
 
+if not shards_on_cpu:
+    CASES = {name: case for name, case in CASES.items() if "fsdp" not in name}
+
 def run(make, train, annotated):
     torch.manual_seed(0)
     model = make()
@@ -142,17 +147,21 @@ for name, (make, train) in CASES.items():
     results[name].update(clean=all(clean), left=left == hooked)
 
 # The place of the all-gather in a real trace
-torch.manual_seed(0)
-model = sharded(True)()
-model(batch(0)).sum().backward()
-with instrument.annotate_modules(model):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
-        model(batch(1)).sum().backward()
-    path = pathlib.Path(sys.argv[1], f"trace{rank}.json")
-    prof.export_chrome_trace(str(path))
-    with attach_emitter():
-        state = {key: full(value) for key, value in model.state_dict().items()}
-        results["keys"] = sorted(state) == sorted(Whole().state_dict())
+def trace_sharded_model():
+    torch.manual_seed(0)
+    model = sharded(True)()
+    model(batch(0)).sum().backward()
+    with instrument.annotate_modules(model):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+            model(batch(1)).sum().backward()
+        path = pathlib.Path(sys.argv[1], f"trace{rank}.json")
+        prof.export_chrome_trace(str(path))
+        with attach_emitter():
+            state = {key: full(value) for key, value in model.state_dict().items()}
+            results["keys"] = sorted(state) == sorted(Whole().state_dict())
+
+if shards_on_cpu:
+    trace_sharded_model()
 pathlib.Path(sys.argv[1], f"results{rank}.json").write_text(json.dumps(results))
 dist.barrier()
 sys.stdout.flush()
@@ -182,10 +191,12 @@ def found(folder: Path) -> Found:
     return lambda name: [result[name] for result in results]
 
 
-CASES = ["ddp", "no_sync", "unused", "static", "views", "fsdp_root", "fsdp_layers", "fsdp_kept"]
+sharding = pytest.mark.skipif(not shards_on_cpu, reason="this version of torch shards no model on a CPU")
+DATA_PARALLEL = ["ddp", "no_sync", "unused", "static", "views"]
+SHARDED = [pytest.param(name, marks=sharding) for name in ("fsdp_root", "fsdp_layers", "fsdp_kept")]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*DATA_PARALLEL, *SHARDED])
 def test_numbers(found: Found, case: str) -> None:
     """Losses, gradients and weights of three steps are bit-identical on every rank, with a window on one step."""
     for result in found(case):
@@ -193,7 +204,7 @@ def test_numbers(found: Found, case: str) -> None:
         assert result["same"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*DATA_PARALLEL, *SHARDED])
 def test_no_hooks_left(found: Found, case: str) -> None:
     """Between windows and after removal, the model has only the hooks of its wrapper."""
     for result in found(case):
@@ -217,7 +228,7 @@ def tree(root: str, prefix: str, blocks: tuple[str, ...] = ("a", "b")) -> tuple[
     return [root, *inside], [f"{root} (backward)", *outside]
 
 
-@pytest.mark.parametrize("case", ["ddp", "no_sync", "unused", "static", "views"])
+@pytest.mark.parametrize("case", DATA_PARALLEL)
 def test_regions_of_data_parallel(found: Found, case: str) -> None:
     """Every module has its region inside DDP's, in micro-steps with and without a reduction."""
     expected = list(tree("DistributedDataParallel", "module."))
@@ -225,13 +236,14 @@ def test_regions_of_data_parallel(found: Found, case: str) -> None:
         assert result["tree"] == expected * (2 if case == "no_sync" else 1)
 
 
-@pytest.mark.parametrize("case", ["fsdp_root", "fsdp_layers", "fsdp_kept"])
+@pytest.mark.parametrize("case", SHARDED)
 def test_regions_of_sharded_models(found: Found, case: str) -> None:
     """Every module of a sharded model has a forward and a backward region inside the model's own."""
     for result in found(case):
         assert result["tree"] == list(tree("FSDPWhole", ""))
 
 
+@sharding
 def test_all_gather_inside_its_module(folder: Path) -> None:
     """FSDP's all-gather for a module lies inside the module's region, forward and backward."""
     for rank in (0, 1):
@@ -253,6 +265,7 @@ def test_all_gather_inside_its_module(folder: Path) -> None:
             assert [text for text in inside if text.startswith("FSDP::post_forward")], (name, inside)
 
 
+@sharding
 def test_state_dict(found: Found) -> None:
     """A sharded model's state_dict has its usual keys inside a window."""
     assert found("keys") == [True, True]

@@ -22,6 +22,7 @@ from tests.modules.conftest import AttachEmitter
 from tests.modules.step_parts import Job, patched
 from tests.support import native, warm
 from tests.support.programs import environment
+from tests.support.torch_versions import compiles_clipping
 
 pytestmark = pytest.mark.usefixtures("no_patch_left")
 
@@ -164,7 +165,12 @@ COLLECTIVES: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_collectives(attach_emitter: AttachEmitter, name: str) -> None:
     """Each function that starts a collective is a region of its name, with the same result."""
     expected, x = torch.arange(4.0), torch.arange(4.0)
-    COLLECTIVES[name](expected)
+    try:
+        COLLECTIVES[name](expected)
+    except RuntimeError as error:
+        if "does not support" not in str(error):
+            raise
+        pytest.skip(str(error))
     with attach_emitter() as emitter, instrument.annotate_step("collectives"):
         COLLECTIVES[name](x)
     assert emitter.tree() == [[name]]
@@ -226,6 +232,8 @@ def test_compiled_step(attach_emitter: AttachEmitter) -> None:
 
     The backend of this test runs the graph's operators in Python, so copies among them are visible.
     """
+    if not compiles_clipping():
+        pytest.skip("this version of torch breaks the graph at clip_grad_norm_")
     torch._dynamo.reset()
     counter = CompileCounter()
     job = Job(torch.optim.SGD)
@@ -254,6 +262,8 @@ def test_compiled_step(attach_emitter: AttachEmitter) -> None:
 
 def test_compiled_in_a_window(attach_emitter: AttachEmitter) -> None:
     """Code compiled while a tool is attached is one graph and is not compiled again."""
+    if not compiles_clipping():
+        pytest.skip("this version of torch breaks the graph at clip_grad_norm_")
     torch._dynamo.reset()
     counter = CompileCounter()
     weight = torch.ones(2, requires_grad=True)

@@ -40,6 +40,7 @@ class Allocator:
 
     def install(self, monkeypatch: pytest.MonkeyPatch, *, initialized: bool = True) -> None:
         """Put the functions into torch until the test ends."""
+        named_by_torch = torch.version.cuda is not None  # then a name that torch lacks is an error
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(out_of_memory.out_of_memory, "_attached", 0)
         monkeypatch.setattr(window_memory, "_logged", set())
@@ -49,9 +50,9 @@ class Allocator:
             "_cuda_record_memory_history": self._record,
             "_cuda_isHistoryEnabled": lambda: self.on,
             "_cuda_memorySnapshot": self._snapshot,
-            "_cuda_attachOutOfMemoryObserver": self._attach,
+            "_cuda_attach_out_of_memory_observer": self._attach,
         }.items():
-            monkeypatch.setattr(torch._C, name, function, raising=False)
+            monkeypatch.setattr(torch._C, name, function, raising=named_by_torch)
         self.initialized = initialized
         real = window_memory.gpu.initialized
         monkeypatch.setattr(

@@ -28,6 +28,7 @@ from instrument.traces.summary import Summary, merge, summarize
 from instrument.traces.trace import Trace
 
 from ..support.shared_traces import shared
+from ..support.torch_versions import records_all_threads
 from .nsys_report import Database, thread
 
 Event = dict[str, Any]
@@ -368,7 +369,7 @@ def test_recording_of_two_threads(tmp_path: Path) -> None:
         loss.backward()
 
     with instrument.annotate_modules(model):
-        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        config = records_all_threads()
         with torch.profiler.profile(activities=[ProfilerActivity.CPU], experimental_config=config) as prof:
             with instrument.annotate("forward"):
                 loss = model(torch.randn(8, 64)).square().mean()

@@ -66,6 +66,23 @@ def test_kernels_and_compilations(tmp_path: Path) -> None:
     assert (second.reason, second.inductor_ns) == ("0/0: size changed", None)
 
 
+def test_reasons_of_older_versions(tmp_path: Path) -> None:
+    """A version that writes the reasons in a record of its own, as torch 2.6 does, has the first of them."""
+    artifact = '{"name": "recompile_reasons", "encoding": "json"}'
+    frame = '"frame_id": 0, "frame_compile_id": 1'
+    again = f"""{HEAD}{{"artifact": {artifact}, {frame}}}
+\t[
+\t"0/1: size changed",
+\t"0/0: dtype changed"
+\t]
+{HEAD}{{"compilation_metrics": {{"compile_id": "0/1", {METRICS} 1000}}, {frame}}}
+"""
+    assert [each.reason for each in read(tmp_path, LOG + again).compilations][2:] == ["0/1: size changed"]
+    for before, after in (('"0/1: size changed",', "{"), ("\t[\n", "\t\n"), (artifact, "[]")):
+        (damaged,) = read(tmp_path, LOG + again.replace(before, after)).compilations[2:]
+        assert damaged.reason == ""
+
+
 def test_rules(tmp_path: Path) -> None:
     """With the log, rules name the lines of a kernel, why code was compiled again, and how long that took."""
     loop = MadeLoop(busy=False)

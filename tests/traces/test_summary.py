@@ -20,6 +20,7 @@ from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import OperatorStat, RegionStat, Summary, merge
 from instrument.traces.summary import summarize as summarize_trace
 from tests.support.shared_traces import shared
+from tests.support.torch_versions import records_all_threads
 
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 BASE_US = 1_712_195_495_000_000
@@ -167,7 +168,7 @@ def test_recorded_optimizer(tmp_path: Path) -> None:
 
 def test_recorded_threads(tmp_path: Path) -> None:
     """Ranges nest on their own thread only, even if they overlap in time."""
-    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    config = records_all_threads()
 
     def work() -> None:
         with record_function("worker"):

@@ -57,7 +57,7 @@ def test_a_window_with_the_first_call(out: Path) -> None:
     assert log.name == first.name.replace(".pt.trace.json.gz", ".compile.log")
     (compilation,) = read_compile_logs([log]).compilations
     assert (__file__, "double") == (compilation.site.file, compilation.site.function)
-    assert {"_compile.compile_inner", "bytecode_tracing", "build_guards"} <= phases(first)
+    assert "_compile.compile_inner" in phases(first)
     assert not phases(second)
 
 

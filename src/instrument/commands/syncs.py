@@ -292,7 +292,12 @@ def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
 
     if as_json:
         written = [{"target": target} | as_dict(report) for target, report in reports]
-        print(json.dumps(written if len(written) != 1 else written[0], indent=2), file=out, flush=True)
+        try:
+            print(json.dumps(written if len(written) != 1 else written[0], indent=2), file=out, flush=True)
+        except OSError:
+            with contextlib.suppress(OSError):
+                out.close()  # else Python 3.13 reports the error once more when it frees the stream
+            raise
         return
     console = new_console(file=out)
     for number, (target, report) in enumerate(reports):

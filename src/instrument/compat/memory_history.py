@@ -64,7 +64,7 @@ def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], None]
     """
     import torch
 
-    attach = getattr(torch._C, "_cuda_attachOutOfMemoryObserver", None)
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     if attach is not None:
         attach(observer)
     return attach is not None

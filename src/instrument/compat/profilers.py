@@ -223,7 +223,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise TypeError(f"Expected ProfilerActivity, got {type(activity)}")
     known = inspect.signature(profiler.profile).parameters
     names = (
-        "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules", "experimental_config",
+        "record_shapes", "with_flops", "profile_memory", "with_stack", "experimental_config",
         "post_processing_timeout_s", "activity_filters",
     )  # fmt: skip
     given = {name: getattr(made, name) for name in names if name in known and hasattr(made, name)}

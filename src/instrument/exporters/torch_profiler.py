@@ -174,7 +174,12 @@ class TorchProfilerCapture:
         activities = profilers.window_activities(self._options.get("activities"))
         self.profiler = profile(**{**self._options, "activities": activities})
         with sessions.take_over(self), profilers.suppress_cycle_warning():
-            self.profiler.prepare_trace()
+            try:
+                self.profiler.prepare_trace()
+            except RuntimeError as error:
+                if "activity type name" not in str(error):
+                    raise
+                raise CaptureError(f'torch.profiler refuses "activities": {error}') from None
             self._prepared = True
         self._on_prepared(self)
 

@@ -133,6 +133,7 @@ class DeferredCalls:
         return set_eval_frame
 
     @guard.contained(FEATURE)
+    @without_compiler  # torch 2.6 still compiles the functions that are called here
     def _call_due(self) -> None:
         due, self._thread.due = self._thread.due, ()
         for call in due:

@@ -22,6 +22,7 @@ _FILE = re.compile(r"^\s*# File: (.+):(\d+) in (\S+), code: ")
 _NODE = re.compile(r'^\s*(\w+)(?:: "[^"]*")? = ')
 _NODES = re.compile(r"^\s*# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
 _KERNEL = re.compile(r"^\s*(\w+) = async_compile\.")
+_REASONS = {"name": "recompile_reasons", "encoding": "json"}
 _MAX_LINE_LENGTH = 1 << 20  # characters of a line
 _MAX_BYTES = 1 << 30
 
@@ -31,7 +32,7 @@ def is_compile_log(head: bytes) -> bool:
     return bool(_START.match(head))
 
 
-Frame = tuple[Any, Any]
+Frame = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,19 @@ def read_compile_logs(paths: list[Path]) -> CompileLog:
         if path.stat().st_size > _MAX_BYTES:
             raise TraceError(path, "it is larger than any log of torch.compile")
         sites: dict[Frame, dict[str, Site]] = defaultdict(dict)
+        reasons: dict[Frame, str] = {}
         count = 0
         for record, payload in _records(path):
             count += 1
-            frame = record.get("frame_id"), record.get("frame_compile_id")
+            frame = str(record.get("frame_id")), str(record.get("frame_compile_id"))
             if "dynamo_output_graph" in record:
                 sites[frame] |= _nodes(payload)
             elif "inductor_output_code" in record:
                 kernels |= {each.name: each for each in _kernels(payload, sites[frame])}
             elif isinstance(record.get("compilation_metrics"), dict):
-                compilations.append(_compilation(record["compilation_metrics"], frame))
+                compilations.append(_compilation(record["compilation_metrics"], frame, reasons.get(frame, "")))
+            elif record.get("artifact") == _REASONS:
+                reasons[frame] = _first_text(payload)
         if not count:
             raise TraceError(path, "it is no log of torch.compile: TORCH_TRACE=FOLDER writes them")
     return CompileLog(kernels, tuple(compilations))
@@ -133,6 +137,15 @@ def _decoded(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _first_text(payload: list[str]) -> str:
+    """Return the first text of a list in JSON."""
+    try:
+        first = json.loads("".join(payload))[0]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return ""
+    return first if isinstance(first, str) else ""
+
+
 def _nodes(graph: list[str]) -> dict[str, Site]:
     """Return the lines of the program that the nodes of a graph come from."""
     found, site = {}, None
@@ -156,7 +169,7 @@ def _kernels(code: list[str], sites: Mapping[str, Site]) -> Iterator[GeneratedKe
             nodes, operators = [], []
 
 
-def _compilation(metrics: Mapping[str, Any], frame: Frame) -> Compilation:
+def _compilation(metrics: Mapping[str, Any], frame: Frame, reason: str) -> Compilation:
     total, inductor = (metrics.get(f"{name}_cumulative_compile_time_us") for name in ("dynamo", "inductor"))
     line = metrics.get("co_firstlineno")
     function = Site(
@@ -167,5 +180,5 @@ def _compilation(metrics: Mapping[str, Any], frame: Frame) -> Compilation:
         function,
         round(1000 * total) if isinstance(total, (int, float)) else 0,
         round(1000 * inductor) if isinstance(inductor, (int, float)) else None,
-        str(metrics.get("recompile_reason") or ""),
+        str(metrics.get("recompile_reason") or reason),  # torch 2.6 has it only in a record of its own
     )
