@@ -1,4 +1,4 @@
-"""Identifies a process beyond its number, which the system gives to a later process again."""
+"""Identifies a process beyond its number, which the system gives to a later process again, and its machine."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def machine() -> str:
     with Suppressed(OSError):  # not Linux
         return f"{zlib.crc32(Path('/proc/sys/kernel/random/boot_id').read_bytes()):08x}"
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def start_time(process: int) -> str | None:

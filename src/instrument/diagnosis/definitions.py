@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Window = Literal["gpu", "steps", "lengths", "loop", "launches", "trace"]
+Window = Literal["gpu", "steps", "lengths", "loop", "launches", "trace", "loop_cpu"]
 Basis = Literal["all", "launch", "operator", "region", "module", "step", "loop", "blocks", "occupancy", "threads"]
 
 WINDOWS: dict[Window, str] = {
@@ -15,6 +15,7 @@ WINDOWS: dict[Window, str] = {
     "loop": "last end of the GPU work of the first step to the last end of the GPU work of the last",
     "launches": "first launch to last end of GPU work",
     "trace": "the whole recording",
+    "loop_cpu": "first start to last end of the steps on the CPU; without steps, the whole recording",
 }
 
 
@@ -111,6 +112,21 @@ DEFINITIONS: dict[str, Definition] = {
         "events",
         "launches",
         "launch",
+    ),
+    "cpu_ns": _D(
+        "From the start of the first step to the end of the last; without steps, the whole recording.",
+        "ns",
+        "loop_cpu",
+    ),
+    "cpu_input_ns": _D("Time of cpu_ns during which the loop waits for its next batch.", "ns", "loop_cpu"),
+    "cpu_comm_ns": _D(
+        "Time outside cpu_input_ns during which the loop runs or waits for a collective.", "ns", "loop_cpu"
+    ),
+    "cpu_operators_ns": _D("Other time during which the thread of the loop runs an operator.", "ns", "loop_cpu"),
+    "cpu_other_ns": _D(
+        "cpu_ns - cpu_input_ns - cpu_comm_ns - cpu_operators_ns: Python, and libraries without operators.",
+        "ns",
+        "loop_cpu",
     ),
     "sync_calls": _D("Calls of runtime functions named ...Synchronize.", "calls", "trace"),
     "sync_union_ns": _D("Time during which any thread is in such a call.", "ns", "trace"),

@@ -107,6 +107,11 @@ class DiagnosisData:
         return self.facts.replayer if self.facts else None
 
     @property
+    def has_gpu(self) -> bool:
+        """Whether the trace has work of a GPU."""
+        return bool(self.metrics["gpu_events"])
+
+    @property
     def each_step(self) -> str:
         """The words after a time per step: "per step", or "in the window" for a trace without steps."""
         return "per step" if self.has_steps else "in the window"

@@ -54,10 +54,11 @@ def _lines(diagnosis: DiagnosisData) -> Iterator[str]:
 def _regions(diagnosis: DiagnosisData) -> Iterator[str]:
     if not diagnosis.regions:
         return
-    yield f"| longest regions, {diagnosis.each_step} | CPU | GPU |"
-    yield "|---|--:|--:|"
+    gpu = diagnosis.has_gpu
+    yield f"| longest regions, {diagnosis.each_step} | CPU |" + " GPU |" * gpu
+    yield "|---|--:|" + "--:|" * gpu
     for name, cpu_ns, gpu_ns in diagnosis.longest_regions:
-        yield f"| {_escaped(name)} | {duration(cpu_ns)} | {duration(gpu_ns)} |"
+        yield f"| {_escaped(name)} | {duration(cpu_ns)} |" + f" {duration(gpu_ns)} |" * gpu
     yield ""
     if diagnosis.regions_note:
         yield _escaped(diagnosis.regions_note)

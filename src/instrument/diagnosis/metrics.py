@@ -14,7 +14,7 @@ from ..traces.step_lengths import StepLengths
 from ..traces.step_work import step_lengths
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
-from . import idle, launches, steps
+from . import cpu_step, idle, launches, steps
 from .activity import activity, counts, per_gpu, ratio, span, split
 from .collectives import collective_table, group_sizes
 from .definitions import DEFINITIONS, WINDOWS, Basis, Window
@@ -113,6 +113,7 @@ def metrics_of(trace: Trace, collectives: Collectives, lengths: StepLengths | No
     limits = of_device(gpu, {device.id: device.threads_per_sm for device in trace.devices})
     kernel_ns = gpu.duration_ns[gpu.category == KERNEL].sum()
     matrix_ns = int(gpu.duration_ns[on_matrix_units(gpu)].sum())
+    loop = steps.window(trace.steps) or _whole(trace)
     numbers = {
         **counts(gpu),
         **split(done, end - start),
@@ -125,6 +126,7 @@ def metrics_of(trace: Trace, collectives: Collectives, lengths: StepLengths | No
         **idle.gaps(gpu, launched, order),
         "launch_to_start_ns": launches.delays(gpu, runtime),
         "launch_calls_ns": launches.calls(gpu, runtime),
+        **cpu_step.numbers(trace, loop),
         "queue_length": launches.queue(gpu, launched),
         **launches.syncs(runtime),
         "steps": steps.summary(trace.steps, done),
@@ -147,20 +149,23 @@ def _windows(
 ) -> dict[Window, tuple[int, int] | None]:
     gpu = span(trace.gpu) if trace.gpu else None
     known = launched_ns[trace.gpu.launch >= 0]
-    tables = [table for table in vars(trace).values() if isinstance(table, Table) and table]
-    whole = (
-        (min(int(table.start_ns[0]) for table in tables), max(int(table.end_ns.max()) for table in tables))
-        if tables
-        else None
-    )
     return {
         "gpu": gpu,
         "steps": steps.window(trace.steps),
         "lengths": steps.lengths_window(trace.steps, lengths),
         "loop": steps.pace_window(lengths),
         "launches": (int(known.min()), gpu[1]) if gpu and len(known) else None,
-        "trace": whole,
+        "trace": _whole(trace),
+        "loop_cpu": steps.window(trace.steps) or _whole(trace),
     }
+
+
+def _whole(trace: Trace) -> tuple[int, int] | None:
+    """Return the first start and the last end of all events; None without events."""
+    tables = [table for table in vars(trace).values() if isinstance(table, Table) and table]
+    if not tables:
+        return None
+    return min(int(table.start_ns[0]) for table in tables), max(int(table.end_ns.max()) for table in tables)
 
 
 def _coverage(

@@ -19,7 +19,7 @@ from .job import Job
 from .memory_use import CATEGORIES, MemoryUse
 from .roofline import Roofline, RooflineRow
 from .rule import RULES
-from .verdict import PARTS
+from .verdict import definition_of_part
 
 VERSION = 1
 
@@ -129,7 +129,10 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "step_ns": diagnosis.step_ns,
         "stretch": diagnosis.stretch,
         "stretch_range": diagnosis.stretch_range and list(diagnosis.stretch_range),
-        "parts": {name: {"ns": ns, "definition": PARTS[name]} for name, ns in diagnosis.parts.items()},
+        "parts": {
+            name: {"ns": ns, "definition": definition_of_part(name, diagnosis.has_gpu)}
+            for name, ns in diagnosis.parts.items()
+        },
         "idle_by_cause": {
             name: {"ns": ns, "definition": CAUSES[name]} for name, ns in diagnosis.idle_by_cause.items()
         },

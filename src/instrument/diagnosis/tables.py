@@ -64,7 +64,7 @@ def operator_table(operators: Table, gpu: Table, work: GroupedEvents) -> Rows:
         "gpu_ns": below.sum,
         "gpu_busy_ns": below.busy,
     }
-    return _rows(operators, names, columns, "gpu_self_ns")
+    return _rows(operators, names, columns, "gpu_self_ns", "cpu_self_ns")
 
 
 def region_table(regions: Table, gpu: Table, work: GroupedEvents) -> Rows:
@@ -112,13 +112,13 @@ def _nested(ranges: Table, work: GroupedEvents, inner: Array, parents: Array, ch
         "gpu_busy_ns": by_name.busy,
         "gpu_projection_ns": sum_by_group(by_call.extent[chosen], of, len(names)),
     }
-    return _rows(ranges, names, columns, "gpu_ns")
+    return _rows(ranges, names, columns, "gpu_ns", "cpu_ns")
 
 
-def _rows(table: Table, names: Array, columns: dict[str, Array], by: str) -> Rows:
-    """Return one dict per name, the largest first and, of equal ones, in the order of the names."""
+def _rows(table: Table, names: Array, columns: dict[str, Array], *by: str) -> Rows:
+    """Return one dict per name, the largest in these columns first and, of equal ones, in order of the names."""
     texts = [table.strings[name] for name in names.tolist()]
-    order = np.lexsort((_ranks(texts), -columns[by]))
+    order = np.lexsort((_ranks(texts), *(-columns[name] for name in reversed(by))))
     values = zip(*(column[order].tolist() for column in columns.values()), strict=True)
     return [
         {"name": texts[place], **dict(zip(columns, row, strict=True))}

@@ -126,11 +126,12 @@ def _regions(diagnosis: DiagnosisData, width: int) -> Iterator[Text]:
         return
     room = max(width - 24, 30)
     title = f"Longest regions, {diagnosis.each_step}"
-    yield Text(f"{title:<{room}}{'CPU':>11}{'GPU':>11}", style="bold")
+    gpu = diagnosis.has_gpu
+    yield Text(f"{title:<{room}}{'CPU':>11}" + f"{'GPU':>11}" * gpu, style="bold")
     for name, cpu_ns, gpu_ns in diagnosis.longest_regions:
         cut = printable(name)
         cut = cut if len(cut) < room else cut[: room - 4] + "..."
-        yield Text(f"{cut:<{room}}{duration(cpu_ns):>11}{duration(gpu_ns):>11}")
+        yield Text(f"{cut:<{room}}{duration(cpu_ns):>11}" + f"{duration(gpu_ns):>11}" * gpu)
     yield from map(Text, _wrapped(diagnosis.regions_note, width))
     yield Text("")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..findings import Evidence, Finding, Fix, Severity, Where
 from ..replay.changes import Change, without_events
-from ..replay.replayer import Replayer, lower_median
+from ..replay.replayer import Replayer, mean_ns
 from ..syncs.trace_context import TraceContext
 from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ..traces.nest import inside_rows
@@ -303,7 +303,7 @@ class TraceFacts(WindowFacts):
         """Return how much shorter a step is in a replay, at most the win; None if nothing can be predicted."""
         if self.replayer.abstained or not (change := win.change()):
             return None
-        saved = lower_median(self.replayer.recorded_ns) - self.replayer.step_ns(change)
+        saved = mean_ns(self.replayer.recorded_ns) - self.replayer.step_ns(change)
         return min(max(saved, 0), int(win))
 
     def located(self, findings: Iterable[Finding]) -> list[Finding]:

@@ -12,6 +12,8 @@ from ..memory.snapshot import peak_text
 from ..traces.intervals import total_ns
 from ..traces.table import Array, Table
 from ..units import counted, duration
+from .cpu_step import CPU_PARTS
+from .cpu_verdict import cpu_verdict, uses_no_gpu
 from .idle_causes import CAUSES
 from .matmul import tile_of
 from .memory_snapshot import FORMAT
@@ -76,6 +78,11 @@ class Verdict:
 
 def verdict_of(facts: TraceFacts) -> Verdict:
     """Return what bounds the recorded steps."""
+    bound: Bound | None
+    if uses_no_gpu(facts):
+        bound, text, parts = cpu_verdict(facts, _what(facts))
+        because = "what the thread of the loop does" if bound else "no part takes a third of the time"
+        return Verdict(bound, text, parts, because)
     if facts.unknown_gpu:
         return Verdict(None, _without_gpu(facts), {}, facts.unknown_gpu)
     parts = _parts(facts)
@@ -93,7 +100,7 @@ def verdict_of(facts: TraceFacts) -> Verdict:
         classes |= {"compute": busy * (1 - memory), "memory": busy * memory + parts["copies"]}
     window = max(facts.window_ns, 1)
     order = sorted(classes, key=lambda name: -classes[name])
-    bound: Bound | None = order[0]
+    bound = order[0]
     per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
     rest = max(("latency", "other"), key=lambda name: parts[name])
     if parts[rest] >= max(_LEAST * window, classes[order[0]], busy if memory is None else 0):
@@ -103,6 +110,11 @@ def verdict_of(facts: TraceFacts) -> Verdict:
     elif classes[order[0]] < _LEAST * window:
         bound, coverage = None, "no part takes a third of the time"
     return Verdict(bound, _sentence(facts, bound, order, classes, parts), per_step, coverage)
+
+
+def definition_of_part(name: str, gpu: bool) -> str:
+    """Return what a part of the step is, in a trace with or without work of a GPU."""
+    return PARTS[name] if gpu else CPU_PARTS[name]
 
 
 def _of_rest(facts: TraceFacts, name: str, share: float) -> str:
@@ -209,7 +221,7 @@ def _of_overhead(facts: TraceFacts) -> str:
 def _what(facts: TraceFacts) -> str:
     on = f" on {len(facts.gpus)} GPUs" if len(facts.gpus) > 1 else ""
     if not facts.trace.steps:
-        return f"the {duration(facts.window_ns)} of GPU work recorded{on}"
+        return f"the {duration(facts.window_ns)}{' of GPU work' * bool(facts.gpus)} recorded{on}"
     if facts.steps == 1:
         return f"the recorded step of {duration(facts.step_ns)}{on}"
     steps = counted(facts.steps, "overlapping step" if facts.steps_overlap else "step")

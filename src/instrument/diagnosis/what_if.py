@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..replay.critical_path import CLASSES, CriticalPath
-from ..replay.replayer import Replayer, lower_median
+from ..replay.replayer import Replayer, mean_ns
 from .requested_changes import requested_change, speeds_of, words_of
 
 Words = str | Collection[str]
@@ -25,8 +25,8 @@ class WhatIf:
 
     Attributes:
         change: the change in words; empty without one.
-        before_ns: the recorded length of a step in ns: the lower median.
-        step_ns: the predicted length in ns: the lower median; None if the prediction abstains.
+        before_ns: the recorded length of a step in ns: the mean.
+        step_ns: the predicted length in ns: the mean; None if the prediction abstains.
         self_error: the error of the replay without a change: the median over the steps of
             \|replayed - recorded\| / recorded. None if nothing can be replayed.
         max_error: the maximum over the steps.
@@ -91,7 +91,7 @@ def what_if(
     words = [f"without {what}" for what in causes]
     words += [f"with {pattern} {factor:g} times as fast" for pattern, factor in faster.items()]
     words += [f"with overlapped {what}" for what in work]
-    before = lower_median(replayer.recorded_ns)
+    before = mean_ns(replayer.recorded_ns)
     figures = float(np.median(errors)), float(errors.max()), len(errors), bool(replayer.trace.steps)
     if replayer.abstained:
         return WhatIf(", ".join(words), before, None, *figures, replayer.abstained)

@@ -19,6 +19,11 @@ _MAX_ERROR = 0.05  # of a step, in the replay of the unchanged trace
 _MAX_UNKNOWN = 0.1  # of the GPU work, without a known launch
 
 
+def mean_ns(values: Array) -> int:
+    """Return the mean of times in ns, rounded: what a loop takes, divided by its steps."""
+    return round(float(np.mean(values)))
+
+
 def lower_median(values: Array) -> int:
     """Return the median of integers; of an even number, the lower of the middle two."""
     return int(np.sort(values)[(len(values) - 1) // 2])
@@ -93,7 +98,7 @@ class Replayer:
         return critical_path(self.graph, self.unchanged, self.communication)
 
     def step_ns(self, change: Change) -> int:
-        """Return the length of a step with a change in ns: the lower median of the steps.
+        """Return the length of a step with a change in ns: the mean of the steps.
 
         Each step is as long as recorded, plus the difference between its replays with and without the change. In
         the long run, steps take no less than on the CPU, even if the GPU lags behind at first; and no longer than
@@ -101,10 +106,10 @@ class Replayer:
         """
         before, after = self.unchanged.times_ns, replay_changed(self.graph, change).times_ns
         longer = step_lengths(self.graph, after) - step_lengths(self.graph, before)
-        predicted = lower_median(np.maximum(self.recorded_ns + longer, 0))
+        predicted = mean_ns(np.maximum(self.recorded_ns + longer, 0))
         if not change.slows:
-            on_cpu = min(lower_median(steps_on_cpu(self.graph, after)), lower_median(self.recorded_ns))
-            predicted = min(max(predicted, on_cpu), lower_median(self.recorded_ns))
+            recorded = mean_ns(self.recorded_ns)
+            predicted = min(max(predicted, mean_ns(steps_on_cpu(self.graph, after))), recorded)
         return predicted
 
     def critical_path(self, change: Change) -> CriticalPath:

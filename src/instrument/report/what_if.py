@@ -34,7 +34,7 @@ def headline(guess: WhatIf) -> str:
     if not guess.change:
         if not guess.has_steps:
             return f"The whole trace, which has no steps, takes {duration(guess.before_ns)}."
-        return f"A step takes {duration(guess.before_ns)} (median of {counted(guess.steps, 'step')})."
+        return f"A step takes {duration(guess.before_ns)} (mean of {counted(guess.steps, 'step')})."
     change = 100 * (guess.step_ns / guess.before_ns - 1) if guess.before_ns else 0.0
     what = "a step" if guess.has_steps else "the whole trace"
     return (

@@ -23,6 +23,7 @@ _METADATA = (
     *("record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"),
     *("cuda_runtime_version", "cuda_driver_version", "CudaDriverVersion", "hip_runtime_version"),
     *("instrument_steps", "instrument_detail", "instrument_opened_by", "instrument_machine", KEY),
+    "instrument_cores",
 )
 _DEVICE = ("id", "name", "numSms", "maxThreadsPerMultiprocessor", "totalGlobalMem")
 

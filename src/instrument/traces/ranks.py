@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from ..errors import TraceError
+from ..process_id import usable_cores
 from .align import Clock, align
 from .merge_note import about_ranks
 from .processes import Processes
@@ -199,7 +200,7 @@ def _read_all(
     if executor is not None:
         futures = {path: executor.submit(read_or_reason, read, path.absolute()) for path in files}
         return {path: _result(future) for path, future in futures.items()}
-    count = min(_cores(), len(files))
+    count = min(usable_cores(), len(files))
     if count > 1 and _is_importable(read):
         # If no process can be started, this one reads all files below.
         with suppress(OSError), Processes(count - 1) as processes:
@@ -223,10 +224,6 @@ def _result(future: Future[Trace | str]) -> Trace | str:
         return future.result()
     except Exception as error:  # raised by the executor, if a worker died
         return f"{type(error).__name__}: {error}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _one_window(claims: Mapping[int, list[Trace]]) -> tuple[dict[int, Trace], dict[Path, str]]:

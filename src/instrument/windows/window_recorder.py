@@ -20,7 +20,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Exporter
 from ..guard import guard
 from ..interrupts import is_interrupt
-from ..process_id import machine
+from ..process_id import machine, usable_cores
 from ..regions import dispatch, region
 from .change_queue import ChangeQueue
 from .disk_space import refuse_full_disk
@@ -264,7 +264,8 @@ class WindowRecorder(TorchProfilerApi):
     def _about(self, window: Window) -> dict[str, str]:
         """Return what the trace says of the window and of where it was recorded."""
         reasons = "; ".join(self._outcomes.opened_by(window))
-        return {"instrument_opened_by": reasons, "instrument_machine": machine()}
+        where = {"instrument_machine": machine(), "instrument_cores": str(usable_cores())}
+        return {"instrument_opened_by": reasons, **where}
 
     def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False

@@ -8,7 +8,7 @@ from ...page.names import shown_name
 from ...units import count, duration, percentage
 from ..diagnosis_data import DiagnosisData
 from ..idle_causes import CAUSES
-from ..verdict import PARTS
+from ..verdict import PARTS, definition_of_part
 
 _CLASSES = {
     "input": "input",
@@ -50,6 +50,12 @@ def overview_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
 
 
 def _parts(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
+    if not diagnosis.has_gpu:
+        return [
+            {"name": name, "class": name, "ns": ns, "definition": definition_of_part(name, gpu=False)}
+            for name, ns in diagnosis.parts.items()
+            if ns
+        ]
     busy = [
         {"name": words, "class": name, "ns": diagnosis.parts[name], "definition": PARTS[name]}
         for name, words in BUSY_WORDS.items()

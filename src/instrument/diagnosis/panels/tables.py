@@ -66,6 +66,9 @@ def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any]]:
         rows = diagnosis.metrics.get(metric) or []
         if not rows:
             continue
+        if not diagnosis.has_gpu:  # what else is of the CPU
+            columns = {key: column for key, column in columns.items() if not key.startswith("gpu_")}
+            note = ""
         about = diagnosis.metrics.about(metric)
         left_out = f" The longest {_MAX_ROWS:,} of {len(rows):,}." if len(rows) > _MAX_ROWS else ""
         covered = "" if about.coverage is None else f" Coverage: {100 * about.coverage:.0f} % of the GPU time."
@@ -75,7 +78,7 @@ def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any]]:
             f"{title} of the window",
             dict(columns.values()),
             [[_value(row.get(key), kind) for key, (_, kind) in columns.items()] for row in rows[:_MAX_ROWS]],
-            f"{note} Window: {about.window}.{covered}{left_out}",
+            f"{note} Window: {about.window}.{covered}{left_out}".lstrip(),
         )
 
 

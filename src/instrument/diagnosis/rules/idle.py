@@ -27,6 +27,9 @@ from ..rule import rule
 from ..trace_facts import MissingEvidenceError, TraceFacts
 from ..wins import Win
 
+_WORKERS = 8  # processes of a DataLoader that are suggested at the most
+_FEW_CORES = 2  # fewer than a loop and several workers can use
+
 
 def idle_of(facts: TraceFacts, cause: str) -> Evidence:
     """Return the idle time with this cause as evidence."""
@@ -72,14 +75,29 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
             Evidence("waited_ns", waited, "ns", "Time per step that the loop spends in the DataLoader."),
             *([idle_of(facts, "input")] if known else []),
         ),
-        fix=Fix(
-            (f"{why}: load" if why else "Load") + " batches ahead of the loop, in more worker processes.",
-            "DataLoader(dataset, batch_size=64)" if single else "DataLoader(dataset, num_workers=2)",
-            "DataLoader(dataset, batch_size=64, num_workers=8, pin_memory=True, persistent_workers=True)"
-            if single
-            else "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True)",
-        ),
+        fix=_more_workers(facts, why, single),
         at=(int(longest.thread[row]), int(longest.start_ns[row])),
+    )
+
+
+def _more_workers(facts: TraceFacts, why: str, single: bool) -> Fix:
+    """Return the fix of a loop that waits for batches, as far as the CPU cores of the machine allow it."""
+    recorded = str(facts.trace.metadata.get("instrument_cores", ""))
+    cores = int(recorded) if recorded.isdecimal() else None
+    text = f"{why}: load" if why else "Load"
+    if cores is not None and cores <= _FEW_CORES and not single:
+        cheaper = f"{why}: make a batch" if why else "Make a batch"
+        return Fix(
+            f"{cheaper} cheaper, such as by preparing the data once and storing the result: the "
+            f"{counted(cores, 'CPU core')} of this machine leave no room for more worker processes."
+        )
+    workers = _WORKERS if cores is None else min(_WORKERS, max(cores - 1, 1))
+    options = [f"num_workers={workers}", "pin_memory=True" * bool(facts.trace.gpu), "persistent_workers=True"]
+    known = "" if cores is None else f", of which the {counted(cores, 'CPU core')} of this machine allow {workers}"
+    return Fix(
+        f"{text} batches ahead of the loop, in {'more ' * (not single)}worker processes{known}.",
+        "DataLoader(dataset, ...)",
+        f"DataLoader(dataset, ..., {', '.join(filter(None, options))})",
     )
 
 

@@ -1,0 +1,139 @@
+"""A program that uses no GPU: what bounds its steps, where their time goes, and fixes that its machine allows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import instrument
+from instrument.diagnosis.cpu_step import CPU_PARTS
+from instrument.diagnosis.panels.overview import overview_section
+from instrument.diagnosis.panels.tables import table_sections
+from instrument.diagnosis.terminal import as_text
+from tests.support.loops import Loop
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def event(category: str, name: str, start_us: float, us: float, thread: int = 1) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": start_us, "dur": us, "pid": 1, "tid": thread}
+
+
+def program(
+    folder: Path, *, loader: float = 0, forward: float = 0, reduce: float = 0, python: float = 0, **about: Any
+) -> instrument.Trace:
+    """Write and read five steps with these times in us; what the DataLoader runs has operators, too."""
+    events, now = [], 1000.0
+    for number in range(5):
+        start = now
+        for category, name, us in (
+            ("user_annotation", LOADER, loader),
+            ("user_annotation", "forward", forward),
+            ("cpu_op", "c10d::allreduce_", reduce),
+        ):
+            if us:
+                events.append(event(category, name, now, us))
+                if category == "user_annotation":
+                    events.append(event("cpu_op", "aten::mm", now, us))
+                now += us
+        now += python
+        events.append(event("user_annotation", f"ProfilerStep#{number}", start, now - start))
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events, **about}))
+    return instrument.read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("times", "bound", "text"),
+    [
+        (
+            {"loader": 880, "forward": 100},
+            "input",
+            "The DataLoader bounds the step: the loop waits for it for 88 %",
+        ),
+        ({"loader": 100, "forward": 880}, "compute", "Operators on the CPU bound the step: they run for 88 %"),
+        ({"reduce": 880, "forward": 100}, "communication", "Communication bounds the step"),
+        ({"forward": 120, "python": 880}, "overhead", "Python bounds the step: no operator runs for 88 %"),
+        ({"loader": 310, "forward": 320, "reduce": 310, "python": 60}, None, "No clear bound: compute has 32 %"),
+    ],
+)
+def test_the_largest_part(tmp_path: Path, times: dict[str, float], bound: str | None, text: str) -> None:
+    """The verdict names the largest part of the step; the parts add up to it, and a third of it is a bound."""
+    found = instrument.diagnose(program(tmp_path, **({"python": 20} | times)))
+    assert bound == found.bound
+    assert found.verdict.startswith(text)
+    assert ("the largest region is forward" in found.verdict) == text.startswith(("Operators", "Python", "No"))
+    assert found.step_ns == sum(found.parts.values())
+    names = {"loader": "input", "forward": "compute", "reduce": "communication", "python": "overhead"}
+    expected = {names[name]: 1000 * us for name, us in ({"python": 20} | times).items()}
+    assert dict.fromkeys(CPU_PARTS, 0) | expected == dict(found.parts)
+
+
+def test_the_bar_and_the_tables(tmp_path: Path) -> None:
+    """Terminal, Markdown, JSON and page show the parts of the CPU, and no columns of a GPU."""
+    found = instrument.diagnose(program(tmp_path, loader=100, forward=880, python=20))
+    shown = as_text(found)
+    assert "# compute 880 us (88.0 %)  i input 100 us (10.0 %)  o overhead 20.0 us (2.0 %)" in shown
+    assert "GPU" not in shown.partition("Longest regions")[2]
+    assert "| CPU |\n|---|--:|\n| forward | 880 us |" in found.to_markdown()
+    data = json.loads(found.to_json())
+    assert {"ns": 880_000, "definition": CPU_PARTS["compute"]} == data["parts"]["compute"]
+    bar = overview_section(found)
+    assert bar is not None
+    assert {"compute": 880_000, "input": 100_000, "overhead": 20_000} == {
+        part["name"]: part["ns"] for part in bar["parts"]
+    }
+    headings = [column["title"] for section in table_sections(found) for column in section["columns"]]
+    assert "Self CPU time" in headings
+    assert not [heading for heading in headings if "GPU" in heading]
+
+
+def test_numbers_of_the_cpu(tmp_path: Path) -> None:
+    """Metrics divide the time of the steps on the CPU; tables are sorted by it where there is no GPU."""
+    numbers = instrument.metrics(program(tmp_path, loader=100, forward=880, reduce=50, python=20))
+    parts = [numbers[f"cpu_{name}_ns"] for name in ("input", "comm", "operators", "other")]
+    assert [500_000, 250_000, 4_400_000, 100_000] == parts
+    assert 5_250_000 == numbers["cpu_ns"] == sum(parts)
+    assert ["forward", LOADER] == [row["name"] for row in numbers["region_table"]]
+
+
+def test_launches_without_kernels_are_no_cpu_program(tmp_path: Path) -> None:
+    """A trace whose GPU work was not recorded has no parts of the CPU."""
+    loop = Loop()
+    for number in range(3):
+        with loop.step(number):
+            loop.work(100)
+            loop._add("cuda_runtime", "cudaLaunchKernel", loop.cpu, loop.cpu + 5)
+    found = instrument.diagnose(loop.trace(tmp_path))
+    assert not found.parts
+    assert found.bound is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "fix"),
+    [
+        (None, "num_workers=8, persistent_workers=True)"),
+        (64, "num_workers=8, persistent_workers=True)"),
+        (4, "num_workers=3, persistent_workers=True)"),
+        (2, "num_workers=1, persistent_workers=True)"),
+    ],
+)
+def test_fixes_know_the_machine(tmp_path: Path, cores: int | None, fix: str) -> None:
+    """Workers are suggested as far as the recorded cores allow, no memory is pinned, no batch size is invented."""
+    about = {} if cores is None else {"instrument_cores": str(cores)}
+    found = instrument.diagnose(program(tmp_path, loader=880, forward=100, **about))
+    (waits,) = [each for each in found.findings if each.rule == "input-wait"]
+    assert waits.fix is not None
+    assert f"DataLoader(dataset, ..., {fix}" == waits.fix.after
+    assert "batch_size" not in waits.fix.before + waits.fix.after
+
+
+def test_a_recorded_program_says_its_cores(tmp_path: Path) -> None:
+    """Traces of this library have the number of CPU cores that the program may use."""
+    for _ in instrument.steps(range(4), tmp_path / "run", wait=0, warmup=1, active=2):
+        pass
+    trace = instrument.read_traces(tmp_path / "run")[0]
+    assert int(str(trace.metadata["instrument_cores"])) >= 1
