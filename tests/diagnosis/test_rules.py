@@ -151,7 +151,7 @@ def test_no_evidence_no_finding() -> None:
     for start in each_step():
         cpu.operator("aten::mm", start, start + 990)
     empty = MadeLoop(steps=0, busy=False)
-    for loop in (cpu, empty):
+    for loop, bound in ((cpu, "compute"), (empty, None)):
         diagnosis = diagnose(loop.trace())
-        assert (diagnosis.findings, diagnosis.bound, diagnosis.failed) == ((), None, {})
-        assert diagnosis.coverage == "the trace has no GPU work"
+        assert (diagnosis.findings, diagnosis.bound, diagnosis.failed) == ((), bound, {})
+    assert diagnosis.coverage == "the trace has no GPU work"

@@ -33,12 +33,12 @@ def write_run(folder: Path, loop: MadeLoop, *lines: dict[str, Any]) -> list[Path
 
 
 def test_a_verdict_without_gpu_work(tmp_path: Path) -> None:
-    """Without GPU work there is no bound, and the verdict still says how long recording made the steps."""
+    """Without GPU work, the verdict is of the CPU, and says how long recording made the steps."""
     loop = MadeLoop(busy=False).operator("aten::mm", 1, 900)
     (path,) = write_run(tmp_path, loop, line(1, [0, 2], 250_000))
     found = instrument.diagnose(path)
-    assert found.bound is None
-    assert found.verdict.endswith("is unknown. Recording made a step 4.00 times as long.")
+    assert found.bound == "overhead"
+    assert found.verdict.endswith("No GPU is used. Recording made a step 4.00 times as long.")
 
 
 def test_a_verdict_without_a_bound(tmp_path: Path) -> None:

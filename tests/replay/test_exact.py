@@ -291,7 +291,8 @@ def test_a_gpu_that_lags_behind() -> None:
     replayer = Replayer(run(Case(lagging, {}), changed=False, steps=3).trace())
     predicted = [what_if(replayer, speed={".": factor}).step_ns for factor in (1, 1.2, 2, 100)]
     assert predicted == sorted(predicted, reverse=True)
-    assert predicted[-1] == predicted[-2] == 20 * 42 * US
+    # and the last kernel of the last step, which nothing hides
+    assert 20 * 42 * US <= predicted[-1] <= predicted[-2] < 20 * 42 * US + 60 * US / 3
 
 
 def test_too_many_threads(tmp_path: Path) -> None:
@@ -315,4 +316,4 @@ def test_prediction(name: str) -> None:
     changed = run(CASES[name], changed=True)
     guess = predicted(CASES[name])
     assert guess.abstained is None
-    assert guess.step_ns == sorted(changed.lengths)[2]
+    assert guess.step_ns == round(sum(changed.lengths) / 5)

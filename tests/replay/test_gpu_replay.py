@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.replay.replayer import lower_median
+from instrument.replay.replayer import mean_ns
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +38,7 @@ def check(before: instrument.Diagnosis, after: instrument.Diagnosis, **change: o
     assert guess.abstained is None
     assert after.replayer is not None
     assert guess.step_ns is not None
-    assert abs(guess.step_ns / lower_median(after.replayer.recorded_ns) - 1) < 0.1
+    assert abs(guess.step_ns / mean_ns(after.replayer.recorded_ns) - 1) < 0.1
     found = instrument.compare(before, after)
     assert found.verdict == "faster"
     assert sum(part.ns for part in found.parts) == found.delta_ns

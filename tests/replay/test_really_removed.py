@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import instrument
 from instrument.diagnosis.what_if import WhatIf, what_if
-from instrument.replay.replayer import Replayer, lower_median
+from instrument.replay.replayer import Replayer, mean_ns
 from instrument.traces.read import read_trace
 
 STEPS, WORK_S, CAUSE_S = 9, 0.03, 0.02
@@ -82,7 +82,7 @@ def loading(with_cause: bool) -> None:
 def test_prediction(loop: Loop, without: str, tmp_path: Path) -> None:
     """The predicted step is within 10 % of the step of the program without the cause."""
     guess: WhatIf = what_if(record(loop, True, tmp_path / "before.json"), without=[without])
-    measured = lower_median(record(loop, False, tmp_path / "after.json").recorded_ns)
+    measured = mean_ns(record(loop, False, tmp_path / "after.json").recorded_ns)
     assert guess.step_ns is not None
     assert abs(guess.step_ns / measured - 1) < 0.1
     assert guess.before_ns > 1.3 * measured
