@@ -31,11 +31,12 @@ WINDOWS = {
     "out": "o",
     "ranks": "0",
     "trigger": "file",
+    "black-box": None,
     "compile-log": None,
 }
 TORCH = {
-    "detail": "full", "shapes": None, "memory": None, "stacks": None, "keep": "windows=20", "upload": "file:///o",
-    "upload-timeout": "9",
+    "detail": "full", "diagnose": None, "shapes": None, "memory": None, "stacks": None, "keep": "windows=20",
+    "upload": "file:///o", "upload-timeout": "9",
 }  # fmt: skip
 NCU = {"region": "forward", "launches": "3"}
 VENDOR = {"option": "--x"}

@@ -19,7 +19,7 @@ from .commands.parsing import Group
 
 SUBCOMMANDS = {
     "run": "Run a program, record its steps and print a summary; the program needs no change.",
-    "trigger": "Open a window in a program that runs.",
+    "trigger": "Open a window in a program that runs, and say where its files will be.",
     "summarize": "Show where the time of the recorded steps went, by region and by operator.",
     "diagnose": "Say what is slow in a trace, why, and what a fix would win.",
     "open": "Show the diagnosis of a trace in the browser, and its findings in Perfetto.",

@@ -163,7 +163,7 @@ def test_the_events_are_those_of_the_ranks(
                 one["id"] = seed
         write(folder / f"rank{rank}.json", content, rank, baseTimeNanoseconds=epoch_ns)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("instrument.traces.ranks._cores", lambda: 1)  # processes would take most of the time
+        patched.setattr("instrument.traces.ranks.usable_cores", lambda: 1)  # processes would take most of the time
         merged = merge_traces(folder, folder / "all.json")
     found = own(merged)
     for rank in numbers:

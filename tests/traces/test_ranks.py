@@ -149,7 +149,7 @@ def test_misbehaving_reader(
     tmp_path: Path, read: Callable[[Path], Trace], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that ends its process, prints or raises loses only its own file."""
-    monkeypatch.setattr("instrument.traces.ranks._cores", lambda: 2)
+    monkeypatch.setattr("instrument.traces.ranks.usable_cores", lambda: 2)
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json")
     traces = read_ranks(tmp_path, read)
@@ -224,7 +224,7 @@ def test_script_without_a_main_guard(tmp_path: Path) -> None:
     script.write_text(
         "import sys\n"
         "from instrument.traces import kineto, ranks\n"
-        "ranks._cores = lambda: 2\n"
+        "ranks.usable_cores = lambda: 2\n"
         "def own(path): return kineto.read_kineto(path)\n"
         f"print(ranks.read_ranks({str(tmp_path)!r}, kineto.read_kineto))\n"
         f"print(ranks.read_ranks({str(tmp_path)!r}, own))\n"

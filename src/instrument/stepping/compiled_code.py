@@ -121,10 +121,12 @@ class DeferredCalls:
             apply([Patch(*end, self._make_set_eval_frame)], self._patches)
 
     def _make_set_eval_frame(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        call_due = without_compiler(self._call_due)  # torch 2.6 still compiles the functions that are called here
+
         def set_eval_frame(callback: Any) -> Any:
             try:
                 if self._thread.due and not compiler.in_compiled_call(sys._getframe(1).f_back):
-                    self._call_due()
+                    call_due()
             except BaseException:
                 original(callback)
                 raise
@@ -133,7 +135,6 @@ class DeferredCalls:
         return set_eval_frame
 
     @guard.contained(FEATURE)
-    @without_compiler  # torch 2.6 still compiles the functions that are called here
     def _call_due(self) -> None:
         due, self._thread.due = self._thread.due, ()
         for call in due:

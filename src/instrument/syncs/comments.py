@@ -35,7 +35,8 @@ _files: dict[str, tuple[list[str], dict[int, str]]] = {}
 
 def mistaken_comments(findings: Iterable[SyncFinding]) -> list[str]:
     """Return a sentence on each comment that was meant to allow something, in the files of ``findings``."""
-    files = dict.fromkeys(found.site.file for found in findings if found.site is not None)
+    # without a line, the file of a trace is not one that can be read, or is not safe to read
+    files = dict.fromkeys(found.site.file for found in findings if found.site is not None and found.site.line)
     return [
         f"{Site(file, line, '').shown}:{line}: the comment {text!r} allows nothing: {why}"
         for file in files
