@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,44 @@ def fork():
         os._exit(5)
     print(os.waitpid(child, 0)[1])
 """
+SERVE = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+model = torch.nn.Linear(2, 2).eval()
+done = threading.Event()
+arrived = threading.Barrier(4)
+
+def call(_=0):
+    with torch.inference_mode():
+        model(torch.ones(1, 2))
+
+def call_in_turn(_):
+    call()
+    arrived.wait()
+
+def call_once():
+    call()
+    arrived.wait()
+    done.wait()
+
+def call_often(calls):
+    arrived.wait()
+    for _ in range(calls):
+        call()
+    done.set()
+"""
+SERVERS = {
+    "pool": "with ThreadPoolExecutor(4) as pool: list(pool.map(call_in_turn, range(60)))",
+    "pool in which a thread has other work": """
+arrived = threading.Barrier(2)
+with ThreadPoolExecutor(4) as pool:
+    pool.submit(call_once)
+    pool.submit(call_often, 60)
+""",
+}
 END = """
 print([parameter.tolist() for parameter in model.parameters()])
 print([thread.name for thread in threading.enumerate() if "Dummy" in thread.name])
@@ -70,11 +109,11 @@ libc.pthread_join(thread, None)
 }
 
 
-def compare(folder: Path, body: str) -> tuple[int, list[dict[str, Any]]]:
+def compare(folder: Path, program: str, options: Sequence[str] = ("--steps", "all")) -> tuple[int, list[dict[str, Any]]]:
     """Run a program plain and under `instrument run`; return the exit code of both, and the manifest."""
-    write(folder, TRAIN + body)
+    write(folder, program)
     plain = run_warm(folder, [sys.executable, "train.py"])
-    done = run_warm(folder, [*RUN, "--steps", "all", "--", "train.py"])
+    done = run_warm(folder, [*RUN, *options, "--", "train.py"])
     assert (plain.returncode, plain.stdout) == (done.returncode, done.stdout), done.stderr
     return done.returncode, entries_in(folder / "runs/instrument")
 
@@ -82,7 +121,7 @@ def compare(folder: Path, body: str) -> tuple[int, list[dict[str, Any]]]:
 @pytest.mark.parametrize("way", WAYS)
 def test_end_of_a_thread(tmp_path: Path, way: str) -> None:
     """The window has the steps of the thread, and the program ends as without it."""
-    code, (entry,) = compare(tmp_path, WAYS[way] + "\n" + END)
+    code, (entry,) = compare(tmp_path, TRAIN + WAYS[way] + "\n" + END)
     assert 0 == code
     assert ("recorded", [0, 4]) == (entry["status"], entry["steps"])
     assert entry["files"]
@@ -90,7 +129,7 @@ def test_end_of_a_thread(tmp_path: Path, way: str) -> None:
 
 def test_threads_after_one_another(tmp_path: Path) -> None:
     """The window goes on in another trace, once the next thread has ended a step."""
-    _, entries = compare(tmp_path, "for _ in range(3): in_thread(train).join()\n" + END)
+    _, entries = compare(tmp_path, TRAIN + "for _ in range(3): in_thread(train).join()\n" + END)
     assert [("recorded", [0, 4]), ("recorded", [6, 9]), ("recorded", [11, 14])] == [
         (entry["status"], entry["steps"]) for entry in entries
     ]
@@ -98,7 +137,7 @@ def test_threads_after_one_another(tmp_path: Path) -> None:
 
 def test_a_thread_for_each_step(tmp_path: Path) -> None:
     """A window that three threads recorded no step of is given up, and its line says why."""
-    _, entries = compare(tmp_path, "for _ in range(9): in_thread(train, 1).join()\n" + END)
+    _, entries = compare(tmp_path, TRAIN + "for _ in range(9): in_thread(train, 1).join()\n" + END)
     assert [("recorded", None), ("skipped", "the thread of the window ended before step 4")] == [
         (entry["status"], entry["reason"]) for entry in entries
     ]
@@ -107,7 +146,14 @@ def test_a_thread_for_each_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", UNKNOWN)
 def test_a_thread_whose_end_is_not_known(tmp_path: Path, way: str) -> None:
     """The window is lost, as its line says, but the program ends as without it."""
-    code, (entry,) = compare(tmp_path, UNKNOWN[way] + "\nprint('end')")
+    code, (entry,) = compare(tmp_path, TRAIN + UNKNOWN[way] + "\nprint('end')")
     assert 0 == code
     assert "skipped" == entry["status"]
     assert "on another thread" in entry["reason"]
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_calls_on_the_threads_of_a_pool(tmp_path: Path, server: str) -> None:
+    """The window that is planned by default has calls of one thread, one that makes further calls."""
+    _, (entry,) = compare(tmp_path, SERVE + SERVERS[server], [])
+    assert ("recorded", [2, 4]) == (entry["status"], entry["steps"])

@@ -67,6 +67,7 @@ class Session:
             on_missed_steps=self._restart_after,
             on_optimizer_made=self._on_optimizer_made,
             on_model_found=self._on_model_found,
+            is_recording=lambda: self._loop.is_recording,
         )
         self._steps.follow()
         self._termination.install()

@@ -131,6 +131,11 @@ class Loop:
         """Whether no window is open or to come."""
         return not self.initialized or self._profile.finished
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether a window records, which only its own thread can end."""
+        return self.initialized and self._profile.is_recording
+
     def records(self, step: int) -> bool:
         """Return whether ``step`` is recorded, or is warm-up for a recorded step."""
         schedule = self._recording["schedule"] if self.initialized else None

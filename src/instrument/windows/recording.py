@@ -26,7 +26,7 @@ SaveResult = tuple[
 
 
 class Recording:
-    """A window and its capture. It belongs to the current thread, as torch's profiler must be stopped there.
+    """A window and its capture. Once it records, it belongs to its thread, as torch's profiler must be stopped there.
 
     Args:
         window: the window.
@@ -69,16 +69,15 @@ class Recording:
         self.cut_step: int | None = None
         self.save_result: SaveResult | None = None
         self.on_trace_ready_called = False
-        self._thread = threading.get_ident()
+        self._thread: int | None = None  # that records; None in warm-up
         self._began_ns = 0  # when recording began, of the clock that nobody sets
         self.other_thread_stepped = False
         self._stopped = False
         self._on_thread_end = functools.partial(on_thread_end, self)
-        at_thread_end(self._on_thread_end)
 
     def on_own_thread(self) -> bool:
-        """Return whether the current thread opened the window."""
-        return self._thread == threading.get_ident()
+        """Return whether the current thread can end the window: any thread in warm-up, then the one that records."""
+        return self._thread in (None, threading.get_ident())
 
     def note_foreign_step(self, window: int | str) -> None:
         """Warn, the first time, that another thread ended a step."""
@@ -122,6 +121,8 @@ class Recording:
             with self.cost.stall():
                 if self.memory is not None:
                     self.memory.start()  # first: what it needs is not in the trace
+                self._thread = threading.get_ident()
+                at_thread_end(self._on_thread_end)
                 self.capture.start()
                 self._began_ns, self.start_ns = time.perf_counter_ns(), time.time_ns()  # at once: for an interrupt
             dispatch.active.end_warm_up(self)

@@ -118,6 +118,11 @@ class WindowRecorder(TorchProfilerApi):
         self._missed_windows: list[Window] = []  # the windows that should have opened then
         self._end_reason = "the schedule changed"  # how the loop ended, in words
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether a window records, which only its own thread can end."""
+        return self._recording is not None and self._recording.start_ns is not None
+
     @guard.contained(FEATURE)
     def between_steps(self) -> bool:
         """End the recorded step early, so that work before the next `step` belongs to no step.
