@@ -84,7 +84,32 @@ with ThreadPoolExecutor(4) as pool:
     pool.submit(call_once)
     pool.submit(call_often, 60)
 """,
+    "pool after a call on the main thread": """
+call()
+with ThreadPoolExecutor(1) as pool: list(pool.map(call, range(60)))
+""",
 }
+SLOW_FIRST = """
+class Slow(torch.nn.Linear):
+    def forward(self, value):
+        if arrived.n_waiting:  # the first call ends after calls of another thread
+            arrived.wait()
+            done.wait()
+        return super().forward(value)
+
+model, arrived = Slow(2, 2).eval(), threading.Barrier(2)
+
+def call_slowly_first():
+    for _ in range(6):
+        call()
+
+waits = threading.Thread(target=call_often, args=(3,))
+waits.start()
+while not arrived.n_waiting: pass
+serves = threading.Thread(target=call_slowly_first)
+serves.start()
+serves.join()
+"""
 END = """
 print([parameter.tolist() for parameter in model.parameters()])
 print([thread.name for thread in threading.enumerate() if "Dummy" in thread.name])
@@ -157,3 +182,9 @@ def test_calls_on_the_threads_of_a_pool(tmp_path: Path, server: str) -> None:
     """The window that is planned by default has calls of one thread, one that makes further calls."""
     _, (entry,) = compare(tmp_path, SERVE + SERVERS[server], [])
     assert ("recorded", [2, 4]) == (entry["status"], entry["steps"])
+
+
+def test_a_first_call_that_ends_after_others(tmp_path: Path) -> None:
+    """The steps of a window that begins with the first call are the calls of that thread."""
+    _, (entry,) = compare(tmp_path, SERVE + SLOW_FIRST, ["--steps", "0-3"])
+    assert ("recorded", [0, 3]) == (entry["status"], entry["steps"])

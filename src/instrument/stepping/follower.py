@@ -101,7 +101,7 @@ class StepFollower:
         self._optimizers = IdentitySet()
         self._earlier_optimizers = IdentitySet()  # created before, perhaps for another model
         self._searched_earlier = False  # for optimizers created before
-        self._thread: int | None = None  # of the last step
+        self._thread: int | None = None  # of the last step, or of step 0 while that is recorded
         self._passed_over = 0  # signs on other threads since then
         self._counting = threading.RLock()  # never waited for
         self._uncounted_passes = 0  # backward passes not counted so far
@@ -219,7 +219,7 @@ class StepFollower:
             self._report(by, count)
         elif self._counting.acquire(blocking=False):
             try:
-                if by != self.by or self._counts_here():
+                if self.by not in (None, by) or self._counts_here():
                     self._thread, self._passed_over = get_ident(), 0
                     self._report(by, count)
             finally:
@@ -387,6 +387,8 @@ class StepFollower:
         if self._on_model_found is not None:
             self._on_model_found(model)
         self._begin_step_0()
+        if self._is_recording():
+            self._thread = get_ident()  # a call of another thread may end first
         self._leave_model()
 
     def _end_model_call(self, model: Any) -> None:
