@@ -31,6 +31,11 @@ def train(steps=5):
         optimizer.step()
     done.set()
 
+def train_slowly():
+    while True:
+        train(1)
+        time.sleep(0.5)
+
 def then(call, *args):
     train()
     call(*args)
@@ -122,6 +127,10 @@ WAYS = {
     "pool that ends at exit": "ThreadPoolExecutor(2).submit(train).result()",
     "forks": "in_thread(then, fork).join()",
 }
+LEFT = {
+    "os._exit": "in_thread(then, os._exit, 3).join()",
+    "os._exit of a daemon": "in_thread(then, os._exit, 3, daemon=True).join()",
+}
 UNKNOWN = {
     "thread of C": """
 callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _: train())
@@ -130,11 +139,14 @@ libc.pthread_create(ctypes.byref(thread), None, callback, None)
 libc.pthread_join(thread, None)
 """,
     "low-level thread": "_thread.start_new_thread(train, ()); done.wait(); time.sleep(0.5)",
+    "daemon that trains on": "in_thread(train_slowly, daemon=True); done.wait()",
     "daemon that waits": "in_thread(then, time.sleep, 600, daemon=True); done.wait()",
 }
 
 
-def compare(folder: Path, program: str, options: Sequence[str] = ("--steps", "all")) -> tuple[int, list[dict[str, Any]]]:
+def compare(
+    folder: Path, program: str, options: Sequence[str] = ("--steps", "all")
+) -> tuple[int, list[dict[str, Any]]]:
     """Run a program plain and under `instrument run`; return the exit code of both, and the manifest."""
     write(folder, program)
     plain = run_warm(folder, [sys.executable, "train.py"])
@@ -148,6 +160,15 @@ def test_end_of_a_thread(tmp_path: Path, way: str) -> None:
     """The window has the steps of the thread, and the program ends as without it."""
     code, (entry,) = compare(tmp_path, TRAIN + WAYS[way] + "\n" + END)
     assert 0 == code
+    assert ("recorded", [0, 4]) == (entry["status"], entry["steps"])
+    assert entry["files"]
+
+
+@pytest.mark.parametrize("way", LEFT)
+def test_a_thread_that_ends_the_process(tmp_path: Path, way: str) -> None:
+    """`os._exit` on the thread of a window saves the window first, as on the main thread."""
+    code, (entry,) = compare(tmp_path, TRAIN + LEFT[way])
+    assert 3 == code
     assert ("recorded", [0, 4]) == (entry["status"], entry["steps"])
     assert entry["files"]
 

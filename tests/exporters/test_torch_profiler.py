@@ -160,7 +160,8 @@ exporter.prepare()
 capture = exporter.capture()
 capture.start()
 capture.stop()
-print(capture.profiler.has_cudagraphs, "torch._inductor" in sys.modules, "hasattr" in vars(torch.profiler.profiler))
+patched = "hasattr" in vars(torch.profiler.profiler)
+print(capture.profiler.has_cudagraphs, "torch._inductor" in sys.modules, patched)
 """
 
 
@@ -172,10 +173,8 @@ print(capture.profiler.has_cudagraphs, "torch._inductor" in sys.modules, "hasatt
         ("", {"TORCHINDUCTOR_CUDAGRAPHS": "1"}, "True True False"),
     ],
 )
-def test_a_window_imports_no_compiler(
-    tmp_path: Path, imports: str, variables: dict[str, str], found: str
-) -> None:
-    """torch's profiler imports torch._inductor, in a second or two, only where its CUDA graphs may be on."""
+def test_a_window_imports_no_compiler(tmp_path: Path, imports: str, variables: dict[str, str], found: str) -> None:
+    """A window imports torch._inductor, which takes a second or two, only where its CUDA graphs may be on."""
     script = programs.program(f"{imports}\n{WINDOW}", tmp_path)
     done = programs.run([sys.executable, script], programs.environment(variables))
     assert found == done.stdout.strip()

@@ -132,9 +132,9 @@ class Loop:
         return not self.initialized or self._profile.finished
 
     @property
-    def is_recording(self) -> bool:
-        """Whether a window records, which only its own thread can end."""
-        return self.initialized and self._profile.is_recording
+    def recording_thread(self) -> int | None:
+        """The thread that records a window, which only that thread can end; None if none does."""
+        return self._profile.recording_thread if self.initialized else None
 
     def records(self, step: int) -> bool:
         """Return whether ``step`` is recorded, or is warm-up for a recorded step."""

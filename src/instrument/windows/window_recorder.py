@@ -119,9 +119,9 @@ class WindowRecorder(TorchProfilerApi):
         self._end_reason = "the schedule changed"  # how the loop ended, in words
 
     @property
-    def is_recording(self) -> bool:
-        """Whether a window records, which only its own thread can end."""
-        return self._recording is not None and self._recording.start_ns is not None
+    def recording_thread(self) -> int | None:
+        """The thread that records a window, which only that thread can end; None if none does."""
+        return None if self._recording is None else self._recording.thread
 
     @guard.contained(FEATURE)
     def between_steps(self) -> bool:
