@@ -45,6 +45,33 @@ def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
     assert "Where the step went" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "waiting", ["thread.join()", "time.sleep(600)", "selectors.DefaultSelector().select(600)"]
+)
+def test_sigterm_while_another_thread_records(tmp_path: Path, waiting: str) -> None:
+    """The process ends by the signal, and the line of the window says why it has no files."""
+    installed = "while _ == 0 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL: time.sleep(0.01)"
+    body = SIGTERM.format(body=installed).replace("\n", "\n    ")
+    text = f"""
+import selectors, signal, threading, time
+def train():
+    {body}
+thread = threading.Thread(target=train, daemon=True)
+thread.start()
+{waiting}
+"""
+    write(tmp_path, text)
+    command = [*RUN, "--steps", "2-1000000000", "--", "train.py"]
+    with warm.started(command, environment(), cwd=tmp_path) as program:
+        program.readline()
+        program.send_signal(signal.SIGTERM)
+        done = program.wait()
+    assert done.returncode == -signal.SIGTERM
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    assert entry["status"] == "skipped"
+    assert "on another thread" in entry["reason"]
+
+
 def test_second_sigterm(tmp_path: Path) -> None:
     """A second signal ends the process at once, even if Python can run no handler."""
     stuck = """

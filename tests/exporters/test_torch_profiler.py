@@ -151,12 +151,33 @@ def test_the_exporter_is_chosen_by_name_or_tool(
     assert "nsight_systems" == choose("auto", {}).name == choose("nsight_systems", {}).name
 
 
-def test_prepare_imports_what_the_profiler_needs() -> None:
-    """`prepare` does the imports of torch's profiler ahead of the loop, and can be called twice."""
-    exporter = TorchProfilerExporter({})
-    exporter.prepare()
-    exporter.prepare()
-    assert "torch._inductor" in sys.modules
+WINDOW = """
+import sys, torch
+from instrument.exporters.torch_profiler import TorchProfilerExporter
+
+exporter = TorchProfilerExporter({})
+exporter.prepare()
+capture = exporter.capture()
+capture.start()
+capture.stop()
+patched = "hasattr" in vars(torch.profiler.profiler)
+print(capture.profiler.has_cudagraphs, "torch._inductor" in sys.modules, patched)
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "variables", "found"),
+    [
+        ("", {}, "False False False"),
+        ("import torch._inductor.config as config; config.triton.cudagraphs = True", {}, "True True False"),
+        ("", {"TORCHINDUCTOR_CUDAGRAPHS": "1"}, "True True False"),
+    ],
+)
+def test_a_window_imports_no_compiler(tmp_path: Path, imports: str, variables: dict[str, str], found: str) -> None:
+    """A window imports torch._inductor, which takes a second or two, only where its CUDA graphs may be on."""
+    script = programs.program(f"{imports}\n{WINDOW}", tmp_path)
+    done = programs.run([sys.executable, script], programs.environment(variables))
+    assert found == done.stdout.strip()
 
 
 def test_open_ranges_are_searched_only_after_another_profiler(

@@ -153,6 +153,44 @@ def test_calls_on_another_thread(step_on: str) -> None:
     assert "".join(seen) == "ssssssss"
 
 
+@pytest.mark.parametrize(("is_recording", "counted"), [(False, 1 + 10), (True, 1)])
+def test_a_thread_that_calls_no_more(is_recording: bool, counted: int) -> None:
+    """After 50 calls on another thread, those that follow count there, unless a window records."""
+    seen: list[int] = []
+    model = nn.Linear(2, 2).eval()
+    follower = StepFollower(lambda: seen.append(1), int, "forward", is_recording=lambda: is_recording)
+    follower.follow()
+    try:
+        model(torch.ones(1, 2))
+        thread = threading.Thread(target=lambda: [model(torch.ones(1, 2)) for _ in range(60)])
+        thread.start()
+        thread.join()
+    finally:
+        follower.remove()
+    assert counted == len(seen)
+
+
+def test_calls_while_another_thread_counts_one() -> None:
+    """Calls do not count, and do not wait, while another thread counts a step, as when that opens a window."""
+    seen: list[str] = []
+    model = nn.Linear(2, 2).eval()
+
+    def on_step() -> None:
+        seen.append("s")
+        thread = threading.Thread(target=lambda: [model(torch.ones(1, 2)) for _ in range(60)])
+        thread.start()
+        thread.join(60)
+        seen.append("ended" if not thread.is_alive() else "waits")
+
+    follower = StepFollower(on_step, int, "forward")
+    follower.follow()
+    try:
+        model(torch.ones(1, 2))
+    finally:
+        follower.remove()
+    assert ["s", "ended"] == seen
+
+
 @pytest.mark.parametrize("annotated_first", [True, False])
 @pytest.mark.parametrize("named", [True, False])
 def test_backward_pass_counts_once(annotated_first: bool, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:

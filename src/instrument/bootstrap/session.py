@@ -67,6 +67,7 @@ class Session:
             on_missed_steps=self._restart_after,
             on_optimizer_made=self._on_optimizer_made,
             on_model_found=self._on_model_found,
+            is_recording=lambda: self._loop.recording_thread is not None,
         )
         self._steps.follow()
         self._termination.install()
@@ -78,7 +79,8 @@ class Session:
         """Return `os._exit` that first ends the loop, as Python calls no exit handler there."""
 
         def end_first(leave: Any, *args: Any, **kwargs: Any) -> None:
-            if threading.current_thread() is threading.main_thread():  # on others, it ends what hangs
+            ends_work = threading.main_thread().ident, self._loop.recording_thread
+            if threading.get_ident() in ends_work:  # other threads end what hangs
                 self._exit()
             leave(*args, **kwargs)
 

@@ -10,6 +10,7 @@ import time
 import weakref
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from .. import log
 from ..compat import autograd
@@ -18,6 +19,7 @@ from ..descriptors import OwnDescriptor
 from ..guard import guard
 from ..integrations.loop import Loop
 from ..sigaction import c_handler, c_library, is_default
+from ..windows.change_queue import ChangeQueue
 from ..windows.profile import Profile
 
 FEATURE = "handling SIGTERM"
@@ -26,12 +28,15 @@ _RECORDING_PATHS = tuple(str(_PACKAGE / part) for part in ("windows", "exporters
 _ITERATION_FILE = str(_PACKAGE / "windows/steps.py")  # runs the program's own iterator
 _GRACE_S = 10  # time for a long call to return, so that Python can run the handler
 _CHECK_INTERVAL_S = 0.05
+_CALL_MAIN = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else None  # calls the main thread
 
 
 class Termination:
     """Handles SIGTERM while windows may be open, unless the program has its own handler, in Python or in C.
 
-    The window is saved on the main thread, where torch's profiler runs. The signal then ends the process, with the
+    The window is saved on the main thread, if it records there; else its line in the manifest says why it is not.
+    Only the main thread can set a handler: if a profile starts on another one, a signal that nothing else uses
+    interrupts the main thread for that. The signal then ends the process, with the
     same exit status as without this handler. A second signal ends it at once. The first one ends it after 10 s if
     the main thread is in a call that does not return, such as a collective whose other ranks are gone, as Python
     runs no handler then. A thread detects this by reading the wakeup descriptor, to which Python writes signal
@@ -51,14 +56,19 @@ class Termination:
         """Handle the signal from the time that the first window may be open."""
         if os.name == "nt":
             return
+        if _CALL_MAIN is not None and _is_main() and is_default(_CALL_MAIN):
+            signal.signal(_CALL_MAIN, self._on_call)
         Profile.start_callbacks.append(self._on_profile_start)
         Profile.idle_callbacks.append(self._on_profiles_idle)
         os.register_at_fork(after_in_child=self._restore_after_fork)
 
     @guard.contained(FEATURE)
     def _on_profile_start(self) -> None:
-        main = threading.current_thread() is threading.main_thread()
-        if self._pipe is not None or not main or os.getpid() != self._process:
+        if self._pipe is not None or os.getpid() != self._process:
+            return
+        if not _is_main():
+            if _CALL_MAIN is not None and signal.getsignal(_CALL_MAIN) == self._on_call:
+                signal.pthread_kill(threading.main_thread().ident or 0, _CALL_MAIN)
             return
         if not is_default(signal.SIGTERM):
             return
@@ -76,15 +86,18 @@ class Termination:
         self._c_handler = c_handler(signal.SIGTERM)
         threading.Thread(target=self._read_signals, args=(reader,), name="instrument-sigterm", daemon=True).start()
 
+    def _on_call(self, *_: Any) -> None:
+        self._on_profile_start()
+
     @guard.contained(FEATURE)
     def _on_profiles_idle(self) -> None:
         """Stop handling the signal, as no window is open or to come."""
-        if threading.current_thread() is threading.main_thread() and not (self._saving or self._call_again):
+        if not (self._saving or self._call_again):
             self.remove()
 
     def remove(self) -> None:
         """Restore the previous handling; the thread ends by itself."""
-        if self._pipe is not None and os.getpid() == self._process:
+        if self._pipe is not None and _is_main() and os.getpid() == self._process:
             self._restore()
 
     @guard.contained(FEATURE)
@@ -92,7 +105,7 @@ class Termination:
         """Forget descriptors that the program closed: their numbers may belong to its own files by now."""
         if self._pipe is None or self._pipe[1].is_valid:
             return
-        if threading.current_thread() is threading.main_thread() and os.getpid() == self._process:
+        if _is_main() and os.getpid() == self._process:
             self._restore()
             log.warning(
                 "SIGTERM no longer saves an open window, "
@@ -124,6 +137,7 @@ class Termination:
         early = True
         with guard.contained(FEATURE):
             early = autograd.in_backward() or cuda_graphs.capturing or _is_in_recording(frame)
+            early = early or ChangeQueue.is_used_elsewhere()
         if early:
             self._call_again = True
             return
@@ -173,6 +187,10 @@ class Termination:
     def _is_replaced(self) -> bool:
         """Return whether the program has set a handler of its own, in Python or in C, or ignores the signal."""
         return not (self._is_installed() or is_default(signal.SIGTERM))
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _is_in_recording(frame: FrameType | None) -> bool:

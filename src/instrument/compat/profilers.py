@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -142,6 +143,24 @@ def suppress_cycle_warning() -> Iterator[None]:
     with ExitStack() as stack:
         if hasattr(profiler, "_WARNINGS_SHOWN"):
             Patch(profiler, "_WARNINGS_SHOWN", lambda _: _AllEventsShown()).apply_in(stack)
+        yield
+
+
+@contextmanager
+def without_inductor() -> Iterator[None]:
+    """Keep a torch profiler that prepares in the body from importing torch._inductor, which takes 1-2 s.
+
+    It reads there whether inductor uses CUDA graphs: not before that is imported, unless the environment says so.
+    """
+    import torch
+    from torch.profiler import profiler
+
+    def has(owner: Any, name: str) -> bool:
+        return not (owner is torch and name == "_inductor") and hasattr(owner, name)
+
+    with ExitStack() as stack:
+        if "torch._inductor" not in sys.modules and os.environ.get("TORCHINDUCTOR_CUDAGRAPHS") != "1":
+            Patch(profiler, "hasattr", lambda _: has).apply_in(stack)  # hides the built-in one
         yield
 
 

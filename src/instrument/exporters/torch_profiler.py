@@ -90,11 +90,8 @@ class TorchProfilerExporter:
             self._options = profilers.without_events(self._options)
 
     def prepare(self) -> None:
-        """Import torch._inductor, which takes a second and which torch's profiler imports on first use."""
-        import torch
-
+        """Search all objects of the process for profilers that have prepared."""
         sessions.follow_profilers()
-        hasattr(torch, "_inductor")
 
     def capture(self) -> TorchProfilerCapture:
         """Make a profiler and warm it up."""
@@ -173,7 +170,7 @@ class TorchProfilerCapture:
         self._gpu_was_in_use = gpu.in_use() is not None
         activities = profilers.window_activities(self._options.get("activities"))
         self.profiler = profile(**{**self._options, "activities": activities})
-        with sessions.take_over(self), profilers.suppress_cycle_warning():
+        with sessions.take_over(self), profilers.suppress_cycle_warning(), profilers.without_inductor():
             try:
                 self.profiler.prepare_trace()
             except RuntimeError as error:

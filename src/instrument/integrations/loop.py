@@ -131,6 +131,11 @@ class Loop:
         """Whether no window is open or to come."""
         return not self.initialized or self._profile.finished
 
+    @property
+    def recording_thread(self) -> int | None:
+        """The thread that records a window, which only that thread can end; None if none does."""
+        return self._profile.recording_thread if self.initialized else None
+
     def records(self, step: int) -> bool:
         """Return whether ``step`` is recorded, or is warm-up for a recorded step."""
         schedule = self._recording["schedule"] if self.initialized else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -21,7 +22,7 @@ from ..regions import dispatch
 from .compiled_code import DeferredCalls, skip_package, without_compiler
 from .function_calls import SIGNS, FunctionCallSteps, check_step_on
 from .graphed_callables import GraphedCallables
-from .optimizer_steps import FEATURE, OptimizerSteps, running
+from .optimizer_steps import FEATURE, MIN_STEPS_ALONE, OptimizerSteps, running
 from .outermost_model import OutermostModel
 from .program_steps import program_steps
 
@@ -47,7 +48,8 @@ class StepFollower:
     after the step of the first optimizer; if no optimizer was created, after each backward pass; before the first
     of those, after each call of `torch.autograd.grad` that creates no graph; and before the first of those, after
     each call of the outermost model that no backward pass can follow. Backward passes
-    and calls count on one thread, the thread of the first of them, until that thread has ended. A replay of a CUDA
+    and calls count on one thread, the thread of the first of them, until that thread has ended or lets 50 of other
+    threads pass. They do not count while another thread counts a step. A replay of a CUDA
     graph counts as what was captured, unless it happens inside a call or pass of the same kind, which counts
     itself. So a call of a callable from `make_graphed_callables` is one step, and its warm-up calls do not count.
     A graph captured before this object was created may contain steps: if there is no other sign, its replays are
@@ -66,6 +68,7 @@ class StepFollower:
             a step is, the last of them now; without it, ``on_step`` is called N times.
         on_optimizer_made: called with each optimizer after its creation.
         on_model_found: called with the outermost model before its first call.
+        is_recording: returns whether a window records: steps then stay on their thread, which alone can end it.
 
     Attributes:
         by: the sign that ended the last step: one of `SIGNS`, "replay", or the function; None before the first.
@@ -82,6 +85,7 @@ class StepFollower:
         on_missed_steps: Callable[[int], None] | None = None,
         on_optimizer_made: Callable[[Any], None] | None = None,
         on_model_found: Callable[[Any], None] | None = None,
+        is_recording: Callable[[], bool] = lambda: False,
     ) -> None:
         check_step_on(step_on)
         self.by: str | None = None
@@ -93,10 +97,13 @@ class StepFollower:
         self._on_missed_steps = on_missed_steps
         self._on_optimizer_made = on_optimizer_made
         self._on_model_found = on_model_found
+        self._is_recording = is_recording
         self._optimizers = IdentitySet()
         self._earlier_optimizers = IdentitySet()  # created before, perhaps for another model
         self._searched_earlier = False  # for optimizers created before
-        self._thread: int | None = None  # of the last step
+        self._thread: int | None = None  # of the last step, or of step 0 while that is recorded
+        self._passed_over = 0  # signs on other threads since then
+        self._counting = threading.RLock()  # never waited for
         self._uncounted_passes = 0  # backward passes not counted so far
         self._uncounted_calls = 0  # calls of the model not counted so far
         self._replays: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of unknown graphs
@@ -208,10 +215,24 @@ class StepFollower:
     def _count_steps(self, by: str, count: int) -> None:
         if by in SIGNS and SIGNS.index(by) < self._weakest:
             return
-        if by not in ("optimizer", "program"):  # `OptimizerSteps` distinguishes optimizers
-            if by == self.by and get_ident() != self._thread and running(self._thread):
-                return
-            self._thread = get_ident()
+        if by in ("optimizer", "program"):  # `OptimizerSteps` distinguishes threads
+            self._report(by, count)
+        elif self._counting.acquire(blocking=False):
+            try:
+                if self.by not in (None, by) or self._counts_here():
+                    self._thread, self._passed_over = get_ident(), 0
+                    self._report(by, count)
+            finally:
+                self._counting.release()
+
+    def _counts_here(self) -> bool:
+        """Return whether backward passes and calls on this thread are steps."""
+        if get_ident() == self._thread or not running(self._thread):
+            return True
+        self._passed_over += 1
+        return self._passed_over > MIN_STEPS_ALONE and not self._is_recording()
+
+    def _report(self, by: str, count: int) -> None:
         if self.by != by:
             if self.by in SIGNS and by in SIGNS and SIGNS.index(by) < SIGNS.index(self.by):
                 return
@@ -366,6 +387,8 @@ class StepFollower:
         if self._on_model_found is not None:
             self._on_model_found(model)
         self._begin_step_0()
+        if self._is_recording():
+            self._thread = get_ident()  # a call of another thread may end first
         self._leave_model()
 
     def _end_model_call(self, model: Any) -> None:

@@ -21,7 +21,7 @@ from ..regions import dispatch
 FEATURE = "following optimizers"
 _RANGE = "Optimizer.step#"  # beginning of the range that torch opens around a step
 _MIN_PHASE_STEPS = 6  # consecutive steps of the first optimizer in a training phase; the critic of a GAN makes 5
-_MIN_STEPS_ALONE = 50  # steps of another optimizer without a step of the first
+MIN_STEPS_ALONE = 50  # steps of another optimizer, or on other threads, without a step of the first
 
 
 class _ThreadState(threading.local):
@@ -254,7 +254,7 @@ class OptimizerSteps:
             or self._in_a_row >= _MIN_PHASE_STEPS
         )
         self._has_unreported_step = follows and self._rival_steps > 1  # its previous step
-        return self._has_unreported_step or self._rival_steps > _MIN_STEPS_ALONE
+        return self._has_unreported_step or self._rival_steps > MIN_STEPS_ALONE
 
     def _make_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -37,6 +38,15 @@ class ChangeQueue:
             call(*args)
         finally:
             self._queued[thread] = queued
+
+    @classmethod
+    def is_used_elsewhere(cls) -> bool:
+        """Return whether another thread makes a change of a profile."""
+        return any(
+            thread != get_ident() and frame.f_code is cls._make.__code__
+            for thread, top in sys._current_frames().items()
+            for frame, _ in traceback.walk_stack(top)
+        )
 
     def _is_running(self) -> bool:
         """Return whether this thread makes a change, by its frames, as an interrupt could leave a flag set."""

@@ -26,7 +26,7 @@ SaveResult = tuple[
 
 
 class Recording:
-    """A window and its capture. It belongs to the current thread, as torch's profiler must be stopped there.
+    """A window and its capture. Once it records, it belongs to its thread: torch's profiler must stop there.
 
     Args:
         window: the window.
@@ -43,6 +43,7 @@ class Recording:
         end_ns: when it ended. Measured from ``start_ns`` on, so that a clock that is set back does not show.
         other_thread_stepped: whether another thread ended a step, when nothing could be started or stopped.
         cut_step: the step whose end did not run or was not recorded; None if all steps are complete.
+        thread: the thread that records, by `threading.get_ident`; None in warm-up.
         save_result: the result of saving it; None before.
         on_trace_ready_called: whether on_trace_ready was called.
     """
@@ -67,18 +68,17 @@ class Recording:
         self.start_ns: int | None = None
         self.end_ns: int | None = None
         self.cut_step: int | None = None
+        self.thread: int | None = None
         self.save_result: SaveResult | None = None
         self.on_trace_ready_called = False
-        self._thread = threading.get_ident()
         self._began_ns = 0  # when recording began, of the clock that nobody sets
         self.other_thread_stepped = False
         self._stopped = False
         self._on_thread_end = functools.partial(on_thread_end, self)
-        at_thread_end(self._on_thread_end)
 
     def on_own_thread(self) -> bool:
-        """Return whether the current thread opened the window."""
-        return self._thread == threading.get_ident()
+        """Return whether this thread can end the window: any thread in warm-up, then the one that records."""
+        return self.thread in (None, threading.get_ident())
 
     def note_foreign_step(self, window: int | str) -> None:
         """Warn, the first time, that another thread ended a step."""
@@ -122,6 +122,8 @@ class Recording:
             with self.cost.stall():
                 if self.memory is not None:
                     self.memory.start()  # first: what it needs is not in the trace
+                self.thread = threading.get_ident()
+                at_thread_end(self._on_thread_end)
                 self.capture.start()
                 self._began_ns, self.start_ns = time.perf_counter_ns(), time.time_ns()  # at once: for an interrupt
             dispatch.active.end_warm_up(self)

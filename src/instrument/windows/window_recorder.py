@@ -118,6 +118,11 @@ class WindowRecorder(TorchProfilerApi):
         self._missed_windows: list[Window] = []  # the windows that should have opened then
         self._end_reason = "the schedule changed"  # how the loop ended, in words
 
+    @property
+    def recording_thread(self) -> int | None:
+        """The thread that records a window, which only that thread can end; None if none does."""
+        return None if self._recording is None else self._recording.thread
+
     @guard.contained(FEATURE)
     def between_steps(self) -> bool:
         """End the recorded step early, so that work before the next `step` belongs to no step.
