@@ -277,7 +277,8 @@ def test_random_programs(program: list[tuple[Any, ...]], fake: bool) -> None:
     ("budget", "exceeded"),
     [
         ({"train/forward": 2}, None),
-        ({"backward": 0}, None),
+        ({"train": 2}, None),
+        ({"backward": 0}, 'region "backward" has a budget, but never ran; there were "forward", "train"'),
         ({"forward": 1}, 'region "forward" synchronizes 2 times in 1 of 3 steps; its budget is 1'),
         (2, None),
         (1, "a step synchronizes 2 times in 1 of 3 steps; its budget is 1"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instrument.diagnosis.diagnose import diagnose
-from instrument.replay.replayer import Replayer, mean_ns
+from instrument.replay.replayer import Replayer, lower_median
 from instrument.traces.read import read_trace
 from tests.support.shared_traces import shared
 
@@ -53,6 +53,6 @@ def test_loader_with_workers() -> None:
     before = shared("kineto_tb_resnet50_nw0_v100.json.gz")
     after = Replayer(read_trace(shared("pairs/resnet50_workers4_a.json.gz")))
     guess = diagnose(before).what_if(without=["dataloader"])
-    measured = mean_ns(after.recorded_ns)
+    measured = lower_median(after.recorded_ns)  # two of its six steps still wait for a worker
     assert guess.step_ns is not None
     assert abs(guess.step_ns / measured - 1) < 0.08

@@ -224,13 +224,14 @@ class Session:
                 self._name_trained(self._steps.model)  # else it is annotated since it was found
 
     def _restart_schedule(self) -> None:
-        """Start the schedule over: the steps so far were parts of step 0."""
+        """Start the schedule over: the steps so far were parts of step 0, which is over unless it begins now."""
         if self._has_begun and not self._ended and self._steps is not None and self._steps.by != "program":
             self._explained = False
             self._annotate_and_explain()
-            self._missed_step_0 = self._loop.records(0)
-            reason = f"the schedule started over: steps are now counted by the {self._steps.by}"
-            self._loop.restart(int(self._missed_step_0), reason)
+            is_over = self._steps.by is not None
+            self._missed_step_0 = is_over and self._loop.records(0)
+            reason = f"the schedule started over: steps are now counted by the {self._steps.by or 'optimizer'}"
+            self._loop.restart(int(self._missed_step_0), reason, late=is_over)
 
     def _counts_steps(self) -> bool:
         """Return whether no other loop runs; leave the steps to one that does."""

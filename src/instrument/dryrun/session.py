@@ -126,8 +126,8 @@ class DryRun:
             self.state.budget.clear()
 
     def on_restart(self) -> None:
-        """Make everything so far a part of step 0, which ends now, as a stronger sign of steps was found."""
-        self.recorder.restart(0)
+        """Make everything so far a part of step 0, as a stronger sign of steps was found."""
+        self.recorder.restart(None if self.recorder.step is None else 0)
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
     def _final_counts(self, seen: CountByStep, steps: int) -> CountByStep:

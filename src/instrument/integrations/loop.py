@@ -199,8 +199,8 @@ class Loop:
             self._syncs.start()
 
     @guard.contained(FEATURE)
-    def restart(self, first_step: int, reason: str) -> None:
-        """Give up an open window for ``reason`` and start the schedule over at ``first_step``, late.
+    def restart(self, first_step: int, reason: str, *, late: bool = True) -> None:
+        """Give up an open window for ``reason`` and start the schedule over at ``first_step``, as `start` does.
 
         Planned windows before that step are noted as not reached, for the same ``reason``.
         """
@@ -209,7 +209,7 @@ class Loop:
             before.abandon(reason)
             self._earlier_windows += before.windows
             self._profile = self._new_profile(first_step=first_step)
-            self._begin(late=True)
+            self._begin(late)
             if self.record:
                 self._profile.account_for_earlier(before, reason)
 

@@ -57,8 +57,9 @@ class StepFollower:
 
     Args:
         on_step: called at the end of each step.
-        on_restart: called when a stronger sign appears: all steps that ended so far are a part of step 0, which
-            ends with the next call of ``on_step``.
+        on_restart: called when a stronger sign appears, or an optimizer is created after calls of a model: all
+            steps that ended so far are a part of step 0, which ends with the next call of ``on_step``. `by` is
+            None if no step has ended by the new sign.
         step_on: "optimizer", "backward", "grad" or "forward" to count only these; or a function, whose calls are
             steps.
         weakest: the weakest of `SIGNS` that counts.
@@ -324,8 +325,17 @@ class StepFollower:
         if self._function is not None:
             self._function.search()
         self._leave_model()
+        starts_over = self._step_on is None and self.by == "forward"
+        if starts_over:  # the calls were a test or an evaluation; the updates will be the steps
+            self.by = None
         if self._on_optimizer_made is not None:
             self._on_optimizer_made(optimizer)
+        if starts_over:
+            self._deferred.call_after_compiled_code(self._start_over)
+
+    def _start_over(self) -> None:
+        if self.by is None:
+            self._on_restart()
 
     def _leave_model(self) -> None:
         """Stop following the model if its calls will not be steps."""
