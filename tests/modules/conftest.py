@@ -11,8 +11,10 @@ import pytest
 from torch import nn
 
 import instrument
+from instrument.identity import IdentitySet
 from instrument.modules.hooks import Hook
 from instrument.modules.installer import installer
+from instrument.modules.instances import optimizers
 from instrument.modules.stand_in import StandIn
 from instrument.modules.step import patcher
 from instrument.regions import dispatch
@@ -146,3 +148,9 @@ def no_patch_left() -> Iterator[None]:
     patcher.clear()
     assert not remaining
     assert not handles
+
+
+@pytest.fixture(autouse=True)
+def new_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the optimizers of earlier tests, which are perhaps still alive and would take their names."""
+    monkeypatch.setattr(optimizers, "_known", IdentitySet())
