@@ -55,7 +55,7 @@ EVIDENCE = {
 """What an inferred category rests on, by a short name; what is "known" has a line instead."""
 _REASONS = list(EVIDENCE)
 WEAK = frozenset({"older parameter", "older state", "older", "older, sized activation", "older gradient"})
-"""The evidence that is no more than the age and the size of memory: a comparison does not rely on it."""
+"""Evidence that rests on the age and the size of memory alone; a comparison does not rely on it."""
 OLDER = WEAK.union(
     ("freed by zero_grad", "freed as later ones", "freed in a step", "freed after a call", "older activation")
 )

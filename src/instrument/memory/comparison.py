@@ -12,7 +12,7 @@ from .categories import CATEGORIES, OLDER, WEAK
 OLDER_MEMORY = "older_memory"
 """The category of memory that is older than the history, and whose use its size alone suggests at a peak.
 
-Two snapshots of one program may suggest different uses, which is no change of the program.
+Two snapshots of one program may suggest different uses, although the program did not change.
 """
 _KEPT = {"parameters", "optimizer_state"}  # sizes hardly tell these apart
 

@@ -35,8 +35,8 @@ def annotate_modules(
 
     Args:
         model: any module, wrapped (DDP, FSDP, torch.compile) or not. The library does not keep it alive.
-        depth: how many levels below the model; 0 is only the model, None is all. A module without a forward, such
-            as `torch.nn.ModuleList`, is no level, nor is a wrapper that holds only the model, such as DDP.
+        depth: how many levels below the model; 0 is only the model, None is all. Modules without a forward,
+            such as `torch.nn.ModuleList`, and wrappers that hold only the model, such as DDP, do not count.
         include: which modules: a pattern of qualified names as in a shell (``"encoder.layers.*"``, where
             ``*`` also matches dots), a compiled regular expression (matched by ``search``), a class, a
             function of name and module, or a sequence of these, one of which must match.

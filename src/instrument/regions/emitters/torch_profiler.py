@@ -26,10 +26,11 @@ class TorchProfilerEmitter:
     def __init__(self) -> None:
         self._enter, self._exit = range_functions()
         self.notes = RecordingNotes()
+        self._follow = self.notes.follow
 
     def push(self, region: Region) -> Any:
         """Open a range."""
-        self.notes.follow(region.plain)
+        self._follow(region.plain)
         key = next(_KEYS)
         shown = region.arguments
         self._open[key] = self._enter(region.plain, *shown) if shown else self._enter(region.plain)
