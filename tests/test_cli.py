@@ -295,6 +295,23 @@ def test_the_folder_of_a_run(runs: Path) -> None:
     assert text.count("rank0.second") == 2
 
 
+def test_windows_without_a_trace(runs: Path) -> None:
+    """A window of the last run that failed is named; in a folder without traces also one that was not reached."""
+    lines = [
+        {"run": "second", "window": number, "status": "failed", "reason": f"reason {number}"} for number in (3, 4)
+    ]
+    lines.insert(0, {**lines[0], "run": "first"})
+    with (runs / "manifest.jsonl").open("a") as manifest:
+        manifest.writelines(f"{json.dumps(line)}\n" for line in lines)
+    messages = command("summarize", runs).stderr.decode().splitlines()
+    assert messages == [f"instrument: {runs}, window {number}: failed, reason {number}" for number in (3, 4)]
+    empty = runs / "empty"
+    empty.mkdir()
+    (empty / "manifest.jsonl").write_text(json.dumps({**lines[0], "status": "not reached"}))
+    for name in ("summarize", "diagnose"):
+        assert "the run has no trace; window 3: not reached, reason 3" in command(name, empty).stderr.decode()
+
+
 def test_windows_that_are_being_finished(runs: Path) -> None:
     """A trace without a line in the manifest is named; nothing is said once all have one."""
     assert command("summarize", runs).stderr == b""

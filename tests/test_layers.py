@@ -45,7 +45,9 @@ ORDER = [
     ["config", "compat"],
     ["console", "errors", "gpu", "identity", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
-    ["findings", "part_file", "run_folder"],
+    ["findings", "run_folder"],
+    ["open_window"],
+    ["part_file"],
     ["process_id"],
     ["arguments", "imports", "interrupts", "live_objects", "printable", "source_paths", "units"],
 ]

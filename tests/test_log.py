@@ -37,12 +37,17 @@ def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.__dict__["event"] for record in caplog.records]
 
 
+def without_kineto(text: str) -> list[str]:
+    """Return the lines of standard error but those of Kineto."""
+    of_kineto = ("Profiler", "gpuGetDeviceCount failed")  # the latter by a CUDA build without a GPU
+    return [line for line in text.splitlines() if not any(each in line for each in of_kineto)]
+
+
 def stderr_of(tmp_path: Path, program: str = PROGRAM, **variables: str) -> list[str]:
     """Run a program that records a window; return the lines of its standard error but those of Kineto."""
     env = programs.environment({"INSTRUMENT_SUMMARY": "0", **variables})
     done = warm.run([sys.executable, "-c", program], env, cwd=tmp_path, check=True)
-    of_kineto = ("Profiler", "gpuGetDeviceCount failed")  # the latter by a CUDA build without a GPU
-    return [line for line in done.stderr.splitlines() if not any(text in line for text in of_kineto)]
+    return without_kineto(done.stderr)
 
 
 def test_each_window_is_a_line_when_it_opens_and_when_it_closes(
@@ -150,7 +155,7 @@ def test_a_program_that_configured_structlog(tmp_path: Path, wrapper: str, file:
     env = programs.environment({"INSTRUMENT_SUMMARY": "0", "INSTRUMENT_LOG": "console"})
     done = warm.run([sys.executable, "-c", program], env, cwd=tmp_path, check=True)
     assert "never awaited" not in done.stderr
-    lines = (done.stderr if file else done.stdout).splitlines()
+    lines = without_kineto(done.stderr if file else done.stdout)
     assert [line[:2] for line in lines] == (["> "] * 2 if file else ['{"'] * 2)
     events = [json.loads(line.removeprefix("> instrument ")) for line in lines]
     assert ["window.opened", "window.closed"] == [event["event"] for event in events]

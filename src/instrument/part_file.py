@@ -12,7 +12,7 @@ from . import process_id
 from .interrupts import Suppressed, is_interrupt
 
 # .tmp: torch's own suffix while it writes
-_PART = re.compile(r"\..+\.(?P<place>[0-9a-f]{8})-(?P<process>\d+)-(?P<start>\d*)-[0-9a-f]{8}\.part(\.tmp)?")
+_PART = re.compile(rf"\..+\.{process_id.WRITER}\.part(\.tmp)?")
 
 
 def make_folder(folder: Path) -> None:
@@ -47,9 +47,7 @@ def part_file(path: Path) -> Iterator[Path]:
     `publish` gives the file its name when it is whole. The hidden name tells which process writes it, for
     `remove_stale_parts`.
     """
-    process = os.getpid()
-    writer = f"{process_id.place()}-{process}-{process_id.start_time(process)}-{os.urandom(4).hex()}"
-    part = path.with_name(f".{path.name}.{writer}.part")
+    part = path.with_name(f".{path.name}.{process_id.writer()}.part")
     try:
         yield part
     finally:
@@ -87,11 +85,7 @@ def remove_stale_parts(folder: Path) -> None:
     with Suppressed(OSError), os.scandir(folder) as files:
         for file in files:
             found = _PART.fullmatch(file.name)
-            if (
-                found is not None
-                and found["place"] == process_id.place()
-                and process_id.start_time(int(found["process"])) != found["start"]
-            ):
+            if found is not None and process_id.has_exited(found):
                 with Suppressed(OSError):  # another rank removed it
                     Path(file.path).unlink()
 

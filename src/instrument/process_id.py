@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import zlib
 from pathlib import Path
 
 from .interrupts import Suppressed
+
+# The name of a file's writer, as `writer` returns it
+WRITER = r"(?P<place>[0-9a-f]{8})-(?P<process>\d+)-(?P<start>\d*)-[0-9a-f]{8}"
 
 
 def place() -> str:
@@ -48,3 +52,14 @@ def start_time(process: int) -> str | None:
         except PermissionError:  # of another user
             pass
     return ""
+
+
+def writer() -> str:
+    """Return a name, another one at each call, that tells which process writes a file."""
+    process = os.getpid()
+    return f"{place()}-{process}-{start_time(process)}-{os.urandom(4).hex()}"
+
+
+def has_exited(found: re.Match[str]) -> bool:
+    """Return whether the process that a match of `WRITER` names was one of this host and has exited."""
+    return found["place"] == place() and start_time(int(found["process"])) != found["start"]

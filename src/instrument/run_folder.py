@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .interrupts import Suppressed
+from .open_window import killed
 from .printable import shell_line
 from .units import counted
 
@@ -20,7 +21,7 @@ _OF_ONE_RUN = "manifest.*.jsonl"  # in a folder that windows were uploaded to
 
 
 def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the readable lines of windows in the manifest in ``folder``; none without a manifest.
+    """Yield the readable lines of windows in the manifest in ``folder``, and of those that were killed open.
 
     Lines with the key ``event`` say what happened to the files later, and are left out.
 
@@ -32,6 +33,7 @@ def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
         with Suppressed(OSError), path.open("rb") as lines:
             lines.seek(start if path.name == NAME else 0)
             yield from (entry for entry in parse_lines(lines) if "event" not in entry)
+    yield from (entry for _, entry in killed(folder))
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -150,6 +152,16 @@ def _taken_ns(snapshot: Path) -> int:
 def _has_steps(entry: Mapping[str, Any], first: int, last: int) -> bool:
     steps = entry["steps"]
     return isinstance(steps, list) and len(steps) == 2 and steps[0] <= first and last <= steps[1]
+
+
+def without_files(folder: Path, *statuses: str) -> list[str]:
+    """Return which windows of the last run in ``folder`` have one of the statuses and no files, in words."""
+    entries = list(entries_of(folder))
+    return [
+        f"window {entry.get('window')}: {entry['status']}, {entry.get('reason')}"
+        for entry in entries
+        if entry.get("status") in statuses and entry.get("run") == entries[-1].get("run") and not files_of(entry)
+    ]
 
 
 def without_line(folder: Path) -> list[Path]:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from torch._C._profiler import _ExperimentalConfig
 
 import instrument
 from instrument.report.summary import print_summary
 from instrument.traces.ranges import REGION, ranges_of, times_of_steps
 from instrument.traces.summary import summarize
 from instrument.traces.trace import Trace
+from tests.support.torch_versions import records_all_threads
 
 LINEAR = torch.nn.Linear(64, 64)
 
@@ -109,7 +109,7 @@ def test_nesting_of_tasks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("all_threads", [False, True])
 def test_regions_on_other_threads(tmp_path: Path, all_threads: bool) -> None:
     """The summary counts and names the regions that torch did not record; there are none if it records all."""
-    options = {"experimental_config": _ExperimentalConfig(profile_all_threads=True)} if all_threads else {}
+    options = {"experimental_config": records_all_threads()} if all_threads else {}
     with ThreadPoolExecutor(2) as pool:
 
         def step() -> None:

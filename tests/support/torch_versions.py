@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 
 def names_activities() -> bool:
@@ -38,6 +39,8 @@ def records_all_threads() -> Any:
         pytest.skip("this version of torch cannot record all threads")
 
 
+# A number that is assigned to elements is copied to the GPU first, before torch 2.15.
+copies_numbers = TorchVersion(torch.__version__) < (2, 15)
 shards_on_cpu = hasattr(torch.cpu.Stream, "record_event")  # FSDP needs it, from torch 2.7 on
 
 has_a_timeout = pytest.mark.skipif(

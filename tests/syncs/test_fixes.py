@@ -15,6 +15,7 @@ from instrument.syncs.events import SyncEvent
 from instrument.syncs.fixes import fix_of
 from instrument.syncs.recorder import findings_of
 from instrument.syncs.report import SyncReport
+from tests.support.torch_versions import copies_numbers
 
 
 def fixes_with_code() -> list[Fix]:
@@ -74,6 +75,8 @@ def dry_run_of(code: str) -> SyncReport:
 @pytest.mark.parametrize("fix", fixes_with_code(), ids=lambda fix: fix.before.splitlines()[-1])
 def test_fix_removes_the_synchronization(fix: Fix, capsys: pytest.CaptureFixture[str]) -> None:
     """The old code synchronizes and gets this suggestion; the suggested code does not synchronize."""
+    if fix.before in ("x[0] = 1.0", "x[labels] = 1.0") and not copies_numbers:
+        pytest.skip("this version of torch fills the elements on the GPU itself")
     torch.distributions.Distribution.set_default_validate_args(True)  # torch's default until something is compiled
     before = dry_run_of(fix.before)
     assert before.error is None, before

@@ -57,6 +57,34 @@ def test_a_job_that_is_killed_while_it_writes_a_trace(tmp_path: Path) -> None:
     assert [] == parts(out)
 
 
+@pytest.mark.parametrize("step", [1, 4], ids=["first window", "second window"])
+def test_a_job_that_is_killed_in_a_window(tmp_path: Path, step: int) -> None:
+    """Readers meet the line of the window that was open; the next run writes it into the manifest."""
+    out = tmp_path / "out"
+    killing = f"""
+        import os, signal, torch, instrument
+
+        with instrument.profile("out", schedule=instrument.schedule(active=3, repeat=0)) as prof:
+            while True:
+                torch.ones(3).sum()
+                if prof.step_num == {step}:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                prof.step()
+    """
+    command = programs.python(programs.program(killing, tmp_path))
+    with warm.started(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}), cwd=tmp_path) as job:
+        assert -signal.SIGKILL == job.wait().returncode
+    eventually(lambda: not processes(job.pid))
+    number = 1 + step // 3
+    planned = [number * 3 - 3, number * 3 - 1]
+    (killed,) = [entry for entry in entries_of(out) if entry["window"] == number]
+    assert ("failed", planned) == (killed["status"], killed["planned_steps"])
+    assert "SIGKILL" in killed["reason"]
+    run(out)
+    assert [killed] == [entry for entry in manifest(out) if entry["status"] == "failed"]
+    assert [] == list(out.glob(".*.open.json"))
+
+
 def test_a_reader_of_the_manifest_of_a_running_job(out: Path) -> None:
     """Each line that a reader sees while windows are written is whole, and its files are there."""
     seen: list[int] = []

@@ -103,7 +103,8 @@ def test_the_process_is_isolated_from_the_program(tmp_path: Path) -> None:
             sys.path.append(os.environ["ROOT"])
             from tests.support.finalizers import finalizer
             environment = open(f"/proc/{finalizer()}/environ").read().split(chr(0))
-            print(sorted(name for name in environment if name.startswith(("INSTRUMENT", "CUDA", "HIP"))))
+            names = ("INSTRUMENT", "CUDA_VISIBLE", "HIP_VISIBLE")
+                print(sorted(name for name in environment if name.startswith(names)))
     """
     paths = os.pathsep.join([str(programs.ROOT / "src"), str(tmp_path)])
     env = programs.environment() | {"PYTHONPATH": paths, "INSTRUMENT_RUN": "", "TRAPS": str(tmp_path)}

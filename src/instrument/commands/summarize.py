@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import TraceError
-from ..run_folder import count_snapshots, entry_of, how_to_show_snapshots, last_window, without_line
+from ..run_folder import count_snapshots, entry_of, how_to_show_snapshots, last_window, without_files, without_line
 from ..units import counted
 from .errors import describe, print_message
 from .parsing import subcommand_of
@@ -100,6 +100,8 @@ def summarize(
                 print_message(how_to_show_snapshots(snapshots, Path(path)))
             failed = True
             continue
+        for window in without_files(Path(path), "failed")[-3:]:
+            print_message(f"{path}, {window}")
         trace = _all_with_steps(read, steps_from)
         if lanes is not None and isinstance(trace, Trace):
             _add_lanes(trace, lanes)

@@ -6,6 +6,7 @@ the same sentence; any other call is skipped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import BuiltinFunctionType
 from typing import Any
@@ -15,20 +16,12 @@ import torch
 from .state import SyncLog
 
 PAGE = "docs/dry-run.md"
-_TUNABLE = "torch.cuda.tunable"
+_TUNABLE = "_cuda_tunableop_"
+_WITHOUT_RESULT = re.compile(r"\w*enable|set_\w+|write_file_on_exit")  # without a result
 _HOST = "torch.cuda.host_memory_stats"
 # Functions of torch._C, each with the public function that calls it
 _SKIPPED_FUNCTIONS = {
-    "_cuda_tunableop_enable": f"{_TUNABLE}.enable",
-    "_cuda_tunableop_tuning_enable": f"{_TUNABLE}.tuning_enable",
-    "_cuda_record_untuned_enable": f"{_TUNABLE}.record_untuned_enable",
-    "_cuda_tunableop_set_max_tuning_duration": f"{_TUNABLE}.set_max_tuning_duration",
-    "_cuda_tunableop_set_max_tuning_iterations": f"{_TUNABLE}.set_max_tuning_iterations",
-    "_cuda_tunableop_set_cublaslt_requested_algo_count": f"{_TUNABLE}.set_cublaslt_requested_algo_count",
-    "_cuda_tunableop_set_filename": f"{_TUNABLE}.set_filename",
-    "_cuda_tunableop_set_rotating_buffer_size": f"{_TUNABLE}.set_rotating_buffer_size",
-    "_cuda_tunableop_set_numerical_check_tolerances": f"{_TUNABLE}.set_numerical_check_tolerances",
-    "_cuda_tunableop_write_file_on_exit": f"{_TUNABLE}.write_file_on_exit",
+    "_cuda_record_untuned_enable": "torch.cuda.tunable.record_untuned_enable",
     "_cuda_resetAccumulatedHostMemoryStats": "torch.cuda.reset_accumulated_host_memory_stats",
     "_cuda_resetPeakHostMemoryStats": "torch.cuda.reset_peak_host_memory_stats",
     **{
@@ -37,18 +30,7 @@ _SKIPPED_FUNCTIONS = {
     },
 }
 _RAISING_FUNCTIONS = {
-    "_cuda_tunableop_is_enabled": f"{_TUNABLE}.is_enabled",
-    "_cuda_tunableop_tuning_is_enabled": f"{_TUNABLE}.tuning_is_enabled",
-    "_cuda_record_untuned_is_enabled": f"{_TUNABLE}.record_untuned_is_enabled",
-    "_cuda_tunableop_get_max_tuning_duration": f"{_TUNABLE}.get_max_tuning_duration",
-    "_cuda_tunableop_get_max_tuning_iterations": f"{_TUNABLE}.get_max_tuning_iterations",
-    "_cuda_tunableop_get_cublaslt_requested_algo_count": f"{_TUNABLE}.get_cublaslt_requested_algo_count",
-    "_cuda_tunableop_get_filename": f"{_TUNABLE}.get_filename",
-    "_cuda_tunableop_get_rotating_buffer_size": f"{_TUNABLE}.get_rotating_buffer_size",
-    "_cuda_tunableop_get_results": f"{_TUNABLE}.get_results",
-    "_cuda_tunableop_get_validators": f"{_TUNABLE}.get_validators",
-    "_cuda_tunableop_read_file": f"{_TUNABLE}.read_file",
-    "_cuda_tunableop_write_file": f"{_TUNABLE}.write_file",
+    "_cuda_record_untuned_is_enabled": "torch.cuda.tunable.record_untuned_is_enabled",
     "_cuda_hostMemoryStats": _HOST,
     "_cuda_jiterator_compile_and_launch_kernel": "torch.cuda.jiterator",
     "_cuda_getCheckpointState": "a checkpoint of a CUDA memory pool",
@@ -83,6 +65,11 @@ def unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[...,
 def private_functions(log: SyncLog) -> dict[str, Any]:
     """Return the replacements of functions of ``torch._C``, by name."""
     skipped = {name: unsupported(log, api, needed=False) for name, api in _SKIPPED_FUNCTIONS.items()}
+    for name in vars(torch._C):
+        if name.startswith(_TUNABLE):
+            api = name.removeprefix(_TUNABLE)
+            needed = _WITHOUT_RESULT.fullmatch(api) is None
+            skipped[name] = unsupported(log, f"torch.cuda.tunable.{api}", needed=needed)
     return skipped | {name: unsupported(log, api) for name, api in _RAISING_FUNCTIONS.items()}
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..errors import TraceError
-from ..run_folder import BLACK_BOX, DIAGNOSIS
+from ..run_folder import BLACK_BOX, DIAGNOSIS, without_files
 from ..units import counted
 
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
@@ -132,6 +132,8 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
         raise TraceError(
             folder, f'it holds {count} named like traces, *.json, but none contains "traceEvents" or "rocprofiler"'
         )
+    if windows := without_files(folder, "skipped", "failed", "not reached"):
+        raise TraceError(folder, f"the run has no trace; {windows[-1]}")
     raise TraceError(folder, f"the folder holds no file that ends in {', '.join(SUFFIXES)}{but_pickles(folder)}")
 
 

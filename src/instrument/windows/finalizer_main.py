@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..exporters.raw_trace import compress
+from ..open_window import killed
 from ..part_file import remove_stale_parts, sync
 from ..process_id import start_time
 from ..run_folder import NAME, relative_path
@@ -255,6 +256,10 @@ class FinalizerJobs:
         self._keeping = FileKeeping(folder, job["run"], Storage.from_json(job["storage"]), self._on_uploaded)
         for written in (folder, *folder.glob("window-*")):
             remove_stale_parts(written)
+        with self._collect_error("the lines of killed windows"):
+            for path, entry in killed(folder):
+                path.unlink()
+                append(folder, [json.dumps(entry).encode() + b"\n"])
         return {}
 
     def _note_uploads(self, _: Job) -> dict[str, Any]:

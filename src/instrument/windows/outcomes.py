@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import log
 from ..guard import guard
+from ..open_window import OpenWindow
 from ..regions import dispatch
 from ..run_folder import traces_of
 from ..units import counted
@@ -71,6 +72,7 @@ class Outcomes:
         self._manifest = Manifest(out)
         self.finalizer = WindowFinalizer(self._manifest, file_hint, storage)
         self._with_line: set[int | str] = set()  # the labels of the windows that have a line
+        self._open: OpenWindow | None = None
         self.worst_steps: Callable[[], list[str]] = list
 
     @property
@@ -133,6 +135,12 @@ class Outcomes:
             "memory": recording and recording.memory and recording.memory.entry(),
         }
 
+    @guard.contained("the line of an open window")
+    def note_open(self, window: Window, step: int) -> None:
+        """Note that ``window`` opened at ``step``."""
+        self._open = OpenWindow(self._out, self._manifest.entry(**self.entry(window, None), status="failed"))
+        log.info("window.opened", **self.fields(window, step))
+
     def was_requested(self, window: Window) -> bool:
         """Return whether somebody asked for ``window``, beside a schedule."""
         return any(reason != SCHEDULE for reason in self._windows.opened_by(window))
@@ -157,7 +165,7 @@ class Outcomes:
         Returns:
             The number of the window for `WindowFinalizer.add_timing`.
         """
-        self._with_line.add(entry["window"])
+        self._note_end(entry["window"])
         reason = "; ".join([*missing, *failures]) or None
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
         read = self._prints_summary and self.holds_steps(recording)
@@ -166,6 +174,12 @@ class Outcomes:
             recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks,
             history=recording.memory, **line,
         )  # fmt: skip
+
+    def _note_end(self, label: int | str) -> None:
+        """Note that the window ``label`` gets its line."""
+        self._with_line.add(label)
+        if self._open is not None:
+            self._open.end()
 
     def _ranks_of(self, window: Window) -> list[int]:
         """Return the ranks of the job that record ``window``."""
@@ -186,7 +200,7 @@ class Outcomes:
         step: int | None = None,
     ) -> None:
         """Write the line of a window without files; with ``step``, log that it was skipped or failed there."""
-        self._with_line.add(self._windows.label(window))
+        self._note_end(self._windows.label(window))
         history = recording.memory if recording is not None else None
         line = self.entry(window, recording) | {"status": status, "reason": reason}
         self.finalizer.add_unrecorded(history, **line)

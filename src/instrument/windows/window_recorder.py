@@ -240,7 +240,8 @@ class WindowRecorder(TorchProfilerApi):
                 if compile_log is not None:
                     compile_log.start()
                 self._times.open()
-                log.info("window.opened", **self._outcomes.fields(window, self.step_num))
+                with cost.stall():
+                    self._outcomes.note_open(window, self.step_num)
             self._recording.window = window
             if action is StepAction.ACTIVE:
                 about = self._metadata | self._about(window) if self._recording.start_ns is None else {}
