@@ -79,4 +79,5 @@ def notes(report: SyncReport) -> list[str]:
 
 def alone(code: str) -> Any:
     """Return the JSON that ``code`` prints in a process of its own."""
-    return json.loads(warm.run([sys.executable, "-c", code], environment(), check=True).stdout)
+    printed = warm.run([sys.executable, "-c", code], environment(), check=True).stdout
+    return json.loads(printed.splitlines()[-1])  # gloo prints lines of its own

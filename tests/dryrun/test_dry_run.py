@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import instrument
 from instrument.dryrun.run import dry_run
@@ -293,6 +294,14 @@ def test_a_thread_that_outlives_the_run() -> None:
     go.set()
     done[0].join(10)
     assert [2.0] == done[1:]
+
+
+def test_compilation_after_a_run() -> None:
+    """torch.compile compiles after a run, also where a thread of the run ended later."""
+    test_a_thread_that_outlives_the_run()
+    counter = CompileCounter()
+    torch.compile(lambda x: x + 1, backend=counter)(torch.ones(2))
+    assert 1 == counter.frame_count
 
 
 def test_tensors_of_an_earlier_run() -> None:

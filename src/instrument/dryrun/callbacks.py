@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data._utils import worker
 
-from .modes import modes
+from .modes import modes_beside
 from .state import RunState
 from .storages import Replacement
 
@@ -47,7 +47,7 @@ def _threads(state: RunState) -> Iterator[Replacement]:
             def watched() -> None:
                 with suppress(AttributeError):
                     del thread.run
-                with modes(state):
+                with modes_beside(state):
                     run()
 
             thread.run = watched  # type: ignore[method-assign]
@@ -57,7 +57,7 @@ def _threads(state: RunState) -> Iterator[Replacement]:
 
     def make_run(original: Any) -> Any:
         def run(item: Any) -> None:
-            with nullcontext() if state.thread.functions is not None else modes(state):
+            with nullcontext() if state.thread.functions is not None else modes_beside(state):
                 original(item)
 
         return run

@@ -5,10 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from torch.utils import _python_dispatch
+
 from . import tensor_reads, transfers
 from .dispatch_mode import DispatchMode
 from .function_mode import FunctionMode
 from .state import RunState
+
+_OF_COMPILER = "set_is_in_mode_without_ignore_compile_internals"  # of torch 2.12 on
+
+
+@contextmanager
+def modes_beside(state: RunState) -> Iterator[None]:
+    """Observe the operators of the calling thread, which runs beside that of the run.
+
+    Torch notes for the process, not for a thread, that a mode is on, and compiles nothing then. A thread that ends
+    after the run would leave the notes as they were during the run.
+    """
+    kept: dict[str, bool] = {}
+    with ExitStack() as stack:
+        stack.callback(lambda: _set_notes(kept))
+        stack.enter_context(modes(state))
+        stack.callback(lambda: kept.update(_notes()))
+        yield
+
+
+def _notes() -> dict[str, bool]:
+    return {name: value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")}
+
+
+def _set_notes(notes: dict[str, bool]) -> None:
+    vars(_python_dispatch).update(notes)
+    if (set_compiler := getattr(_python_dispatch, _OF_COMPILER, None)) is not None:
+        set_compiler(notes["_is_in_any_mode_without_ignore_compile_internals"])
 
 
 @contextmanager
