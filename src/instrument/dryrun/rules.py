@@ -130,7 +130,12 @@ def _equal(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, An
 
 
 def _fill(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Check the value, which masked_fill and index_fill read; fill_ reads it only from another device."""
+    """Check the value, which masked_fill and index_fill read; fill_ reads it only from another device.
+
+    The operator is also what torch 2.15 makes of a number that is assigned to elements, whose indices it copies.
+    """
+    if func._schema.name.startswith("aten::index_fill") and state.tags.device(args[0]) is not None:
+        _record_indices(state, args[2:3])
     if not isinstance(args[-1], torch.Tensor) or state.tags.device(args[-1]) is None:
         return
     name = func._schema.name.partition("::")[2]

@@ -192,7 +192,8 @@ class TorchProfilerCapture:
         self._ranges = OpenRanges()
         self._ranges.follow()
         self._emitter = torch_emitter(self.profiler.profiler)
-        self._start_trace()
+        with profilers.without_inductor():  # torch 2.6 looks for it here
+            self._start_trace()
         if self._thread != main_thread().ident:  # may be killed at exit, with no chance to stop
             self._let_go = kineto.hold_recording()
         self.add_metadata("instrument_detail", self._detail)
