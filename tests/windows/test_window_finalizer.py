@@ -104,7 +104,7 @@ def test_the_process_is_isolated_from_the_program(tmp_path: Path) -> None:
             from tests.support.finalizers import finalizer
             environment = open(f"/proc/{finalizer()}/environ").read().split(chr(0))
             names = ("INSTRUMENT", "CUDA_VISIBLE", "HIP_VISIBLE")
-                print(sorted(name for name in environment if name.startswith(names)))
+            print(sorted(name for name in environment if name.startswith(names)))
     """
     paths = os.pathsep.join([str(programs.ROOT / "src"), str(tmp_path)])
     env = programs.environment() | {"PYTHONPATH": paths, "INSTRUMENT_RUN": "", "TRAPS": str(tmp_path)}
@@ -436,7 +436,7 @@ def test_a_fork_releases_the_process(tmp_path: Path) -> None:
         assert Path(f"/proc/{fork}").exists()
     finally:
         os.kill(int(fork), signal.SIGKILL)
-    assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))
+    assert [(1, "recorded"), (2, "failed")] == statuses(manifest(tmp_path / "out"))
 
 
 def test_a_summary_that_is_never_read(tmp_path: Path) -> None:

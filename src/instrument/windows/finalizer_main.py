@@ -256,10 +256,6 @@ class FinalizerJobs:
         self._keeping = FileKeeping(folder, job["run"], Storage.from_json(job["storage"]), self._on_uploaded)
         for written in (folder, *folder.glob("window-*")):
             remove_stale_parts(written)
-        with self._collect_error("the lines of killed windows"):
-            for path, entry in killed(folder):
-                path.unlink()
-                append(folder, [json.dumps(entry).encode() + b"\n"])
         return {}
 
     def _note_uploads(self, _: Job) -> dict[str, Any]:
@@ -275,9 +271,13 @@ class FinalizerJobs:
                 sync(path)
         self._unsynced.clear()
 
-    def remove_stale_sockets(self) -> None:
-        """Remove what a killed training process listened to."""
+    def account_for_killed(self) -> None:
+        """Write the lines of windows that were open when their process was killed; remove their sockets."""
         if self._folder is not None:
+            with self._collect_error("the lines of killed windows"):
+                for path, entry in killed(self._folder):
+                    path.unlink()
+                    append(self._folder, [json.dumps(entry).encode() + b"\n"])
             remove_stale_sockets(self._folder)
 
     def end(self) -> tuple[dict[str, Any], bool]:
@@ -336,7 +336,8 @@ def main(parent: int) -> None:
     for late in finalize.jobs_without_timing() if job is None else ():
         _reply(answers, late, finalize.do(late))
     if job is None:
-        finalize.remove_stale_sockets()
+        _wait_for_exit(parent)
+    finalize.account_for_killed()
     finalize.sync()
     ended, hangs = finalize.end()
     _reply(answers, {}, ended)
@@ -344,6 +345,14 @@ def main(parent: int) -> None:
         _reply(answers, job, finalize.do(job))
     if hangs:
         os._exit(0)  # threads of a connection may wait for minutes
+
+
+def _wait_for_exit(parent: int) -> None:
+    """Wait until a process has exited, whose connection closed a moment before."""
+    for _ in range(100):
+        if start_time(parent) is None:
+            return
+        time.sleep(0.01)
 
 
 def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:

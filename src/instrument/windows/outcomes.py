@@ -136,10 +136,15 @@ class Outcomes:
         }
 
     @guard.contained("the line of an open window")
-    def note_open(self, window: Window, step: int) -> None:
-        """Note that ``window`` opened at ``step``."""
+    def note_open(self, window: Window) -> None:
+        """Keep the line of ``window``, whose recording begins, for the case that the process is killed."""
         self._open = OpenWindow(self._out, self._manifest.entry(**self.entry(window, None), status="failed"))
-        log.info("window.opened", **self.fields(window, step))
+
+    def drop_open(self) -> None:
+        """Drop the line of the window that `note_open` noted, which gets its own one, or none yet."""
+        noted, self._open = self._open, None
+        if noted is not None:
+            noted.end()
 
     def was_requested(self, window: Window) -> bool:
         """Return whether somebody asked for ``window``, beside a schedule."""
@@ -165,7 +170,8 @@ class Outcomes:
         Returns:
             The number of the window for `WindowFinalizer.add_timing`.
         """
-        self._note_end(entry["window"])
+        self._with_line.add(entry["window"])
+        self.drop_open()
         reason = "; ".join([*missing, *failures]) or None
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
         read = self._prints_summary and self.holds_steps(recording)
@@ -174,12 +180,6 @@ class Outcomes:
             recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks,
             history=recording.memory, **line,
         )  # fmt: skip
-
-    def _note_end(self, label: int | str) -> None:
-        """Note that the window ``label`` gets its line."""
-        self._with_line.add(label)
-        if self._open is not None:
-            self._open.end()
 
     def _ranks_of(self, window: Window) -> list[int]:
         """Return the ranks of the job that record ``window``."""
@@ -200,7 +200,8 @@ class Outcomes:
         step: int | None = None,
     ) -> None:
         """Write the line of a window without files; with ``step``, log that it was skipped or failed there."""
-        self._note_end(self._windows.label(window))
+        self._with_line.add(self._windows.label(window))
+        self.drop_open()
         history = recording.memory if recording is not None else None
         line = self.entry(window, recording) | {"status": status, "reason": reason}
         self.finalizer.add_unrecorded(history, **line)

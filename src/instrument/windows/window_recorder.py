@@ -240,11 +240,14 @@ class WindowRecorder(TorchProfilerApi):
                 if compile_log is not None:
                     compile_log.start()
                 self._times.open()
-                with cost.stall():
-                    self._outcomes.note_open(window, self.step_num)
+                log.info("window.opened", **self._outcomes.fields(window, self.step_num))
             self._recording.window = window
             if action is StepAction.ACTIVE:
-                about = self._metadata | self._about(window) if self._recording.start_ns is None else {}
+                about = {}
+                if self._recording.start_ns is None:
+                    about = self._metadata | self._about(window)
+                    with self._recording.cost.stall():
+                        self._outcomes.note_open(window)
                 self._recording.step(self.step_num, about, self._has_schedule or self.step_num > self._first)
                 self._times.begin(self.step_num, recording=True)
             else:
@@ -403,6 +406,7 @@ class WindowRecorder(TorchProfilerApi):
 
     def _abandon(self, recording: Recording) -> None:
         """End ``recording`` without a trace: now or, after an interrupt, at the next step of its thread."""
+        self._outcomes.drop_open()
         due, self._next_due_step = self._next_due_step, self.step_num
         self._unclosed_recording, self._recording = recording, None
         if self._close_unclosed():
