@@ -232,8 +232,7 @@ def test_compiled_step(attach_emitter: AttachEmitter) -> None:
 
     The backend of this test runs the graph's operators in Python, so copies among them are visible.
     """
-    if not compiles_clipping():
-        pytest.skip("this version of torch breaks the graph at clip_grad_norm_")
+    called = set() if compiles_clipping() else {"clip_grad_norm_"}
     torch._dynamo.reset()
     counter = CompileCounter()
     job = Job(torch.optim.SGD)
@@ -255,7 +254,7 @@ def test_compiled_step(attach_emitter: AttachEmitter) -> None:
         for _ in range(2):
             with attach_emitter() as emitter:
                 compiled(x)
-            assert {"copy to meta"} == {region.name for region in emitter.regions}
+            assert {"copy to meta"} | called == {region.name for region in emitter.regions}
             compiled(x)
     assert before == counter.frame_count
 

@@ -8,6 +8,7 @@ from ..patch import Patch, apply, undo
 from ..regions import dispatch
 from .parts import PARTS, PHASES, RANGES, Switch
 from .service import Handle, PatchService, contain_request
+from .uncompiled import skip_package
 
 
 class StepAnnotation:
@@ -99,4 +100,5 @@ def annotate_step(*parts: str) -> Handle:
             raise TypeError(f'"parts" must be strings from {", ".join(PARTS)}: {part!r}')
         if part not in PARTS:
             raise ValueError(f'"parts" must be from {", ".join(PARTS)}: {part!r}')
+    skip_package()  # torch's own functions call the patched ones between two graphs
     return patcher.add(StepAnnotation(parts or tuple(PARTS)))

@@ -1,7 +1,4 @@
-"""Keeps the library out of compiled code: torch.compile skips it, and calls are deferred to the end of such code.
-
-torch compiles any Python function that is called between two of its graphs. Functions that inspect frames must run
-uncompiled, and compiling the others would cost seconds. A function that is inlined into a graph works as before.
+"""Defers calls to the end of compiled code, and runs functions without torch.compile.
 
 torch opens a range around compiled code, in C++: if a recording stops inside it and another one starts there,
 torch crashes. So the end of a step is reported once the compiled function has ended.
@@ -10,20 +7,17 @@ torch crashes. So the end of a step is reported once the compiled function has e
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import threading
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from ..compat import compiler
 from ..guard import guard
-from ..patch import Patch, apply, renamed, undo
+from ..patch import Patch, apply, undo
 
 F = TypeVar("F", bound=Callable[..., Any])
 FEATURE = "following compiled functions"
-_PACKAGE = __package__.partition(".")[0]
 
 
 def without_compiler(function: F) -> F:
@@ -41,49 +35,6 @@ def without_compiler(function: F) -> F:
             set_eval_frame(before)
 
     return cast(F, call)
-
-
-def skip_package() -> None:
-    """Make torch.compile skip the functions of this package imported so far; the first call takes 10 ms.
-
-    Wrappers around functions of the program stay a part of the compiled code.
-    """
-    skip = compiler.skip_code()
-    if skip is not None:
-        wrapping_modules = [f"{_PACKAGE}.regions.annotation", f"{_PACKAGE}.regions.wrap"]
-        names = [name for name in sys.modules if name.split(".")[0] == _PACKAGE and name not in wrapping_modules]
-        for name in names:
-            for code in _codes_in(name, len(vars(sys.modules[name]))):
-                skip(code)
-
-
-@functools.cache
-def _codes_in(name: str, _: int) -> list[types.CodeType]:
-    """Return the codes of the functions of a module, whose number of attributes grows while it is imported."""
-    values = [
-        value for value in list(vars(sys.modules[name]).values()) if getattr(value, "__module__", None) == name
-    ]
-    codes = [code for value in values for code in _codes(value)]
-    in_patches = [renamed(code) for code in codes if code.co_flags & inspect.CO_NESTED]
-    return codes + in_patches
-
-
-def _codes(value: Any) -> Iterator[types.CodeType]:
-    """Yield the code objects of a function or class, also those defined inside."""
-    if isinstance(value, types.CodeType):
-        yield value
-        for inner in value.co_consts:
-            if isinstance(inner, types.CodeType):
-                yield from _codes(inner)
-    elif isinstance(value, type):
-        for part in vars(value).values():
-            yield from _codes(part)
-    elif isinstance(value, property):
-        yield from _codes(value.fget)
-    elif hasattr(value, "__wrapped__"):
-        yield from _codes(value.__wrapped__)
-    elif isinstance(value, types.FunctionType):
-        yield from _codes(value.__code__)
 
 
 class _ThreadState(threading.local):

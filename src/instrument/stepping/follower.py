@@ -17,9 +17,10 @@ from ..imports import ImportHook
 from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
 from ..modules.step import patcher
+from ..modules.uncompiled import skip_package
 from ..patch import Change, Patch, apply, leave_no_frame, undo
 from ..regions import dispatch
-from .compiled_code import DeferredCalls, skip_package, without_compiler
+from .compiled_code import DeferredCalls, without_compiler
 from .function_calls import SIGNS, FunctionCallSteps, check_step_on
 from .graphed_callables import GraphedCallables
 from .optimizer_steps import FEATURE, MIN_STEPS_ALONE, OptimizerSteps, running

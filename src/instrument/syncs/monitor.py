@@ -15,7 +15,7 @@ from types import FrameType
 
 from ..compat import autograd
 from ..guard import guard
-from ..stepping import compiled_code
+from ..modules.uncompiled import skip_package
 from . import wrappers
 from .calls import (
     Caller,
@@ -84,7 +84,7 @@ class SyncMonitor:
 
     def _install(self) -> None:
         if not self._package_skipped:
-            compiled_code.skip_package()
+            skip_package()
             self._package_skipped = True
         with contextlib.ExitStack() as stack:  # if one part fails, all are removed
             stack.callback(self._trace.remove)
