@@ -14,7 +14,7 @@ from .interrupts import Suppressed
 from .part_file import make_folder
 
 _NAME = re.compile(rf"\.{process_id.WRITER}\.open\.json")
-_REASON = "the program ended while the window was open, as by SIGKILL or short of memory"
+_REASON = "the program ended while the window was open, by a signal such as SIGKILL, or short of memory"
 
 
 class OpenWindow:

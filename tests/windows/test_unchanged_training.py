@@ -130,14 +130,14 @@ def test_a_finishing_process_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["SIGTERM", "SIGKILL"])
 def test_a_signal_that_ends_the_program(tmp_path: Path, mode: str) -> None:
-    """What was recorded before is whole; the window that was open has neither a line nor a file."""
+    """What was recorded before is whole; the window that was open has a line and no file."""
     code, _, output = trained(tmp_path, mode)
     assert -getattr(signal, mode) == code
     number = next(int(line) for line in output.splitlines() if line.isdecimal())
     eventually(lambda: not processes(number))
     lines = manifest(tmp_path / "out")
-    assert [(1, "recorded")] == statuses(lines)
-    assert [[1]] == recorded(tmp_path / "out")
+    assert [(1, "recorded"), (2, "failed")] == statuses(lines)
+    assert ([1, 1], []) == (lines[0]["steps"], lines[1]["files"])
     assert_files_are_there(tmp_path, lines)
 
 

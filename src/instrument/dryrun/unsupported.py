@@ -65,11 +65,10 @@ def unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[...,
 def private_functions(log: SyncLog) -> dict[str, Any]:
     """Return the replacements of functions of ``torch._C``, by name."""
     skipped = {name: unsupported(log, api, needed=False) for name, api in _SKIPPED_FUNCTIONS.items()}
-    for name in vars(torch._C):
-        if name.startswith(_TUNABLE):
-            api = name.removeprefix(_TUNABLE)
-            needed = _WITHOUT_RESULT.fullmatch(api) is None
-            skipped[name] = unsupported(log, f"torch.cuda.tunable.{api}", needed=needed)
+    tunable = {name.removeprefix(_TUNABLE) for name in vars(torch._C) if name.startswith(_TUNABLE)}
+    for api in tunable.union(torch.cuda.tunable.__all__):  # a build for the CPU lacks the functions of torch._C
+        needed = _WITHOUT_RESULT.fullmatch(api) is None
+        skipped[_TUNABLE + api] = unsupported(log, f"torch.cuda.tunable.{api}", needed=needed)
     return skipped | {name: unsupported(log, api) for name, api in _RAISING_FUNCTIONS.items()}
 
 
