@@ -138,7 +138,7 @@ def test_a_signal_that_ends_the_program(tmp_path: Path, mode: str) -> None:
     lines = manifest(tmp_path / "out")
     assert [(1, "recorded"), (2, "failed")] == statuses(lines)
     assert ([1, 1], []) == (lines[0]["steps"], lines[1]["files"])
-    assert_files_are_there(tmp_path, lines)
+    assert_files_are_there(tmp_path, lines[:1])
 
 
 @pytest.mark.parametrize(
