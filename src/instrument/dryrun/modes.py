@@ -12,7 +12,7 @@ from .dispatch_mode import DispatchMode
 from .function_mode import FunctionMode
 from .state import RunState
 
-_OF_COMPILER = "set_is_in_mode_without_ignore_compile_internals"  # of torch 2.12 on
+_OF_COMPILER = "set_is_in_mode_without_ignore_compile_internals"  # later versions of torch
 
 
 @contextmanager
