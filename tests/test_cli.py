@@ -304,12 +304,12 @@ def test_windows_without_a_trace(runs: Path) -> None:
     with (runs / "manifest.jsonl").open("a") as manifest:
         manifest.writelines(f"{json.dumps(line)}\n" for line in lines)
     messages = command("summarize", runs).stderr.decode().splitlines()
-    assert messages == [f"instrument: {runs}, window {number}: failed, reason {number}" for number in (3, 4)]
+    assert messages == [f"instrument: {runs}, window {number} failed: reason {number}" for number in (3, 4)]
     empty = runs / "empty"
     empty.mkdir()
     (empty / "manifest.jsonl").write_text(json.dumps({**lines[0], "status": "not reached"}))
     for name in ("summarize", "diagnose"):
-        assert "the run has no trace; window 3: not reached, reason 3" in command(name, empty).stderr.decode()
+        assert "the run has no trace; window 3 not reached: reason 3" in command(name, empty).stderr.decode()
 
 
 def test_windows_that_are_being_finished(runs: Path) -> None:

@@ -14,14 +14,14 @@ from .interrupts import Suppressed
 from .part_file import make_folder
 
 _NAME = re.compile(rf"\.{process_id.WRITER}\.open\.json")
-_REASON = "the program ended while the window was open, by a signal such as SIGKILL, or short of memory"
+_REASON = "the program was killed while the window was open, by SIGKILL for example, or because memory ran out"
 
 
 class OpenWindow:
     """A hidden file with the line of a window, from its opening to its end: about 0.1 ms for both.
 
     Args:
-        folder: the folder of the run; without rights to write there is no file.
+        folder: the folder of the run; if it cannot be written to, no file is kept.
         entry: the line, without status and reason.
     """
 

@@ -33,7 +33,8 @@ def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
         with Suppressed(OSError), path.open("rb") as lines:
             lines.seek(start if path.name == NAME else 0)
             yield from (entry for entry in parse_lines(lines) if "event" not in entry)
-    yield from (entry for _, entry in killed(folder))
+    if start == 0:  # a window that was killed open has no place among the lines
+        yield from (entry for _, entry in killed(folder))
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -158,7 +159,7 @@ def without_files(folder: Path, *statuses: str) -> list[str]:
     """Return which windows of the last run in ``folder`` have one of the statuses and no files, in words."""
     entries = list(entries_of(folder))
     return [
-        f"window {entry.get('window')}: {entry['status']}, {entry.get('reason')}"
+        f"window {entry.get('window')} {entry['status']}: {entry.get('reason')}"
         for entry in entries
         if entry.get("status") in statuses and entry.get("run") == entries[-1].get("run") and not files_of(entry)
     ]

@@ -41,6 +41,7 @@ def records_all_threads() -> Any:
 
 # A number that is assigned to elements is copied to the GPU first, before torch 2.15.
 copies_numbers = TorchVersion(torch.__version__) < (2, 15)
+selects_combinations_by_mask = TorchVersion(torch.__version__) < (2, 14)
 shards_on_cpu = hasattr(torch.cpu.Stream, "record_event")  # FSDP needs it, from torch 2.7 on
 
 has_a_timeout = pytest.mark.skipif(

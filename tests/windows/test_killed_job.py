@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from instrument import open_window, process_id
 from instrument.run_folder import entries_of, files_of
+from instrument.windows import finalizer_main
+from instrument.windows.storage import Storage
 
 from ..support import programs, warm
 from ..support.finalizers import eventually, processes
@@ -83,6 +90,29 @@ def test_a_job_that_is_killed_in_a_window(tmp_path: Path, step: int) -> None:
     run(out)
     assert [killed] == [entry for entry in manifest(out) if entry["status"] == "failed"]
     assert [] == list(out.glob(".*.open.json"))
+
+
+def test_two_finishing_processes_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each window that was open is written once, also if the process of another rank takes one meanwhile."""
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as exited:
+        left = exited.pid
+    for window in (1, 2):
+        name = f".{process_id.place()}-{left}-1-{window:08x}.open.json"
+        (tmp_path / name).write_text(json.dumps({"window": window}))
+
+    def killed_beside_another(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+        first, second = open_window.killed(folder)
+        first[0].unlink()  # the other process was faster
+        yield from (first, second)
+
+    monkeypatch.setattr(finalizer_main, "killed", killed_beside_another)
+    jobs = finalizer_main.FinalizerJobs(lambda: None)
+    storage = Storage().as_json()
+    jobs.do({"kind": "start", "job": 0, "state": None, "folder": str(tmp_path), "run": "r", "storage": storage})
+    jobs.account_for_killed()
+    assert [] == jobs.do({"kind": "wake", "job": 1})["errors"]
+    assert [2] == [entry["window"] for entry in manifest(tmp_path)]
+    assert [] == list(tmp_path.glob(".*.open.json"))
 
 
 def test_a_reader_of_the_manifest_of_a_running_job(out: Path) -> None:

@@ -19,25 +19,26 @@ _OF_COMPILER = "set_is_in_mode_without_ignore_compile_internals"  # later versio
 def modes_beside(state: RunState) -> Iterator[None]:
     """Observe the operators of the calling thread, which runs beside that of the run.
 
-    Torch notes for the process, not for a thread, that a mode is on, and compiles nothing then. A thread that ends
-    after the run would leave the notes as they were during the run.
+    Torch has one flag for the process, not for each thread, that a mode is on, and compiles nothing then. A thread
+    that ends after the run would leave the flag as it was during the run.
     """
-    kept: dict[str, bool] = {}
+    kept: dict[str, bool] = {}  # empty if a mode cannot be entered
     with ExitStack() as stack:
-        stack.callback(lambda: _set_notes(kept))
+        stack.callback(lambda: _set_flags(kept))
         stack.enter_context(modes(state))
-        stack.callback(lambda: kept.update(_notes()))
+        stack.callback(lambda: kept.update(_flags()))
         yield
 
 
-def _notes() -> dict[str, bool]:
+def _flags() -> dict[str, bool]:
     return {name: value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")}
 
 
-def _set_notes(notes: dict[str, bool]) -> None:
-    vars(_python_dispatch).update(notes)
-    if (set_compiler := getattr(_python_dispatch, _OF_COMPILER, None)) is not None:
-        set_compiler(notes["_is_in_any_mode_without_ignore_compile_internals"])
+def _set_flags(flags: dict[str, bool]) -> None:
+    vars(_python_dispatch).update(flags)
+    flag = flags.get("_is_in_any_mode_without_ignore_compile_internals")
+    if flag is not None and (set_compiler := getattr(_python_dispatch, _OF_COMPILER, None)) is not None:
+        set_compiler(flag)
 
 
 @contextmanager

@@ -276,7 +276,10 @@ class FinalizerJobs:
         if self._folder is not None:
             with self._collect_error("the lines of killed windows"):
                 for path, entry in killed(self._folder):
-                    path.unlink()
+                    try:
+                        path.unlink()
+                    except FileNotFoundError:  # the finishing process of another rank writes this line
+                        continue
                     append(self._folder, [json.dumps(entry).encode() + b"\n"])
             remove_stale_sockets(self._folder)
 
