@@ -292,6 +292,35 @@ def test_patches_are_undone_where_a_signal_handler_raises(
     assert (Owner.first, Owner.second, patches) == (0, 0, [])
 
 
+@pytest.mark.usefixtures("lenient")
+def test_a_time_limit_directly_after_torch_has_stopped(
+    tmp_path: Path,
+    handle: Callable[[Any], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The window failed, nothing stops torch a second time, and the next window is recorded."""
+    handle(plain)
+    real = sessions.release
+
+    def release(capture: Any) -> None:
+        real(capture)
+        monkeypatch.undo()
+        raise_alarm()
+
+    with instrument.profile(tmp_path, schedule="1,3", on_trace_ready=lambda prof: None) as prof:
+        prof.step()
+        monkeypatch.setattr(sessions, "release", release)
+        with pytest.raises(TimeLimit):
+            prof.step()
+        prof.step()
+        prof.step()
+    assert [("failed", "interrupted by TimeLimit"), ("recorded", None)] == [
+        (entry["status"], entry["reason"]) for entry in prof.windows
+    ]
+    assert "failed and was skipped" not in caplog.text
+
+
 class Alarms:
     """Sets time limits from a microsecond to about 10 ms around the code to interrupt."""
 

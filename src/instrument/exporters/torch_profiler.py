@@ -231,7 +231,7 @@ class TorchProfilerCapture:
     def stop(self) -> None:
         """Stop recording; takes 1.4 s for 500,000 events."""
         self._check()
-        if self.ended:
+        if self.ended or not self._prepared:  # the latter if an interrupt came after torch had stopped
             return
         self._add_notes()
         self._stop()
