@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import bz2
+import dataclasses
+import gc
 import gzip
 import io
 import json
 import lzma
 import pickle
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +70,19 @@ def test_packed_traces(tmp_path: Path, name: str) -> None:
     trace = read_trace(path)
     assert (trace.path, trace.operators.duration_ns.tolist(), bool(trace.lost)) == (path, [7000], False)
     assert trace.args(trace.operators, 0) == {"a": 1}
+
+
+def test_copies_of_a_packed_trace(tmp_path: Path) -> None:
+    """A trace made from one that is gone has its args; nothing is left when the last one is gone."""
+    path = tmp_path / "t.json.xz"
+    path.write_bytes(PACKED["t.json.xz"])
+    before = set(Path(tempfile.gettempdir()).glob("instrument-*"))
+    trace = dataclasses.replace(read_trace(path))
+    gc.collect()
+    assert trace.args(trace.operators, 0) == {"a": 1}
+    del trace
+    gc.collect()
+    assert before == set(Path(tempfile.gettempdir()).glob("instrument-*"))
 
 
 def in_ten_kib(size: int) -> bytes:

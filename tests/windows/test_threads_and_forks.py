@@ -47,6 +47,18 @@ def test_a_step_on_another_thread(out: Path, caplog: pytest.LogCaptureFixture) -
     assert 1 == caplog.text.count("on another thread than the one that opened the window")
 
 
+def test_a_thread_for_each_step(out: Path) -> None:
+    """Each window that no thread stays for is skipped, with a line; a later one is recorded by a thread that stays."""
+    schedule = instrument.schedule(wait=1, warmup=0, active=2, repeat=5)
+    with instrument.profile(out, schedule=schedule) as prof:
+        for _ in range(12):
+            call_in_thread(prof.step)
+        train(4, prof.step)
+    lines = manifest(out)
+    assert [(1, "skipped"), (2, "skipped"), (3, "skipped"), (4, "skipped"), (5, "recorded")] == statuses(lines)
+    assert all("the thread of the window ended" in line["reason"] for line in lines[:4])
+
+
 STOP_ON_ANOTHER_THREAD = """
     import json, sys, threading
     import torch, instrument

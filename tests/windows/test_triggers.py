@@ -269,6 +269,25 @@ def test_an_error_does_not_end_the_service(out: Path, lenient: None, caplog: pyt
     listening.end()
 
 
+def test_ranks_that_begin_at_once(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose socket does not listen yet is not taken for a killed one."""
+    listen = socket.socket.listen
+
+    def listen_late(server: socket.socket) -> None:
+        command_socket.remove_stale_sockets(out)  # as another rank does
+        listen(server)
+
+    monkeypatch.setattr(socket.socket, "listen", listen_late)
+    listening = CommandSocket(out, WindowRequest(""))
+    listening.begin(lambda request: {"reason": request.reason}, lambda _: {})
+    try:
+        (path,) = sockets_of(str(out))
+        assert {"reason": "now"} == ask(path, {"reason": "now"})
+    finally:
+        listening.end()
+    assert [] == list(out.iterdir())
+
+
 def test_a_service_that_cannot_go_on(out: Path, lenient: None) -> None:
     """Its socket is closed and gone, so that nobody waits for an answer."""
     listening = CommandSocket(out, WindowRequest(""))

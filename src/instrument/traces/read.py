@@ -9,7 +9,7 @@ import sys
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
@@ -218,7 +218,7 @@ def _read_database(path: Path) -> Trace:
 
 
 def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> Trace | TraceSet:
-    """Read a copy of what is not a plain file; `Trace.args` needs the copy, which is removed with the trace.
+    """Read a copy of what is not a plain file; `Trace.args` needs the copy, which is removed with the traces.
 
     Args:
         path: where the content comes from.
@@ -238,7 +238,22 @@ def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> T
             if isinstance(error, TraceError):
                 raise TraceError(path, error.reason) from None
             raise
-    for trace in [found] if isinstance(found, Trace) else found.values():
+    traces = [found] if isinstance(found, Trace) else list(found.values())
+    for trace in traces:
         trace.path = path
-    weakref.finalize(found, spool.unlink, missing_ok=True)
+    _remove_after([trace.look_up for trace in traces if trace.look_up is not None], spool)
     return found
+
+
+def _remove_after(users: Sequence[object], file: Path) -> None:
+    """Remove ``file`` when the last of its users is gone: copies of a trace share what looks up its arguments."""
+    left = iter(range(len(users)))
+
+    def remove() -> None:
+        if next(left) == len(users) - 1:
+            file.unlink(missing_ok=True)
+
+    for user in users:
+        weakref.finalize(user, remove)
+    if not users:
+        file.unlink(missing_ok=True)

@@ -67,13 +67,13 @@ class CommandSocket:
         self._place = OwnDescriptor(os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC))
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            address = _address(self._folder, self._name, self._place.number)
-            path = self._folder / self._name
-            path.unlink(missing_ok=True)  # of a killed process that had this number
             remove_stale_sockets(self._folder)
-            server.bind(address)
-            path.chmod(0o600)  # before anybody can connect
+            new = self._folder / f".new{self._name}"  # another rank would take one that refuses for a stale one
+            new.unlink(missing_ok=True)  # of a killed process that had this number
+            server.bind(_address(self._folder, new.name, self._place.number))
+            new.chmod(0o600)  # before anybody can connect
             server.listen()
+            new.replace(self._folder / self._name)
         except BaseException:
             server.close()
             raise

@@ -30,7 +30,7 @@ class RunEnder(WindowRecorder):
     _paused = False
     _process = 0  # that began the run
     _no_more_windows = False  # every window has begun
-    _threads_without_step = 0  # threads that opened a window and ended before a step of it did
+    _ended_without_step = (0, 0)  # a window, and how many threads opened it and ended before a step of it did
     _end_was_interrupted = False  # an interrupt cut off a part of the end
 
     @property
@@ -215,10 +215,13 @@ class RunEnder(WindowRecorder):
         self._break_window(recording, begun=begun, cut=not begun)
         self._times.cancel()
         if recording.save_result is None:  # no step has run
-            self._postponement_reason = reason
-            self._threads_without_step += 1
-            if self._threads_without_step == _MAX_THREADS_WITHOUT_STEP:
-                self._fail_window(recording.window, CaptureError(reason))
+            window, self._postponement_reason = recording.window, reason
+            before, threads = self._ended_without_step
+            self._ended_without_step = window.index, threads + 1 if window.index == before else 1
+            if self._ended_without_step[1] == _MAX_THREADS_WITHOUT_STEP:
+                self._fail_window(window, CaptureError(reason))
+            else:
+                self._put_off(window)
 
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:

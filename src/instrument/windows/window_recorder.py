@@ -189,10 +189,13 @@ class WindowRecorder(TorchProfilerApi):
             self._note_missed(window)
             return False
         if recording is None and window is not None and window.index > self._last_finished_index:
-            self._missed_windows = [other for other in self._missed_windows if other.index != window.index] + [
-                window
-            ]
+            self._put_off(window)
         return True
+
+    def _put_off(self, window: Window) -> None:
+        """Note that ``window`` opens later, if at all."""
+        others = [other for other in self._missed_windows if other.index != window.index]
+        self._missed_windows = [*others, window]
 
     def _is_due(self, action: StepAction, window: Window | None, over: bool) -> bool:
         """Return whether a recording opens, starts or ends at this step."""
