@@ -104,4 +104,8 @@ def page(names: dict[str, list[str]], count: int) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(*fired(diagnosed(Path(sys.argv[1] if len(sys.argv) > 1 else "build/traces")))))
+    folder = sys.argv[1] if len(sys.argv) > 1 else "build/traces"
+    rules, traces = fired(diagnosed(Path(folder)))
+    if not traces:
+        raise SystemExit(f"there is no trace in {folder}: make traces fetches them")
+    PAGE.write_text(page(rules, traces))

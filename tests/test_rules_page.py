@@ -17,6 +17,7 @@ def test_every_rule_is_described() -> None:
     for rule in RULES.values():
         assert entry(rule) in text, f"{rule.name}: run python -m scripts.rules_page FOLDER"
     assert sorted(re.findall(r"^### (.+)$", text, re.MULTILINE)) == sorted(RULES)
+    assert "(0 of 0)" not in text, "the page was made without traces"
     assert len(re.findall(r"Fires on \d+ of \d+ real traces: |Not seen in a real trace ", text)) == len(RULES)
 
 

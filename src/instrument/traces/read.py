@@ -247,10 +247,10 @@ def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> T
 
 def _remove_after(users: Sequence[object], file: Path) -> None:
     """Remove ``file`` when the last of its users is gone: copies of a trace share what looks up its arguments."""
-    left = iter(range(len(users)))
+    left = iter(range(len(users) - 1, -1, -1))
 
     def remove() -> None:
-        if next(left) == len(users) - 1:
+        if next(left) == 0:
             file.unlink(missing_ok=True)
 
     for user in users:
