@@ -301,6 +301,7 @@ def test_windows_without_a_trace(runs: Path) -> None:
         {"run": "second", "window": number, "status": "failed", "reason": f"reason {number}"} for number in (3, 4)
     ]
     lines.insert(0, {**lines[0], "run": "first"})
+    lines.append({**lines[0], "window": 5})  # that of a killed run is written when the next one ends
     with (runs / "manifest.jsonl").open("a") as manifest:
         manifest.writelines(f"{json.dumps(line)}\n" for line in lines)
     messages = command("summarize", runs).stderr.decode().splitlines()

@@ -94,6 +94,7 @@ def shown(text: str, columns: int) -> list[str]:
     [
         ("", ["the summary", ""]),
         ("epoch 1\n", ["epoch 1", "the summary", ""]),
+        (".", [".", "the summary", ""]),
         (" 50%|####   |", [" 50%|####   |", "the summary", ""]),
         ("#" * 20, ["#" * 20, "the summary", ""]),
         ("a bar\r", ["the summary", ""]),

@@ -158,10 +158,11 @@ def _has_steps(entry: Mapping[str, Any], first: int, last: int) -> bool:
 def without_files(folder: Path, *statuses: str) -> list[str]:
     """Return which windows of the last run in ``folder`` have one of the statuses and no files, in words."""
     entries = list(entries_of(folder))
+    last = max((str(entry.get("run")) for entry in entries), default="")  # it begins with the time of the start
     return [
         f"window {entry.get('window')} {entry['status']}: {entry.get('reason')}"
         for entry in entries
-        if entry.get("status") in statuses and entry.get("run") == entries[-1].get("run") and not files_of(entry)
+        if entry.get("status") in statuses and str(entry.get("run")) == last and not files_of(entry)
     ]
 
 

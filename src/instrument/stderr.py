@@ -38,13 +38,13 @@ def at_start() -> Any:
 def fresh_line(file: Any) -> str:
     """Return what moves the cursor of a terminal to the start of a line, below one that has text on it.
 
-    Nobody can ask where the cursor is: a progress bar of the program may be there. Spaces for all columns but one
+    Nobody can ask where the cursor is: a progress bar of the program may be there. Spaces for all columns
     reach the next line only from within a line. Empty if ``file`` is no terminal.
     """
     with Suppressed(Exception):  # the program may have replaced it by any object
         if _is_own(file) and file.isatty():
             columns = os.get_terminal_size(file.fileno()).columns
-            return f"{' ' * (columns - 1)}\r" if columns else "\n"
+            return f"{' ' * columns}\r" if columns else "\n"
     return ""
 
 

@@ -230,6 +230,7 @@ class Profile(ScheduleFollower):
         if self._paused:
             self._paused = False
             self._follow_schedule()
+            self._time_slow_steps()
             self.report_steps()
         if self._started or self._calling_on_trace_ready or not settings.enabled:
             return

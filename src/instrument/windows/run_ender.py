@@ -180,6 +180,8 @@ class RunEnder(WindowRecorder):
         if self._recording is not None:
             self._break_window(self._recording, begun=begun, cut=cut)
         self._times.cancel()
+        if self._slow_steps is not None:
+            self._slow_steps.box.pause()
         self._complete_last_window(self.step_num)
         if wait:
             with guard.contained("ending"):

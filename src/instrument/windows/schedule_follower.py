@@ -119,10 +119,14 @@ class ScheduleFollower(RunEnder):
         finally:
             self._follow_schedule()
             self.report_steps()
-            if self._slow_steps is not None:
-                self._slow_steps.box.resume() if self._recording is None else self._slow_steps.box.hold()
+            self._time_slow_steps()
             if self._requests and self._started and not self._paused:  # made meanwhile
                 self._next_due_step = min(self._next_due_step, self.step_num + 1)
+
+    def _time_slow_steps(self) -> None:
+        """Have the black box time the current step, unless it is recorded."""
+        if self._slow_steps is not None:
+            self._slow_steps.box.resume() if self._recording is None else self._slow_steps.box.hold()
 
     def report_steps(self) -> None:
         """Have the next step reported, if there are listeners for the steps that the program marks."""
