@@ -157,7 +157,7 @@ class Finding:
         return f"<finding {self.rule}: {self.title}>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SyncFinding(Finding):
     """The synchronizations of one operation at one line of the program.
 

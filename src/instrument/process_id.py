@@ -1,4 +1,4 @@
-"""Identifies a process beyond its number, which the system gives to a later process again, and its machine."""
+"""Identifies processes by more than their number, which the system reuses, and names the machine."""
 
 from __future__ import annotations
 

@@ -152,6 +152,8 @@ def compare(
     plain = run_warm(folder, [sys.executable, "train.py"])
     done = run_warm(folder, [*RUN, *options, "--", "train.py"])
     assert (plain.returncode, plain.stdout) == (done.returncode, done.stdout), done.stderr
+    assert "failed and was skipped" not in done.stderr
+    assert 1 >= done.stderr.count("Where the step went")
     return done.returncode, entries_in(folder / "runs/instrument")
 
 

@@ -84,7 +84,7 @@ def test_unknown_runtimes(tmp_path: Path, runtime: str, launch: str) -> None:
     path = write(tmp_path / "trace.json", runtime, launch, (runtime, "newchipBarrier"))
     report = instrument.audit_syncs(path)
     assert [] == report.syncs
-    assert "of which it is not known which of its calls wait" in report.unavailable_reason
+    assert "does not know which calls of the trace's runtime wait" in report.unavailable_reason
     with pytest.raises(AssertionError, match="nothing could be checked"):
         report.assert_max(9)
     result = CliRunner().invoke(app, ["syncs", str(path)])

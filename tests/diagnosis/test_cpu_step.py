@@ -57,7 +57,11 @@ def program(
         ({"loader": 100, "forward": 880}, "compute", "Operators on the CPU bound the step: they run for 88 %"),
         ({"reduce": 880, "forward": 100}, "communication", "Communication bounds the step"),
         ({"forward": 120, "python": 880}, "overhead", "Python bounds the step: no operator runs for 88 %"),
-        ({"loader": 310, "forward": 320, "reduce": 310, "python": 60}, None, "No clear bound: compute has 32 %"),
+        (
+            {"loader": 310, "forward": 320, "reduce": 310, "python": 60},
+            None,
+            "No clear bound: the largest part, compute, is 32 %",
+        ),
     ],
 )
 def test_the_largest_part(tmp_path: Path, times: dict[str, float], bound: str | None, text: str) -> None:
@@ -113,22 +117,26 @@ def test_launches_without_kernels_are_no_cpu_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "fix"),
+    ("cores", "loader", "workers", "win_us"),
     [
-        (None, "num_workers=8, persistent_workers=True)"),
-        (64, "num_workers=8, persistent_workers=True)"),
-        (4, "num_workers=3, persistent_workers=True)"),
-        (2, "num_workers=1, persistent_workers=True)"),
+        (None, 880, 8, 870),
+        (64, 880, 8, 870),
+        (4, 880, 4, 735),  # all work takes 245 us on 4 cores
+        (2, 880, 2, 490),
+        (4, 300, 3, 300),  # the loop itself needs a core
+        (2, 300, 1, 300),
+        (1, 880, 1, 0),
     ],
 )
-def test_fixes_know_the_machine(tmp_path: Path, cores: int | None, fix: str) -> None:
-    """Workers are suggested as far as the recorded cores allow, no memory is pinned, no batch size is invented."""
+def test_fixes_know_the_machine(tmp_path: Path, cores: int | None, loader: int, workers: int, win_us: int) -> None:
+    """Workers are suggested, and win, as far as the recorded cores allow; no memory or batch size is invented."""
     about = {} if cores is None else {"instrument_cores": str(cores)}
-    found = instrument.diagnose(program(tmp_path, loader=880, forward=100, **about))
-    (waits,) = [each for each in found.findings if each.rule == "input-wait"]
-    assert waits.fix is not None
-    assert f"DataLoader(dataset, ..., {fix}" == waits.fix.after
-    assert "batch_size" not in waits.fix.before + waits.fix.after
+    found = instrument.diagnose(program(tmp_path, loader=loader, forward=980 - loader, **about))
+    waits = next((each for each in found.findings if each.rule == "input-wait"), None)
+    assert win_us == (waits.win_ns or 0) // 1000 if waits else not win_us
+    if waits is not None and waits.fix is not None:
+        assert f"DataLoader(dataset, ..., num_workers={workers}, persistent_workers=True)" == waits.fix.after
+        assert abs((waits.replayed_ns or 0) - (waits.win_ns or 0)) < 2000
 
 
 def test_a_recorded_program_says_its_cores(tmp_path: Path) -> None:

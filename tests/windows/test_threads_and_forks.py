@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -9,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import instrument
+from instrument.exporters.sessions import OTHER_WINDOW
 
 from ..support import programs, warm
 from .training import (
@@ -57,6 +60,26 @@ def test_a_thread_for_each_step(out: Path) -> None:
     lines = manifest(out)
     assert [(1, "skipped"), (2, "skipped"), (3, "skipped"), (4, "skipped"), (5, "recorded")] == statuses(lines)
     assert all("the thread of the window ended" in line["reason"] for line in lines[:4])
+
+
+def test_two_windows_that_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a window of one thread prepares, that of another thread is skipped; torch would crash with both."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    prepare = torch.profiler.profile.prepare_trace
+
+    def record(out: Path) -> None:
+        with instrument.profile(out, schedule="1") as prof:
+            train(3, prof.step)
+
+    def prepare_beside_another(profiler: torch.profiler.profile) -> None:
+        monkeypatch.undo()
+        call_in_thread(functools.partial(record, second))
+        prepare(profiler)
+
+    monkeypatch.setattr(torch.profiler.profile, "prepare_trace", prepare_beside_another)
+    record(first)
+    assert [("recorded", None)] == [(line["status"], line["reason"]) for line in manifest(first)]
+    assert [("skipped", OTHER_WINDOW)] == [(line["status"], line["reason"]) for line in manifest(second)]
 
 
 STOP_ON_ANOTHER_THREAD = """

@@ -80,7 +80,7 @@ class Session:
 
         def end_first(leave: Any, *args: Any, **kwargs: Any) -> None:
             ends_work = threading.main_thread().ident, self._loop.recording_thread
-            if threading.get_ident() in ends_work:  # other threads end what hangs
+            if threading.get_ident() in ends_work:  # a watchdog ends a program that hangs: do not wait then
                 self._exit()
             leave(*args, **kwargs)
 

@@ -36,7 +36,7 @@ class Termination:
 
     The window is saved on the main thread, if it records there; else its line in the manifest says why it is not.
     Only the main thread can set a handler: if a profile starts on another one, a signal that nothing else uses
-    interrupts the main thread for that. The signal then ends the process, with the
+    interrupts the main thread for that. SIGTERM then ends the process, with the
     same exit status as without this handler. A second signal ends it at once. The first one ends it after 10 s if
     the main thread is in a call that does not return, such as a collective whose other ranks are gone, as Python
     runs no handler then. A thread detects this by reading the wakeup descriptor, to which Python writes signal

@@ -84,7 +84,7 @@ def _open(found: Sequence[Path], request: str, command: Answer, timeout: float |
     deadline = time.monotonic() + (_NAMED_WITHIN_S if timeout is None else timeout)
     windows = [_window(path, request, answer, deadline) for path, answer in recording.items()]
     if timeout is None:
-        return 0
+        return _NO_WINDOW if windows and not any(window != {} for window in windows) else 0
     return max((_print_files(window, _line_of(window, deadline)) for window in windows), default=0)
 
 
@@ -142,8 +142,8 @@ def _window(path: Path, request: str, answer: Answer, deadline: float) -> Answer
     if known:
         typer.echo(printable(f"{rank}: window {asked['window']}, whose files will be in {asked['folder']}"))
         return asked
-    folder = path.parent / "window-step-N"
-    typer.echo(printable(f"{rank}: its step still runs; the files will be in {folder}, N being the first step"))
+    still = "the window is not known yet, as the current step still runs"
+    typer.echo(printable(f"{rank}: {still}; its files will be in a folder of {path.parent}"))
     return None
 
 
@@ -178,14 +178,14 @@ def _print_files(window: Answer | None, line: Answer | None) -> int:
     if window == {}:
         return _NO_WINDOW
     if window is None or line is None:
-        where = f", and its files will be in {window['folder']}" if window else ""
-        print_message(printable(f"the window has no files after the time of --timeout; the request stays{where}"))
+        where = f", and the window's files will be in {window['folder']}" if window else ""
+        print_message(printable(f"no files within the time of --timeout; the request stays{where}"))
         return _TOO_LATE
     files = files_of(line)
     for name in files:
         typer.echo(printable(str(Path(window["folder"]).parent / name)))
     if line.get("reason"):
-        print_message(printable(f"window {window['window']}: {line['status']}, as {line['reason']}"))
+        print_message(printable(f"window {window['window']} is {line['status']}: {line['reason']}"))
     return 0 if files else _NO_WINDOW
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from .step_parts import KINDS, Amount, Key, step_parts
 
 Recording = Diagnosis | Trace | TraceSet | str | os.PathLike[str]
 _NOTHING = Amount(0, 0)
+_LOADER = re.compile(r"_(?:SingleProcess|MultiProcessing)(?=DataLoaderIter)")
 
 
 class Comparison(ComparisonData):
@@ -167,8 +169,13 @@ def _parts(before: Mapping[Key, Amount], after: Mapping[Key, Amount]) -> tuple[P
 
 def _without(findings: list[Finding], others: list[Finding]) -> tuple[Finding, ...]:
     """Return the findings whose rule and place the others lack."""
-    known = {(each.rule, each.where._replace(step=None, rank=None)) for each in others}
-    return tuple(each for each in findings if (each.rule, each.where._replace(step=None, rank=None)) not in known)
+    known = set(map(_rule_and_place, others))
+    return tuple(each for each in findings if _rule_and_place(each) not in known)
+
+
+def _rule_and_place(found: Finding) -> tuple[str, ...]:
+    """Return what identifies a finding in both recordings: a DataLoader is the same with and without workers."""
+    return found.rule, *(_LOADER.sub("", str(part)) for part in found.where._replace(step=None, rank=None))
 
 
 def as_dict(change: Comparison) -> dict[str, Any]:

@@ -14,7 +14,7 @@ CpuBound = Literal["input", "communication", "compute", "overhead"]
 _LEAST = 1 / 3  # of the step: a smaller part does not bound it
 _BOUND_BY: dict[CpuBound, str] = {
     "input": "The DataLoader bounds the step: the loop waits for it for",
-    "communication": "Communication bounds the step: the loop runs or waits for collectives for",
+    "communication": "Communication bounds the step: collectives take",
     "compute": "Operators on the CPU bound the step: they run for",
     "overhead": "Python bounds the step: no operator runs for",
 }
@@ -39,7 +39,7 @@ def cpu_verdict(facts: TraceFacts, what: str) -> tuple[CpuBound | None, str, Map
     largest = max(_BOUND_BY, key=lambda name: parts[name])
     share = parts[largest] / facts.window_ns
     bound = largest if share >= _LEAST else None
-    said = _BOUND_BY[bound] if bound else f"No clear bound: {largest} has"
+    said = _BOUND_BY[bound] if bound else f"No clear bound: the largest part, {largest}, is"
     text = f"{said} {100 * share:.0f} % of {what}"
     regions = [region for region in outermost_regions(facts) if not INPUT.search(region.name)]
     if largest in ("compute", "overhead") and regions:

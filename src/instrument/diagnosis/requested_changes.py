@@ -42,12 +42,14 @@ def speeds_of(given: object) -> dict[str, float]:
 
     Args:
         given: texts such as "kernel:gemm=2x", or a mapping such as ``{"kernel:gemm": 2}``. "kernel:" may be left
-            out.
+            out. None for none.
 
     Raises:
         TypeError: it is neither.
         ValueError: a text is not such a one, or two are of one expression.
     """
+    if given is None:
+        return {}
     if isinstance(given, Mapping):
         pairs = [(str(pattern), factor) for pattern, factor in given.items()]
     else:

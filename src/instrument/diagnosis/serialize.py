@@ -26,7 +26,7 @@ VERSION = 1
 DEFINITIONS = {
     "step_ns": "Mean time of a step in ns, from the start of the first to the end of the last one's GPU work.",
     "stretch": "Median step in the window / median step outside; null if the run has no manifest.",
-    "stretch_range": "The lowest and the highest stretch that so few steps, which vary, allow; null like stretch.",
+    "stretch_range": "Lower and upper bound of stretch, given how much the steps vary; null like stretch.",
     "goodput.flops": "Floating-point operations of matmuls, attention and convolutions per step.",
     "goodput.recomputed_flops": "Those of them that the backward pass computes again, per step.",
     "goodput.mfu": "Time of flops without the recomputed ones at the peak of the GPUs / time of the step.",

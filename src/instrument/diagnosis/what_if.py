@@ -60,7 +60,7 @@ def what_if(
     replayer: Replayer,
     *,
     without: Words = (),
-    speed: Speed = (),
+    speed: Speed | None = (),
     overlap: Words = (),
 ) -> WhatIf:
     """Return the step as it would be with a change.

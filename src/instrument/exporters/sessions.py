@@ -9,6 +9,7 @@ prepares, and its open ranges are ended in between.
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from ..compat import kineto, profilers
+from ..errors import CaptureError
 from ..guard import guard
 from ..interrupts import Suppressed
 from ..patch import Patch, apply, undo
 
 FEATURE = "following torch's profilers"
+OTHER_WINDOW = "another profile of this process has a window"
 _MAX_REFERENCES = 1000  # ranges that are followed before freed ones are dropped
 
 
@@ -39,7 +42,8 @@ class Sessions:
         self._owner: weakref.ref[Any] | None = None
         self._thread = 0  # the thread on which the owner prepared
         self.capture: SessionCapture | None = None  # the capture of this library that torch records
-        self._preparing_thread = 0  # the thread on which the capture prepares
+        self._preparing = threading.Lock()  # held while a capture prepares
+        self._preparing_thread = 0  # the thread on which it does
         self._records_gpu: bool | None = None  # in this process; None until a trace was checked
         self._foreign_recording_ended = True  # another profiler's recording ended; its ranges may still be open
         self._following_profilers = False
@@ -67,17 +71,28 @@ class Sessions:
 
     @contextmanager
     def take_over(self, capture: SessionCapture) -> Iterator[None]:
-        """Let torch record for ``capture``, whose profiler prepares in the body."""
-        self._end_ranges()
-        self._preparing_thread = get_ident()
+        """Let torch record for ``capture``, whose profiler prepares in the body.
+
+        Raises:
+            CaptureError: another thread was faster.
+        """
+        if not self._preparing.acquire(blocking=False):
+            raise CaptureError(OTHER_WINDOW)
         try:
-            yield
-        except BaseException:
-            self.on_ended()  # only this: torch crashes if a half-prepared profiler is started and stopped
-            raise
+            if self.owner is not None:
+                raise CaptureError(OTHER_WINDOW)
+            self._end_ranges()
+            self._preparing_thread = get_ident()
+            try:
+                yield
+            except BaseException:
+                self.on_ended()  # only this: torch crashes if a half-prepared profiler is started and stopped
+                raise
+            finally:
+                self._preparing_thread = 0
+            self.capture = capture
         finally:
-            self._preparing_thread = 0
-        self.capture = capture
+            self._preparing.release()
 
     @guard.contained(FEATURE)
     def before_start(self) -> None:

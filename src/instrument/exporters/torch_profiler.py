@@ -27,7 +27,7 @@ from ..regions.emitters.torch_nested import torch_emitter
 from ..regions.emitters.torch_profiler import TorchProfilerEmitter
 from ..regions.region import Region, plain
 from .raw_trace import packed
-from .sessions import OpenRanges, sessions
+from .sessions import OTHER_WINDOW, OpenRanges, sessions
 from .torch_options import Detail, check_values, options_for
 
 # Why a window holds less than planned, or nothing.
@@ -159,10 +159,8 @@ class TorchProfilerCapture:
         if sessions.owner is not None or profilers.running():
             sessions.recover()
         if sessions.owner is not None or profilers.running():
-            other = (
-                "torch profiler is active" if sessions.capture is None else "profile of this process has a window"
-            )
-            raise CaptureError(sessions.stop_failure or f"another {other}")
+            other = "another torch profiler is active" if sessions.capture is None else OTHER_WINDOW
+            raise CaptureError(sessions.stop_failure or other)
 
     def _prepare(self) -> None:
         from torch.profiler import profile

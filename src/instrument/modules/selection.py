@@ -75,7 +75,7 @@ def has_forward(module: nn.Module) -> bool:
 
 def _level(parent: Place, name: str, child: nn.Module) -> int:
     """Return the level of a child: modules that nobody calls, and wrappers that only hold the model, add none."""
-    wrapped = not parent.level and name in WRAPPED and len(parent.module._modules) == 1
+    wrapped = not parent.level and name in WRAPPED and len(compiled_from(parent.module)._modules) == 1
     return parent.level + (has_forward(compiled_from(child)) and not wrapped)
 
 

@@ -63,13 +63,19 @@ class Change:
         )
 
 
-def without_events(*tables: Table) -> Change:
-    """Return the change in which the CPU spends no time in these events; those of unknown threads do not count."""
+def without_events(*tables: Table, part: float = 1.0) -> Change:
+    """Return the change in which the CPU spends no time in these events; those of unknown threads do not count.
+
+    Args:
+        tables: the events.
+        part: the part of each that is saved.
+    """
     change = Change()
     for events in tables:
         for thread, rows in group_rows(events.thread):
             if thread >= 0:
-                change |= Change({thread: merge_overlaps(events.start_ns[rows], events.end_ns[rows])})
+                starts, ends = merge_overlaps(events.start_ns[rows], events.end_ns[rows])
+                change |= Change({thread: (starts, starts + ((ends - starts) * part).astype(np.int64))})
     return change
 
 

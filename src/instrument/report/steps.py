@@ -210,7 +210,7 @@ def _compare_with_run(summary: Summary, timing: Timing) -> Iterator[str]:
     elif ahead or stretch is None:
         said = f"{recorded} took {ratio:.1f} times as long there, which says little about the loop"
     elif not stretch.is_certain:
-        said = f"{recorded} took {duration(took)}, which differs no more than steps vary"
+        said = f"{recorded} took {duration(took)}: too few, or too varied, to say whether that is typical"
     elif ratio > 1:
         times = f"{stretch:.{1 if stretch.high < _MIN_RATIO_WITHOUT_DECIMAL else 0}f} times as long"
         said = f"{recorded} took {times}, which may be due to the recording"

@@ -135,7 +135,8 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
     example = next((region for region in shown if _occurs_in_some_steps(summary, region)), None)
     if example is not None:
         part = _step_count(summary, example)
-        yield f'"{part}" means that the region is in {part} steps; all figures are means over all steps.'
+        in_words = part.replace("of", "of the")
+        yield f'"{part}": the region ran in {in_words} steps. All figures are means over all steps.'
     if summary.steps and 2 * summary.no_region_ns > summary.step_ns:
         has_layers = any(region.path[-1].endswith("(backward)") for region in summary.regions)
         more = "" if has_layers else _LAYERS

@@ -29,7 +29,7 @@ from .report import SyncReport
 from .trace_context import CallContext, TraceContext
 
 _MAX_NAMES = 3  # of calls, in a sentence
-_UNKNOWN = "the trace is of a runtime of which it is not known which of its calls wait: {}"
+_UNKNOWN = "this library does not know which calls of the trace's runtime wait for the GPU: {}"
 
 
 def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | None = None) -> SyncReport:

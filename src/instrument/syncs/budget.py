@@ -31,8 +31,9 @@ class Budget:
         self._counts: Counter[str] = Counter()
         self._exceeded_counts: dict[str, list[int]] = {}  # number in each step that exceeded a limit
         self._first_excess: dict[str, Site | None] = {}  # line of the first synchronization beyond the limit
-        self._never_ran = set(self._limits) - {WHOLE_STEP}
+        self._never_ran: set[str] = set()
         self._paths: set[tuple[str, ...]] = set()  # of regions, while some of the budget has not run
+        self.clear()
 
     def note_region(self, path: tuple[str, ...]) -> None:
         """Note that the innermost region of ``path`` has opened."""
@@ -63,6 +64,8 @@ class Budget:
         self.restart_step()
         self._exceeded_counts.clear()
         self._first_excess.clear()
+        self._never_ran = set(self._limits) - {WHOLE_STEP}
+        self._paths.clear()
 
     def exceeded(self, steps: int) -> list[str]:
         """Return a sentence on each exceeded limit, the one that most of ``steps`` steps exceeded first."""

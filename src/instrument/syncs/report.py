@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..guard import guard
-from ..units import count
+from ..units import count, counted
 from . import sarif, serialize, terminal
 from .events import CHOSEN
 from .report_data import ReportData, times
@@ -118,6 +118,10 @@ class SyncReport(ReportData):
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_") and name not in _INTERNAL]
+
+    def __repr__(self) -> str:
+        at = counted(len(self.syncs), "line")
+        return f"<synchronizations at {at}, in {counted(self.steps, 'step')}; print it>"
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns

@@ -92,8 +92,8 @@ def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size:
         rank, size = (_integer(distributed.get(name)) for name in ("rank", "world_size"))
         return [_trace(path, collector, columns, threads, devices, about, lost, rank, size, chunks.index)]
     traces = []
-    for rank, own in found.items():
-        tables, names = part_of(columns, own, len(threads)), [threads[row] for row in own.tolist()]
+    for rank, rows in found.items():
+        tables, names = part_of(columns, rows, len(threads)), [threads[row] for row in rows.tolist()]
         traces.append(_trace(path, collector, tables, names, devices, about, lost, rank, len(found), chunks.index))
     return traces
 

@@ -14,8 +14,10 @@ MIN_STEPS_AROUND = 3
 """The steps outside a window that a comparison needs."""
 
 _SIMILAR = 1.25  # times longer or shorter; closer steps count as equally long
-_SPREAD = 0.82  # of the root of a number of values: the ranks around the middle that hold the median, in 90 %
-_BLOCKS = 4  # the steps outside a window are at least so many times those of a block of them
+_SPREAD = (
+    0.82  # half the 90 % confidence interval of a median, in ranks, divided by the root of the number of values
+)
+_BLOCKS = 4  # a block has at most this fraction of the steps outside a window
 
 
 class Stretch(NamedTuple):

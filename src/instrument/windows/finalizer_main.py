@@ -276,11 +276,17 @@ class FinalizerJobs:
         if self._folder is not None:
             with self._collect_error("the lines of killed windows"):
                 for path, entry in killed(self._folder):
+                    mine = path.with_suffix(f".{os.getpid()}")
                     try:
-                        path.unlink()
+                        path.replace(mine)
                     except FileNotFoundError:  # the finishing process of another rank writes this line
                         continue
-                    append(self._folder, [json.dumps(entry).encode() + b"\n"])
+                    try:
+                        append(self._folder, [json.dumps(entry).encode() + b"\n"])
+                    except OSError:  # the disk is full: the next run tries again
+                        mine.replace(path)
+                        raise
+                    mine.unlink()
             remove_stale_sockets(self._folder)
 
     def end(self) -> tuple[dict[str, Any], bool]:

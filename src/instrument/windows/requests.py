@@ -24,7 +24,7 @@ class WindowRequest:
         warmup: the number of warm-up steps before them.
         first: the first step of the warm-up; None is the next step.
         ranks: the ranks that record it; None is those of the profile.
-        automatic: nobody asked for it: a slow step or the clock did.
+        automatic: opened by a slow step or the clock, not by a person or the program.
         id: by which `instrument trigger` asks for the window that serves the request; empty without it.
     """
 

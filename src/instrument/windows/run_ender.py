@@ -6,7 +6,8 @@ import atexit
 import functools
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from ..cuda_graphs import cuda_graphs
@@ -144,11 +145,18 @@ class RunEnder(WindowRecorder):
             with guard.contained(FEATURE):
                 cuda_graphs.end_stale_captures()
             begun = self.step_num > self._first and error is None
-            try:
+            with self._waiting_until_interrupted():
                 self._changes.make(functools.partial(self._end, begun, error=error))
-            except KeyboardInterrupt:
-                self._end_was_interrupted = False  # a later call does not wait again
-                self._finalizer.output.print("instrument: not waiting; another process finishes the windows\n")
+
+    @contextmanager
+    def _waiting_until_interrupted(self) -> Iterator[None]:
+        """Let a Ctrl-C end the wait of the body, where no code of the program would receive it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._end_windows(begun=False, complete=False, error=None)
+            self._end_was_interrupted = False  # a later call does not wait again
+            self._finalizer.output.print("instrument: not waiting; another process finishes the windows\n")
 
     @guard.contained(FEATURE)
     def pause(
@@ -169,6 +177,12 @@ class RunEnder(WindowRecorder):
             wait: whether to print a summary, and to wait for the files after the last window.
         """
         self._request_change(self._pause, begun, cut, error, wait)
+
+    @guard.contained(FEATURE)
+    def pause_left_loop(self, *, begun: bool, cut: bool) -> None:
+        """Do as `pause`, where the program left the loop: Python ignores errors of a generator that it closes."""
+        with self._waiting_until_interrupted():
+            self.pause(begun=begun, cut=cut)
 
     @guard.contained(FEATURE)
     def _pause(self, begun: bool, cut: bool, error: BaseException | None, wait: bool) -> None:

@@ -97,10 +97,15 @@ class LoopStepCounter:
             self.leave()
 
     @guard.contained(FEATURE)
-    def pause(self) -> None:
-        """Pause the profile at the end of the loop; an open step with fewer updates than others counts as cut."""
+    def pause(self, *, left: bool) -> None:
+        """Pause the profile at the end of the loop; an open step with fewer updates than others counts as cut.
+
+        Args:
+            left: the program left the loop before its last item.
+        """
         begun = not self.step_open
-        self.profile.pause(begun=begun, cut=not begun and self._updates < self._max_updates)
+        pause = self.profile.pause_left_loop if left else self.profile.pause
+        pause(begun=begun, cut=not begun and self._updates < self._max_updates)
 
     @guard.contained(FEATURE)
     def leave(self) -> None:
@@ -162,7 +167,7 @@ class StepIterator(Generic[T]):
         profile.start()
         counter.enter()
         counter.running = True
-        step = profile.step
+        step, left = profile.step, False
         try:
             for item in self._iterable:
                 try:
@@ -179,10 +184,13 @@ class StepIterator(Generic[T]):
                 if counter.step_open:
                     counter.step_open = False
                     step()
+        except GeneratorExit:
+            left = True
+            raise
         finally:
             counter.leave()
             counter.running = False
-            counter.pause()
+            counter.pause(left=left)
             counter.leave()  # again, in case the first call failed
 
     def __bool__(self) -> bool:

@@ -355,10 +355,10 @@ class WindowFinalizer:
             job = {} if answer.get("held") else self._jobs.pop(answer.get("job", 0), {})
             for line in answer["noted"]:
                 _log_noted(line)
+            failed = self._jobs.pop(answer.get("window", 0) if "entry" in answer else job.get("window", 0), job)
             if "entry" in answer:
-                self._jobs.pop(answer.get("window", 0), None)
                 self._manifest.add(answer["entry"], written=answer["written"])
-            elif "entry" in (failed := self._jobs.pop(job.get("window", 0), job)):
+            elif "entry" in failed:
                 self._finish_without_process(failed, "; ".join(error for _, error in answer["errors"]))
             if "summary" in answer:
                 log.info("summary", **answer["summary"])

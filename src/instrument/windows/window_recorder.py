@@ -382,7 +382,7 @@ class WindowRecorder(TorchProfilerApi):
         if number is None:
             return
         self._finalizer.add_timing(number, self._times.timing(step))
-        if self._schedule.is_last(self._last_finished_index):
+        if self._schedule.is_last(self._last_finished_index) and not self._continued_index:
             self._outcomes.report()
             self._finalizer.close()
 

@@ -48,7 +48,9 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
 
     Needs the ranges that torch records around a DataLoader, or regions of Lightning or this library. The time to
     win is the time during which the loop waits and the GPU idles; if times of the GPU are not known, the time of
-    the ranges on the thread of the loop. The default threshold, 5 % of the step, is that of torch_tb_profiler.
+    the ranges on the thread of the loop. Of a DataLoader without workers, what the suggested ones leave is taken
+    off: they load no batch in less than its time divided by their number, nor the cores all work in less than its
+    time divided by theirs. The default threshold, 5 % of the step, is that of torch_tb_profiler.
     """
     tables = input_ranges(facts.trace)
     if not tables:
@@ -58,14 +60,16 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
     waited = facts.per_step(total_ns(times))
     known = not facts.unknown_gpu
-    win = facts.idle_win("input", *tables) if known else Win(waited, lambda: without_events(*tables))
-    if facts.share(win) < share:
-        return
     longest = tables[0]
     row = int(np.argmax(longest.duration_ns))
     name = longest.strings[longest.name[row]]
     single = "SingleProcess" in name
     workers = "MultiProcess" in name
+    part = _part_to_win(facts, waited) if single else 1.0
+    all_ns = facts.per_step(facts.idle.total("input")) if known else waited
+    win = Win(round(all_ns * part), lambda: without_events(*tables, part=part))
+    if facts.share(win) < share:
+        return
     why = "The DataLoader has no worker processes" * single + "The workers do not keep up" * workers
     share_of_step = "the GPU idles " * known + percent_of_step(facts, win)
     yield facts.finding(
@@ -75,25 +79,48 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
             Evidence("waited_ns", waited, "ns", "Time per step that the loop spends in the DataLoader."),
             *([idle_of(facts, "input")] if known else []),
         ),
-        fix=_more_workers(facts, why, single),
+        fix=_more_workers(facts, why, waited, single),
         at=(int(longest.thread[row]), int(longest.start_ns[row])),
     )
 
 
-def _more_workers(facts: TraceFacts, why: str, single: bool) -> Fix:
-    """Return the fix of a loop that waits for batches, as far as the CPU cores of the machine allow it."""
+def _cores(facts: TraceFacts) -> int | None:
     recorded = str(facts.trace.metadata.get("instrument_cores", ""))
-    cores = int(recorded) if recorded.isdecimal() else None
+    return int(recorded) if recorded.isdecimal() else None
+
+
+def _workers(facts: TraceFacts, waited: int) -> int:
+    """Return how many workers to suggest: the loop needs a core of its own, unless it waits most of the time."""
+    cores = _cores(facts)
+    own = 2 * waited < facts.step_ns
+    return _WORKERS if cores is None else max(min(_WORKERS, cores - own), 1)
+
+
+def _part_to_win(facts: TraceFacts, waited: int) -> float:
+    """Return the part of its waiting that the loop saves with workers, where it loaded by itself."""
+    rest = facts.step_ns - waited
+    least = max(waited / _workers(facts, waited), facts.step_ns / (_cores(facts) or np.inf))
+    return 1 - max(least - rest, 0) / waited if waited else 0.0
+
+
+def _more_workers(facts: TraceFacts, why: str, waited: int, single: bool) -> Fix:
+    """Return the fix of a loop that waits for batches, as far as the CPU cores of the machine allow it."""
+    cores = _cores(facts)
     text = f"{why}: load" if why else "Load"
     if cores is not None and cores <= _FEW_CORES and not single:
         cheaper = f"{why}: make a batch" if why else "Make a batch"
         return Fix(
             f"{cheaper} cheaper, such as by preparing the data once and storing the result: the "
-            f"{counted(cores, 'CPU core')} of this machine leave no room for more worker processes."
+            f"{counted(cores, 'CPU core')} of the machine that recorded the trace leave no room for more worker "
+            "processes."
         )
-    workers = _WORKERS if cores is None else min(_WORKERS, max(cores - 1, 1))
+    workers = _workers(facts, waited)
     options = [f"num_workers={workers}", "pin_memory=True" * bool(facts.trace.gpu), "persistent_workers=True"]
-    known = "" if cores is None else f", of which the {counted(cores, 'CPU core')} of this machine allow {workers}"
+    known = (
+        ""
+        if cores is None
+        else f", of which the {counted(cores, 'CPU core')} of the machine that recorded the trace allow {workers}"
+    )
     return Fix(
         f"{text} batches ahead of the loop, in {'more ' * (not single)}worker processes{known}.",
         "DataLoader(dataset, ...)",

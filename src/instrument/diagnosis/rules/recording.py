@@ -51,8 +51,8 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
         severity="low",
         evidence=(
             Evidence("stretch", stretch.ratio, "1", "Median step in the window / median step outside."),
-            Evidence("stretch_low", stretch.low, "1", "The lowest ratio that so few steps, which vary, allow."),
-            Evidence("stretch_high", stretch.high, "1", "The highest one."),
+            Evidence("stretch_low", stretch.low, "1", "Lower bound of the ratio, given how much the steps vary."),
+            Evidence("stretch_high", stretch.high, "1", "Upper bound of the ratio."),
             Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
         ),
         fix=Fix(
