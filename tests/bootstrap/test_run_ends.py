@@ -67,7 +67,9 @@ def test_ctrl_c_while_the_end_waits(tmp_path: Path, by: str) -> None:
     if by == "steps":
         items = f"__import__('instrument').steps({items}, 'out', every=3)"
     write(tmp_path, TRAIN.replace("range(5)", items) + "    print(_, flush=True)\n")
-    line = [*RUN, "--out", "out", "--every", "3", "--", "train.py"] if by == "run" else [sys.executable, "train.py"]
+    line = [sys.executable, "train.py"]
+    if by == "run":
+        line = [*RUN, "--out", "out", "--every", "3", "--", "train.py"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     training = subprocess.Popen(line, cwd=tmp_path, env=environment(), text=True, **pipes)  # type: ignore[call-overload]
     eventually(lambda: (tmp_path / "out" / "window-0001").is_dir())

@@ -116,7 +116,8 @@ def test_calls_in_some_steps() -> None:
     burst = RegionStat(("evaluate",), 1_200, 800, 800, None, frozenset(range(3)))
     rare = RegionStat(("save",), 1, 700, 700, None, frozenset(range(1)))
     lines = rendered(Summary(13, 10_000, (rare, step, often, burst), (), None, None)).splitlines()
-    rows = {cells[0]: cells[1:-1] for cells in (re.split(" {2,}", line) for line in lines if line[0] in "fzes" and "  " in line)}
+    of_regions = [line for line in lines if line[0] in "fzes" and "  " in line]
+    rows = {cells[0]: cells[1:-1] for cells in (re.split(" {2,}", line) for line in of_regions)}
     assert rows == {
         "forward": ["2", "77 ns", "77 ns", "10.0"],
         "zero_grad": ["92.3", "12 of 13", "69 ns", "69 ns", "9.0"],

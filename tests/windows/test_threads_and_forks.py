@@ -51,7 +51,7 @@ def test_a_step_on_another_thread(out: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_thread_for_each_step(out: Path) -> None:
-    """Each window that no thread stays for is skipped, with a line; a later one is recorded by a thread that stays."""
+    """Each window that no thread stays for is skipped, with a line; a thread that stays records a later one."""
     schedule = instrument.schedule(wait=1, warmup=0, active=2, repeat=5)
     with instrument.profile(out, schedule=schedule) as prof:
         for _ in range(12):
