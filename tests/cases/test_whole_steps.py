@@ -33,6 +33,34 @@ for step in range(count):
     model.zero_grad()
     print(loss.item())  # in
 """
+CONTINUE = """\
+step = 0
+while step < count:
+    step += 1
+    loss = model(x).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step < 99:
+        print(loss.item())  # in
+        continue
+    print(step)
+print(loss.item())  # out
+"""
+GENERATOR = """\
+def train():
+    while True:
+        loss = model(x).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+for step, loss in enumerate(train(), 1):
+    print(loss.item())  # in
+    if step == count:
+        break
+print(loss.item())  # out
+"""
 ONE_UPDATE = """\
 for i in range(count):
     model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
@@ -347,6 +375,17 @@ def test_a_budget_of_whole_steps(tmp_path: Path, most: int, count: int, steps: i
     often = " in every step" if shown > 1 else ""
     exceeded = f"a step synchronizes 2 times{often}; its budget is 1 (the first one too many: "
     assert [exceeded] * (most < 2) == [text[: len(exceeded)] for text in report.exceeded]
+
+
+@pytest.mark.parametrize(("loop", "said"), [("for step in range(count):", False), ("while True:", True)])
+def test_a_limit_inside_another_loop(tmp_path: Path, loop: str, said: bool) -> None:
+    """The report says that it ends before the rest of a loop around that of the steps."""
+    lines = ["loss = model(x).sum()", "loss.backward()", "optimizer.step()"]
+    if said:
+        lines = ["for _ in range(2):", *(f"    {line}" for line in lines)]
+    code = HEAD + "\n    ".join([loop, *lines, "print(loss.item())"])
+    report = run(tmp_path / "train.py", code, 6, 1)
+    assert said == any("the rest of the loop around theirs was not checked" in text for text in report.coverage)
 
 
 def test_no_warning_about_compiled_models(tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ class StepRecorder(Recorder):
 
     def _stop(self) -> None:
         steps = f"{self.max_steps} step{'s' * ((self.max_steps or 0) > 1)}"
-        self.stopper.stop(f"stopped after {steps}, the limit of --steps")
+        around = "; the rest of the loop around theirs was not checked" * self._update.has_loop_around
+        self.stopper.stop(f"stopped after {steps}, the limit of --steps{around}")
 
     def _begin_pass(self) -> None:
         frame = sys._getframe(1)
