@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+import threading
+import time
 import weakref
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from instrument.imports import ImportHook, loaded_modules
+from instrument.imports import ImportHook, import_without_drawing, loaded_modules
 
 
 @pytest.fixture
@@ -80,3 +82,18 @@ def test_loaded_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["lazy"] == (lazy, vars(lazy))
     assert found[__name__] == (sys.modules[__name__], globals())
     assert not {library, "blocked"} & set(found)
+
+
+def test_a_module_that_another_thread_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module is whole when the import returns."""
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(0.5)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    other = threading.Thread(target=importlib.import_module, args=("slow_to_import",))
+    other.start()
+    while "slow_to_import" not in sys.modules:
+        time.sleep(0.001)
+    try:
+        assert import_without_drawing("slow_to_import").whole
+    finally:
+        other.join()
+        del sys.modules["slow_to_import"]

@@ -51,10 +51,10 @@ def import_without_drawing(name: str) -> Any:
     """Import a module, and restore Python's global random generator: rich draws from it where it is imported."""
     import random
 
-    if name not in sys.modules:
-        state = random.getstate()
-        try:
-            importlib.import_module(name)
-        finally:
-            random.setstate(state)
-    return sys.modules[name]
+    if name in sys.modules:
+        return importlib.import_module(name)  # waits for another thread that is importing it
+    state = random.getstate()
+    try:
+        return importlib.import_module(name)
+    finally:
+        random.setstate(state)

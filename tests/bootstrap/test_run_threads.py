@@ -183,6 +183,29 @@ def test_threads_after_one_another(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("other", ["in_thread(train_quickly)", "in_thread(train, 3); train_quickly()"])
+def test_two_trainings_at_once(tmp_path: Path, other: str) -> None:
+    """The steps of a window are those of the thread on which it records, from its beginning on."""
+    quick = """
+def train_quickly():
+    other = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
+    while not begun.is_set(): pass
+    for _ in range(20): other.step()
+    done.set()
+
+begun, zero_grad = threading.Event(), optimizer.zero_grad
+def begin():
+    zero_grad()
+    begun.set()
+    done.wait()
+    optimizer.zero_grad = zero_grad
+optimizer.zero_grad = begin
+"""
+    end = "done.wait(); time.sleep(0.2)" if "train_quickly()" in other else "train(3)"
+    _, (entry,) = compare(tmp_path, f"{TRAIN}{quick}{other}\n{end}\n")
+    assert ("recorded", [0, 2]) == (entry["status"], entry["steps"])
+
+
 def test_a_thread_for_each_step(tmp_path: Path) -> None:
     """A window that three threads recorded no step of is given up, and its line says why."""
     _, entries = compare(tmp_path, TRAIN + "for _ in range(9): in_thread(train, 1).join()\n" + END)

@@ -286,8 +286,8 @@ class StepFollower:
 
     @guard.contained(FEATURE)
     @without_compiler
-    def _begin_step_0(self) -> None:
-        """Begin step 0, unless it has begun."""
+    def _begin_step_0(self, *, trains: bool = True) -> None:
+        """Begin step 0, unless it has begun; ``trains`` tells whether this thread does more than load batches."""
         if self._function is not None:
             self._function.search()
         if self._on_begin is not None:
@@ -295,14 +295,19 @@ class StepFollower:
             if not len(self._optimizers):
                 self._find_earlier()  # before step 0 is recorded
             self._leave_model()
+            steps = self._steps if trains else None
+            if steps is not None:
+                steps.stay(get_ident())  # a window opens for 0.3 s, in which other threads train
             with guard.contained("beginning step 0"):
                 on_begin()
+            if steps is not None and not self._is_recording():
+                steps.stay(None)
 
     def _range(self, context: Any) -> dispatch.Token | None:
         if not context.name.startswith(_BEGIN_STEP):
             return None
         before = patcher.parts
-        self._begin_step_0()
+        self._begin_step_0(trains=not context.name.startswith(parts.DATA))
         return patcher.begin_range(context, before)
 
     def _make_init(self, original: Callable[..., None]) -> Callable[..., None]:

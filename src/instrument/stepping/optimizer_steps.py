@@ -94,6 +94,11 @@ class OptimizerSteps:
         """Note that an optimizer was created just now."""
         self._successors.add(optimizer)
 
+    def stay(self, thread: int | None) -> None:
+        """Let the first steps that count be those of ``thread``, on which a window records; None for any thread."""
+        if self._first is None:
+            self._thread = thread
+
     @property
     def compiled(self) -> bool:
         """Whether the step of an optimizer was compiled since this object was created."""
