@@ -109,3 +109,19 @@ def test_one_trace(tmp_path: Path, label: Label) -> None:
     trace = read_contents(merged(tmp_path, label))
     assert not isinstance(trace, TraceSet)
     assert not launches_of(trace).missing.any()
+
+
+def test_processes_without_a_label(tmp_path: Path) -> None:
+    """Processes with steps of their own, joined as they are, are several ranks where no GPU is used."""
+    path = tmp_path / "joined.json"
+    events = [
+        event | ({"dur": 990 + number} if event["name"].startswith("ProfilerStep") else {})
+        for number in range(2)
+        for event in rank(number, 0, lambda number, process: process)
+        if event["cat"] in ("user_annotation", "cpu_op")
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    for rank_number, trace in read_traces(path).items():
+        assert [990_000 + 1000 * rank_number] * 4 == trace.steps.duration_ns.tolist()
+        assert {f"op_of_{rank_number}"} == {trace.operators.strings[code] for code in trace.operators.name}
+    assert "of 4 steps of 998 us each" in diagnose(path).verdict

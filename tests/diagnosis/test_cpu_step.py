@@ -76,6 +76,13 @@ def test_the_largest_part(tmp_path: Path, times: dict[str, float], bound: str | 
     assert dict.fromkeys(CPU_PARTS, 0) | expected == dict(found.parts)
 
 
+def test_a_step_outside_of_regions(tmp_path: Path) -> None:
+    """A region of a small part of the step explains nothing: the verdict says how to name the rest."""
+    found = instrument.diagnose(program(tmp_path, forward=50, python=950))
+    assert "most of it in no region: name its parts with instrument.annotate" in found.verdict
+    assert "forward" not in found.verdict
+
+
 def test_the_bar_and_the_tables(tmp_path: Path) -> None:
     """Terminal, Markdown, JSON and page show the parts of the CPU, and no columns of a GPU."""
     found = instrument.diagnose(program(tmp_path, loader=100, forward=880, python=20))

@@ -12,6 +12,7 @@ from .trace_facts import TraceFacts
 
 CpuBound = Literal["input", "communication", "compute", "overhead"]
 _LEAST = 1 / 3  # of the step: a smaller part does not bound it
+_LEAST_REGION = 0.1  # of the step: a smaller one explains nothing
 _BOUND_BY: dict[CpuBound, str] = {
     "input": "The DataLoader bounds the step: the loop waits for it for",
     "communication": "Communication bounds the step: collectives take",
@@ -42,8 +43,10 @@ def cpu_verdict(facts: TraceFacts, what: str) -> tuple[CpuBound | None, str, Map
     said = _BOUND_BY[bound] if bound else f"No clear bound: the largest part, {largest}, is"
     text = f"{said} {100 * share:.0f} % of {what}"
     regions = [region for region in outermost_regions(facts) if not INPUT.search(region.name)]
-    if largest in ("compute", "overhead") and regions:
-        part = 100 * regions[0].cpu_ns / facts.step_ns
-        text += f"; the largest region is {regions[0].name}, with {part:.0f} %"
+    part = regions[0].cpu_ns / facts.step_ns if regions else 0.0
+    if largest in ("compute", "overhead") and _LEAST_REGION <= part <= 1:
+        text += f"; the largest region is {regions[0].name}, with {100 * part:.0f} %"
+    elif largest in ("compute", "overhead") and part < _LEAST_REGION:
+        text += ", most of it in no region: name its parts with instrument.annotate"
     per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
     return bound, f"{text}. No GPU is used.", per_step

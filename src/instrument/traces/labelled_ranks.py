@@ -1,4 +1,8 @@
-"""Tells the ranks in one file apart: programs that merge traces write the rank into each process id or name."""
+"""Tells the ranks in one file apart: programs that merge traces write the rank into each process id or name.
+
+Without such labels, several processes with steps of their own are several ranks, unless there is work of GPUs, which
+does not say whose it is.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from .trace_files import natural_key
 _BRACKETS = re.compile(r"^\[([^\]]{1,60})\]")  # "[TP00-DP01] 4000", as SGLang writes
 _RANK = re.compile(r"(?<![a-z])(?:rank|worker|[tpdec]p)[-_ =:]?\d{1,6}(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,6}")
+_STEP = "ProfilerStep#"
 _OF_PROGRAMS = ("operators", "regions", "runtime", "gpu")
 
 
@@ -23,6 +28,7 @@ def ranks_in(
     threads: Sequence[Any],
     processes: Mapping[Any, str],
     metadata: Mapping[str, Any],
+    strings: Iterable[str],
 ) -> dict[int, Array]:
     """Return the threads of each rank; empty if the file holds one process, or does not say.
 
@@ -31,9 +37,14 @@ def ranks_in(
         threads: the process of each thread.
         processes: the name of each process.
         metadata: the metadata of the file. Traces of `merge_traces` have a note, and are one trace.
+        strings: the texts that the codes of names stand for.
     """
     if about_ranks(metadata):
         return {}
+    if len(stepping := _processes_with_steps(columns, threads, strings)) > 1:
+        place = {process: number for number, process in enumerate(stepping)}
+        of = np.array([place.get(process, -1) for process in threads])
+        return {number: np.flatnonzero(of == number) for number in place.values()}
     labels = {process: _label(process) or _label(processes.get(process)) for process in dict.fromkeys(threads)}
     used = {threads[row] for name in _OF_PROGRAMS if name in columns for row in np.unique(columns[name]["thread"])}
     found = sorted({labels[process] for process in used}, key=natural_key)
@@ -42,6 +53,18 @@ def ranks_in(
     numbers = _numbers(found)
     of = np.array([numbers.get(labels[process], -1) for process in threads])
     return {number: np.flatnonzero(of == number) for number in numbers.values()}
+
+
+def _processes_with_steps(
+    columns: Mapping[str, Mapping[str, Array]], threads: Sequence[Any], strings: Iterable[str]
+) -> list[int]:
+    """Return the processes without a label that marked steps, in ascending order; none if there is work of a GPU."""
+    if "regions" not in columns or "gpu" in columns:
+        return []
+    steps = [code for code, text in enumerate(strings) if text.startswith(_STEP)]
+    rows = np.isin(columns["regions"]["name"], steps)
+    found = {threads[thread] for thread in np.unique(columns["regions"]["thread"][rows]).tolist()}
+    return sorted(found) if all(isinstance(process, int) for process in found) else []
 
 
 def part_of(columns: Mapping[str, Mapping[str, Array]], own: Array, threads: int) -> dict[str, dict[str, Array]]:
