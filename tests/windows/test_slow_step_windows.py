@@ -71,9 +71,28 @@ def test_the_summary_names_the_slowest_steps(
     with instrument.profile(out, black_box=True, trigger_steps=2, exporter=exporter) as prof:
         train(150, prof.step, slow_at(110, 120, 149))
     said = " ".join(capfd.readouterr().err.split())
-    assert "lowest steps step 110 took 63.0 ms, 60.0 ms more than usual: 60.0 ms of it in data" in said
+    assert "lowest steps (the first 32 are not judged) step 110 took 63.0 ms, 60.0 ms more than usual: 60.0 ms of it in data" in said
     assert "step 120 took 63.0 ms" in said
     assert "step 149 took 63.0 ms" in said  # the last
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [(150, "150 steps, 3.00 ms each as a rule; a step is slow from "), (20, "20 steps: too few to know what is usual")],
+)
+def test_a_run_without_a_slow_step(
+    out: Path,
+    slow_at: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    steps: int,
+    said: str,
+) -> None:
+    """The end of the run says that the box watched."""
+    monkeypatch.setattr(settings, "summary", True)
+    with instrument.profile(out, black_box=True) as prof:
+        train(steps, prof.step, slow_at())
+    assert f"instrument: {said}" in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize("behind", [1, 2, 3])
@@ -163,5 +182,5 @@ def test_the_options_of_run(tmp_path: Path) -> None:
     )
     assert [Path(file["path"]).suffix for file in line_of_stall["diagnosis"]] == [".json", ".html"]
     said = done.stdout + done.stderr
-    assert "The slowest steps\n  step 60 took 2." in said
+    assert "The slowest steps (the first 32 are not judged)\n  step 60 took 2." in said
     assert "What is slow in the last window" in said

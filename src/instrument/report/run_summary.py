@@ -75,7 +75,7 @@ class RunSummary:
         if self.snapshots:
             print_line(console, how_to_show_snapshots(len(self.snapshots), self.folder))
         if self.worst_steps:
-            print_line(console, "The slowest steps", bold=True, space=True)
+            print_line(console, "The slowest steps (the first 32 are not judged)", bold=True, space=True)
             for step in self.worst_steps:
                 print_line(console, f"  {step}")
         if self.diagnosis is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import log
+from ..config import settings
 from ..guard import guard
 from ..open_window import OpenWindow
 from ..regions import dispatch
@@ -263,6 +264,11 @@ class Outcomes:
                 phase=self._windows.phase,
                 worst_steps=self.worst_steps(),
             )
+
+    def say(self, text: str) -> None:
+        """Print a line below the summary, on the rank that prints it; nothing if it is empty."""
+        if text and self._prints_summary and settings.summary:
+            self.finalizer.report_line(self._on_summary, text)
 
     def warn_if_nothing_was_recorded(self, first: int, steps: int, scheduled: int | None, end_reason: str) -> None:
         """Warn if no window even began, and suggest what to write instead; each text is logged once.

@@ -116,6 +116,8 @@ class RunEnder(WindowRecorder):
         with guard.contained("ending"):
             self._outcomes.report()
             self._finalizer.finish()
+            if self._slow_steps is not None:
+                self._outcomes.say(self._slow_steps.nothing_slow)
             if not self._calling_on_trace_ready:  # else on_trace_ready called `stop`
                 steps = self.step_num - self._first
                 self._outcomes.warn_if_nothing_was_recorded(

@@ -66,6 +66,11 @@ class SlowStepWindows:
         """The slow steps with the largest delays, each with its phase; the largest first."""
         return [str(slow) for slow in self.box.worst[:_NAMED]]
 
+    @property
+    def nothing_slow(self) -> str:
+        """What a usual step takes, if no step was slow; else empty."""
+        return "" if self.box.worst else self.box.report().partition("\n")[0]
+
     @guard.contained(FEATURE)
     def write(self, trace: Path) -> Path | None:
         """Write the times of the steps before a window beside its trace; return the file."""

@@ -242,14 +242,14 @@ class WindowFinalizer:
                 snapshots = [str(path) for path in self._snapshots]
                 self._send("report", **places, **said, snapshots=snapshots, terminal=terminal)
             elif new_steps:
-                self._report_line(on_summary, "\n  ".join(("the slowest steps", *said["worst_steps"])))
+                self.report_line(on_summary, "\n  ".join(("the slowest steps (the first 32 are not judged)", *said["worst_steps"])))
             if unreported_snapshots and not unread:
                 number, folder = len(self._snapshots), relative_path(self._manifest.folder, _cwd())
-                self._report_line(on_summary, how_to_show_snapshots(number, folder))
+                self.report_line(on_summary, how_to_show_snapshots(number, folder))
             if unreported and self._hint:
-                self._report_line(on_summary, f"{counted(unreported, 'window')} {self._hint}")
+                self.report_line(on_summary, f"{counted(unreported, 'window')} {self._hint}")
 
-    def _report_line(self, on_summary: Callable[[str], None] | None, text: str) -> None:
+    def report_line(self, on_summary: Callable[[str], None] | None, text: str) -> None:
         """Print what was recorded without a trace or, where the log is JSON, make it an event of the log."""
         if on_summary is None and log.output.format == "json":
             log.info("summary", recorded=text)
