@@ -20,7 +20,7 @@ from instrument.config import settings
 from instrument.integrations.loop import Loop
 from instrument.integrations.server import Server
 from instrument.windows.api import new_profile
-from tests.support import warm
+from tests.support import programs, warm
 from tests.support.programs import environment
 
 from .training import Recorder, manifest, names, recorded, statuses, traces, train
@@ -152,6 +152,24 @@ def test_a_known_place_reuses_its_profile(out: Path, monkeypatch: pytest.MonkeyP
             list(batches)
     assert 6 == batches.profile.step_num
     assert 2 == len(created)
+
+
+@pytest.mark.process
+def test_a_cell_that_runs_again(tmp_path: Path) -> None:
+    """In a notebook, each run of a cell is recorded; epochs inside it are one run."""
+    pytest.importorskip("ipykernel")
+    code = """
+        from IPython.core.interactiveshell import InteractiveShell
+
+        shell = InteractiveShell.instance()
+        shell.run_cell("import instrument", store_history=True)
+        epochs = "def train():\\n for _ in range(2):\\n  for _ in instrument.steps(range(4), 'out', at='1-2'): pass"
+        for cell in (epochs, "train()", "train()"):
+            shell.run_cell(cell, store_history=True)
+    """
+    script = programs.program(code, tmp_path)
+    warm.run(programs.python(script), programs.environment(), cwd=tmp_path, check=True)
+    assert [(1, "recorded"), (1, "recorded")] == statuses(manifest(tmp_path / "out"))
 
 
 def test_another_training_at_the_same_place_logs_a_warning(out: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -87,7 +87,9 @@ def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size:
     if ranks := about_ranks(about):
         numbers = number_gpus(columns, [process for process, _ in collector.threads], ranks)
         devices = _devices_of_ranks(numbers, ranks)
-    found = ranks_in(columns, [process for process, _ in collector.threads], collector.processes, about, collector.strings)
+    found = ranks_in(
+        columns, [process for process, _ in collector.threads], collector.processes, about, collector.strings
+    )
     if not found:
         rank, size = (_integer(distributed.get(name)) for name in ("rank", "world_size"))
         return [_trace(path, collector, columns, threads, devices, about, lost, rank, size, chunks.index)]

@@ -45,6 +45,7 @@ class LoopStepCounter:
         schedule: the schedule, in a form that can be compared.
         first: the given number of the first step.
         arguments: the other arguments of the profile.
+        cell: the number of the notebook's cell that made it: a cell that runs again is another run.
         running: whether the loop is running.
         step_open: whether the step of the current item has not ended.
     """
@@ -54,6 +55,7 @@ class LoopStepCounter:
         self.profile = profile
         self.schedule = schedule
         self.first = first
+        self.cell = _running_cell()
         self.running = False
         self.step_open = False
         self._updates = 0  # of all optimizers, for the current item
@@ -140,6 +142,11 @@ class LoopStepCounter:
         self._updates += 1
         if self._updates == self._max_updates:
             self.end_step()
+
+
+def _running_cell() -> int | None:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "execution_count", None)
 
 
 class StepIterator(Generic[T]):
@@ -332,6 +339,7 @@ def steps(
         known is not None
         and known.schedule == _comparable_schedule(chosen)
         and first in (known.first, known.profile.step_num)
+        and known.cell == _running_cell()
     ):
         if known.arguments != arguments:
             make()  # checks them

@@ -242,7 +242,10 @@ class WindowFinalizer:
                 snapshots = [str(path) for path in self._snapshots]
                 self._send("report", **places, **said, snapshots=snapshots, terminal=terminal)
             elif new_steps:
-                self.report_line(on_summary, "\n  ".join(("the slowest steps (the first 32 are not judged)", *said["worst_steps"])))
+                self.report_line(
+                    on_summary,
+                    "\n  ".join(("the slowest steps (the first 32 are not judged)", *said["worst_steps"])),
+                )
             if unreported_snapshots and not unread:
                 number, folder = len(self._snapshots), relative_path(self._manifest.folder, _cwd())
                 self.report_line(on_summary, how_to_show_snapshots(number, folder))
