@@ -365,7 +365,7 @@ def test_step_after_the_last_update(tmp_path: Path, end: str, status: str, steps
         assert found[-1]["reason"] == "the loop ended in step 5: ZeroDivisionError: division by zero"
     if steps is None:
         assert found[-1]["reason"] == "the loop ended before step 5"
-        assert "Recorded: 1 of the 5 steps run so far" in done.stderr
+        assert "Recorded: 1 of the first 5 steps" in done.stderr
         assert "window-0002" not in done.stderr
 
 

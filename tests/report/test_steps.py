@@ -87,7 +87,7 @@ def test_typical_steps(around_ms: float, expected: str) -> None:
     """Recorded steps are compared with the unrecorded steps around them."""
     timing = Timing((int(around_ms * MS),), ((0, 19), (23, 42)), 240, 2_400 * MS)
     *_, share, typical = describe_steps(summary(3.6, 3.6, 3.6, timing=timing))
-    assert share == "Recorded: 3 of the 240 steps run so far, 0.5 % of 2.40 s"
+    assert share == "Recorded: 3 of the first 240 steps, 0.5 % of 2.40 s"
     assert typical.startswith("The 40 steps around them took ")
     assert typical.endswith(expected)
 
@@ -123,7 +123,7 @@ def test_several_windows() -> None:
     second = summary(3, 3, first=8, timing=Timing((3 * MS,), ((1, 1), (4, 7), (10, 19)), 30, 90 * MS))
     sentences = list(describe_steps(merge([first, second])))
     assert sentences[0] == "Steps 2-3, 8-9: 3.00, 3.00, 3.00, 3.00 ms (median 3.00 ms)"
-    assert sentences[1] == "Recorded: 4 of the 30 steps run so far, 13.3 % of 90.0 ms"
+    assert sentences[1] == "Recorded: 4 of the first 30 steps, 13.3 % of 90.0 ms"
     assert sentences[2].startswith("The 16 steps around them took 3.00 ms")
 
 
@@ -165,7 +165,7 @@ def test_step_cut_short_and_recorded_again() -> None:
     for windows in ([alone, whole], [whole, alone]):
         merged = merge(windows)
         assert headline(merged) == "Where the step went: 3.00 ms (mean of steps 3-4)"
-        assert any("Recorded: 2 of the 5 steps" in text for text in describe_steps(merged))
+        assert any("Recorded: 2 of the first 5 steps" in text for text in describe_steps(merged))
         assert headline(merge([merged, other])).endswith("(mean of steps 3-4, 8; step 9 was cut short)")
     twice = merge([alone, alone])
     assert twice.only_cut
@@ -178,7 +178,7 @@ def test_untimed_steps() -> None:
         note = f" (not counting {which}, whose start is unknown)" if which else ""
         timing = Timing((), (), 240, 2_400 * MS, untimed_steps=untimed)
         *_, share = describe_steps(summary(3.6, 3.6, timing=timing))
-        assert share == f"Recorded: 2 of the 240 steps run so far, 0.3 % of 2.40 s{note}"
+        assert share == f"Recorded: 2 of the first 240 steps, 0.3 % of 2.40 s{note}"
 
 
 def test_steps_without_numbers() -> None:

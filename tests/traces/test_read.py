@@ -124,8 +124,9 @@ def test_missing_file(tmp_path: Path) -> None:
     [
         (b"", "it is empty"),
         (b"\0" * 5000, "it has nothing but zero bytes"),
-        (b"hello", 'it has no array of "traceEvents"'),
+        (b"hello", "it is a text file, and no JSON: give a trace that"),
         (b"[INFO] step 1\n[INFO] step 2\n", 'it has no array of "traceEvents"'),
+        (b"perf\0\1\2", "it is a binary file of an unknown kind"),
         (b"<!DOCTYPE html><html><body>404 {}</body></html>", "it is an HTML page"),
         (
             pickle.dumps({"segments": []}),
@@ -141,7 +142,7 @@ def test_missing_file(tmp_path: Path) -> None:
         (b"\x1f\x8bno gzip at all", "damaged gzip: .*; it is empty"),
         (b"\x1f\x8b\x08\x00", "the gzip file is cut off; it is empty"),
         (gzip.compress(b"", mtime=0), "it is empty"),
-        (gzip.compress(b"hello", mtime=0), 'it has no array of "traceEvents"'),
+        (gzip.compress(b"hello", mtime=0), "it is a text file, and no JSON"),
     ],
 )
 def test_files_that_are_not_traces(tmp_path: Path, data: bytes, reason: str) -> None:

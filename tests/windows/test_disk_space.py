@@ -43,7 +43,7 @@ def test_windows_are_skipped_while_the_disk_is_nearly_full(
     run(out)
     (skipped, reason), recorded = reasons(manifest(out))
     assert "skipped" == skipped
-    assert f"only 300 MB are free in {out.parent.parent}, and a window starts with 1,000 MB" == reason
+    assert f"only 300 MB are free in {out.parent.parent}, and a window starts with 1.00 GB" == reason
     assert ("recorded", None) == recorded
 
 
@@ -65,7 +65,7 @@ def test_how_much_must_be_free(
     """1 GB, or 5 % of a small disk, and twice the last window; a system that does not say is not refused."""
     pretend(monkeypatch, free, total=total)
     if refused:
-        with pytest.raises(CaptureError, match="MB are free in"):
+        with pytest.raises(CaptureError, match="are free in"):
             refuse_full_disk(tmp_path / "a" / "b", window)
     else:
         refuse_full_disk(tmp_path / "a" / "b", window)
@@ -78,4 +78,4 @@ def test_the_size_of_the_last_window_counts(out: Path, monkeypatch: pytest.Monke
     (_, first), (skipped, reason) = reasons(manifest(out))
     assert (None, "skipped") == (first, skipped)
     assert reason is not None
-    assert "only 1,000 MB are free" in reason
+    assert "only 1.00 GB are free" in reason

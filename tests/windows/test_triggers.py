@@ -408,3 +408,13 @@ def test_a_file_that_vanishes(tmp_path: Path) -> None:
     file.touch()
     found.append(watched.check())
     assert [False, True, False, False, True] == [each is not None for each in found]
+
+
+def test_a_folder_that_takes_no_socket(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One sentence says that commands do not reach the process, and the loop goes on."""
+    out.parent.mkdir(exist_ok=True)
+    out.write_text("a file")
+    with instrument.profile(out, triggers="command") as prof:
+        train(3, prof.step)
+    (text,) = [record.getMessage() for record in caplog.records if "trigger" in record.getMessage()]
+    assert text.startswith("instrument: instrument trigger does not reach this process: [Errno ")

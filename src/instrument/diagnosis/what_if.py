@@ -11,6 +11,7 @@ import numpy as np
 
 from ..replay.critical_path import CLASSES, CriticalPath
 from ..replay.replayer import Replayer, mean_ns
+from ..units import counted, duration
 from .requested_changes import requested_change, speeds_of, words_of
 
 Words = str | Collection[str]
@@ -21,7 +22,7 @@ Speed = Words | Mapping[str, float]
 
 @dataclass(frozen=True)
 class WhatIf:
-    r"""The step as it would be with a change.
+    r"""The step as it would be with a change; as text, one sentence.
 
     Attributes:
         change: the change in words; empty without one.
@@ -50,6 +51,20 @@ class WhatIf:
     def win_ns(self) -> int | None:
         """How much shorter a step becomes, in ns; negative if it becomes longer, None without a prediction."""
         return None if self.step_ns is None else self.before_ns - self.step_ns
+
+    def __str__(self) -> str:
+        if self.step_ns is None:
+            return f"No prediction: {self.abstained}."
+        if not self.change:
+            if not self.has_steps:
+                return f"The whole trace, which has no steps, takes {duration(self.before_ns)}."
+            return f"A step takes {duration(self.before_ns)} (mean of {counted(self.steps, 'step')})."
+        change = 100 * (self.step_ns / self.before_ns - 1) if self.before_ns else 0.0
+        what = "a step" if self.has_steps else "the whole trace"
+        return (
+            f"{self.change[0].upper()}{self.change[1:]}, {what} would take {duration(self.step_ns)} instead of "
+            f"{duration(self.before_ns)} ({change:+.1f} %)."
+        )
 
     def to_json(self) -> str:
         """Return the prediction as JSON text; see `as_dict` for its keys."""

@@ -83,6 +83,9 @@ class CriticalPath(NamedTuple):
     slack_ns: Array
     off_path: tuple[OffPath, ...]
 
+    def __repr__(self) -> str:
+        return f"<critical path of {self.total_ns:,} ns: {self.by_class()}>"
+
     def by_class(self) -> dict[str, int]:
         """Return the time of each class in ns, the longest first."""
         sums: Counter[str] = Counter()

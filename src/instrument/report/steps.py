@@ -179,7 +179,7 @@ def _share_of_run(summary: Summary, timing: Timing) -> Iterator[str]:
     if timing.run_steps and timing.run_ns:
         share = percent(min(summary.step_ns, timing.run_ns), timing.run_ns)
         yield (
-            f"Recorded: {summary.steps:,} of the {timing.run_steps:,} steps run so far, "
+            f"Recorded: {summary.steps:,} of the first {timing.run_steps:,} steps, "
             f"{share} % of {duration(timing.run_ns)}{_describe_untimed(timing)}"
         )
 

@@ -17,7 +17,7 @@ _MAX_ROWS = 10
 
 def print_what_if(guess: WhatIf, *, console: Console) -> None:
     """Print the predicted step, the error of the replay, and the critical path."""
-    print_wrapped(console, headline(guess))
+    print_wrapped(console, str(guess))
     if guess.self_error is not None and guess.max_error is not None:
         error = f"{100 * guess.self_error:.2f} % (median of {counted(guess.steps, 'step')})"
         print_wrapped(
@@ -25,22 +25,6 @@ def print_what_if(guess: WhatIf, *, console: Console) -> None:
         )
     if guess.critical_path:
         _print_path(guess.critical_path, guess.steps, console)
-
-
-def headline(guess: WhatIf) -> str:
-    """Return the prediction in one sentence."""
-    if guess.step_ns is None:
-        return f"No prediction: {guess.abstained}."
-    if not guess.change:
-        if not guess.has_steps:
-            return f"The whole trace, which has no steps, takes {duration(guess.before_ns)}."
-        return f"A step takes {duration(guess.before_ns)} (mean of {counted(guess.steps, 'step')})."
-    change = 100 * (guess.step_ns / guess.before_ns - 1) if guess.before_ns else 0.0
-    what = "a step" if guess.has_steps else "the whole trace"
-    return (
-        f"{guess.change[0].upper()}{guess.change[1:]}, {what} would take {duration(guess.step_ns)} instead of "
-        f"{duration(guess.before_ns)} ({change:+.1f} %)."
-    )
 
 
 def _print_path(path: CriticalPath, steps: int, console: Console) -> None:

@@ -95,7 +95,7 @@ class OptimizerSteps:
         self._successors.add(optimizer)
 
     def stay(self, thread: int | None) -> None:
-        """Let the first steps that count be those of ``thread``, on which a window records; None for any thread."""
+        """Let the first steps that count be those of ``thread``, which records a window; None for any thread."""
         if self._first is None:
             self._thread = thread
 

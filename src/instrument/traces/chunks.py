@@ -141,7 +141,12 @@ class EventChunks:
 def _no_events_reason(text: bytes) -> str:
     if not text:
         return "it is empty"
-    return 'it has no array of "traceEvents"' if text.strip(b"\0") else "it has nothing but zero bytes"
+    if not text.strip(b"\0"):
+        return "it has nothing but zero bytes"
+    what = 'it has no array of "traceEvents"'
+    if text.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"["):
+        what = "it is a binary file of an unknown kind" if b"\0" in text else "it is a text file, and no JSON"
+    return f"{what}: give a trace that torch.profiler, Nsight Systems or rocprofv3 wrote"
 
 
 def _last_boundary(text: bytearray, known: int) -> int:

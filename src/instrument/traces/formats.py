@@ -28,6 +28,10 @@ _BY_CONTENT = tuple(
             "it is a pointer of Git LFS: git lfs pull fetches the file",
         ),
         (
+            rb"<!doctype html>.{0,800}<title>[^<]*\.(?:json|sqlite|pickle)",
+            "it is a page, such as instrument diagnose --html writes: give its trace, or open it in a browser",
+        ),
+        (
             rb"\s*(?i:<!doctype html|<html|<head|<body)",
             "it is an HTML page, such as a login or an error page: download the file itself",
         ),
@@ -39,6 +43,12 @@ _BY_CONTENT = tuple(
         (
             rb"\{\s*\"step\": \d+,\s*\"usual_ns\": ",
             "it has the times of the steps that a black box wrote beside a trace: give the trace instead",
+        ),
+        (rb"\{\"run\": \"[^\"]*\", \"rank\": ", "it is the manifest of a run: give the folder that it is in"),
+        (rb"\{\s*\"cells\": ", "it is a notebook, and no trace"),
+        (
+            rb"\{\s*\"verdict\": \"[^\"]*\",\s*\"before\": ",
+            "it is a comparison, as instrument compare --json writes it: give the traces",
         ),
         (
             rb"NVR\0",

@@ -1,7 +1,7 @@
 """Tells the ranks in one file apart: programs that merge traces write the rank into each process id or name.
 
-Without such labels, several processes with steps of their own are several ranks, unless there is work of GPUs, which
-does not say whose it is.
+Without such labels, several processes with steps of their own are several ranks, unless there is work of GPUs,
+which does not say whose it is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def ranks_in(
 def _processes_with_steps(
     columns: Mapping[str, Mapping[str, Array]], threads: Sequence[Any], strings: Iterable[str]
 ) -> list[int]:
-    """Return the processes without a label that marked steps, in ascending order; none if there is work of a GPU."""
+    """Return the processes without a label that marked steps, in ascending order; none beside work of a GPU."""
     if "regions" not in columns or "gpu" in columns:
         return []
     steps = [code for code, text in enumerate(strings) if text.startswith(_STEP)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import CaptureError
 from ..interrupts import Suppressed
+from ..units import size
 from .manifest import existing
 
 _FREE_BYTES = 1_000_000_000  # that a window leaves to the program, such as for its checkpoint ...
@@ -29,6 +30,5 @@ def refuse_full_disk(folder: Path, window_bytes: int) -> None:
         needed = min(_FREE_BYTES, int(disk.total * _FREE_SHARE)) + 2 * window_bytes
         if disk.total and disk.free < needed:
             raise CaptureError(
-                f"only {disk.free / 1e6:,.0f} MB are free in {place}, and a window starts with"
-                f" {needed / 1e6:,.0f} MB"
+                f"only {size(disk.free)} are free in {place}, and a window starts with {size(needed)}"
             )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from .. import log
 from ..guard import guard
-from ..interrupts import Suppressed
+from ..interrupts import Suppressed, is_interrupt
 from ..part_file import make_folder
 from .command_socket import CommandSocket
 from .requests import WindowRequest
@@ -108,7 +108,12 @@ class Triggers:
         if self._socket is not None:
             with guard.contained(FEATURE):
                 self._begun.append(self._socket)
-                self._socket.begin(answer, window_of)
+                try:
+                    self._socket.begin(answer, window_of)
+                except OSError as error:
+                    if is_interrupt(error):
+                        raise
+                    log.warning(f"instrument trigger does not reach this process: {error}")
         for trigger in self._triggers:
             with guard.contained(FEATURE):
                 self._begun.append(trigger)
