@@ -163,7 +163,7 @@ def test_a_cell_that_runs_again(tmp_path: Path) -> None:
 
         shell = InteractiveShell.instance()
         shell.run_cell("import instrument", store_history=True)
-        epochs = "def train():\\n for _ in range(2):\\n  for _ in instrument.steps(range(4), 'out', at='1-2'): pass"
+        epochs = "def train():\\n for _ in (1, 2):\\n  for _ in instrument.steps(range(4), 'out', at='1-2'): 0"
         for cell in (epochs, "train()", "train()"):
             shell.run_cell(cell, store_history=True)
     """
