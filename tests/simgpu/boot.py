@@ -1,0 +1,54 @@
+"""Loads the simulated GPU before torch, in each Python process of an environment, where SIMGPU is set.
+
+`install.py` copies this file into the environment, next to the libraries; it imports nothing of the project.
+cuDNN is turned off when torch has been imported: it brings its own CUDA runtime, and wants a real driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).parent / "simgpu_lib"
+
+# The first holds everything. All are loaded, so that whoever opens one by name gets this one.
+LIBRARIES = (
+    "libcudart.so.13", "libcupti.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcuda.so.1",
+    "libnvidia-ml.so.1",
+)  # fmt: skip
+
+
+class TorchFinder:
+    """Finds torch as others do, and turns cuDNN off when it has been imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_turn_off(module: ModuleType) -> None:
+            execute(module)
+            module.backends.cudnn.enabled = False
+            module._C._set_sdp_use_cudnn(False)
+
+        spec.loader.exec_module = execute_and_turn_off  # type: ignore[method-assign]
+        return spec
+
+
+if os.environ.get("SIMGPU", "0") not in ("", "0"):
+    for library in LIBRARIES:
+        ctypes.CDLL(str(FOLDER / library), mode=ctypes.RTLD_GLOBAL)
+    os.environ.setdefault("TRITON_LIBCUDA_PATH", str(FOLDER))
+    sys.meta_path.insert(0, TorchFinder())
