@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PUBLIC := build/public-scripts/venv
+GPU_SIM := .venv-cuda
 
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of interpreters: without bytecode, each compiles the library
 
-.PHONY: demo test test-fast floors matrix fuzz check bench docs pictures gpu-check public-scripts traces format clean
+.PHONY: demo test test-fast gpu-sim gpu-sim-environment floors matrix fuzz check bench docs pictures gpu-check
+.PHONY: public-scripts traces format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
@@ -21,6 +23,14 @@ test: $(VENV)/.installed-test
 test-fast: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --quiet \
 		-m "not (framework or vendor or corpus or process or nsys or browser or native or fuzz or gpu)"
+
+# The tests that need a GPU, on one in software (docs/simulated-gpu.md): with a CUDA build of torch, of which pip
+# fetches 3 GB where it has no copy, and g++, in an environment of its own.
+gpu-sim: gpu-sim-environment
+	$(GPU_SIM)/bin/python -m tests.simgpu.install $(GPU_SIM)
+	SIMGPU=1 SIMGPU_SHARED=$$(mktemp) $(GPU_SIM)/bin/python -m pytest -m "gpu or gpu_sim" --timeout 300 --tb short $(TESTS)
+
+gpu-sim-environment: $(GPU_SIM)/.installed
 
 # The fast tests and the demo with the oldest dependencies, then with other versions of Python and torch, each in an
 # environment that is removed afterwards: 3 GB to fetch and 6 GB on disk. VERSIONS="3.13:2.9.1" takes some.
@@ -85,7 +95,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(GPU_SIM) runs build dist .mypy_cache .ruff_cache .pytest_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -101,6 +111,14 @@ $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-%: $(VENV)/.installed
 	$(PIP_INSTALL) --editable '.[$*]'
+	touch $@
+
+$(GPU_SIM)/.installed: pyproject.toml tests/simgpu/constraints.txt
+	test -x $(GPU_SIM)/bin/python || $(PYTHON) -m venv $(GPU_SIM)
+	$(GPU_SIM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/simgpu/constraints.txt \
+		--editable '.[itt,test-tools,traces]'
+	$(GPU_SIM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--constraint tests/simgpu/constraints.txt nvidia-cuda-crt nvidia-cuda-profiler-api
 	touch $@
 
 $(PUBLIC)/.installed: scripts/public_scripts/requirements.txt pyproject.toml constraints.txt

@@ -391,3 +391,25 @@ def test_gpu_error_inside_a_window(tmp_path: Path) -> None:
     raised, enabled, (status,) = result_of(BREAKS, tmp_path)
     assert ("", False) == (raised, enabled)
     assert status in ("partial", "failed")
+
+
+@pytest.mark.parametrize(
+    "wait", [lambda x: x.sum().item(), lambda x: float(x.mean()), lambda x: bool((x > 0).any()), lambda x: x.cpu()]
+)
+def test_errors_of_calls_on_temporaries(x: torch.Tensor, wait: Callable[[torch.Tensor], object]) -> None:
+    """Each synchronization raises; torch, called back while the temporary is freed, would lose the error."""
+    with detect_syncs("error") as syncs:
+        for _ in range(2):
+            with pytest.raises(SyncError):
+                wait(x)
+    assert 2 == sum(found.count for found in syncs.findings)
+    with pytest.raises(SyncError), no_syncs():
+        wait(x)
+
+
+def test_errors_of_the_program_after_detection(x: torch.Tensor) -> None:
+    """An error of a function in C that was given a temporary is torch's own again."""
+    with instrument.detect_syncs():
+        x.sum().item()
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        x.sum().view(3, 4, 5)

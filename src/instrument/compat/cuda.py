@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from .. import gpu
+
+_TRACE_SWITCH = "_ZN3c104impl8GPUTrace9haveStateE"
 
 
 def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
@@ -29,6 +34,22 @@ def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
     except (ImportError, AttributeError):
         return None
     return (lists, activate) if activate is not None else None
+
+
+@functools.cache
+def trace_switch() -> Any:
+    """Return the variable of torch, with a bool as ``value``, that turns the callbacks on; None if it is hidden.
+
+    While they are on, torch calls Python when memory of the GPU is freed, also if an error is about to be raised: an
+    error of a function in C that was given a temporary tensor then becomes a SystemError.
+    """
+    import torch
+
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    try:
+        return ctypes.c_bool.in_dll(ctypes.CDLL(str(library)), _TRACE_SWITCH)
+    except (OSError, ValueError):  # another system, another version
+        return None
 
 
 class _CancellableCall:

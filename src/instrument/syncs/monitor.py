@@ -136,11 +136,16 @@ class SyncMonitor:
             call = self._calls.pop(thread, None)
             if call is None and not self._trace.active:
                 self._commit(self._begin("stream", frame, scope))
+                self._trace.resume()
             elif call is not None:
                 call.blocked_ns = (call.blocked_ns or 0) + time.perf_counter_ns() - call.since_ns
                 if scope is None or scope.call is not call:
                     self._commit(call)
-        self.raise_pending(thread)
+        try:
+            self.raise_pending(thread)
+        except Exception:
+            self._trace.pause()  # until the next synchronization
+            raise
 
     def flush(self) -> None:
         """Record the open calls of all threads without a time, as torch did not report their end."""
