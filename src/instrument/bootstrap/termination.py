@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .. import log
+from .. import gpu, log
 from ..compat import autograd
 from ..cuda_graphs import cuda_graphs
 from ..descriptors import OwnDescriptor
@@ -27,6 +27,7 @@ _PACKAGE = Path(__file__).parents[1]
 _RECORDING_PATHS = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
 _ITERATION_FILE = str(_PACKAGE / "windows/steps.py")  # runs the program's own iterator
 _GRACE_S = 10  # time for a long call to return, so that Python can run the handler
+_SAVING_S = 15  # for the window; torchrun sends SIGKILL 30 s after SIGTERM
 _CHECK_INTERVAL_S = 0.05
 _CALL_MAIN = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else None  # calls the main thread
 
@@ -143,7 +144,7 @@ class Termination:
             return
         self._saving = True
         try:
-            with guard.contained("saving at SIGTERM"):
+            with guard.contained("saving at SIGTERM"), gpu.process_ends():
                 loop = self._loop()
                 if loop is not None:
                     loop.stop(interrupted=True)
@@ -180,6 +181,8 @@ class Termination:
             elif time.monotonic() > deadline or self._pipe is None:  # the signal is no longer handled
                 _end_process()
             time.sleep(_CHECK_INTERVAL_S)
+        time.sleep(_SAVING_S)
+        _end_process()
 
     def _is_installed(self) -> bool:
         return signal.getsignal(signal.SIGTERM) == self._on_signal and c_handler(signal.SIGTERM) == self._c_handler

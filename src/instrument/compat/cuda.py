@@ -40,8 +40,8 @@ def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
 def trace_switch() -> Any:
     """Return the variable of torch, with a bool as ``value``, that turns the callbacks on; None if it is hidden.
 
-    While they are on, torch calls Python when memory of the GPU is freed, also if an error is about to be raised: an
-    error of a function in C that was given a temporary tensor then becomes a SystemError.
+    While they are on, torch calls Python when memory of the GPU is freed, also if an error is about to be raised:
+    an error of a function in C that was given a temporary tensor then becomes a SystemError.
     """
     import torch
 

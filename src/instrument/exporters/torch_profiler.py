@@ -322,11 +322,8 @@ class TorchProfilerCapture:
             self.profiler.stop_trace()
             return
         self.incomplete = gpu.synchronize(captured=cuda_graphs.capturing)
-        if gpu.in_use() is not None and not self.incomplete:
+        with _unsynchronized(profiler):
             self.profiler.stop_trace()
-        else:
-            with _unsynchronized(profiler):
-                self.profiler.stop_trace()
 
     def _end_ranges(self) -> None:
         if self._ranges is not None:
@@ -389,7 +386,11 @@ class TorchProfilerCapture:
 
 @contextmanager
 def _unsynchronized(profiler: Any) -> Iterator[None]:
-    """Keep torch from synchronizing when ``profiler`` stops: that would initialize the GPU, or fail."""
+    """Keep torch from synchronizing when ``profiler`` stops.
+
+    It would initialize the GPU, fail in a capture, create a context on a current GPU that the program does not
+    use, or never return.
+    """
     device, profiler.use_device = profiler.use_device, None
     try:
         yield

@@ -1,0 +1,87 @@
+"""How windows end where the GPU is busy, hangs, or is one of several."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import simgpu
+from tests.simgpu.programs import environment, output
+
+pytestmark = [
+    pytest.mark.gpu_sim,
+    pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make gpu-sim"),
+]
+
+TWO_GPUS = """
+    import json, sys, torch, instrument
+
+    x = torch.ones(8, device="cuda:1")
+    with instrument.profile(sys.argv[1], schedule=instrument.schedule("1-2")) as prof:
+        for _ in range(3):
+            x.add_(1)
+            x.mul_(2)
+            prof.step()
+    used = [torch._C._cuda_hasPrimaryContext(device) for device in range(2)]
+    kernels = [len(trace.gpu) for trace in instrument.read_traces(sys.argv[1]).values()]
+    print(json.dumps([used, kernels]))
+"""
+
+
+def test_a_gpu_that_is_not_the_current_one(tmp_path: Path) -> None:
+    """Its kernels are complete, and no context is made on the current one, which the program does not use."""
+    slow = {"devices": 2, "durations": "elementwise=20000000"}
+    used, kernels = json.loads(output(TWO_GPUS, str(tmp_path / "out"), **slow).splitlines()[-1])
+    assert ([False, True], [4]) == (used, kernels)
+
+
+HANGS = """
+    import torch
+    model = torch.nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    side = torch.cuda.Stream()
+    for step in range(100):
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        if step == 3:
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(1000)
+            print("hangs", flush=True)
+            side.synchronize() if WAITS else __import__("time").sleep(60)
+"""
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_sigterm_beside_a_kernel_that_never_ends(tmp_path: Path, waits: bool) -> None:
+    """As where a peer died: the process ends in time, and the line of its window says what is missing."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(HANGS).replace("WAITS", str(waits)))
+    command = [sys.executable, "-m", "instrument", "run", "--steps", "2-90", "--out", "out", "--", str(script)]
+    job = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(hang="spin_kernel"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert job.stdout is not None
+    assert b"hangs" in job.stdout.readline()
+    time.sleep(0.5)
+    began = time.monotonic()
+    os.kill(job.pid, signal.SIGTERM)
+    assert -signal.SIGTERM == job.wait(timeout=40)
+    assert time.monotonic() - began < 27  # torchrun sends SIGKILL after 30
+    job.stdout.close()
+    if waits:  # Python runs no handler in the call that waits
+        return
+    (line,) = map(json.loads, (tmp_path / "out" / "manifest.jsonl").read_text().splitlines())
+    assert ("partial", [2, 3]) == (line["status"], line["steps"])
+    assert "work of the GPU did not end within 5 s of the end of the process, and is missing" in line["reason"]
