@@ -73,7 +73,7 @@ def stream_capturing(stream: Any) -> bool:
 
 @contextmanager
 def process_ends() -> Iterator[None]:
-    """Let `synchronize` give up in the body after 5 s, as the process is to end: a kernel may wait for a dead peer."""
+    """Let `synchronize` give up after 5 s, as the process is to end: a kernel may wait for a dead peer."""
     token = _ends.set(True)
     try:
         yield

@@ -53,7 +53,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedGpu:
         monkeypatch.setattr(torch.cuda, name, emulated.fail)
     for module in (torch.autograd, torch.autograd.profiler):
         monkeypatch.setattr(module, "_supported_activities", emulated.supported)
-    monkeypatch.setattr(sessions, "_records_gpu", True)
+    monkeypatch.setattr(kineto, "is_set_up_for_gpu", lambda _: True)
     return emulated
 
 
@@ -177,32 +177,28 @@ def test_a_window_in_which_the_gpu_is_first_used_is_partial(
 NO_GPU = "torch's profiler records no GPU in this process"
 
 
-@pytest.mark.parametrize("set_up", [False, True])
-def test_the_first_trace_shows_whether_the_gpu_is_recorded(
-    used_gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_up: bool
+@pytest.mark.parametrize("cpu_only", [False, True])
+def test_each_trace_shows_whether_the_gpu_is_recorded(
+    used_gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_only: bool
 ) -> None:
-    """The first trace with GPU activities decides for all windows of the process; CPU windows are complete."""
-    monkeypatch.setattr(sessions, "_records_gpu", None)
-    read: list[Path] = []
-
-    def look(trace: Path) -> bool:
-        read.append(trace)
-        return set_up
-
-    monkeypatch.setattr(kineto, "is_set_up_for_gpu", look)
+    """Each trace that should have the GPU is looked at, and the reason names the likely cause."""
+    monkeypatch.setattr(sessions, "saw_cpu_only", cpu_only)
+    recorded = iter([True, False])
+    monkeypatch.setattr(kineto, "is_set_up_for_gpu", lambda _: next(recorded))
     captures = [record_window(TorchProfilerExporter(options)) for options in ({"activities": [CPU]}, {}, {})]
     for number, capture in enumerate(captures):
         capture.save(tmp_path, f"rank0.{number}")
-    assert [captures[1].raw] == read
-    assert [True, set_up, set_up] == [[] == capture.incomplete for capture in captures]
-    assert set_up or captures[2].incomplete[0].startswith(NO_GPU)
+    assert [[], []] == [capture.incomplete for capture in captures[:2]]
+    (reason,) = captures[2].incomplete
+    assert reason.startswith(NO_GPU)
+    assert ("the interface of the GPU's profiler is refused" in reason) == (not cpu_only)
 
 
 def test_a_window_that_is_incomplete_for_two_reasons(
     used_gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest has both reasons."""
-    monkeypatch.setattr(sessions, "_records_gpu", False)
+    monkeypatch.setattr(kineto, "is_set_up_for_gpu", lambda _: False)
 
     def interfere(number: int) -> None:
         if number == 1:

@@ -85,3 +85,46 @@ def test_sigterm_beside_a_kernel_that_never_ends(tmp_path: Path, waits: bool) ->
     (line,) = map(json.loads, (tmp_path / "out" / "manifest.jsonl").read_text().splitlines())
     assert ("partial", [2, 3]) == (line["status"], line["steps"])
     assert "work of the GPU did not end within 5 s of the end of the process, and is missing" in line["reason"]
+
+
+REFUSED = """
+    import json, sys, torch, instrument
+
+    x = torch.ones(8, device="cuda")
+    with instrument.profile(sys.argv[1], schedule=instrument.schedule(wait=0, warmup=1, active=1, repeat=2)) as prof:
+        for _ in range(4):
+            x.add_(1)
+            prof.step()
+    print(json.dumps([[line["status"], line["reason"]] for line in prof.windows]))
+"""
+
+
+@pytest.mark.parametrize("by", ["refused", "busy"])
+def test_a_profiling_interface_that_is_refused(tmp_path: Path, by: str) -> None:
+    """Each window says so."""
+    lines = json.loads(output(REFUSED, str(tmp_path / "out"), cupti=by).splitlines()[-1])
+    assert 2 == len(lines)
+    assert all("partial" == status and "is refused" in reason for status, reason in lines)
+
+
+SECOND_WINDOWS = """
+    import json, sys, torch, instrument
+
+    x = torch.ones(8, device="cuda")
+    warmup = json.loads(sys.argv[2])
+    with instrument.profile(sys.argv[1], schedule=instrument.schedule("1-2,4,7-8", warmup=warmup)) as prof:
+        for _ in range(10):
+            for _ in range(9):
+                x.add_(1)
+            prof.step()
+    prof.stop()
+    print(json.dumps([[*line["trace"].values(), line["reason"]] for line in prof.windows]))
+"""
+
+
+@pytest.mark.parametrize(("warmup", "lost"), [("null", [0, 0, 0]), ("1", [0, 0, 0]), ("0", [1, 2, 3])])
+def test_kernels_of_later_windows(tmp_path: Path, warmup: str, lost: list[int]) -> None:
+    """By default, a step of warm-up keeps all kernels; without it, each line says how many were lost."""
+    lines = json.loads(output(SECOND_WINDOWS, str(tmp_path / "out"), warmup, lost_records=1).splitlines()[-1])
+    assert lost == [launched - recorded for *_, launched, recorded, _ in lines]
+    assert [bool(number) for number in lost] == ["record with warmup=1" in (reason or "") for *_, reason in lines]

@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -44,7 +43,8 @@ class Sessions:
         self.capture: SessionCapture | None = None  # the capture of this library that torch records
         self._preparing = threading.Lock()  # held while a capture prepares
         self._preparing_thread = 0  # the thread on which it does
-        self._records_gpu: bool | None = None  # in this process; None until a trace was checked
+        self.saw_cpu_only = False  # the first recording that was seen was of the CPU only
+        self._saw_any = False
         self._foreign_recording_ended = True  # another profiler's recording ended; its ranges may still be open
         self._following_profilers = False
         self._patches: list[Patch] = []  # stay until the process ends: they call the original
@@ -110,6 +110,8 @@ class Sessions:
         may_end = self.capture is not None or (self.owner is None and not profilers.running_anywhere())
         if self._preparing_thread != get_ident():
             self.stop_capture()
+        if not self._saw_any:
+            self._saw_any, self.saw_cpu_only = True, getattr(profiler, "use_device", True) is None
         self._owner, self._thread = profiler and weakref.ref(profiler), get_ident()
         return may_end
 
@@ -130,15 +132,6 @@ class Sessions:
         """Make torch's state say that the profiler of ``capture`` is off, unless another one has begun since."""
         if self.capture is capture or self.owner is None:
             profilers.note_stop()
-
-    def records_gpu(self, trace: Path) -> bool:
-        """Return whether torch records the GPU in this process, from the first ``trace`` that should include it.
-
-        From torch 2.13 on, the first recording of a process decides that, also one by another profiler.
-        """
-        if self._records_gpu is None:
-            self._records_gpu = kineto.is_set_up_for_gpu(trace)
-        return self._records_gpu
 
     @guard.contained(FEATURE)
     def on_ended(self) -> None:

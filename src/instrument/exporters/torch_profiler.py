@@ -46,6 +46,11 @@ _WITHOUT_GPU = (
     "torch's profiler records no GPU in this process, as its first recording, perhaps the program's own, was of"
     " the CPU only; include the GPU in that recording, after torch.{kind}.init()"
 )
+_PERHAPS_REFUSED = (
+    "torch's profiler records no GPU in this process: either the interface of the GPU's profiler is refused, as"
+    " without rights, in a virtual machine or beside another tool, which Kineto's messages say; or the first"
+    " recording, the program's own, was of the CPU only and needs torch.{kind}.init() before it, and the GPU"
+)
 SUFFIX = ".pt.trace.json"  # the suffix that TensorBoard's profiler plugin finds
 
 
@@ -356,8 +361,8 @@ class TorchProfilerCapture:
                 raise OSError(error.errno, f"torch could not write the trace to {folder}: {error.strerror}")
             part.replace(raw)  # not synced: the finishing process does what takes time
         self.raw = raw
-        if self.profiler.use_device == "cuda" and not sessions.records_gpu(raw):
-            self._without_gpu(_WITHOUT_GPU)
+        if self.profiler.use_device == "cuda" and not kineto.is_set_up_for_gpu(raw):
+            self._without_gpu(_WITHOUT_GPU if sessions.saw_cpu_only else _PERHAPS_REFUSED)
         return [raw]
 
     def export(self, path: str) -> None:

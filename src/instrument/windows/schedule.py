@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
+from .. import gpu
 from ..arguments import integer
 
 if TYPE_CHECKING:
@@ -62,12 +63,14 @@ class Schedule(ABC):
     Attributes:
         count: the number of windows; None if the schedule is endless.
         plans_ahead: whether `next_window` returns a window before the window begins.
+        warms_up_gpu: whether the step before a window is warm-up where the program uses a GPU by then.
     """
 
     __slots__ = ()
     plans_ahead: ClassVar[bool] = True
 
     count: int | None
+    warms_up_gpu: bool
 
     @property
     def finite(self) -> bool:
@@ -82,7 +85,13 @@ class Schedule(ABC):
         """
         if index < 1:
             raise ValueError(f'"index" must be an integer >= 1: {index!r}')
-        return self._window(index) if self.count is None or index <= self.count else None
+        if self.count is not None and index > self.count:
+            return None
+        window = self._window(index)
+        if self.warms_up_gpu and gpu.in_use() is not None:
+            before = self._window(index - 1).stop if index > 1 else 0
+            return replace(window, warmup=max(window.active - 1, before))
+        return window
 
     def next_window(self, step: int) -> Window | None:
         """Return the window that ``step`` is in, else the next one; None after the last.
@@ -162,6 +171,7 @@ class _Periodic(Schedule):
     warmup: int
     active: int
     relative: bool
+    warms_up_gpu: bool
 
     def starting(self, step: int) -> Schedule:
         return replace(self, first=self.first + step) if self.relative else self
@@ -180,6 +190,7 @@ class _Explicit(Schedule):
 
     count: int | None
     listed: tuple[Window, ...]
+    warms_up_gpu: bool = False
 
     def _window(self, index: int) -> Window:
         return self.listed[index - 1]
@@ -196,7 +207,7 @@ def schedule(
     at: str | int | Iterable[int] | None = None,
     *,
     wait: int = 0,
-    warmup: int = 0,
+    warmup: int | None = None,
     active: int | None = None,
     repeat: int = 0,
     skip_first: int = 0,
@@ -216,8 +227,9 @@ def schedule(
         at: the steps by number, in any order: one, several, or a string such as ``"10-12,100"``.
         wait: idle steps at the start of each cycle. Cycles only.
         warmup: steps before each window in which the profiler is on and its data is discarded. Before named
-            steps, as many as fit after step 0 and the previous window. 0, the default, leaves other steps
-            untouched; 1 keeps the cost of starting the profiler out of the first recorded step.
+            steps, as many as fit after step 0 and the previous window. 0 leaves other steps untouched; 1 keeps
+            the cost of starting the profiler out of the first recorded step. By default 0 or, if the program uses
+            a GPU by then, 1: the GPU's profiling interface loses the first kernels of a later window without it.
         active: recorded steps of each window: required for cycles, otherwise 1 by default. Not with ranges.
         repeat: the largest number of windows; 0 means no limit. Not with named steps.
         skip_first: the steps before the first cycle; with a period, the first step at which recording may
@@ -231,7 +243,8 @@ def schedule(
     """
     if at is not None and every is not None:
         raise ValueError(f'"every" must be left out with "at": {every!r}')
-    wait, warmup, repeat = integer("wait", wait), integer("warmup", warmup), integer("repeat", repeat)
+    chosen, warmup = warmup is not None, integer("warmup", warmup or 0)
+    wait, repeat = integer("wait", wait), integer("repeat", repeat)
     skip_first = integer("skip_first", skip_first)
     if not isinstance(skip_first_wait, bool):
         integer("skip_first_wait", skip_first_wait)
@@ -240,23 +253,24 @@ def schedule(
 
     if at is not None:
         _reject_others("at", wait=wait, repeat=repeat, skip_first=skip_first, skip_first_wait=skip_first_wait)
-        return _explicit(at, warmup, active)
+        return _explicit(at, warmup, active, warms_up_gpu=not chosen)
     if every is not None:
         _reject_others("every", wait=wait, skip_first_wait=skip_first_wait)
-        return _every(every, warmup, active or 1, repeat, skip_first)
+        return _every(every, warmup, active or 1, repeat, skip_first, warms_up_gpu=not chosen)
     if active is None:
         raise ValueError('"active" must be an integer >= 1 unless "at" or "every" is given: None')
     first = skip_first + (0 if skip_first_wait else wait) + warmup
-    return _Periodic(repeat or None, first, wait + warmup + active, warmup, active, relative=True)
+    period = wait + warmup + active
+    return _Periodic(repeat or None, first, period, warmup, active, relative=True, warms_up_gpu=not chosen)
 
 
-def _every(every: int, warmup: int, active: int, repeat: int, skip_first: int) -> Schedule:
+def _every(every: int, warmup: int, active: int, repeat: int, skip_first: int, *, warms_up_gpu: bool) -> Schedule:
     period = integer("every", every, least=warmup + active, why=f" ({warmup=} + {active=})")
     first = max(-(-skip_first // period), 1) * period
-    return _Periodic(repeat or None, first, period, warmup, active, relative=False)
+    return _Periodic(repeat or None, first, period, warmup, active, relative=False, warms_up_gpu=warms_up_gpu)
 
 
-def _explicit(at: str | int | Iterable[int], warmup: int, active: int | None) -> Schedule:
+def _explicit(at: str | int | Iterable[int], warmup: int, active: int | None, *, warms_up_gpu: bool) -> Schedule:
     spans = sorted(_parse(at, active))
     if not spans:
         raise ValueError(f'"at" must name at least one step: {at!r}')
@@ -273,7 +287,7 @@ def _explicit(at: str | int | Iterable[int], warmup: int, active: int | None) ->
         Window(index, max(start - warmup, floor), start, stop)
         for index, ((start, stop), floor) in enumerate(zip(spans, stops, strict=False), start=1)
     )
-    return _Explicit(len(spans), tuple(windows))
+    return _Explicit(len(spans), tuple(windows), warms_up_gpu)
 
 
 def _parse(at: str | int | Iterable[int], active: int | None) -> Iterator[tuple[int, int]]:
