@@ -27,6 +27,7 @@ _NAMES = list(CATEGORIES)
 _REQUESTED = "free_requested"
 _PARAMETERS, _GRADIENTS, _STATE, _ACTIVATIONS, _CASTS, _TEMPORARIES, _WORKSPACE, _OTHER = range(len(_NAMES))
 
+_OF_CUBLAS = (8_519_680, 33_554_432)  # bytes that torch allocates for each handle and stream, the second on Hopper
 _OF_AUTOGRAD = "allocated on a thread that Python did not start, as those of autograd"
 EVIDENCE = {
     "known": "",
@@ -41,6 +42,8 @@ EVIDENCE = {
     "once more for each state of the optimizer",
     "older": "older than the history and in use to its end: most likely parameters, else state of an optimizer or "
     "what earlier steps left behind",
+    "older workspace": "older than the history, in use to its end, of the size that torch gives cuBLAS, and no "
+    "gradient has that size",
     "freed by zero_grad": "older than the history, and freed by zero_grad",
     "freed as later ones": "older than the history, and freed on a line that otherwise frees memory of this "
     "category alone",
@@ -54,7 +57,9 @@ EVIDENCE = {
 }
 """What an inferred category rests on, by a short name; what is "known" has a line instead."""
 _REASONS = list(EVIDENCE)
-WEAK = frozenset({"older parameter", "older state", "older", "older, sized activation", "older gradient"})
+WEAK = frozenset(
+    {"older parameter", "older state", "older", "older workspace", "older, sized activation", "older gradient"}
+)
 """Evidence that rests on the age and the size of memory alone; a comparison does not rely on it."""
 OLDER = WEAK.union(
     ("freed by zero_grad", "freed as later ones", "freed in a step", "freed after a call", "older activation")
@@ -264,6 +269,9 @@ def _infer_older(own: Table, left: Array, category: Array, evidence: Array, begu
     evidence[rows[turn == 0]] = _reason("older parameter")
     states = rows[(turn > 0) & (turn < times)]
     category[states], evidence[states] = _STATE, _reason("older state")
+    if len(sizes):  # every parameter that is trained has a gradient of its size
+        workspaces = rows[~matched & np.isin(size, _OF_CUBLAS)]
+        category[workspaces], evidence[workspaces] = _WORKSPACE, _reason("older workspace")
 
 
 def _infer_by_line(left: Array, category: Array, evidence: Array, freed: _Freed) -> None:

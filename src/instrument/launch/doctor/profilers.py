@@ -56,7 +56,7 @@ def nsys(machine: Machine) -> Check:
         package = f"nvtx {machine.package('nvtx') or 'missing'}"
         sentence = f"{version}: ranges are lost with {package}: the report lacks one that was emitted"
         return Check("problem", sentence, "pip install --upgrade nvtx, and nsys 2024.3 or later", facts)
-    gpu = "CUDA calls and GPU work with them" if machine.nvidia else "no GPU work, as there is no NVIDIA GPU"
+    gpu = "CUDA calls and GPU work were not tried" if machine.nvidia else "no GPU work, as there is no NVIDIA GPU"
     return Check("ok", f"{version}: NVTX ranges arrive (proved); {gpu}", facts=facts)
 
 

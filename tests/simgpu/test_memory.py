@@ -1,0 +1,44 @@
+"""The history of memory that torch's own allocator writes, and what is read from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from instrument.memory.read import read_memory
+from tests import simgpu
+
+pytestmark = [
+    pytest.mark.gpu_sim,
+    pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make gpu-sim"),
+]
+
+
+def test_categories_of_a_training(tmp_path: Path) -> None:
+    """Parameters, gradients and state have the bytes of the tensors; what cuBLAS computes in is told apart."""
+    model = nn.Sequential(nn.Linear(128, 512), nn.Linear(512, 128)).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        model(torch.ones(16, 128, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    torch.cuda.memory._record_memory_history()
+    try:
+        step()
+        step()
+        torch.cuda.memory._dump_snapshot(str(tmp_path / "memory.pickle"))
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    parts = read_memory(tmp_path / "memory.pickle").break_down().by_category()
+    blocks = {name: sum(number) for name, number in parts.items()}
+    expected = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert abs(blocks["parameters"] - expected) < 4096  # blocks of 512 bytes
+    assert abs(blocks["gradients"] - expected) < 4096
+    assert abs(blocks["optimizer_state"] - 2 * expected) < 8192
+    assert 2 * 2**25 == blocks["workspace"]
