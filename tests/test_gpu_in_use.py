@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from instrument import gpu
+from instrument import gpu, gpu_wait
 
 
 def test_no_gpu_is_in_use_before_its_initialization(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,11 +39,11 @@ def test_only_the_gpu_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) ->
     module = SimpleNamespace(is_initialized=lambda: False, synchronize=lambda: calls.append("xpu"))
     monkeypatch.setattr(torch, "xpu", module, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("cuda"))
-    assert ([], []) == (gpu.synchronize(), calls)
+    assert ([], []) == (gpu_wait.synchronize(), calls)
     module.is_initialized = lambda: True
-    assert ([], ["xpu"]) == (gpu.synchronize(), calls)
+    assert ([], ["xpu"]) == (gpu_wait.synchronize(), calls)
     module.is_current_stream_capturing = lambda: True
-    (reason,) = gpu.synchronize()
+    (reason,) = gpu_wait.synchronize()
     assert reason.startswith("a CUDA graph was captured")
     assert ["xpu"] == calls
 
@@ -51,11 +51,11 @@ def test_only_the_gpu_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) ->
         raise error
 
     module.is_current_stream_capturing = lambda: fail(RuntimeError("one\ntwo"))
-    (reason,) = gpu.synchronize()
+    (reason,) = gpu_wait.synchronize()
     assert reason.endswith(": RuntimeError: one")
     module.is_current_stream_capturing = lambda: fail(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        gpu.synchronize()
+        gpu_wait.synchronize()
 
 
 def test_kinds_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +92,8 @@ def test_a_capture_is_not_synchronized_on_a_gpu() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = x * 2
-        (reason,) = gpu.synchronize()
+        (reason,) = gpu_wait.synchronize()
     graph.replay()
     assert reason.startswith("a CUDA graph was captured")
-    assert [] == gpu.synchronize()
+    assert [] == gpu_wait.synchronize()
     assert [2.0] * 8 == y.tolist()

@@ -41,7 +41,7 @@ ORDER = [
     ["modules"],
     ["regions"],
     ["cuda_graphs"],
-    ["guard"],
+    ["gpu_wait", "guard"],
     ["config", "compat"],
     ["console", "errors", "gpu", "identity", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],

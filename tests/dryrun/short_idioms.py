@@ -26,7 +26,7 @@ SYNCHRONISING: dict[str, str] = {
     "to_pin": 'torch.ones(3).pin_memory().to("cuda")',
     "tensor": 'torch.tensor([1.,2.],device="cuda")',
     "idx": 't[torch.tensor(1,device="cuda")]',
-    "equal": "torch.equal(t,t)",
+    "equal": "torch.equal(t,t+1)",
     "allclose": "torch.allclose(t,t)",
     "bincount": 'torch.bincount(torch.zeros(3,dtype=torch.long,device="cuda"))',
     "isin": "1. in t",

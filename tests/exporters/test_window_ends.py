@@ -32,6 +32,8 @@ class LoggedGpu:
         monkeypatch.setattr(cuda, "_initialized", True)
         monkeypatch.setattr(cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(cuda, "synchronize", self._synchronize)
+        monkeypatch.setattr(cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda device: True, raising=False)
         monkeypatch.setattr(cuda.profiler, "start", lambda: self.log.append("begin"))
         monkeypatch.setattr(cuda.profiler, "stop", lambda: self.log.append("end"))
         profile = torch.autograd.profiler.profile

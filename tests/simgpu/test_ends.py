@@ -25,7 +25,7 @@ TWO_GPUS = """
     import json, sys, torch, instrument
 
     x = torch.ones(8, device="cuda:1")
-    with instrument.profile(sys.argv[1], schedule=instrument.schedule("1-2")) as prof:
+    with instrument.profile(sys.argv[1], schedule=instrument.schedule("1-2", warmup=0)) as prof:
         for _ in range(3):
             x.add_(1)
             x.mul_(2)
@@ -91,7 +91,8 @@ REFUSED = """
     import json, sys, torch, instrument
 
     x = torch.ones(8, device="cuda")
-    with instrument.profile(sys.argv[1], schedule=instrument.schedule(wait=0, warmup=1, active=1, repeat=2)) as prof:
+    schedule = instrument.schedule(wait=0, warmup=1, active=1, repeat=2)
+    with instrument.profile(sys.argv[1], schedule=schedule) as prof:
         for _ in range(4):
             x.add_(1)
             prof.step()

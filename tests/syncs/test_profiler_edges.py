@@ -96,7 +96,9 @@ def test_sync_error_inside_a_window(gpu: Gpu, tmp_path: Path) -> None:
     assert not torch.autograd._profiler_enabled()
 
 
-@pytest.mark.parametrize("name", ["torch.autograd.profiler", "torch.profiler._cupti_monitor", "instrument.gpu"])
+@pytest.mark.parametrize(
+    "name", ["torch.autograd.profiler", "torch.profiler._cupti_monitor", "instrument.gpu_wait"]
+)
 @pytest.mark.parametrize("what", ["stream", "device"])
 def test_synchronizations_reported_by_torch_alone(gpu: Gpu, name: str, what: str) -> None:
     """The module of the calling frame decides if no wrapper saw the call."""

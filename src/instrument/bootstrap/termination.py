@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .. import gpu, log
+from .. import gpu_wait, log
 from ..compat import autograd
 from ..cuda_graphs import cuda_graphs
 from ..descriptors import OwnDescriptor
@@ -144,7 +144,7 @@ class Termination:
             return
         self._saving = True
         try:
-            with guard.contained("saving at SIGTERM"), gpu.process_ends():
+            with guard.contained("saving at SIGTERM"), gpu_wait.process_ends():
                 loop = self._loop()
                 if loop is not None:
                     loop.stop(interrupted=True)

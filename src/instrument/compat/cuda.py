@@ -36,6 +36,14 @@ def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
     return (lists, activate) if activate is not None else None
 
 
+def devices_in_use() -> list[int] | None:
+    """Return the devices on which this process has a context; None if this version of torch does not tell."""
+    import torch
+
+    used = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return None if used is None else [device for device in range(torch.cuda.device_count()) if used(device)]
+
+
 @functools.cache
 def trace_switch() -> Any:
     """Return the variable of torch, with a bool as ``value``, that turns the callbacks on; None if it is hidden.

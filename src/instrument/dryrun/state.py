@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.profiler import profile
 
-from .. import gpu
+from .. import gpu_wait
 from ..findings import NOT_COVERED, Direction, Site
 from ..syncs import sites
 from ..syncs.budget import Budget
@@ -25,7 +25,7 @@ _LITERAL = re.compile(r"""["']cpu["']|\.cpu\(""")
 _PROFILER = (
     profile.__exit__.__code__,
     torch.profiler.profile.stop_trace.__code__,
-    gpu.synchronize.__code__,  # at the end of a window
+    gpu_wait.synchronize.__code__,  # at the end of a window
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .. import gpu
+from .. import gpu_wait
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..regions.emitters.nvtx import NvtxEmitter
@@ -66,7 +66,7 @@ class NsightSystemsCapture:
     def stop(self) -> None:
         """Close the capture range once the GPU has finished the work launched in it."""
         try:
-            self.incomplete = gpu.synchronize(captured=cuda_graphs.capturing)
+            self.incomplete = gpu_wait.synchronize(captured=cuda_graphs.capturing)
         finally:
             window, self._window = self._window, None  # `stop` is called again after an interrupt
             try:

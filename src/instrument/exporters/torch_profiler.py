@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import get_ident, main_thread
 from typing import IO, Any, ClassVar, cast
 
-from .. import gpu, log, tools
+from .. import gpu, gpu_wait, log, tools
 from ..compat import autograd, kineto, kineto_log, profilers
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
@@ -326,7 +326,7 @@ class TorchProfilerCapture:
         if profiler is None or not profiler.use_device:
             self.profiler.stop_trace()
             return
-        self.incomplete = gpu.synchronize(captured=cuda_graphs.capturing)
+        self.incomplete = gpu_wait.synchronize(captured=cuda_graphs.capturing)
         with _unsynchronized(profiler):
             self.profiler.stop_trace()
 

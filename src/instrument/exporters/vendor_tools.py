@@ -15,7 +15,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from .. import gpu
+from .. import gpu_wait
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..regions.emitters.itt import IttEmitter
@@ -122,7 +122,7 @@ class RocprofCapture(VendorCapture):
     def stop(self) -> None:
         """Pause the recording once the GPU has finished the work launched so far."""
         try:
-            self.incomplete = gpu.synchronize(captured=cuda_graphs.capturing)
+            self.incomplete = gpu_wait.synchronize(captured=cuda_graphs.capturing)
         finally:
             self._pause(_ALL_THREADS)
 

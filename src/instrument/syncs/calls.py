@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-from .. import gpu
+from .. import gpu_wait
 from ..compat import autograd
 from ..findings import Direction
 from . import instruction, operations, policy, sites
@@ -19,7 +19,7 @@ from .recorder import SyncListener
 
 CAUSES: dict[Target, str] = {"stream": operations.STREAM, "event": operations.EVENT, "device": operations.DEVICE}
 # Modules in which a profiler itself synchronizes, at the beginning and the end of a recording
-_PROFILERS = ("torch.autograd.profiler", "torch.profiler.", gpu.__name__)
+_PROFILERS = ("torch.autograd.profiler", "torch.profiler.", gpu_wait.__name__)
 Copy = Callable[[], tuple[Direction | None, int | None]]  # returns direction and bytes
 Target = Literal["stream", "event", "device"]
 

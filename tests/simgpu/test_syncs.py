@@ -1,0 +1,67 @@
+"""The detector of synchronizations against the log of the simulated GPU, and its classes against torch's own."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import instrument
+from tests import simgpu
+from tests.dryrun import short_idioms
+
+pytestmark = [
+    pytest.mark.gpu_sim,
+    pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make gpu-sim"),
+    pytest.mark.filterwarnings("ignore"),  # torch's own, of the idioms
+]
+UNSUPPORTED = {"linalg"}  # cuSOLVER is not simulated
+FILE = "/nowhere/idiom.py"
+IDIOMS = [
+    pytest.param(source, waits, id=f"{'waits' if waits else 'clean'}-{name}")
+    for waits, group in ((True, short_idioms.SYNCHRONISING), (False, short_idioms.CLEAN))
+    for name, source in group.items()
+    if name not in UNSUPPORTED
+]
+
+
+def names() -> dict[str, Any]:
+    """Return the names that the idioms use, on the GPU."""
+    t, m = torch.ones(4, device="cuda"), nn.Linear(4, 2).to("cuda")
+    m(t).sum().backward()
+    return {
+        "torch": torch, "nn": nn, "F": F, "np": np, "io": io, "t": t, "m": m, "__name__": "idiom",
+        "x": torch.ones(3, 4, device="cuda"), "i": torch.tensor([0, 1, 2, 1], device="cuda"),
+        "b": torch.tensor([True, False, True, True], device="cuda"), "h": torch.randn(4),
+        "p": torch.randn(4).pin_memory(),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "waits"), IDIOMS)
+def test_idioms(source: str, waits: bool) -> None:
+    """An idiom that makes the CPU wait is found, and a lookalike is not."""
+    code, given = compile(source, FILE, "exec"), names()
+    torch.cuda.synchronize()
+    with instrument.detect_syncs() as syncs:
+        exec(code, given)
+    assert waits == any(found.site is not None and found.site.file == FILE for found in syncs.findings)
+
+
+@pytest.mark.parametrize("ms", [2, 20])
+@pytest.mark.parametrize("source", ["t.sum().item()", "t.cpu()", "torch.cuda.synchronize()", "t.nonzero()"])
+def test_blocked_time(source: str, ms: int) -> None:
+    """The time that a line was blocked is that of the GPU's log, but for what the call itself takes."""
+    given = names()
+    exec(source, given)  # once, so that nothing is first
+    with simgpu.log() as log, instrument.detect_syncs() as syncs:
+        torch.cuda._sleep(int(ms * 1.98e6))
+        exec(compile(source, FILE, "exec"), given)
+    waited = sum(entry.end - entry.start for entry in log if entry.kind.startswith("wait"))
+    (found,) = (found for found in syncs.findings if found.site is not None and found.site.file == FILE)
+    assert found.blocked_ns is not None
+    assert 0.9 * waited < found.blocked_ns < 1.1 * waited + 500_000
