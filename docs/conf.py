@@ -42,7 +42,7 @@ CONTENTS = {
         "slim",
         "doctor",
     ],
-    "Look up": ["reference", "rules", "metrics", "glossary", "globals", "costs", "support", "public-scripts"],
+    "Look up": ["reference", "rules", "metrics", "glossary", "globals", "costs", "support", "simulated-gpu", "public-scripts"],
     "Work on it": ["architecture", "/CONTRIBUTING", "/CHANGELOG"],
 }
 
