@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent / "simgpu_lib"
 # The first holds everything. All are loaded, so that whoever opens one by name gets this one.
 LIBRARIES = (
     "libcudart.so.13", "libcupti.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcuda.so.1",
-    "libnvidia-ml.so.1",
+    "libnvidia-ml.so.1", "libnccl.so.2",
 )  # fmt: skip
 
 

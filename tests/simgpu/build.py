@@ -16,11 +16,12 @@ from pathlib import Path
 
 NATIVE = Path(__file__).parent / "native"
 LIBRARY = "libcudart.so.13"
-OTHER_LIBRARIES = ("libcupti.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcuda.so.1", "libnvidia-ml.so.1")
+OTHER_LIBRARIES = ("libcupti.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcuda.so.1", "libnvidia-ml.so.1",
+                   "libnccl.so.2")  # fmt: skip
 COMPILE = ("-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-missing-field-initializers")
 
 # What a function that is not implemented returns.
-NOT_SUPPORTED = {"cudart": 801, "cuda": 801, "cupti": 17, "cublas": 15}
+NOT_SUPPORTED = {"cudart": 801, "cuda": 801, "cupti": 17, "cublas": 15, "nccl": 5}
 
 
 def run(*command: object) -> str:
@@ -59,7 +60,7 @@ def functions_of_driver(header: Path) -> set[str]:
     return declared | {renamed[name] for name in declared if name in renamed} | set(renamed.values())
 
 
-def stubs(toolkit: Path, defined: set[str]) -> str:
+def stubs(toolkit: Path, nccl: Path, defined: set[str]) -> str:
     """Return C code of a function for each that a real library has and the simulation has not."""
     kernels_of_blas = re.compile(
         r"cublas(?!Lt|Xt|Get|Set|Create|Destroy|Logger|Init|Shutdown|Alloc|Free|Migrat|Xerbla)"
@@ -69,6 +70,7 @@ def stubs(toolkit: Path, defined: set[str]) -> str:
         "cupti": functions_of(toolkit / "lib/libcupti.so.13"),
         "cublas": functions_of(toolkit / "lib/libcublas.so.13") | functions_of(toolkit / "lib/libcublasLt.so.13"),
         "cuda": functions_of_driver(toolkit / "include/cuda.h"),
+        "nccl": functions_of(nccl / "lib/libnccl.so.2"),
     }
     lines = [
         "int simgpu_missing(const char*, int);",
@@ -78,7 +80,7 @@ def stubs(toolkit: Path, defined: set[str]) -> str:
     seen = set(defined)
     for library, names in libraries.items():
         for name in sorted(names - seen):
-            if library == "cublas" and not name.startswith("cublas"):
+            if library in ("cublas", "nccl") and not name.startswith((library, f"p{library}")):
                 continue
             seen.add(name)
             if library == "cublas" and kernels_of_blas.match(name):
@@ -103,14 +105,15 @@ def callback_names(include: Path) -> str:
     return table("runtime") + table("driver")
 
 
-def compile_all(sources: Sequence[Path], include: Path, work: Path) -> list[Path]:
+def compile_all(sources: Sequence[Path], includes: Sequence[Path], work: Path) -> list[Path]:
     """Compile the sources that changed, two at a time, and return all object files."""
     shared = [*NATIVE.glob("*.h"), work / "callback_names.inc"]
 
     def compile_one(source: Path) -> Path:
         target = work / f"{source.stem}.o"
         if is_older(target, [source, *shared]):
-            run("g++", "-std=c++17", *COMPILE, "-isystem", include, "-I", work, "-c", source, "-o", target)
+            system = (f"-isystem{include}" for include in includes)
+            run("g++", "-std=c++17", *COMPILE, *system, "-I", work, "-c", source, "-o", target)
         return target
 
     with ThreadPoolExecutor(2) as pool:
@@ -119,22 +122,23 @@ def compile_all(sources: Sequence[Path], include: Path, work: Path) -> list[Path
 
 def build(site_packages: Path, out: Path) -> None:
     """Build the libraries, or what of them is older than its sources."""
-    toolkit = site_packages / "nvidia/cu13"
+    toolkit, nccl = site_packages / "nvidia/cu13", site_packages / "nvidia/nccl"
     if not (toolkit / "include/crt/host_defines.h").exists():
         raise SystemExit(f"{toolkit} lacks headers: pip install --no-deps nvidia-cuda-crt==13.0.*")
     work = out / "objects"
     work.mkdir(parents=True, exist_ok=True)
     write_if_changed(work / "callback_names.inc", callback_names(toolkit / "include"))
-    objects = compile_all(sorted(NATIVE.glob("*.cpp")), toolkit / "include", work)
+    objects = compile_all(sorted(NATIVE.glob("*.cpp")), (toolkit / "include", nccl / "include"), work)
 
     if is_older(work / "stubs.o", [*objects, Path(__file__)]):
         defined = set().union(*(functions_of(one, dynamic=False) for one in objects))
-        (work / "stubs.c").write_text(stubs(toolkit, defined))
+        (work / "stubs.c").write_text(stubs(toolkit, nccl, defined))
         run("gcc", "-O1", "-fPIC", "-fvisibility=hidden", "-c", work / "stubs.c", "-o", work / "stubs.o")
     objects.append(work / "stubs.o")
 
     if is_older(out / LIBRARY, objects):
-        write_if_changed(work / "exports.map", "{ global: cu*; __cuda*; nvml*; sim_*; local: *; };\n")
+        names = "cu*; __cuda*; nvml*; nccl*; pnccl*; sim_*"
+        write_if_changed(work / "exports.map", f"{{ global: {names}; local: *; }};\n")
         unfinished = out / f"{LIBRARY}.new"  # a process may have the old one mapped
         run(
             "g++", "-shared", "-o", unfinished, *objects, f"-Wl,-soname,{LIBRARY}", "-Wl,--no-undefined",

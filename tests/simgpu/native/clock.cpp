@@ -49,13 +49,13 @@ const Clock& the_clock() {
   return made;
 }
 
-int64_t ns_at(uint64_t tsc) {
+}  // namespace
+
+int64_t ns_of(uint64_t tsc) {
   return at_load.ns + int64_t(double(int64_t(tsc - at_load.tsc)) * the_clock().ns_per_tick);
 }
 
-}  // namespace
-
-int64_t now_ns() { return ns_at(__rdtsc()); }
+int64_t now_ns() { return ns_of(__rdtsc()); }
 
 uint64_t tsc_of(int64_t ns) {
   double ticks = double(ns - at_load.ns) / the_clock().ns_per_tick;
@@ -64,7 +64,7 @@ uint64_t tsc_of(int64_t ns) {
 
 int64_t realtime_offset() {
   Reading now = read(CLOCK_REALTIME);
-  return now.ns - ns_at(now.tsc);
+  return now.ns - ns_of(now.tsc);
 }
 
 }  // namespace sim

@@ -17,8 +17,22 @@ static void forget_scalars(uintptr_t from, size_t bytes) {
 static bool scalar_of_a_kernel(const Op& op) {
   if (state().computes || op.copy_kind != CUPTI_ACTIVITY_MEMCPY_KIND_DTOH || op.bytes > 8 || op.height != 1)
     return false;
-  auto found = state().scalars.find(uintptr_t(op.src));
-  return found == state().scalars.end() || found->second != op.bytes;
+  return !known_scalar(op.src, op.bytes);
+}
+
+bool known_scalar(const void* pointer, size_t bytes) {
+  auto& scalars = state().scalars;
+  uintptr_t at = uintptr_t(pointer), end = at + bytes;
+  auto found = scalars.upper_bound(at);
+  if (found != scalars.begin()) --found;
+  for (; at < end && found != scalars.end() && found->first <= at; ++found)
+    at = std::max(at, found->first + found->second);
+  return at >= end;
+}
+
+void wrote(const void* pointer, size_t bytes, bool by_host) {
+  forget_scalars(uintptr_t(pointer), bytes);
+  if (by_host && bytes <= 8) state().scalars[uintptr_t(pointer)] = bytes;
 }
 
 void do_copy(Op& op) {
@@ -27,11 +41,10 @@ void do_copy(Op& op) {
     if (op.bytes == 1) *static_cast<char*>(op.dst) = op.reads_true;
     return;
   }
-  if (op.dst_kind == CUPTI_ACTIVITY_MEMORY_KIND_DEVICE) {
-    forget_scalars(uintptr_t(op.dst), op.bytes);
-    if (op.copy_kind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD && op.bytes <= 8)
-      state().scalars[uintptr_t(op.dst)] = op.bytes;
-  }
+  if (op.dst_kind == CUPTI_ACTIVITY_MEMORY_KIND_DEVICE)
+    wrote(op.dst, op.bytes,
+          op.copy_kind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD ||
+              (op.copy_kind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOD && known_scalar(op.src, op.bytes)));
   auto* from = op.staged ? op.staged->data() : static_cast<const char*>(op.src);
   for (size_t row = 0; row < op.height; ++row)
     memmove(static_cast<char*>(op.dst) + row * op.dst_pitch, from + row * op.src_pitch, op.bytes);

@@ -24,16 +24,29 @@ State& state() {
 
 int64_t backlog_of(const Op& op) { return op.duration < kNever ? op.duration : 0; }
 
+// Of a work whose start is known; of a collective -1 as long as ranks are missing.
+static int64_t end_of(Op& op) {
+  if (!op.meeting) return op.start + op.duration;
+  return nccl::meet(*op.meeting, op.start, op.duration);
+}
+
 int64_t Plan::place(int64_t start) {
   static Setting gap("GAP_NS");
   int64_t last = start;
   for (auto& step : steps) {
     step.op.start = start;
     for (size_t before : step.after) step.op.start = std::max(step.op.start, steps[before].op.end + gap / 2);
-    step.op.end = step.op.start + step.op.duration;
+    step.op.end = end_of(step.op);
+    if (step.op.end < 0) return -1;
     last = std::max(last, step.op.end);
   }
   return last;
+}
+
+int64_t Plan::length() {
+  int64_t sum = 0;
+  for (auto& step : steps) sum += backlog_of(step.op);
+  return sum;
 }
 
 // Places the first work of a stream in time; false if that depends on something unfinished.
@@ -47,8 +60,8 @@ static bool place(Stream* stream, Op& op) {
     case Kind::Memcpy:
     case Kind::Memset:
       op.start = std::max(op.enqueued + latency, stream->tail + gap);
-      op.end = op.start + op.duration;
-      return true;
+      op.end = end_of(op);
+      return op.end >= 0;
     case Kind::Wait:
       if (op.event->completed < op.version) return false;
       op.start = op.end = std::max(ready, op.event->time);
@@ -56,7 +69,7 @@ static bool place(Stream* stream, Op& op) {
     case Kind::Graph:
       op.start = std::max(op.enqueued + latency, stream->tail + gap);
       op.end = op.plan->place(op.start);
-      return true;
+      return op.end >= 0;
     default:
       op.start = op.end = ready;
       return true;

@@ -229,6 +229,8 @@ CUDA cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   op.kind = Kind::Graph;
   op.correlation = call.correlation;
   op.plan = std::make_shared<Plan>(*reinterpret_cast<Plan*>(executable));
-  op.duration = op.plan->place(0);
+  op.duration = op.plan->length();
+  for (auto& step : op.plan->steps)
+    if (step.op.meeting) step.op.meeting = nccl::another(*step.op.meeting);
   return call.say(enqueue(stream_of(stream), std::move(op)));
 }

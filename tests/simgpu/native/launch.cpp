@@ -28,7 +28,7 @@ cudaError_t enqueue(Stream* stream, Op&& op) {
     return cudaSuccess;
   }
   op.traced = cupti::any.load(std::memory_order_relaxed);
-  op.host_visible = op.host_visible || op.kind == Kind::Host || op.kind == Kind::Graph;
+  op.host_visible = op.host_visible || op.meeting || op.kind == Kind::Host || op.kind == Kind::Graph;
   bool visible = op.host_visible, wake = op.kind == Kind::Host || g.device_thread_sleeps;
   if (stream->queue.empty()) g.active.push_back(stream);
   stream->backlog += backlog_of(op);
@@ -62,7 +62,7 @@ static int64_t length_of(const Kernel* kernel, dim3 grid, void** arguments, int6
 }
 
 cudaError_t launch(cudaStream_t handle, Kernel* kernel, dim3 grid, dim3 block, size_t shared, uint32_t correlation,
-                   void** arguments, int64_t duration) {
+                   void** arguments, int64_t duration, std::shared_ptr<nccl::Meeting> meeting) {
   static Setting cost("LAUNCH_NS"), depth("QUEUE"), failing("ERROR_AT_LAUNCH");
   spin_until(now_ns() + cost);
   LOCKED;
@@ -79,6 +79,7 @@ cudaError_t launch(cudaStream_t handle, Kernel* kernel, dim3 grid, dim3 block, s
   op.grid = grid;
   op.block = block;
   op.shared = shared;
+  op.meeting = std::move(meeting);
   look_up(kernel);
   op.duration = length_of(kernel, grid, arguments, duration);
   if (op.duration < kNever) op.duration *= setting_of_device("SLOW", stream->device, 1);

@@ -31,6 +31,7 @@ constexpr size_t kContextBytes = size_t(500) << 20;  // what a context takes of 
 
 int64_t now_ns();             // the clock of everything: CLOCK_MONOTONIC, read through the TSC
 uint64_t tsc_of(int64_t ns);  // the TSC at a time of that clock
+int64_t ns_of(uint64_t tsc);  // the reverse
 int64_t realtime_offset();    // what CLOCK_REALTIME is ahead of it now
 
 // ---- settings.cpp: each is SIMGPU_NAME in the environment, and can be set while a program runs
@@ -50,6 +51,10 @@ std::string text_setting(const char* name);
 int64_t duration_by_name(const std::string& kernel);  // of SIMGPU_DURATIONS; -1 without
 unsigned settings_version();
 int missing(const char* name, int code);  // notes that a function is not implemented, and returns the code
+
+namespace nccl {
+struct Meeting;
+}
 
 // ---- what a program makes
 struct Kernel {
@@ -83,6 +88,7 @@ struct Op {
   Kernel* kernel = nullptr;
   dim3 grid, block;
   size_t shared = 0;
+  std::shared_ptr<nccl::Meeting> meeting;  // of a collective
   // memory: `height` rows of `bytes`
   void* dst = nullptr;
   const void* src = nullptr;
@@ -128,7 +134,9 @@ struct Plan {  // an instantiated graph
     bool on_first_stream = true;
   };
   std::vector<Step> steps;
-  int64_t place(int64_t start);  // when each step starts and ends; returns the last end
+  // When each step starts and ends; returns the last end, or -1 if that depends on other ranks.
+  int64_t place(int64_t start);
+  int64_t length();  // as long as no rank waits for another
 };
 
 struct Capture {
@@ -203,7 +211,8 @@ void spin_until(int64_t time);
 Stream* stream_of(cudaStream_t handle);
 cudaError_t enqueue(Stream* stream, Op&& op);  // into the stream, or into the graph that it captures
 cudaError_t launch(cudaStream_t stream, Kernel* kernel, dim3 grid, dim3 block, size_t shared, uint32_t correlation,
-                   void** arguments = nullptr, int64_t duration = -1);
+                   void** arguments = nullptr, int64_t duration = -1,
+                   std::shared_ptr<nccl::Meeting> meeting = nullptr);
 Kernel* named_kernel(const std::string& name);
 Kernel* kernel_of(const void* function);
 
@@ -223,6 +232,14 @@ void tell_used_bytes(int device);  // writes for others what this process uses
 // ---- copies.cpp
 void do_copy(Op& op);
 void do_memset(Op& op);
+bool known_scalar(const void* pointer, size_t bytes);         // whether the host wrote it, and not a kernel
+void wrote(const void* pointer, size_t bytes, bool by_host);  // that memory has new values
+
+// ---- nccl_meet.cpp; the lock is held
+namespace nccl {
+int64_t meet(Meeting& meeting, int64_t earliest, int64_t duration);  // when the kernel ends; -1 if unknown yet
+std::shared_ptr<Meeting> another(const Meeting& meeting);            // for one more launch
+}  // namespace nccl
 
 // ---- events.cpp
 void release(Event* event);
