@@ -230,5 +230,6 @@ CUDA cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   op.correlation = call.correlation;
   op.plan = std::make_shared<Plan>(*reinterpret_cast<Plan*>(executable));
   op.duration = op.plan->place(0);
+  if (state().computes) state().launched_graphs.push_back(op.plan->id);
   return call.say(enqueue(stream_of(stream), std::move(op)));
 }

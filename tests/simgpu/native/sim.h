@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -92,6 +93,8 @@ struct Op {
   bool async = true;
   bool host_visible = false;  // its effect can be seen without a call
   bool reads_true = false;    // the scalar that it copies is the result of a comparison
+  bool reads_memory = false;  // a scalar is what the memory holds
+  std::optional<int64_t> scalar;  // what it reads in place of that
   std::shared_ptr<std::vector<char>> staged;
   // events and functions of the host
   Event* event = nullptr;
@@ -174,6 +177,7 @@ struct State {
   bool context[kMostDevices] = {};      // whether the device was used
   bool initialized = false, forked = false;
   bool computes = false;  // something else computes the values
+  std::vector<unsigned> launched_graphs;  // since numerics() asked last
   uint32_t next_stream = 13, next_event = 1, next_graph = 1;
   uint64_t next_capture = 1, next_sync = 1, launches = 0;
   int host_visible = 0;  // queued works of this kind
@@ -223,6 +227,11 @@ void tell_used_bytes(int device);  // writes for others what this process uses
 // ---- copies.cpp
 void do_copy(Op& op);
 void do_memset(Op& op);
+
+// ---- numerics.cpp
+extern thread_local bool in_operator;
+extern thread_local std::deque<int64_t> scalars_to_come;
+bool is_past_operators(const Kernel* kernel);  // whether nobody computes what a kernel of the driver writes
 
 // ---- events.cpp
 void release(Event* event);
