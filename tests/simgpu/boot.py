@@ -35,6 +35,13 @@ def start_numerics() -> None:
         import_module("simgpu_values").start()
 
 
+def renew() -> None:
+    """Take the settings of the environment again, in a process that was forked from one with another."""
+    if is_set("SIMGPU"):
+        ctypes.CDLL(None).sim_renew()
+        start_numerics()
+
+
 class TorchFinder:
     """Finds torch as others do, and turns cuDNN off when it has been imported."""
 

@@ -322,4 +322,5 @@ _until_the_end = ExitStack()
 
 def start() -> None:
     """Compute the values of kernels until the process ends, on this thread and those that it starts."""
-    _until_the_end.enter_context(numerics())
+    if not torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        _until_the_end.enter_context(numerics())

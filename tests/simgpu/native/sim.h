@@ -50,6 +50,7 @@ double setting_of_device(const char* name, int device, double otherwise);  // of
 std::string text_setting(const char* name);
 int64_t duration_by_name(const std::string& kernel);  // of SIMGPU_DURATIONS; -1 without
 unsigned settings_version();
+void read_environment_again();
 int missing(const char* name, int code);  // notes that a function is not implemented, and returns the code
 
 // ---- what a program makes
