@@ -71,7 +71,8 @@ def attention(device: str) -> list[Tensor]:
     for dtype in (torch.float32, torch.float16):
         inputs = [torch.randn(2, 4, 24, 16).to(device, dtype).requires_grad_() for _ in range(3)]
         for causal in (True, False):
-            out = functional.scaled_dot_product_attention(*inputs, is_causal=causal)
+            query, key, value = inputs
+            out = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
             out.float().square().sum().backward()
             results.append(out.detach().float())
         results += [each.grad.float() for each in inputs if each.grad is not None]
@@ -142,7 +143,13 @@ def masks(device: str) -> list[Tensor]:
     rows = torch.unique((x > 0).long()[:, :2], dim=0)
     repeated = torch.repeat_interleave(torch.tensor([2, 0, 3]).to(device))
     results = [chosen, places, values, indices, ordered, order, y, kinds, counts, rows, repeated]
-    results += [torch.bincount(repeated), torch.where(x > 0, x, 0), x.masked_select(x < 0), x.argmax(1), x.cumsum(0)]
+    results += [
+        torch.bincount(repeated),
+        torch.where(x > 0, x, 0),
+        x.masked_select(x < 0),
+        x.argmax(1),
+        x.cumsum(0),
+    ]
     results.append(torch.view_as_complex(x.view(6, 4, 2)).conj().imag)
     assert torch.equal(x, x.clone())
     assert not torch.equal(x, y)

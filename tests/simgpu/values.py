@@ -1,8 +1,8 @@
 """The values of kernels: `numerics()` runs each operator of torch on the CPU too, on views of the GPU's memory.
 
-The operator of CUDA runs as without it, so that kernels, copies, allocations and streams are the same; what the CPU
-computed is then written where its kernels would have written. The device is idle before and after each operator,
-which takes time. Where SIMGPU_NUMERICS=1, whole processes run so.
+The operator of CUDA runs as without it, so that kernels, copies, allocations and streams are the same; what the
+CPU computed is then written where its kernels would have written. The device is idle before and after each
+operator, which takes time. Where SIMGPU_NUMERICS=1, whole processes run so.
 
 - Random operators draw from the CPU's generator, seeded by the seed and the offset of the CUDA generator: a seed
   gives the same numbers again, and other ones than a GPU's.
@@ -159,7 +159,7 @@ class Numerics(TorchDispatchMode):
     """Computes on the CPU what each operator's kernels would have written."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graphs: defaultdict[int, list[Work]] = defaultdict(list)
         self.replays = 0
 
@@ -169,7 +169,11 @@ class Numerics(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an operator of CUDA, and compute its values."""
         kwargs = kwargs or {}
@@ -228,9 +232,14 @@ class Numerics(TorchDispatchMode):
             functions.sim_operator_ends()
         read = {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         places = {
-            leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+            leaf.untyped_storage().data_ptr()
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, torch.Tensor)
         }
         leaves, structure = tree_flatten(output)
+
+        def is_view_of_one(tensor: torch.Tensor) -> bool:
+            return tensor.untyped_storage().data_ptr() in places
 
         def write(result: Any) -> list[Any]:
             for target in {id(one): one for one in written}.values():
@@ -240,9 +249,8 @@ class Numerics(TorchDispatchMode):
             for place, (target, value) in enumerate(zip(leaves, results, strict=True)):
                 if not isinstance(target, torch.Tensor):
                     values[place] = value if func._schema.name in READ_VALUES else target
-                elif value is not None and id(target) not in read:
-                    if written or target.untyped_storage().data_ptr() not in places:
-                        write_into(func, target, value)
+                elif value is not None and id(target) not in read and (written or not is_view_of_one(target)):
+                    write_into(func, target, value)
             return values
 
         if graph:

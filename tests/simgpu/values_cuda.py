@@ -43,7 +43,8 @@ class Attention:
             self.kept = kept.float() / (1 - dropout)
 
     def output(self) -> Tensor:
-        return (self.probabilities * self.kept) @ self.value
+        output: Tensor = (self.probabilities * self.kept) @ self.value
+        return output
 
     def gradients(self, of_output: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return those of the query, the key, the value and the scores."""
@@ -93,7 +94,9 @@ def efficient_attention_backward(
     seed: Tensor, offset: Tensor, dropout: float, wanted: list[bool], causal: bool = False, *,
     scale: float | None = None,
 ) -> tuple[Some, ...]:  # fmt: skip
-    attention = Attention(query, key, value, bias, dropout, causal, scale, numbers_in(seed, offset) if dropout else (0, 0))
+    attention = Attention(
+        query, key, value, bias, dropout, causal, scale, numbers_in(seed, offset) if dropout else (0, 0)
+    )
     *of_inputs, of_scores = attention.gradients(gradient)
     of_bias = of_scores.sum_to_size(bias.shape) if bias is not None and wanted[3] else None
     return (*(each if want else None for each, want in zip(of_inputs, wanted, strict=False)), of_bias)
@@ -109,8 +112,8 @@ def flash_attention(
 
 
 def flash_attention_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, _q: Some, _k: Some,
-    _max_q: int, _max_k: int, dropout: float, causal: bool, seed: Tensor, offset: Tensor, *,
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, _q: Some,
+    _k: Some, _max_q: int, _max_k: int, dropout: float, causal: bool, seed: Tensor, offset: Tensor, *,
     scale: float | None = None,
 ) -> tuple[Some, ...]:  # fmt: skip
     attention = Attention(query, key, value, None, dropout, causal, scale, numbers_in(seed) if dropout else (0, 0))

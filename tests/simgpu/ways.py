@@ -43,8 +43,7 @@ def loop(items: Iterable[T]) -> Iterator[T]:
                 yield item
                 box.step()
     else:
-        memory = "snapshot" if WAY == "memory" else None
-        with instrument.profile(OUT, schedule=AT, memory=memory) as prof:
+        with instrument.profile(OUT, schedule=AT, memory="snapshot" if WAY == "memory" else None) as prof:
             for item in items:
                 yield item
                 prof.step()
