@@ -59,7 +59,8 @@ class Attention:
         return of_query, self.of_group(of_key), self.of_group(of_value), of_scores
 
     def of_group(self, gradient: Tensor) -> Tensor:
-        return gradient.unflatten(-3, (self.heads, self.groups)).sum(-3)
+        groups: Tensor = gradient.unflatten(-3, (self.heads, self.groups))
+        return groups.sum(-3)
 
 
 def state_of_generator() -> tuple[int, int]:
