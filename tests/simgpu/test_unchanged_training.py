@@ -235,8 +235,8 @@ def numerics(program: str) -> dict[str, object]:
     return {} if program == "compiled" else {"numerics": 1}
 
 
-# `running_layers` of instrument.modules.module_calls leaves a cycle of its own frame, and so of its callers' frames,
-# which have the tensors of the model: they stay in memory until Python collects garbage.
+# `running_layers` of instrument.modules.module_calls leaves a cycle of its own frame, and so of its callers'. They
+# have the tensors of the model, which stay in memory until Python collects garbage.
 CYCLE = pytest.mark.xfail(
     reason="a window that opens or closes in a model's call keeps its tensors until a collection"
 )
