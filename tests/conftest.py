@@ -22,8 +22,9 @@ from instrument.regions import annotation, dispatch
 from instrument.windows import finalizer_process
 from instrument.windows.profile import Profile
 from tests.support.browser import browser, open_page
+from tests.support.simulated_gpu import gpu_values
 
-__all__ = ["browser", "open_page"]
+__all__ = ["browser", "gpu_values", "open_page"]
 
 # DeepSpeed, which other packages import, chooses once for the process and takes "cuda" for its default.
 if not torch.cuda.is_available():

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from .support import programs
+from .support.simulated_gpu import VALUES
 
 PROGRAM = """
 import json
@@ -177,7 +178,7 @@ print(json.dumps([x.sum().item(), prof.windows]))
 def test_a_stop_in_a_capture(tmp_path: Path, where: str) -> None:
     """A capture on this thread delays the stop to a later step; a capture on another thread survives the stop."""
     command = programs.python(programs.program(STOP_IN_CAPTURE, tmp_path), [where, str(tmp_path / "out")])
-    done = programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
+    done = programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0", **VALUES}))
     total, (window,) = json.loads(done.stdout.splitlines()[-1])
     assert total == 5 * 1000
     assert window["status"] == "partial"

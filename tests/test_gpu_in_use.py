@@ -84,7 +84,7 @@ def test_a_capture_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_a_capture_is_not_synchronized_on_a_gpu() -> None:
+def test_a_capture_is_not_synchronized_on_a_gpu(gpu_values: None) -> None:
     """`synchronize` leaves a capture intact, and the graph can be replayed."""
     x = torch.ones(8, device="cuda")
     y = x * 2

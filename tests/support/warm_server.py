@@ -148,6 +148,8 @@ def _enter(request: dict[str, Any], arguments: list[str]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    if simulated := sys.modules.get("simgpu_boot"):
+        simulated.renew()
     if threads := os.environ.get("OMP_NUM_THREADS"):  # read when torch was imported
         torch.set_num_threads(int(threads))
     sys.argv[:] = arguments[:1] + arguments[2:] if arguments[0] in ("-c", "-m") else arguments

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import counted_gpu, warm
 from tests.support.programs import environment, program, python, run
+from tests.support.simulated_gpu import VALUES
 from tests.support.torch_versions import names_activities
 
 from .training import manifest, statuses
@@ -188,7 +189,7 @@ def test_the_environment_chooses_the_gpu_after_torch_is_imported(tmp_path: Path)
 @pytest.mark.gpu
 def test_a_child_forked_under_a_profile_can_use_the_gpu(tmp_path: Path) -> None:
     """A profile that is entered but has opened no window leaves the driver uninitialized, so a fork can use it."""
-    done = run(python(program(FORKED, tmp_path), [str(tmp_path / "out")]), environment())
+    done = run(python(program(FORKED, tmp_path), [str(tmp_path / "out")]), environment(VALUES))
     assert done.stdout == "3.0\n0\n"
 
 

@@ -14,10 +14,11 @@ static void forget_scalars(uintptr_t from, size_t bytes) {
 
 // Kernels compute nothing, so a scalar that the host reads is 0 unless the host wrote it: stale memory would be a
 // size, or the number of rounds of a loop.
+static bool is_scalar(const Op& op) {
+  return op.copy_kind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH && op.bytes <= 8 && op.height == 1;
+}
 static bool scalar_of_a_kernel(const Op& op) {
-  if (state().computes || op.copy_kind != CUPTI_ACTIVITY_MEMCPY_KIND_DTOH || op.bytes > 8 || op.height != 1)
-    return false;
-  return !known_scalar(op.src, op.bytes);
+  return is_scalar(op) && !op.reads_memory && !known_scalar(op.src, op.bytes);
 }
 
 bool known_scalar(const void* pointer, size_t bytes) {
@@ -36,6 +37,10 @@ void wrote(const void* pointer, size_t bytes, bool by_host) {
 }
 
 void do_copy(Op& op) {
+  if (op.scalar) {
+    memcpy(op.dst, &*op.scalar, op.bytes);
+    return;
+  }
   if (scalar_of_a_kernel(op)) {
     memset(op.dst, 0, op.bytes);
     if (op.bytes == 1) *static_cast<char*>(op.dst) = op.reads_true;
@@ -126,6 +131,11 @@ static cudaError_t copy(cupti::Call& call, Lock& lock, Op&& op, cudaMemcpyKind k
   Stream* stream = stream_of(handle);
   if (stream->capture) return enqueue(stream, std::move(op));
   op.reads_true = is_comparison(stream->last);
+  op.reads_memory = state().computes && !in_operator;
+  if (is_scalar(op) && !scalars_to_come.empty()) {
+    op.scalar = scalars_to_come.front();
+    scalars_to_come.pop_front();
+  }
   bool waits = !async || op.dst_kind == CUPTI_ACTIVITY_MEMORY_KIND_PAGEABLE;
   if (op.src_kind == CUPTI_ACTIVITY_MEMORY_KIND_PAGEABLE && total > size_t(most_staged)) {
     waits = true;
@@ -223,9 +233,4 @@ CUDA cudaMemcpyToSymbol(const void* symbol, const void* src, size_t bytes, size_
   char* address = static_cast<char*>(address_of(symbol));
   if (!address || offset + bytes > 4096) return call.say(cudaErrorInvalidSymbol);
   return call.say(copy(call, lock, flat(address + offset, src, bytes), kind, nullptr, false));
-}
-// Something computes the values of kernels, so that scalars are what the memory holds.
-EXPORT void sim_compute(int on) {
-  LOCKED;
-  state().computes = on;
 }

@@ -168,17 +168,20 @@ CU cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*
 CU cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                   unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void**, void**) {
   DRIVER(cuLaunchKernel);
+  if (is_past_operators(kernel_of(function))) return say(call, cudaErrorNotSupported);
   return say(call, launch(stream, kernel_of(function), dim3(grid_x, grid_y, grid_z), dim3(block_x, block_y, block_z),
                           shared, call.correlation));
 }
 CU cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                              unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void**) {
   DRIVER(cuLaunchCooperativeKernel);
+  if (is_past_operators(kernel_of(function))) return say(call, cudaErrorNotSupported);
   return say(call, launch(stream, kernel_of(function), dim3(grid_x, grid_y, grid_z), dim3(block_x, block_y, block_z),
                           shared, call.correlation));
 }
 CU cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void**, void**) {
   DRIVER(cuLaunchKernelEx);
+  if (is_past_operators(kernel_of(function))) return say(call, cudaErrorNotSupported);
   return say(call,
              launch(config->hStream, kernel_of(function), dim3(config->gridDimX, config->gridDimY, config->gridDimZ),
                     dim3(config->blockDimX, config->blockDimY, config->blockDimZ), config->sharedMemBytes,

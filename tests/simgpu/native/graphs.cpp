@@ -232,5 +232,6 @@ CUDA cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   op.duration = op.plan->length();
   for (auto& step : op.plan->steps)
     if (step.op.meeting) step.op.meeting = nccl::another(*step.op.meeting);
+  if (state().computes) state().launched_graphs.push_back(op.plan->id);
   return call.say(enqueue(stream_of(stream), std::move(op)));
 }

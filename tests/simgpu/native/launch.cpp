@@ -13,7 +13,7 @@ Stream* stream_of(cudaStream_t handle) {
 
 cudaError_t enqueue(Stream* stream, Op&& op) {
   auto& g = state();
-  op.enqueued = now_ns();
+  if (!op.enqueued) op.enqueued = now_ns();
   op.stream_id = stream->id;
   if (stream->capture && op.kind != Kind::Free) {
     if (stream->capture->invalid) return cudaErrorStreamCaptureInvalidated;
@@ -64,7 +64,8 @@ static int64_t length_of(const Kernel* kernel, dim3 grid, void** arguments, int6
 cudaError_t launch(cudaStream_t handle, Kernel* kernel, dim3 grid, dim3 block, size_t shared, uint32_t correlation,
                    void** arguments, int64_t duration, std::shared_ptr<nccl::Meeting> meeting) {
   static Setting cost("LAUNCH_NS"), depth("QUEUE"), failing("ERROR_AT_LAUNCH");
-  spin_until(now_ns() + cost);
+  int64_t done = now_ns() + cost;  // what else takes the CPU's time meanwhile does not delay the GPU
+  spin_until(done);
   LOCKED;
   if (auto error = use_device()) return error;
   if (!kernel) return cudaErrorInvalidDeviceFunction;
@@ -88,7 +89,9 @@ cudaError_t launch(cudaStream_t handle, Kernel* kernel, dim3 grid, dim3 block, s
     int64_t called = now_ns();
     wait_until(lock, [&] { return stream->queue.size() < size_t(depth); }, stream, depth);
     log_wait("wait_queue", called, stream->tail, correlation, stream->id);
+    done = now_ns();
   }
+  op.enqueued = done;
   return enqueue(stream, std::move(op));
 }
 

@@ -46,12 +46,14 @@ void write_at_exit() {
   sim_log_write(path.c_str(), 0);
 }
 
-const bool kept_from_the_start = [] {
+bool keep_from_the_start() {
   if (text_setting("LOG").empty()) return false;
   ++keepers;
   atexit(write_at_exit);
   return true;
-}();
+}
+
+bool kept_from_the_start = keep_from_the_start();
 
 }  // namespace
 
@@ -80,6 +82,12 @@ EXPORT int sim_log_start() {
 EXPORT void sim_log_stop() {
   std::lock_guard<std::mutex> lock(m);
   if (--keepers == 0) entries.clear();
+}
+
+// Takes the settings of the environment again, in a process that was forked before the GPU was used.
+EXPORT void sim_renew() {
+  read_environment_again();
+  if (!kept_from_the_start) kept_from_the_start = keep_from_the_start();
 }
 
 // Returns 0, or 1 if the file cannot be written. Times are of CLOCK_REALTIME.

@@ -51,7 +51,8 @@ struct Settings {
   std::vector<std::pair<std::string, int64_t>> durations;
   std::atomic<unsigned> version{1};
 
-  Settings() {
+  Settings() { read_environment(); }
+  void read_environment() {
     for (auto& [name, otherwise] : kDefaults) {
       const char* given = getenv((std::string("SIMGPU_") + name).c_str());
       values[name] = given ? given : otherwise;
@@ -107,6 +108,13 @@ int64_t duration_by_name(const std::string& kernel) {
   for (auto& [pattern, ns] : settings().durations)
     if (kernel.find(pattern) != std::string::npos) found = ns;
   return found;
+}
+
+// A process that was forked has an environment of its own.
+void read_environment_again() {
+  std::lock_guard<std::mutex> lock(settings().m);
+  settings().read_environment();
+  ++settings().version;
 }
 
 unsigned settings_version() { return settings().version.load(std::memory_order_relaxed); }

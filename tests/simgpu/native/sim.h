@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -50,6 +51,7 @@ double setting_of_device(const char* name, int device, double otherwise);  // of
 std::string text_setting(const char* name);
 int64_t duration_by_name(const std::string& kernel);  // of SIMGPU_DURATIONS; -1 without
 unsigned settings_version();
+void read_environment_again();
 int missing(const char* name, int code);  // notes that a function is not implemented, and returns the code
 
 namespace nccl {
@@ -98,6 +100,8 @@ struct Op {
   bool async = true;
   bool host_visible = false;  // its effect can be seen without a call
   bool reads_true = false;    // the scalar that it copies is the result of a comparison
+  bool reads_memory = false;  // a scalar is what the memory holds
+  std::optional<int64_t> scalar;  // what it reads in place of that
   std::shared_ptr<std::vector<char>> staged;
   // events and functions of the host
   Event* event = nullptr;
@@ -182,6 +186,7 @@ struct State {
   bool context[kMostDevices] = {};      // whether the device was used
   bool initialized = false, forked = false;
   bool computes = false;  // something else computes the values
+  std::vector<unsigned> launched_graphs;  // since numerics() asked last
   uint32_t next_stream = 13, next_event = 1, next_graph = 1;
   uint64_t next_capture = 1, next_sync = 1, launches = 0;
   int host_visible = 0;  // queued works of this kind
@@ -240,6 +245,11 @@ namespace nccl {
 int64_t meet(Meeting& meeting, int64_t earliest, int64_t duration);  // when the kernel ends; -1 if unknown yet
 std::shared_ptr<Meeting> another(const Meeting& meeting);            // for one more launch
 }  // namespace nccl
+
+// ---- numerics.cpp
+extern thread_local bool in_operator;
+extern thread_local std::deque<int64_t> scalars_to_come;
+bool is_past_operators(const Kernel* kernel);  // whether nobody computes what a kernel of the driver writes
 
 // ---- events.cpp
 void release(Event* event);
