@@ -42,7 +42,17 @@ CONTENTS = {
         "slim",
         "doctor",
     ],
-    "Look up": ["reference", "rules", "metrics", "glossary", "globals", "costs", "support", "simulated-gpu", "public-scripts"],
+    "Look up": [
+        "reference",
+        "rules",
+        "metrics",
+        "glossary",
+        "globals",
+        "costs",
+        "support",
+        "simulated-gpu",
+        "public-scripts",
+    ],
     "Work on it": ["architecture", "/CONTRIBUTING", "/CHANGELOG"],
 }
 
