@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
+from instrument.modules.module_calls import running_layers, thread_state
 from instrument.regions import dispatch
 
 from .conftest import AttachEmitter, RecordingEmitter, Window
@@ -490,3 +491,32 @@ def test_windows_while_another_thread_trains(attach_emitter: AttachEmitter) -> N
         assert not hooks(model)
     for emitter in heards:
         emitter.tree()
+
+
+class Probe(nn.Module):
+    """A module that keeps a weak reference to a tensor of its call, and opens or closes a window in it."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.act = act
+        self.held: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        local = x + 1
+        self.held.append(weakref.ref(local))
+        self.act()
+        return x
+
+
+@pytest.mark.parametrize("act", [running_layers, lambda: thread_state.stack.drop_ended()])
+def test_no_cycle_keeps_tensors_of_a_call(act: Callable[[], object], attach_emitter: AttachEmitter) -> None:
+    """Tensors of a module's call are freed when it returns, and not by a later garbage collection."""
+    model = Probe(act)
+    gc.collect()
+    gc.disable()
+    try:
+        with instrument.annotate_modules(model), attach_emitter():
+            model(torch.ones(2))
+        assert [None] == [reference() for reference in model.held]
+    finally:
+        gc.enable()

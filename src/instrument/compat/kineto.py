@@ -6,7 +6,7 @@ import ctypes
 import functools
 import gc
 import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,10 +18,8 @@ from .operators import without_modes
 
 # Kineto writes these only if it was set up for GPUs: the labels of their lanes, which come before all events and
 # need no GPU work, and the events that CUPTI and roctracer report.
-_GPU_MARKS = (
-    b'"labels": "GPU ',
-    *(b'"cat": "%b"' % kind for kind in (b"cuda_runtime", b"cuda_driver", b"kernel")),
-)
+_GPU_LABEL = b'"labels": "GPU '
+_GPU_EVENTS = tuple(b'"cat": "%b"' % kind for kind in (b"cuda_runtime", b"cuda_driver", b"kernel"))
 
 
 def is_set_up_for_gpu(trace: Path) -> bool:
@@ -30,12 +28,21 @@ def is_set_up_for_gpu(trace: Path) -> bool:
     It is set up once in a process: from torch 2.13 on for the activities of the first recording. True as well
     if the trace cannot be read.
     """
+    return _has_any(trace, (_GPU_LABEL, *_GPU_EVENTS))
+
+
+def has_gpu_events(trace: Path) -> bool:
+    """Return whether ``trace`` has any call or work of a GPU; True as well if it cannot be read."""
+    return _has_any(trace, _GPU_EVENTS)
+
+
+def _has_any(trace: Path, words: Sequence[bytes]) -> bool:
     with (
         Suppressed(OSError, ValueError),
         trace.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
     ):
-        return any(text.find(word) >= 0 for word in _GPU_MARKS)
+        return any(text.find(word) >= 0 for word in words)
     return True
 
 

@@ -18,6 +18,7 @@ from typing import IO, Any, ClassVar, cast
 
 from .. import gpu, gpu_wait, log, tools
 from ..compat import autograd, kineto, kineto_log, profilers
+from ..compat.cuda import devices_in_use
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
@@ -51,6 +52,7 @@ _PERHAPS_REFUSED = (
     " without rights, in a virtual machine or beside another tool, which Kineto's messages say; or the first"
     " recording, the program's own, was of the CPU only and needs torch.{kind}.init() before it, and the GPU"
 )
+_NO_RECORD = "the GPU's profiling interface gave no record of this window"
 SUFFIX = ".pt.trace.json"  # the suffix that TensorBoard's profiler plugin finds
 
 
@@ -156,6 +158,7 @@ class TorchProfilerCapture:
         self._options = options
         self._on_prepared = prepared
         self._prepared = False
+        self._was_waited_for = False  # whether the end of the recording waited for a GPU that it should have
         self._gpu_was_in_use = False  # whether the program used the GPU when this was prepared
         if gpu.in_use() is not None or not gpu.supported():
             self._prepare()
@@ -327,6 +330,10 @@ class TorchProfilerCapture:
             self.profiler.stop_trace()
             return
         self.incomplete = gpu_wait.synchronize(captured=cuda_graphs.capturing)
+        # A call of the GPU's runtime in this window, which the trace must have
+        self._was_waited_for = (
+            not self.incomplete and self._options.get("activities") is None and bool(devices_in_use())
+        )
         with _unsynchronized(profiler):
             self.profiler.stop_trace()
 
@@ -361,8 +368,11 @@ class TorchProfilerCapture:
                 raise OSError(error.errno, f"torch could not write the trace to {folder}: {error.strerror}")
             part.replace(raw)  # not synced: the finishing process does what takes time
         self.raw = raw
-        if self.profiler.use_device == "cuda" and not kineto.is_set_up_for_gpu(raw):
-            self._without_gpu(_WITHOUT_GPU if sessions.saw_cpu_only else _PERHAPS_REFUSED)
+        if self.profiler.use_device == "cuda":
+            if not kineto.is_set_up_for_gpu(raw):
+                self._without_gpu(_WITHOUT_GPU if sessions.saw_cpu_only else _PERHAPS_REFUSED)
+            elif self._was_waited_for and not kineto.has_gpu_events(raw):
+                self.incomplete.append(_NO_RECORD)
         return [raw]
 
     def export(self, path: str) -> None:

@@ -176,14 +176,14 @@ class CallWrapper(StandIn):
             call = called_module(sys._getframe(1), self._module())._call_impl
         if dispatch.tracing() or not dispatch.recording:
             return call(*args, **kwargs)
-        frame, module = sys._getframe(), self._module()
-        self._before(module, args, kwargs, frame)
+        module = self._module()  # and no variable for the frame, which would keep itself and the tensors
+        self._before(module, args, kwargs, sys._getframe())
         output = None
         try:
             output = call(*args, **kwargs)
             return output
         finally:
-            self._after(module, args, output, frame)
+            self._after(module, args, output, sys._getframe())
 
 
 def _region_with_shapes(layer: Layer, region: Region, inputs: object) -> Region:

@@ -95,7 +95,7 @@ class CallStack(list[Any]):
         Returns:
             The innermost call that still runs, or None.
         """
-        running = _frames(sys._getframe()) if self else set()
+        running = _frames(sys._getframe(1)) if self else set()  # its own would be a cycle of references
         while self and self[-1].frame not in running:
             self.close()
             if not self:
@@ -132,13 +132,16 @@ def running_layers() -> set[Layer]:
     """Return the primary layers of the calls that run on any thread."""
     thread_state.stack.drop_ended()
     frames = sys._current_frames()
-    found = set()
-    for ref in _stacks.copy():  # other threads may start or end
-        stack = ref()
-        if stack:
-            running = _frames(frames.get(stack.thread))
-            found |= {call.layer.primary for call in list(stack) if call.frame in running}
-    return found
+    try:
+        stacks = [stack for ref in _stacks.copy() if (stack := ref())]  # other threads may start or end
+        return set().union(*(_layers_of(stack, frames.get(stack.thread)) for stack in stacks))
+    finally:
+        frames.clear()  # it has this function's frame: until a garbage collection, that would keep all its callers
+
+
+def _layers_of(stack: CallStack, frame: FrameType | None) -> set[Layer]:
+    running = _frames(frame)
+    return {call.layer.primary for call in list(stack) if call.frame in running}
 
 
 def _frames(frame: FrameType | None) -> set[FrameType]:

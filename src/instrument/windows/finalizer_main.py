@@ -129,7 +129,7 @@ class FinalizerJobs:
         if not (job["read"] or job["ranks"]) and counts["kernels_recorded"] >= counts["kernels_launched"]:
             return None
         from ..traces.kineto import read_kineto
-        from ..traces.missing_work import lost_at_head
+        from ..traces.missing_work import launches_of, lost_at_head
         from ..traces.summary import summarize
 
         trace = read_kineto(raw)
@@ -138,6 +138,9 @@ class FinalizerJobs:
                 f"the GPU's profiling interface lost the kernels of the first {lost} launches; "
                 "record with warmup=1"
             )
+            entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
+        elif not trace.gpu and len(launches_of(trace).rows):
+            said = "the GPU's profiling interface gave no record of a kernel"
             entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
         if job["ranks"] and trace.steps:
             with self._collect_error("comparing ranks"):
