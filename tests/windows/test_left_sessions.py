@@ -191,7 +191,7 @@ def fail(*arguments, **options):
 
 setattr(profiler, place, fail)
 try:
-    with instrument.profile(sys.argv[1], schedule="1") as prof:
+    with instrument.profile(sys.argv[1], schedule=instrument.schedule("1", warmup=0)) as prof:
         for _ in range(3):
             prof.step()
 except KeyboardInterrupt:
@@ -200,7 +200,7 @@ setattr(profiler, place, real)
 before, noted = prof.windows, getattr(profiler, "_is_profiler_enabled", False)
 with profile(activities={activities}) as other:
     torch.ones(3{device}).prod()
-with instrument.profile(sys.argv[1] + "-again", schedule="1") as prof:
+with instrument.profile(sys.argv[1] + "-again", schedule=instrument.schedule("1", warmup=0)) as prof:
     for _ in range(3):
         torch.ones(3{device}).prod()
         prof.step()
