@@ -113,7 +113,7 @@ def test_several_windows_in_a_capture(out: Path, device: Device) -> None:
     """Each window that is due during a capture has a line in the manifest."""
     with instrument.profile(out, schedule=instrument.schedule("4,6,8-10,12")) as prof:
         Training(3, updates=6).run(10, prof.step, prof.step)
-    assert statuses(manifest(out)) == [(1, "skipped"), (2, "skipped"), (3, "partial"), (4, "recorded")]
+    assert sorted(statuses(manifest(out))) == [(1, "skipped"), (2, "skipped"), (3, "partial"), (4, "recorded")]
     assert recorded(out) == [[10], [12]]
     assert device.violations == []
 

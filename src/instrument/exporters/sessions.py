@@ -41,7 +41,7 @@ class Sessions:
         self._owner: weakref.ref[Any] | None = None
         self._thread = 0  # the thread on which the owner prepared
         self.capture: SessionCapture | None = None  # the capture of this library that torch records
-        self._preparing = threading.Lock()  # held while a capture prepares
+        self._preparing = threading.RLock()  # held while a capture prepares
         self._preparing_thread = 0  # the thread on which it does
         self.saw_cpu_only = False  # the first recording that was seen was of the CPU only
         self._saw_any = False
@@ -76,10 +76,8 @@ class Sessions:
         Raises:
             CaptureError: another thread was faster.
         """
-        if not self._preparing.acquire(blocking=False):
-            raise CaptureError(OTHER_WINDOW)
         try:
-            if self.owner is not None:
+            if not self._preparing.acquire(blocking=False) or self.owner is not None:
                 raise CaptureError(OTHER_WINDOW)
             self._end_ranges()
             self._preparing_thread = get_ident()
@@ -92,7 +90,9 @@ class Sessions:
                 self._preparing_thread = 0
             self.capture = capture
         finally:
-            self._preparing.release()
+            with Suppressed(RuntimeError):  # not held, or no longer; after an interrupt, held twice
+                while True:
+                    self._preparing.release()
 
     @guard.contained(FEATURE)
     def before_start(self) -> None:

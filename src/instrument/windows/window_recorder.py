@@ -188,7 +188,8 @@ class WindowRecorder(TorchProfilerApi):
         else:
             self._note_missed(window)
             return False
-        if recording is None and window is not None and window.index > self._last_finished_index:
+        opened = recording.window.index if recording is not None else self._last_finished_index
+        if window is not None and window.index > opened:
             self._put_off(window)
         return True
 
@@ -339,7 +340,7 @@ class WindowRecorder(TorchProfilerApi):
         if recording.end_ns is not None:
             raise CaptureError("interrupted before it was saved")
         if recording.start_ns is None:
-            raise CaptureError(f"{self._end_reason}, in warm-up")
+            raise CaptureError(f"{self._postponement_reason or self._end_reason}, in warm-up")
         if begun:
             recording.leave_out(self.step_num)
         recording.stop()
