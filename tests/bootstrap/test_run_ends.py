@@ -65,11 +65,11 @@ def test_ctrl_c_while_the_end_waits(tmp_path: Path, by: str) -> None:
     """A second Ctrl-C ends the wait for the windows with one line; they are finished all the same."""
     items = "__import__('itertools').count()"
     if by == "steps":
-        items = f"__import__('instrument').steps({items}, 'out', every=3)"
+        items = f"__import__('instrument').steps({items}, 'out', every=50)"
     write(tmp_path, TRAIN.replace("range(5)", items) + "    print(_, flush=True)\n")
     line = [sys.executable, "train.py"]
     if by == "run":
-        line = [*RUN, "--out", "out", "--every", "3", "--", "train.py"]
+        line = [*RUN, "--out", "out", "--every", "50", "--", "train.py"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     training = subprocess.Popen(line, cwd=tmp_path, env=environment(), text=True, **pipes)  # type: ignore[call-overload]
     eventually(lambda: (tmp_path / "out" / "window-0001").is_dir())
