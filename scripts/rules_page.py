@@ -107,5 +107,5 @@ if __name__ == "__main__":
     folder = sys.argv[1] if len(sys.argv) > 1 else "build/traces"
     rules, traces = fired(diagnosed(Path(folder)))
     if not traces:
-        raise SystemExit(f"there is no trace in {folder}: make traces fetches them")
+        raise SystemExit(f"{folder} has no traces; `make traces` downloads them")
     PAGE.write_text(page(rules, traces))

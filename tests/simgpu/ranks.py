@@ -70,8 +70,8 @@ def start_rank(command: list[str], variables: dict[str, str], path: Path) -> sub
         return subprocess.Popen(command, env=variables, stdout=out, stderr=err)
 
 
-def outputs(source: str, count: int, **settings: object) -> list[str]:
+def outputs(source: str, count: int, *, seconds: float = 60, **settings: object) -> list[str]:
     """Return what each rank writes to stdout; AssertionError with all stderr if one fails."""
-    done = run_ranks(source, count, **settings)  # type: ignore[arg-type]
+    done = run_ranks(source, count, seconds=seconds, **settings)
     assert all(rank.returncode == 0 for rank in done), "\n".join(rank.stderr for rank in done)
     return [rank.stdout for rank in done]

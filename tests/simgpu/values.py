@@ -159,7 +159,7 @@ class Numerics(TorchDispatchMode):
     """Computes on the CPU what each operator's kernels would have written."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
         self.graphs: defaultdict[int, list[Work]] = defaultdict(list)
         self.replays = 0
 
@@ -291,7 +291,7 @@ def in_threads(mode: TorchDispatchMode) -> Callable[[threading.Thread], None]:
     start_thread = threading.Thread.start
 
     def start_in_mode(thread: threading.Thread) -> None:
-        thread.run = in_mode(mode, thread.run)  # type: ignore[method-assign]
+        vars(thread)["run"] = in_mode(mode, thread.run)
         start_thread(thread)
 
     return start_in_mode

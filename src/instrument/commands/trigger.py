@@ -84,7 +84,7 @@ def _open(found: Sequence[Path], request: str, command: Answer, timeout: float |
     deadline = time.monotonic() + (_NAMED_WITHIN_S if timeout is None else timeout)
     windows = [_window(path, request, answer, deadline) for path, answer in recording.items()]
     if timeout is None:
-        return _NO_WINDOW if windows and not any(window != {} for window in windows) else 0
+        return _NO_WINDOW if windows and all(window == {} for window in windows) else 0
     return max((_print_files(window, _line_of(window, deadline)) for window in windows), default=0)
 
 

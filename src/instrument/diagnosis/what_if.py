@@ -91,7 +91,7 @@ def what_if(
             "sync:FILE:LINE" (those at a line), "region:NAME" (all calls of a region, and all that they launch).
         speed: how many times as fast kernels become, by regular expressions that are searched in their names:
             "kernel:gemm=2x", several such texts, or a mapping such as ``{"kernel:gemm": 2}``. "kernel:" may be
-            left out.
+            left out. None changes no kernel.
         overlap: "communication": no other work waits for kernels that communicate.
 
     Raises:

@@ -1,11 +1,14 @@
-"""Paths and compression of the traces that torch.profiler writes."""
+"""The files of the traces that torch.profiler writes: whether they are complete, copies and compression."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import shutil
 from pathlib import Path
+from typing import IO, cast
 
+from ..interrupts import Suppressed, is_interrupt
 from ..part_file import part_file, sync
 
 
@@ -31,3 +34,54 @@ def compress(raw: Path) -> Path:
         sync(part)
         part.replace(packed(raw))  # the folder is synced later, for many windows at once
     return packed(raw)
+
+
+def check_is_complete(part: Path) -> None:
+    """Check that torch wrote all of a trace.
+
+    Raises:
+        OSError: it did not; the error is the system's.
+    """
+    if not _is_complete_json(part):
+        error = _write_error(part)
+        part.with_name(f"{part.name}.tmp").unlink(missing_ok=True)  # in which torch writes first
+        raise OSError(error.errno, f"torch could not write the trace to {part.parent}: {error.strerror}")
+
+
+def _is_complete_json(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 16))
+        return file.read().rstrip().endswith(b"}")
+
+
+def _write_error(path: Path) -> OSError:
+    """Return the system's reason why a file cannot be written, by appending to it."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            for _ in range(16):
+                file.write(bytes(1 << 20))
+    except OSError as error:
+        if is_interrupt(error):
+            raise
+        return error
+    return OSError(errno.EIO, "unknown reason")
+
+
+def copy_trace(raw: Path, path: str) -> None:
+    """Copy the trace, which may be compressed meanwhile, to ``path``; gzipped if that ends in ".gz"."""
+    with _read(raw) as source, _write(path) as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+
+
+def _read(raw: Path) -> IO[bytes]:
+    with Suppressed(FileNotFoundError):  # compressed meanwhile
+        return raw.open("rb")
+    return cast(IO[bytes], gzip.open(packed(raw)))
+
+
+def _write(path: str) -> IO[bytes]:
+    if path.endswith(".gz"):
+        return cast(IO[bytes], gzip.open(path, "wb", compresslevel=1))
+    return Path(path).open("wb")

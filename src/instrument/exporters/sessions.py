@@ -43,8 +43,7 @@ class Sessions:
         self.capture: SessionCapture | None = None  # the capture of this library that torch records
         self._preparing = threading.RLock()  # held while a capture prepares
         self._preparing_thread = 0  # the thread on which it does
-        self.saw_cpu_only = False  # the first recording that was seen was of the CPU only
-        self._saw_any = False
+        self.saw_cpu_only: bool | None = None  # whether the first recording that was seen was of the CPU only
         self._foreign_recording_ended = True  # another profiler's recording ended; its ranges may still be open
         self._following_profilers = False
         self._patches: list[Patch] = []  # stay until the process ends: they call the original
@@ -110,8 +109,8 @@ class Sessions:
         may_end = self.capture is not None or (self.owner is None and not profilers.running_anywhere())
         if self._preparing_thread != get_ident():
             self.stop_capture()
-        if not self._saw_any:
-            self._saw_any, self.saw_cpu_only = True, getattr(profiler, "use_device", True) is None
+        if self.saw_cpu_only is None:
+            self.saw_cpu_only = getattr(profiler, "use_device", True) is None
         self._owner, self._thread = profiler and weakref.ref(profiler), get_ident()
         return may_end
 

@@ -5,29 +5,26 @@ Each window has its own profiler object: a scheduled one that is started again l
 
 from __future__ import annotations
 
-import errno
-import gzip
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import get_ident, main_thread
-from typing import IO, Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from .. import gpu, gpu_wait, log, tools
 from ..compat import autograd, kineto, kineto_log, profilers
 from ..compat.cuda import devices_in_use
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
-from ..interrupts import Suppressed, is_interrupt
+from ..interrupts import Suppressed
 from ..part_file import make_folder, part_file
 from ..regions import dispatch
 from ..regions.emitters.torch_nested import torch_emitter
 from ..regions.emitters.torch_profiler import TorchProfilerEmitter
 from ..regions.region import Region, plain
-from .raw_trace import packed
+from .raw_trace import check_is_complete, copy_trace
 from .sessions import OTHER_WINDOW, OpenRanges, sessions
 from .torch_options import Detail, check_values, options_for
 
@@ -48,9 +45,9 @@ _WITHOUT_GPU = (
     " the CPU only; include the GPU in that recording, after torch.{kind}.init()"
 )
 _PERHAPS_REFUSED = (
-    "torch's profiler records no GPU in this process: either the interface of the GPU's profiler is refused, as"
-    " without rights, in a virtual machine or beside another tool, which Kineto's messages say; or the first"
-    " recording, the program's own, was of the CPU only and needs torch.{kind}.init() before it, and the GPU"
+    "torch's profiler records no GPU in this process. Either the interface of the GPU's profiler is refused, as"
+    " without rights, in a virtual machine or beside another tool: Kineto's messages say so. Or the first"
+    " recording, the program's own, was of the CPU only: include the GPU in it, after torch.{kind}.init()"
 )
 _NO_RECORD = "the GPU's profiling interface gave no record of this window"
 SUFFIX = ".pt.trace.json"  # the suffix that TensorBoard's profiler plugin finds
@@ -158,7 +155,7 @@ class TorchProfilerCapture:
         self._options = options
         self._on_prepared = prepared
         self._prepared = False
-        self._was_waited_for = False  # whether the end of the recording waited for a GPU that it should have
+        self._must_have_gpu_events = False  # whether a GPU that it should record was waited for
         self._gpu_was_in_use = False  # whether the program used the GPU when this was prepared
         if gpu.in_use() is not None or not gpu.supported():
             self._prepare()
@@ -330,10 +327,8 @@ class TorchProfilerCapture:
             self.profiler.stop_trace()
             return
         self.incomplete = gpu_wait.synchronize(captured=cuda_graphs.capturing)
-        # A call of the GPU's runtime in this window, which the trace must have
-        self._was_waited_for = (
-            not self.incomplete and self._options.get("activities") is None and bool(devices_in_use())
-        )
+        waited = not self.incomplete and bool(devices_in_use())  # a call of the GPU's runtime in this window
+        self._must_have_gpu_events = waited and self._options.get("activities") is None
         with _unsynchronized(profiler):
             self.profiler.stop_trace()
 
@@ -362,16 +357,13 @@ class TorchProfilerCapture:
         raw = folder / f"{stem}{SUFFIX}"
         with part_file(raw) as part:
             self.profiler.export_chrome_trace(str(part))
-            if not _is_complete_json(part):  # torch does not raise
-                error = _write_error(part)
-                part.with_name(f"{part.name}.tmp").unlink(missing_ok=True)
-                raise OSError(error.errno, f"torch could not write the trace to {folder}: {error.strerror}")
+            check_is_complete(part)  # torch does not raise
             part.replace(raw)  # not synced: the finishing process does what takes time
         self.raw = raw
         if self.profiler.use_device == "cuda":
             if not kineto.is_set_up_for_gpu(raw):
                 self._without_gpu(_WITHOUT_GPU if sessions.saw_cpu_only else _PERHAPS_REFUSED)
-            elif self._was_waited_for and not kineto.has_gpu_events(raw):
+            elif self._must_have_gpu_events and not kineto.has_gpu_events(raw):
                 self.incomplete.append(_NO_RECORD)
         return [raw]
 
@@ -379,8 +371,7 @@ class TorchProfilerCapture:
         """Copy the trace, which torch itself writes only once, to ``path``; gzipped if it ends in ".gz"."""
         if self.raw is None:
             raise CaptureError("the trace of this window could not be saved")
-        with _read(self.raw) as source, _write(path) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+        copy_trace(self.raw, path)
 
     def discard(self) -> None:
         """End a capture that never started: start and stop it, or the next one would find it prepared."""
@@ -423,36 +414,3 @@ def _job() -> dict[str, Any] | None:
         return None
     size = os.environ.get("WORLD_SIZE", "")
     return {"backend": "none", "rank": int(rank)} | ({"world_size": int(size)} if size.isdecimal() else {})
-
-
-def _is_complete_json(path: Path) -> bool:
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 16))
-        return file.read().rstrip().endswith(b"}")
-
-
-def _write_error(path: Path) -> OSError:
-    """Return the system's reason why a file cannot be written, by appending to it."""
-    try:
-        with path.open("ab", buffering=0) as file:
-            for _ in range(16):
-                file.write(bytes(1 << 20))
-    except OSError as error:
-        if is_interrupt(error):
-            raise
-        return error
-    return OSError(errno.EIO, "unknown reason")
-
-
-def _read(raw: Path) -> IO[bytes]:
-    with Suppressed(FileNotFoundError):  # compressed meanwhile
-        return raw.open("rb")
-    return cast(IO[bytes], gzip.open(packed(raw)))
-
-
-def _write(path: str) -> IO[bytes]:
-    if path.endswith(".gz"):
-        return cast(IO[bytes], gzip.open(path, "wb", compresslevel=1))
-    return Path(path).open("wb")

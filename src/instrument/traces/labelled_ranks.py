@@ -41,18 +41,26 @@ def ranks_in(
     """
     if about_ranks(metadata):
         return {}
-    if len(stepping := _processes_with_steps(columns, threads, strings)) > 1:
-        place = {process: number for number, process in enumerate(stepping)}
-        of = np.array([place.get(process, -1) for process in threads])
-        return {number: np.flatnonzero(of == number) for number in place.values()}
+    stepping = _processes_with_steps(columns, threads, strings)
+    if len(stepping) > 1:
+        ranks = {process: rank for rank, process in enumerate(stepping)}
+    else:
+        ranks = _labelled_processes(columns, threads, processes)
+    of = np.array([ranks.get(process, -1) for process in threads])
+    return {rank: np.flatnonzero(of == rank) for rank in sorted(set(ranks.values()))}
+
+
+def _labelled_processes(
+    columns: Mapping[str, Mapping[str, Array]], threads: Sequence[Any], processes: Mapping[Any, str]
+) -> dict[Any, int]:
+    """Return the rank of each process that has the label of one; empty unless all that run have one."""
     labels = {process: _label(process) or _label(processes.get(process)) for process in dict.fromkeys(threads)}
     used = {threads[row] for name in _OF_PROGRAMS if name in columns for row in np.unique(columns[name]["thread"])}
     found = sorted({labels[process] for process in used}, key=natural_key)
     if len(found) < 2 or not all(found):
         return {}
     numbers = _numbers(found)
-    of = np.array([numbers.get(labels[process], -1) for process in threads])
-    return {number: np.flatnonzero(of == number) for number in numbers.values()}
+    return {process: numbers[label] for process, label in labels.items() if label in numbers}
 
 
 def _processes_with_steps(

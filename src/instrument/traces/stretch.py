@@ -14,9 +14,8 @@ MIN_STEPS_AROUND = 3
 """The steps outside a window that a comparison needs."""
 
 _SIMILAR = 1.25  # times longer or shorter; closer steps count as equally long
-_SPREAD = (
-    0.82  # half the 90 % confidence interval of a median, in ranks, divided by the root of the number of values
-)
+# Half the 90 % confidence interval of a median, in ranks, divided by the root of the number of values.
+_SPREAD = 0.82
 _BLOCKS = 4  # a block has at most this fraction of the steps outside a window
 
 

@@ -1,4 +1,4 @@
-// Callbacks of CUPTI: who is told of the calls of the runtime and the driver, and what is done around each call.
+// Callbacks of CUPTI: a tool subscribes to calls of the runtime and the driver, and its function runs before and after each.
 #include "callback_names.inc"
 #include "cupti.h"
 

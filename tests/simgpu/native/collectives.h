@@ -4,7 +4,8 @@
 // a rank does and since when, and a pipe takes the bytes. A collective is a letter to each other rank and one from
 // each, so that none can end before all have started.
 #pragma once
-#define __CUDA_FP16_H__  // headers that need what no wheel of torch has; nccl.h takes nothing of theirs
+// nccl.h includes the headers of the narrow floats, which need libcu++, but uses none of their names.
+#define __CUDA_FP16_H__
 #define __CUDA_BF16_H__
 #define __CUDA_FP8_H__
 #include <nccl.h>

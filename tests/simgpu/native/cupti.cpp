@@ -1,4 +1,4 @@
-// Records of CUPTI: what a tool is told of each work, synchronization and call.
+// Records of CUPTI: one for each kernel, memcpy, memset, synchronization and call, as a tool reads them.
 #include "cupti.h"
 
 #include <pthread.h>

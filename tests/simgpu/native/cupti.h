@@ -25,7 +25,7 @@ void stop_all();
 void api_call(const Call& call, int64_t end);
 
 // ---- callbacks.cpp
-bool calls_back();  // whether a tool is told of calls
+bool calls_back();  // whether a tool has subscribed to calls
 void update_any();  // after a change of what is recorded or called back
 
 }  // namespace sim::cupti
