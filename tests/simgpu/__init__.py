@@ -9,14 +9,14 @@ import ctypes
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.simgpu.settings import BY_NAME, Value
 
-__all__ = ["Entry", "active", "configure", "configured", "durations", "log", "numerics", "value_of"]
+__all__ = ["Entry", "active", "configure", "configured", "log", "numerics", "value_of"]
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,6 @@ def configured(**settings: Value) -> Iterator[None]:
         yield
     finally:
         configure(**before)
-
-
-def durations(table: Mapping[str, int]) -> None:
-    """Set how long kernels take, in ns, by parts of their mangled names; the last that fits holds."""
-    configure(durations=table)
 
 
 @contextmanager

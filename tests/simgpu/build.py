@@ -1,8 +1,7 @@
-"""Builds the simulated GPU: `python -m tests.simgpu.build SITE_PACKAGES OUT`.
+"""Builds the simulated GPU.
 
-SITE_PACKAGES is that of an environment with the CUDA build of torch: its wheels have the headers, and the
-libraries whose functions are to be replaced. OUT gets libcudart, which holds everything, and libraries under the
-names of the others that lead to it.
+The wheels of the CUDA build of torch have the headers, and the libraries whose functions are to be replaced. The
+result is libcudart, which holds everything, and libraries under the names of the others that lead to it.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ def compile_all(sources: Sequence[Path], includes: Sequence[Path], work: Path) -
 
 
 def build(site_packages: Path, out: Path) -> None:
-    """Build the libraries, or what of them is older than its sources."""
+    """Build the libraries, or what of them is older than its sources, from the wheels into ``out``."""
     toolkit, nccl = site_packages / "nvidia/cu13", site_packages / "nvidia/nccl"
     if not (toolkit / "include/crt/host_defines.h").exists():
         raise SystemExit(f"{toolkit} lacks headers: pip install --no-deps nvidia-cuda-crt==13.0.*")
@@ -153,9 +152,3 @@ def build(site_packages: Path, out: Path) -> None:
                 "gcc", "-shared", "-fPIC", "-fvisibility=hidden", "-o", out / name, work / "empty.c",
                 f"-Wl,-soname,{name}", "-Wl,--no-as-needed", f"-L{out}", f"-l:{LIBRARY}", "-Wl,-rpath,$ORIGIN",
             )  # fmt: skip
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        raise SystemExit(__doc__)
-    build(Path(sys.argv[1]), Path(sys.argv[2]))

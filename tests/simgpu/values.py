@@ -36,7 +36,7 @@ substitutes = importlib.import_module(f"{__name__}_cuda").substitutes
 
 __all__ = ["numerics", "start"]
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 # What these return holds nothing yet.
 WITHOUT_KERNELS = {
@@ -230,12 +230,9 @@ class Numerics(TorchDispatchMode):
             output = func(*args, **kwargs)
         finally:
             functions.sim_operator_ends()
-        read = {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        places = {
-            leaf.untyped_storage().data_ptr()
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, torch.Tensor)
-        }
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        read = {id(tensor) for tensor in tensors}
+        places = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         leaves, structure = tree_flatten(output)
 
         def is_view_of_one(tensor: torch.Tensor) -> bool:
@@ -254,7 +251,7 @@ class Numerics(TorchDispatchMode):
             return values
 
         if graph:
-            self.graphs[graph].append(lambda: void(write(compute()[0])))
+            self.graphs[graph].append(lambda: write(compute()[0]))
             return output
         functions.sim_drain()
         return tree_unflatten(write(result), structure)
@@ -269,10 +266,6 @@ class Numerics(TorchDispatchMode):
                 self.replays += 1
                 for work in self.graphs[number]:
                     work()
-
-
-def void(_: object) -> None:
-    """Return nothing, whatever the argument."""
 
 
 def write_into(operator: OpOverload, target: torch.Tensor, value: torch.Tensor) -> None:
