@@ -34,8 +34,8 @@ class Rank:
     stderr: str
 
 
-def run_ranks(source: str, count: int, *, seconds: float = 60, **settings: object) -> list[Rank]:
-    """Run a program as ranks, and kill those that take longer; `start()` in it makes the process group."""
+def run_ranks(source: str, count: int, **settings: object) -> list[Rank]:
+    """Run a program as ranks, and kill those that take over 60 s; `start()` in it makes the process group."""
     with tempfile.TemporaryDirectory(prefix="simgpu-ranks-") as folder:
         variables = environment(devices=count, **settings)
         variables |= {"WORLD_SIZE": str(count), "STORE": f"{folder}/store", "OMP_NUM_THREADS": "1"}
@@ -47,7 +47,7 @@ def run_ranks(source: str, count: int, *, seconds: float = 60, **settings: objec
             start_rank(command, variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, Path(folder, str(rank)))
             for rank in range(count)
         ]
-        last = time.monotonic() + seconds
+        last = time.monotonic() + 60
         for process in processes:
             try:
                 process.wait(max(last - time.monotonic(), 0))
@@ -70,8 +70,8 @@ def start_rank(command: list[str], variables: dict[str, str], path: Path) -> sub
         return subprocess.Popen(command, env=variables, stdout=out, stderr=err)
 
 
-def outputs(source: str, count: int, *, seconds: float = 60, **settings: object) -> list[str]:
+def outputs(source: str, count: int, **settings: object) -> list[str]:
     """Return what each rank writes to stdout; AssertionError with all stderr if one fails."""
-    done = run_ranks(source, count, seconds=seconds, **settings)
+    done = run_ranks(source, count, **settings)
     assert all(rank.returncode == 0 for rank in done), "\n".join(rank.stderr for rank in done)
     return [rank.stdout for rank in done]
