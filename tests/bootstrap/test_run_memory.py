@@ -94,6 +94,8 @@ def test_sigkill_before_the_line_is_written(tmp_path: Path, written: bool) -> No
     out = tmp_path / "runs/instrument/window-0001"
     command = [*RUN, "--memory", "snapshot", "--steps", "2-3", "--", "train.py"]
     with warm.started(command, environment({"INSTRUMENT_SUMMARY": "0"}), cwd=tmp_path) as training:
+        for _ in range(6):  # before the end of step 4, nobody but the training knows of the window
+            training.readline()
         eventually(
             lambda: bool(
                 list(out.glob("*.json.gz" if written else "*.json"))  # compressed after the snapshot
