@@ -92,7 +92,7 @@ def test_interrupted_training(tmp_path: Path) -> None:
     (entry,) = [
         json.loads(line) for line in (tmp_path / "runs/instrument/manifest.jsonl").read_text().splitlines()
     ]
-    assert entry["status"] == "partial"
+    assert entry["status"] == "partial", entry
     assert (tmp_path / "runs/instrument" / entry["files"][0]["path"]).exists()
 
 

@@ -213,6 +213,31 @@ def drive_and_abandon(prof: Profile) -> None:
         prof.abandon("another one begins")
 
 
+@pytest.mark.parametrize("drive", [drive_by_step, drive_by_items])
+@pytest.mark.parametrize("after", [False, True])
+def test_ctrl_c_while_a_step_is_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drive: Callable[[Profile], None], after: bool
+) -> None:
+    """The steps before that one are kept, as after Ctrl-C in the program's own lines."""
+    mark = TorchProfilerCapture.step
+
+    def interrupted(capture: TorchProfilerCapture, number: int | None) -> None:
+        if number != 3 or after:
+            mark(capture, number)
+        if number == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(TorchProfilerCapture, "step", interrupted)
+    prof = instrument.profile(tmp_path, schedule="1-4")
+    with pytest.raises(KeyboardInterrupt):
+        drive(prof)
+    prof.stop()  # as the end of the process does
+    (window,) = prof.windows
+    assert ("partial", [1, 2]) == (window["status"], window["steps"])
+    assert window["reason"] == "the loop ended before step 3: KeyboardInterrupt"
+    assert [1, 2] == instrument.read_trace(tmp_path / window["files"][0]["path"]).steps["number"].tolist()
+
+
 Drive = Callable[[Profile], None]  # runs a loop under a profile
 Place = tuple[str, str]  # a file and a function in it
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -80,3 +82,20 @@ def test_a_call_within_a_call() -> None:
 
     calls.add(outer)
     assert ["outer", "inner"] == made
+
+
+def test_an_interrupt_as_the_lock_is_taken() -> None:
+    """The thread that was interrupted makes the calls later."""
+    calls, made = OrderedCalls(), list[str]()
+
+    def interrupt(_: FrameType, event: str, function: Any) -> None:
+        if event == "c_return" and function.__name__ == "acquire":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        calls.add(lambda: made.append("first"))
+    assert not made
+    calls.add(lambda: made.append("second"))
+    assert ["first", "second"] == made

@@ -15,7 +15,9 @@ class OrderedCalls:
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
-        self._lock = threading.Lock()  # held while a call is made; never waited for
+        # Held while a call is made, and never waited for; its thread goes on if an interrupt prevented the release
+        self._lock = threading.RLock()
+        self._is_calling = False
 
     def add(self, call: Callable[[], object], is_ready: Callable[[], bool] = lambda: True) -> None:
         """Make ``call`` now, or in a later `make` on any thread."""
@@ -26,11 +28,20 @@ class OrderedCalls:
         """Make the calls that are ready, up to the first one that is not."""
         while self._next_is_ready() and self._lock.acquire(blocking=False):
             try:
-                if self._next_is_ready():
-                    _, call = self._calls.popleft()
-                    call()
+                if self._is_calling:  # a signal handler interrupted a call, and the loop around that one goes on
+                    return
+                self._make_next()
             finally:
                 self._lock.release()
+
+    def _make_next(self) -> None:
+        try:
+            self._is_calling = True
+            if self._next_is_ready():
+                _, call = self._calls.popleft()
+                call()
+        finally:
+            self._is_calling = False
 
     def _next_is_ready(self) -> bool:
         try:

@@ -24,6 +24,7 @@ from ..process_id import machine, usable_cores
 from ..regions import dispatch, region
 from .change_queue import ChangeQueue
 from .disk_space import refuse_full_disk
+from .loop_end import loop_ended
 from .manifest import size_of
 from .outcomes import Outcomes
 from .rank import process_suffix
@@ -261,7 +262,11 @@ class WindowRecorder(TorchProfilerApi):
             if self._recording is None and capture is not None:  # interrupted in between
                 with guard.contained("leaving a capture"):
                     capture.discard()
-            if self._started:
+            recording = self._recording
+            if self._started and recording is not None and recording.steps is not None and is_interrupt(error):
+                self._end_reason = loop_ended(self.step_num, begun=True, error=error)
+                self._close_window(recording, cut=True)  # the steps before this one
+            elif self._started:
                 self._fail_window(window, error)
             if is_interrupt(error):
                 raise
