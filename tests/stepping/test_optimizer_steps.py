@@ -52,6 +52,13 @@ def backward(parameters: list[torch.Tensor]) -> None:
     sum((parameter**2).sum() for parameter in parameters).backward()  # type: ignore[union-attr]
 
 
+def train(optimizer: torch.optim.Optimizer, reached: list[torch.Tensor]) -> None:
+    """Make an update whose backward pass reaches these parameters."""
+    optimizer.zero_grad()
+    backward(reached)
+    optimizer.step()
+
+
 def test_gradient_accumulation(counter: Counter) -> None:
     """A step is one update, however many backward passes it has."""
     parameters = weights()
@@ -132,15 +139,33 @@ def test_phases_of_several_optimizers(counter: Counter, phases: tuple[int, ...])
 )
 def test_alternating_optimizers(counter: Counter, warmup: int, critic: int, actor: int) -> None:
     """If two optimizers take turns, even after a warm-up of the first, the first one counts."""
-    first, second = (torch.optim.SGD([parameter]) for parameter in weights())
+    parameters = weights()
+    first, second = (torch.optim.SGD([parameter]) for parameter in parameters)
     for _ in range(warmup):
-        first.step()
+        train(first, parameters[:1])
     for _ in range(20):
         for _ in range(critic):
-            first.step()
+            train(first, parameters[:1])
         for _ in range(actor):
-            second.step()
+            train(second, parameters)  # its loss is that of the critic
     assert counter.steps == warmup + 20 * critic
+
+
+@pytest.mark.parametrize("zeroed", ["before", "after", "all"])
+@pytest.mark.parametrize("updates", [2, 3, 5])
+def test_optimizers_of_folds_that_exist_before(counter: Counter, updates: int, zeroed: str) -> None:
+    """If optimizers step in short phases, one after the other, each update is a step from the second on."""
+    folds = weights(4)
+    optimizers = [torch.optim.SGD([parameter]) for parameter in folds]
+    for number, (optimizer, parameter) in enumerate(zip(optimizers, folds, strict=True)):
+        for update in range(updates):
+            for other in optimizers if zeroed == "all" else [optimizer]:
+                other.zero_grad()
+            backward([parameter])
+            optimizer.step()
+            if zeroed == "after":
+                optimizer.zero_grad()
+            assert counter.steps == number * updates + update + (number == 0 or update > 0)
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -21,6 +21,7 @@ from ..regions import dispatch
 FEATURE = "following optimizers"
 _RANGE = "Optimizer.step#"  # beginning of the range that torch opens around a step
 _MIN_PHASE_STEPS = 6  # consecutive steps of the first optimizer in a training phase; the critic of a GAN makes 5
+_MIN_SEPARATE_STEPS = 2  # the same, where the backward passes of the next phase do not reach its parameters
 MIN_STEPS_ALONE = 50  # steps of another optimizer, or on other threads, without a step of the first
 
 
@@ -40,7 +41,9 @@ class OptimizerSteps:
     An optimizer that was created since the last step of the first takes its place at once, as in each fold, trial
     or inner loop. An older one takes its place when it steps twice in a row and either updates some of the same
     parameters, or had that place before, or the first is deleted, or it follows a phase of the first alone, as if
-    layers are trained one after the other; otherwise, after 50 steps alone. An optimizer on another thread takes
+    layers are trained one after the other; otherwise, after 50 steps alone. A phase is six steps in a row, or two
+    if the other's backward pass adds nothing to the gradients of the first, as that of a fold and unlike that of a
+    generator, which passes through the critic. An optimizer on another thread takes
     its place only after the thread of the first has ended. A step that a `torch.amp.GradScaler` skips counts. A
     step during the backward pass, as with one optimizer for each parameter, ends with that pass and belongs to the
     thread that called the pass. The steps of an optimizer that wraps another count once. A step in the capture of
@@ -63,6 +66,7 @@ class OptimizerSteps:
         self._unrelated_optimizers = IdentitySet()  # optimizers that share no parameter with the first
         self._rival: weakref.ref[Any] | None = None  # the first other optimizer since the last step of the first
         self._rival_steps = 0
+        self._first_gradients: list[object] = []  # after the rival's first step
         self._in_a_row = 0  # steps of the first since another optimizer stepped
         self._has_unreported_step = False  # a step that was not reported
         self._compiled_before = len(_compiled)
@@ -249,6 +253,8 @@ class OptimizerSteps:
                 parameter in self._first_parameters for parameter in parameters(optimizer)
             ):
                 self._unrelated_optimizers.add(optimizer)
+            if first is not None and self._in_a_row >= _MIN_SEPARATE_STEPS:
+                self._first_gradients = _gradients(first)
         if rival is not optimizer:
             return False
         self._rival_steps += 1
@@ -257,6 +263,7 @@ class OptimizerSteps:
             or optimizer not in self._unrelated_optimizers
             or optimizer in self._predecessors
             or self._in_a_row >= _MIN_PHASE_STEPS
+            or (self._in_a_row >= _MIN_SEPARATE_STEPS and self._first_gradients == _gradients(first))
         )
         self._has_unreported_step = follows and self._rival_steps > 1  # its previous step
         return self._has_unreported_step or self._rival_steps > MIN_STEPS_ALONE
@@ -282,6 +289,12 @@ class OptimizerSteps:
         if self._counts(optimizer, get_ident()):
             self._state.count += 1
             self._report()
+
+
+def _gradients(optimizer: Any) -> list[object]:
+    """Return what changes when a backward pass adds to the gradients of the parameters of ``optimizer``."""
+    gradients = [parameter.grad for parameter in parameters(optimizer)]
+    return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
 
 def running(thread: int | None) -> bool:
