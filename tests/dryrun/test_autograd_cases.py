@@ -210,7 +210,7 @@ def test_views_of_pinned_memory() -> None:
     """A non-contiguous pinned tensor is first copied into pageable memory."""
 
     def step() -> None:
-        pinned = torch.ones(4, 6, pin_memory=True)
+        pinned = torch.ones(400, 600, pin_memory=True)
         pinned.t().to("cuda", non_blocking=True)
         pinned[1:3].to("cuda", non_blocking=True)
         pinned[:, ::2].to("cuda", non_blocking=True)

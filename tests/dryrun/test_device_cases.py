@@ -181,7 +181,7 @@ def test_generators() -> None:
     """A synchronization inside a generator is at its line."""
 
     def step() -> None:
-        for batch in Wrapped([torch.ones(2), torch.ones(2).pin_memory()]):
+        for batch in Wrapped([torch.ones(20_000), torch.ones(20_000).pin_memory()]):
             batch.sum()
 
     assert [("to", 1, 'yield each.to("cuda", non_blocking=True)')] == waits(step)

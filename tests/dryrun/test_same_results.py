@@ -76,7 +76,7 @@ def logged() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cuda")
     for step in range(3):
-        tokens = torch.randint(11, (2, 5)).to("cuda", non_blocking=True)
+        tokens = torch.randint(11, (2, 5)).to("cuda")
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
         scaler.scale(loss).backward()
@@ -95,7 +95,7 @@ def test_without_data_the_same_is_found() -> None:
     """Without data the same synchronizations are found, as often, at the same lines."""
     real, fake = dry_run(logged), dry_run(logged, fake=True)
     expected = [
-        ("to", 3, 'tokens = torch.randint(11, (2, 5)).to("cuda", non_blocking=True)'),
+        ("to", 3, 'tokens = torch.randint(11, (2, 5)).to("cuda")'),
         ("item", 3, "scaler.step(optimizer)"),
         ("bool", 3, "if loss.isnan().any():"),
         ("format", 3, 'text = f"{step}: {loss.item():.3f}, {norm:.2f}"'),
@@ -180,10 +180,10 @@ class Machine:
         self.keep(VIEWS[how](value), where)
 
     def up(self, non_blocking: bool, which: int) -> None:
-        """A copy to the GPU synchronizes unless it is non-blocking from pinned memory; a tensor there stays."""
+        """A copy to the GPU synchronizes if it is blocking: 64 KiB are copied at once, pinned or not."""
         value, where = self.tensor(which)
         self.keep(value.to("cuda", non_blocking=non_blocking), GPU)
-        self.waits += ["to"] * (where == HOST or (where == PINNED and not non_blocking))
+        self.waits += ["to"] * (where != GPU and not non_blocking)
 
     def down(self, non_blocking: bool, which: int) -> None:
         """A copy to the host synchronizes unless it is non-blocking: torch then pins the copy."""
@@ -193,11 +193,11 @@ class Machine:
         self.waits += ["to"] * (where == GPU and not non_blocking)
 
     def copy(self, non_blocking: bool, target: int, source: int) -> None:
-        """A copy between GPU and host synchronizes unless it is non-blocking and the host's side is pinned."""
+        """A copy to the GPU, or to pinned memory, does not synchronize if it is non-blocking."""
         (to, there), (fro, here) = self.tensor(target), self.tensor(source)
         to.copy_(fro, non_blocking=non_blocking)
         crosses = (there == GPU) != (here == GPU)
-        self.waits += ["copy_"] * (crosses and not (non_blocking and PINNED in (there, here)))
+        self.waits += ["copy_"] * (crosses and not (non_blocking and HOST != there))
 
     def pin(self, which: int) -> None:
         """Pinning does not synchronize."""

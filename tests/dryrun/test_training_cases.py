@@ -106,12 +106,14 @@ def test_an_infinity_makes_the_scaler_skip_the_step() -> None:
 class Samples(Dataset[torch.Tensor]):
     """Samples whose creation reads values, as augmentations do."""
 
+    size = 9_000  # two are more than the 64 KiB that CUDA copies at once
+
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        sample = torch.full((3,), float(index))
-        if sample.sum().item() > 100:
+        sample = torch.full((self.size,), float(index))
+        if sample.mean().item() > 100:
             raise ValueError("unlikely")
         return sample[sample >= 0]
 
@@ -124,7 +126,7 @@ def test_data_loader(workers: int, pinned: bool) -> None:
     seen = []
 
     def step() -> None:
-        model = nn.Linear(3, 1, device="cuda")
+        model = nn.Linear(Samples.size, 1, device="cuda")
         for batch in DataLoader(Samples(), batch_size=2, num_workers=workers, pin_memory=pinned):
             seen.append(batch.is_pinned())
             batch = batch.to("cuda", non_blocking=True)
@@ -137,7 +139,7 @@ def test_data_loader(workers: int, pinned: bool) -> None:
         assert [] == report.syncs
     else:
         found = only(report)
-        assert ("to", 4, "H2D", 4 * 2 * 3 * 4) == (found.op, found.count, found.direction, found.bytes)
+        assert ("to", 4, "H2D", 4 * 2 * Samples.size * 4) == (found.op, found.count, found.direction, found.bytes)
         assert 'batch = batch.to("cuda", non_blocking=True)' == found.site.code
         assert "not pinned" in found.cause
 

@@ -121,10 +121,12 @@ SYNCHRONISING: dict[str, Idiom] = {
     "type_by_name": Idiom("h.type(t.type())", "copied from pageable memory"),
     "pinned_but_blocking": Idiom("t.copy_(p)", "a blocking copy waits even from pinned memory"),
     "non_blocking_from_pageable": Idiom(
-        "t.copy_(h, non_blocking=True)", "the copy from pageable memory is staged"
+        'torch.empty(20_000, device="cuda").copy_(torch.ones(20_000), non_blocking=True)',
+        "the copy from pageable memory is staged",
     ),
     "pinned_but_strided": Idiom(
-        'p[::2].to("cuda", non_blocking=True)', "the source is first made contiguous in pageable memory"
+        'torch.ones(40_000).pin_memory()[::2].to("cuda", non_blocking=True)',
+        "the source is first made contiguous in pageable memory",
     ),
     "where_with_a_host_scalar": Idiom(
         "torch.where(b, t, h[0])", "where copies the 0-dim CPU tensor to the device"
@@ -368,6 +370,9 @@ CLEAN: dict[str, Idiom] = {
     "stack_of_scalars": Idiom("torch.stack([t[0], t[3]])", "views are joined on the device"),
     "device_context_zeros": Idiom('with torch.device("cuda"):\n    torch.zeros(3)', "filled on the device"),
     "pinned_copy": Idiom("t.copy_(p, non_blocking=True)", "a copy from pinned memory is queued"),
+    "small_non_blocking_from_pageable": Idiom(
+        "t.copy_(h, non_blocking=True)", "64 KiB of pageable memory are taken into the command"
+    ),
     "pinned_with_dtype": Idiom(
         'p.to("cuda", torch.float16, non_blocking=True)', "a non-blocking copy converts on the device"
     ),

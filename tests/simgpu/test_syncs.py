@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import instrument
 from tests import simgpu
 from tests.dryrun import short_idioms
+from tests.support import copies
 
 pytestmark = [
     pytest.mark.gpu_sim,
@@ -52,10 +53,22 @@ def test_idioms(source: str, waits: bool) -> None:
     assert waits == any(found.site is not None and found.site.file == FILE for found in syncs.findings)
 
 
+@pytest.mark.parametrize(("source", "waits"), copies.ALL, ids=copies.NAMES)
+def test_copies(source: str, waits: bool) -> None:
+    """A copy is found if and only if the CPU waited in it, according to the log."""
+    code, given = compile(source, FILE, "exec"), copies.names()
+    torch.cuda.synchronize()
+    with simgpu.log() as log, instrument.detect_syncs() as syncs:
+        torch.cuda._sleep(2_000_000)
+        exec(code, given)
+    assert waits == any(entry.kind.startswith("wait") for entry in log)
+    assert waits == any(found.site is not None and found.site.file == FILE for found in syncs.findings)
+
+
 @pytest.mark.parametrize("ms", [5, 50])
 @pytest.mark.parametrize("source", ["t.sum().item()", "t.cpu()", "torch.cuda.synchronize()", "t.nonzero()"])
 def test_blocked_time(source: str, ms: int) -> None:
-    """The time that a line was blocked is that of the GPU's log, but for what the call itself takes.
+    """The time that a line was blocked is that of its waits in the GPU's log, but for what the call itself takes.
 
     On a busy machine the call may take milliseconds: one of three has to agree.
     """
@@ -66,7 +79,9 @@ def test_blocked_time(source: str, ms: int) -> None:
         with simgpu.log() as log, instrument.detect_syncs() as syncs:
             torch.cuda._sleep(int(ms * 1.98e6))
             exec(compile(source, FILE, "exec"), given)
-        waited = sum(entry.end - entry.start for entry in log if entry.kind.startswith("wait"))
+        waits = [entry for entry in log if entry.kind.startswith("wait")]
+        assert any(entry.end - entry.start > ms * 500_000 for entry in waits)
+        waited = sum(entry.returned - entry.start for entry in waits)
         (found,) = (found for found in syncs.findings if found.site is not None and found.site.file == FILE)
         seen.append((waited, found.blocked_ns or 0))
     assert any(waited and 0.9 * waited < blocked < 1.1 * waited + 500_000 for waited, blocked in seen), seen

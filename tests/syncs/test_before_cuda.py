@@ -226,7 +226,7 @@ def test_is_pinned_is_not_called_before_initialization(driver: Driver, monkeypat
     with detect_syncs():
         for _ in range(2):
             with pytest.raises((RuntimeError, AssertionError)):  # no device to copy to
-                torch.ones(3).to("cuda:99", non_blocking=True)
+                torch.ones(20_000).to("cuda:99", non_blocking=True)
             torch.cuda.init()
     assert ["_cuda_init"] == calls
 

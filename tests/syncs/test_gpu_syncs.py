@@ -69,7 +69,7 @@ def test_known_synchronizations(x: torch.Tensor) -> None:
         f"{total}"
         x.tolist()
         torch.ones(1000).to("cuda")
-        x.copy_(torch.ones(1000), non_blocking=True)
+        torch.empty(20_000, device="cuda").copy_(torch.ones(20_000), non_blocking=True)
         torch.cuda.current_stream().synchronize()
         pinned.to("cuda", non_blocking=True)  # does not wait
     names = [

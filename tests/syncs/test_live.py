@@ -421,9 +421,10 @@ def test_explicit_synchronizations(gpu: Gpu) -> None:
 
 def test_pageable_copies(gpu: Gpu) -> None:
     """A non_blocking copy of pageable memory is detected from its arguments, as torch does not report it."""
-    tensor, other = torch.ones(3), torch.ones(3, device="meta")
+    tensor, small = torch.ones(20_000), torch.ones(16_384)
+    other = torch.ones(20_000, device="meta")
     with FakeTensorMode():
-        fake = torch.ones(3)
+        fake = torch.ones(20_000)
     calls: list[Callable[[], Any]] = [
         lambda: tensor.to("cuda", non_blocking=True),
         lambda: tensor.to("cuda", torch.float16, True),
@@ -432,10 +433,11 @@ def test_pageable_copies(gpu: Gpu) -> None:
         lambda: tensor.cuda(None, True),
     ]
     clean: list[Callable[[], Any]] = [
+        lambda: small.to("cuda", non_blocking=True),
         lambda: tensor.to("cpu", non_blocking=True),
         lambda: tensor.to(torch.float16, True),
         lambda: tensor.to(tensor, non_blocking=True),
-        lambda: torch.empty(3).copy_(tensor, True),
+        lambda: torch.empty(20_000).copy_(tensor, True),
         lambda: torch.ones(0).to("cuda", non_blocking=True),
         lambda: tensor.to("cuda", non_blocking=False),
         lambda: tensor.to("cuda", torch.float16, False, True),
@@ -449,7 +451,7 @@ def test_pageable_copies(gpu: Gpu) -> None:
         found = syncs.findings
         return (len(found), found[0].direction, found[0].bytes) if found else (0, None, None)
 
-    assert [(1, "H2D", 12)] * len(calls) == [tried(call) for call in calls]
+    assert [(1, "H2D", 80_000)] * len(calls) == [tried(call) for call in calls]
     assert [(0, None, None)] * len(clean) == [tried(call) for call in clean]
 
 

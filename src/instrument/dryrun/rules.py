@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..syncs.operations import CHECK, COUNT, ERROR, FROM_GPU, FROM_PAGEABLE, KERNELS, VALUE, ZEROS
-from ..syncs.transfer import parse_copy
+from ..syncs.operations import CHECK, COUNT, ERROR, FROM_GPU, FROM_PAGEABLE, GATHERED, KERNELS, VALUE, ZEROS
+from ..syncs.transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy
 from .state import RunState, size_of
 from .tags import PINNED
 
@@ -67,42 +67,30 @@ def record_copy(state: RunState, target: Any, source: Any, non_blocking: bool) -
     if not state.thread.call and torch._C._current_graph_task_id() != -1:
         state.tags.put([target, source], to if up else fro)  # a bucket from C++ code of DistributedDataParallel
         return
-    host = fro if up else to
+    host, on_host, on_gpu = (fro, source, target) if up else (to, target, source)
     if up and state.thread.call == "__setitem__" and not source.dim():  # `x[0] = 1`; more elements are filled
         state.record_sync("setitem", "copies the number for one element to the GPU", "H2D", size_of(source))
         return
-    record_transfer(
-        state, "copy_", up, host is PINNED and is_direct_copy(target, source), non_blocking, size_of(source)
-    )
+    gathered = is_gathered(on_host, on_gpu.dtype, on_gpu)
+    size = target.numel() * source.element_size()
+    record_transfer(state, "copy_", up, host is PINNED, non_blocking, size, gathered=gathered)
 
 
-def is_direct_copy(*tensors: Any) -> bool:
-    """Return whether a copy is direct: non-contiguous tensors are first gathered in memory that is not pinned."""
-    for tensor in tensors:
-        extent = 1
-        for stride, size in sorted(
-            (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-        ):
-            if size != 1:
-                if stride != extent:
-                    return False
-                extent *= size
-    return True
-
-
-def record_transfer(state: RunState, op: str, up: bool, pinned: bool, non_blocking: bool, size: int) -> None:
-    """Record the synchronization of a copy between memory and GPU, if it synchronizes."""
-    if non_blocking and pinned:
+def record_transfer(
+    state: RunState, op: str, up: bool, pinned: bool, non_blocking: bool, size: int, *, gathered: bool = False
+) -> None:
+    """Record the synchronization of a copy between memory and GPU, if it synchronizes; see `is_gathered`."""
+    direct = pinned and not gathered
+    if non_blocking and (direct or (up and size <= COPIED_AT_ONCE_BYTES)):
         return
     if not up:
         # A non-blocking copy into memory that is not pinned is staged, and synchronizes
         state.record_sync(op, FROM_GPU, "D2H", size)
     elif non_blocking:
-        state.record_sync(op, "non_blocking copies to the GPU from memory that is not pinned", "H2D", size)
+        state.record_sync(op, GATHERED if pinned else "non_blocking " + FROM_PAGEABLE, "H2D", size)
     else:
-        state.record_sync(
-            op, "copies to the GPU from pinned memory, blocking" if pinned else FROM_PAGEABLE, "H2D", size
-        )
+        cause = "copies to the GPU from pinned memory, blocking" if direct else FROM_PAGEABLE
+        state.record_sync(op, cause, "H2D", size)
 
 
 def _has_mask(indices: Sequence[Any]) -> bool:

@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.dlpack import DLDeviceType
 
 from ..syncs.operations import FROM_GPU
-from ..syncs.transfer import Transfer, parse_cuda, parse_to, resolve_devices
+from ..syncs.transfer import Transfer, is_gathered, parse_cuda, parse_to, resolve_devices
 from .function_mode import CPU, FunctionMode, Handler, default_device
-from .rules import is_direct_copy, record_transfer
+from .rules import record_transfer
 from .state import as_cuda, size_of
 from .tags import PINNED, tensors
 
@@ -96,8 +96,9 @@ def _transfer(mode: FunctionMode, name: str, source: torch.Tensor, transfer: Tra
         )
     if source.numel() and (before is None or target is None):
         # torch pins the result of a non-blocking copy from the GPU
-        pinned = non_blocking if target is None else tags.get(source) is PINNED and is_direct_copy(source)
-        record_transfer(mode.state, name, target is not None, pinned, non_blocking, size_of(source))
+        up = target is not None
+        pinned, gathered = tags.get(source) is PINNED if up else non_blocking, up and is_gathered(source, dtype)
+        record_transfer(mode.state, name, up, pinned, non_blocking, size_of(source), gathered=gathered)
     out = mode.run_quietly(source.to, dtype=dtype, copy=True, memory_format=memory_format)
     tags.put(out, target or (PINNED if non_blocking else None))
     return out

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 
 from ..findings import Fix, SyncFinding
+from . import operations
 from .operations import MASKED, OTHER, TO_CPU, TO_GPU, operation
 
 PAGEABLE = Fix(
     "Without pinned memory, a copy with non_blocking=True blocks too. Let the DataLoader pin its batches.",
     'batch = batch.to("cuda", non_blocking=True)',
     'batch = batch.pin_memory().to("cuda", non_blocking=True)',
+)
+GATHERED = Fix(
+    "torch first gathers it in memory that is not pinned. Pin a contiguous copy.",
+    'x = rows[:, ::2].to("cuda", non_blocking=True)',
+    'x = rows[:, ::2].contiguous().pin_memory().to("cuda", non_blocking=True)',
 )
 PINNED = Fix(
     "The memory is pinned: only non_blocking=True is missing.",
@@ -130,6 +136,8 @@ def _fix_by_cause(op: str, found: SyncFinding) -> Fix | None:
     code = found.site.code if found.site else ""
     if op == "bool" and _GUARDS.search(code):
         return GUARD
+    if up and found.cause == operations.GATHERED:
+        return GATHERED
     if op in ("to", "cuda") and up and _CREATES.search(code):
         return CREATED
     if op in ("to", "cuda") and up and "from pinned" in cause:

@@ -1,4 +1,4 @@
-"""Reads the arguments of `Tensor.to`, `Tensor.cuda` and `Tensor.copy_` as torch reads them."""
+"""Reads the arguments of `Tensor.to`, `Tensor.cuda` and `Tensor.copy_` as torch reads them, and how it copies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..compat import operators
+
+# CUDA returns at once from a copy of that much pageable memory to the GPU (CUDA C++ Programming Guide, "Concurrent
+# Execution between Host and Device"): it takes the bytes into the command.
+COPIED_AT_ONCE_BYTES = 64 * 1024
 
 
 class Transfer(NamedTuple):
@@ -87,3 +91,31 @@ def resolve_devices(
     if type(named.get("device")) is int:
         named["device"] = device_numbered(named["device"])
     return positional, named
+
+
+def is_gathered(host: Any, dtype: Any = None, other: Any = None) -> bool:
+    """Return whether a copy between CPU and GPU passes through memory that is not pinned, even if ``host`` is.
+
+    torch copies a tensor as it is laid out where both sides agree, and else only if that on the CPU is contiguous.
+
+    Args:
+        host: the tensor on the CPU.
+        dtype: the type of the other one; None for the same.
+        other: the tensor on the GPU; None if it is created, with the layout of ``host`` if that has no gaps.
+    """
+    if other is not None and other.numel() != host.numel():  # it is expanded
+        return True
+    if host.is_contiguous():
+        return False
+    if dtype not in (None, host.dtype) or (other is not None and _layout(other) != _layout(host)):
+        return True
+    extent = 1
+    for stride, size in sorted(_layout(host)):
+        if stride != extent:
+            return True
+        extent *= size
+    return False
+
+
+def _layout(tensor: Any) -> list[tuple[int, int]]:
+    return [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .. import gpu
 from ..compat import autograd, operators
@@ -22,7 +22,7 @@ from ..patch import Patch
 from ..regions import dispatch
 from . import operations
 from .calls import Copy
-from .transfer import parse_copy, parse_cuda, parse_to
+from .transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy, parse_cuda, parse_to
 
 Function = Callable[..., Any]
 PAGEABLE = "a non_blocking copy of pageable memory blocks"
@@ -95,9 +95,9 @@ def _wrap_copy(contexts: SyncCallContexts, op: str, original: Function) -> Funct
     def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(tensor, *args, **kwargs)
-        copy = _pageable_copy(op, tensor, args, kwargs)
-        if copy is not None:
-            with contexts.one_synchronization(op, PAGEABLE, sys._getframe(1), copy):
+        cause, copy = _blocking_copy(op, tensor, args, kwargs)
+        if cause:
+            with contexts.one_synchronization(op, cause, sys._getframe(1), copy):
                 return original(tensor, *args, **kwargs)
         with contexts.possible_copy(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor)):
             return original(tensor, *args, **kwargs)
@@ -124,39 +124,63 @@ def _direction_and_bytes(source: Any) -> tuple[Direction | None, int | None]:
     return ("H2D" if device == "cpu" else "D2H"), source.numel() * source.element_size()
 
 
-def _pageable_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
-    """Describe a non_blocking copy that blocks because its memory is not pinned; return None for other calls."""
+def _blocking_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Copy | None]:
+    """Return why a non_blocking copy blocks, and describe it; an empty text for other calls."""
     if kwargs.get("non_blocking") is not True and not any(value is True for value in args):
-        return None
+        return "", None
     with guard.contained("checking a copy"):
         route = _route(op, tensor, args, kwargs)
-        if route is None:
-            return None
-        source, target, host = route
-        if {source.device.type, target} != {"cpu", "cuda"} or operators.is_fake(tensor) or not source.numel():
-            return None
+        if route is None or route.host is None or operators.is_fake(tensor):
+            return "", None
+        size, devices = route.elements * route.source.element_size(), (route.source.device.type, route.target)
+        waits = size > COPIED_AT_ONCE_BYTES if devices == ("cpu", "cuda") else size and devices == ("cuda", "cpu")
         # is_pinned() creates a context on the current device if the program has none yet
-        if host is not None and gpu.in_use() is not None and not host.is_pinned():
-            return lambda: _direction_and_bytes(source)
-    return None
+        if not waits or gpu.in_use() is None:
+            return "", None
+        if not route.host.is_pinned():
+            return PAGEABLE, lambda: (route.direction, size)
+        if is_gathered(route.host, route.dtype, route.other):
+            return operations.GATHERED, lambda: (route.direction, size)
+    return "", None
 
 
-def _route(
-    op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, str | None, Any] | None:
-    """Return the source of a copy, the type of the target device, and the tensor on the CPU that must be pinned.
+class _Route(NamedTuple):
+    """What is copied to where.
 
-    The tensor is None if torch pins memory itself, as for a copy to the CPU, or if the copy is blocking. The
-    result is None if torch refuses the arguments: the call itself raises the error.
+    Attributes:
+        source: the tensor that is copied.
+        target: the type of the target device.
+        elements: how many are copied.
+        host: the tensor on the CPU that must be pinned; None if the copy is blocking, or if torch pins memory
+            itself, as for a copy to the CPU.
+        dtype: the type of the tensor on the GPU; None for that of the other side.
+        other: the tensor on the GPU; None if the call creates it.
     """
+
+    source: Any
+    target: str | None
+    elements: int
+    host: Any
+    dtype: Any
+    other: Any
+
+    @property
+    def direction(self) -> Direction:
+        return "H2D" if self.target == "cuda" else "D2H"
+
+
+def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Route | None:
+    """Return what a call copies; None if torch refuses the arguments: the call itself raises the error."""
     if op == "copy_":
         source, non_blocking = parse_copy(args, kwargs)
         source = tensor if source is None else source
-        host = source if source.device.type == "cpu" else tensor
-        return source, tensor.device.type, host if non_blocking else None
+        host, other = (source, tensor) if source.device.type == "cpu" else (tensor, source)
+        host = host if non_blocking else None
+        return _Route(source, tensor.device.type, tensor.numel(), host, other.dtype, other)
     try:
         transfer = parse_to(args, kwargs) if op == "to" else parse_cuda(args, kwargs)
     except (TypeError, RuntimeError):
         return None
     target = "cuda" if op == "cuda" else getattr(transfer.device, "type", None)
-    return tensor, target, tensor if transfer.non_blocking and target == "cuda" else None
+    host = tensor if transfer.non_blocking and target == "cuda" else None
+    return _Route(tensor, target, tensor.numel(), host, transfer.dtype, None)

@@ -117,7 +117,7 @@ IDIOMS: dict[str, Idiom] = {
     ),
     "timesteps_on_the_host": Idiom(
         "alphas = torch.linspace(0.9, 0.1, 3)\n"
-        'a = alphas[torch.randint(0, 3, (4,))].to("cuda", non_blocking=True)\n'
+        'a = alphas[torch.randint(0, 3, (20_000, 1))].to("cuda", non_blocking=True)\n'
         "noisy = a.sqrt() * t",
         "the looked-up values are pageable, whatever non_blocking says",
     ),
@@ -151,7 +151,7 @@ IDIOMS: dict[str, Idiom] = {
     ),
     # Data
     "batch_of_pageable": Idiom(
-        'batch = {"input": torch.zeros(3, 4), "target": torch.zeros(3)}\n'
+        'batch = {"input": torch.zeros(300, 400), "target": torch.zeros(3)}\n'
         'batch = {k: v.to("cuda", non_blocking=True) for k, v in batch.items()}',
         "copies from pageable memory are staged",
     ),

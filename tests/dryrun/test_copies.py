@@ -1,0 +1,38 @@
+"""Which copies between CPU and GPU a dry run takes for synchronizations, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import instrument
+from tests.support import copies
+
+FILE = "/nowhere/copies.py"
+
+
+def found(source: str, setup: str = "") -> list[Any]:
+    code = compile(source, FILE, "exec")
+
+    def step() -> None:
+        given = copies.names()
+        exec(setup, given)
+        exec(code, given)
+
+    return [each for each in instrument.dry_run(step).findings if each.site and each.site.file == FILE]
+
+
+@pytest.mark.parametrize(("source", "waits"), copies.ALL, ids=copies.NAMES)
+def test_copies(source: str, waits: bool) -> None:
+    """A copy synchronizes as on the simulated GPU."""
+    assert waits == bool(found(source))
+
+
+def test_the_fix_of_a_copy_with_gaps() -> None:
+    """Pinned memory with gaps is not told to be pinned, but to be made contiguous before."""
+    (gaps,) = found('p[::2].to("cuda", non_blocking=True)')
+    assert "not contiguous" in gaps.cause
+    assert gaps.fix.after == 'x = rows[:, ::2].contiguous().pin_memory().to("cuda", non_blocking=True)'
+    (blocking,) = found('p[::2].to("cuda")')
+    assert "not pinned" in blocking.cause
