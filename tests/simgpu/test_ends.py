@@ -129,3 +129,35 @@ def test_kernels_of_later_windows(tmp_path: Path, warmup: str, lost: list[int]) 
     lines = json.loads(output(SECOND_WINDOWS, str(tmp_path / "out"), warmup, lost_records=1).splitlines()[-1])
     assert lost == [launched - recorded for *_, launched, recorded, _ in lines]
     assert [bool(number) for number in lost] == ["record with warmup=1" in (reason or "") for *_, reason in lines]
+
+
+NOT_STOPPED = """
+    import json, sys, torch, instrument
+    from tests import simgpu
+    from torch.autograd import profiler
+
+    def fail(*_):
+        recording.append(simgpu.library().sim_records_kernels())
+        raise RuntimeError("on purpose")
+
+    x, recording, stop = torch.ones(8, device="cuda"), [], profiler._disable_profiler
+    profiler._disable_profiler = fail
+    with instrument.profile(sys.argv[1], schedule=instrument.schedule("1", warmup=0)) as prof:
+        for _ in range(3):
+            x.add_(1)
+            prof.step()
+    profiler._disable_profiler = stop
+    recording.append(simgpu.library().sim_records_kernels())
+    with instrument.profile(sys.argv[1], schedule=instrument.schedule("1", warmup=0)) as prof:
+        for _ in range(3):
+            x.add_(1)
+            prof.step()
+    kernels = [len(trace.kernels) for trace in instrument.read_traces(sys.argv[1]).values()]
+    print(json.dumps([recording[0], recording[-1], kernels]))
+"""
+
+
+def test_a_recording_that_torch_cannot_stop(tmp_path: Path) -> None:
+    """CUPTI does not go on after it, and the next window is whole."""
+    before, after, kernels = json.loads(output(NOT_STOPPED, str(tmp_path / "out")).splitlines()[-1])
+    assert (1, 0, [1]) == (before, after, kernels)

@@ -188,6 +188,21 @@ def leave_recording() -> Any:
     return memory
 
 
+def discard_trace() -> None:
+    """End what Kineto still records after `leave_recording`: CUPTI would go on until the next profiler prepares.
+
+    Kineto drops its trace when one of the CPU alone is prepared; that one is ended at once.
+    """
+    import torch
+    from torch.autograd import profiler
+
+    functions: Any = torch._C._autograd  # the C functions: torch's Python names may be patched
+    empty = profiler.profile(use_cpu=True)
+    functions._prepare_profiler(empty.config(), empty.kineto_activities)
+    functions._enable_profiler(empty.config(), empty.kineto_activities)
+    functions._disable_profiler()
+
+
 def hold_recording() -> Callable[[], None]:
     """Keep the memory of this thread's profiler, also at exit, until the function that this returns is called.
 

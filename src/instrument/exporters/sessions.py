@@ -124,6 +124,8 @@ class Sessions:
         if self.stop_failure and self.owner is None:
             with Suppressed(Exception):
                 kineto.leave_recording()
+                if not profilers.running():
+                    kineto.discard_trace()
         if not profilers.running():
             self.stop_failure = ""
 

@@ -178,6 +178,8 @@ CUPTI cuptiActivityEnable(CUpti_ActivityKind kind) {
   if (auto error = refusal()) return error;
   return record_kind(kind, true);
 }
+// Whether kernels are recorded now.
+EXPORT int sim_records_kernels() { return is_recorded(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL); }
 CUPTI cuptiActivityDisable(CUpti_ActivityKind kind) { return record_kind(kind, false); }
 CUPTI cuptiActivityEnableRuntimeApi(CUpti_CallbackId cbid, uint8_t on) {
   return record_call(activities().ignored_runtime, cbid, on);
