@@ -71,7 +71,7 @@ SETTINGS = (
     Setting("NCCL_GBS", "200", "the rate of collectives and of send and receive, in GB/s (bytes per ns)"),
     Setting("NCCL_INIT_NS", "60000000000", "how long a new communicator waits for its ranks, in ns"),
     Setting("LAUNCH_NS", "1500", "how long the CPU is busy with a launch, in ns"),
-    Setting("LATENCY_NS", "4500", "how long after its call a work starts at the earliest, in ns"),
+    Setting("LATENCY_NS", "5000", "how long after its call a work starts at the earliest, in ns"),
     Setting("GAP_NS", "1000", "how long a stream rests between two works, in ns; half of it in a graph"),
     Setting("QUEUE", "1024", "how many works a stream holds before a launch waits"),
     Setting("COPY_NS", "1500", "how long a memcpy or memset takes at least, in ns"),

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make gpu-sim"),
 ]
 
-LATENCY, GAP = 4500, 1000
+LATENCY, GAP = 5000, 1000
 
 
 def work(entries: list[simgpu.Entry]) -> list[simgpu.Entry]:

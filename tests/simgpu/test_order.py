@@ -41,7 +41,7 @@ def test_streams_overlap() -> None:
 
     first, second = kernels(entries)
     assert first.stream != second.stream
-    assert second.start == second.enqueued + 4500 < first.end
+    assert second.start == second.enqueued + 5000 < first.end
 
 
 def test_a_stream_waits_for_an_event_of_another() -> None:

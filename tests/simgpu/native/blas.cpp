@@ -98,8 +98,12 @@ int64_t length_of(const Product& product) {
   return base + int64_t(operations / double(std::max<int64_t>(rate, 1)));
 }
 
-cublasStatus_t launch_named(cudaStream_t stream, const std::string& name, dim3 grid, int64_t duration) {
-  cupti::Call call(CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000);
+// On an H100, cuBLAS launches the kernels of narrow types by the driver.
+cublasStatus_t launch_named(cudaStream_t stream, const std::string& name, dim3 grid, int64_t duration,
+                            bool by_driver = false) {
+  cupti::Call call(by_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API,
+                   by_driver ? uint32_t(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx)
+                             : uint32_t(CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000));
   Kernel* kernel;
   {
     LOCKED;
@@ -111,7 +115,8 @@ cublasStatus_t launch_named(cudaStream_t stream, const std::string& name, dim3 g
 
 cublasStatus_t multiply(cudaStream_t stream, const Product& product) {
   auto tiles = [](int64_t length) { return unsigned(std::max<int64_t>((length + 127) / 128, 1)); };
-  return launch_named(stream, kernel_name(product), dim3(tiles(product.m), tiles(product.n)), length_of(product));
+  return launch_named(stream, kernel_name(product), dim3(tiles(product.m), tiles(product.n)), length_of(product),
+                      is_narrow(product.type));
 }
 
 }  // namespace

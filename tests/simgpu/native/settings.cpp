@@ -16,7 +16,7 @@ constexpr const char* kDefaults[][2] = {
     {"BLOCK_PS", "5000"},
     {"DURATIONS", ""},
     {"LAUNCH_NS", "1500"},
-    {"LATENCY_NS", "4500"},
+    {"LATENCY_NS", "5000"},
     {"GAP_NS", "1000"},
     {"QUEUE", "1024"},
     {"COPY_NS", "1500"},
