@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 from scripts.gpu_check import __main__ as command
-from scripts.gpu_check import costs, driver, edges, lengths, regions, runner, table, tools
+from scripts.gpu_check import costs, driver, edges, lengths, regions, runner, table, tools, windows
 from scripts.gpu_check.check import Check, CheckContext, FailedError, Run, SkippedError
 
 from instrument.config import settings
@@ -38,6 +38,11 @@ REHEARSED = [
     costs.checkpointing,
     costs.compiled,
     tools.doctor,
+    windows.first,
+    costs.region,
+    windows.stall,
+    windows.terminated,
+    windows.growth,
 ]
 
 
@@ -51,6 +56,8 @@ def test_rehearsal(tmp_path: Path, check: Run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("scripts.gpu_check.check.run", run_warm)
     monkeypatch.setattr(edges, "WARM_UPS", (3,))
     monkeypatch.setattr(edges, "WINDOWS", ((3, 5),))
+    monkeypatch.setattr(windows, "FIRST", 2)
+    monkeypatch.setattr(windows, "MANY", 4)
     context = CheckContext(tmp_path, "cpu")
     check(context)
     assert context.figures
@@ -172,6 +179,7 @@ def test_three(): pytest.skip("no ranges")
 """
 
 
+@pytest.mark.parametrize("at_once", [(), ("-p", "xdist", "--numprocesses", "2")], ids=["one", "two"])
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -179,11 +187,15 @@ def test_three(): pytest.skip("no ranges")
         (TESTS.format(two=False), "test_it.py::test_two"),
         (TESTS.replace("test_one", "one").replace("test_two", "two"), "no ranges"),
         ("import nothing_of_that_name", "test_it.py"),
-        (TESTS.format(two="__import__('time').sleep(60)"), "did not end in 2 s"),
+        (TESTS.format(two="__import__('time').sleep(60)"), "did not end in 4 s"),
     ],
 )
 def test_the_tests_that_a_check_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: dict[str, Any] | str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    expected: dict[str, Any] | str,
+    at_once: tuple[str, ...],
 ) -> None:
     """Passed tests are counted, failed tests are named, and skipped tests have their reason."""
     (tmp_path / "tests").mkdir()
@@ -191,18 +203,18 @@ def test_the_tests_that_a_check_runs(
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers = gpu: x\n")
     monkeypatch.setattr(tools, "ROOT", tmp_path)
     monkeypatch.setattr(tools, "_TEST_S", 50)
-    context = CheckContext(tmp_path, "cpu", limit_s=7 if "sleep" in source else 60)
+    context = CheckContext(tmp_path, "cpu", limit_s=9 if "sleep" in source else 60)
     stdout = os.dup(1)
     with (tmp_path / "log").open("wb") as log:
         os.dup2(log.fileno(), 1)
         try:
             if isinstance(expected, dict):
-                tools.pytest(context, *tools.gpu_tests())
+                tools.pytest(context, *tools.gpu_tests(), *at_once)
                 assert context.figures == expected
             else:
                 error = SkippedError if expected == "no ranges" else FailedError
                 with pytest.raises(error, match=expected):
-                    tools.pytest(context, "tests/test_it.py")
+                    tools.pytest(context, "tests/test_it.py", *at_once)
         finally:
             os.dup2(stdout, 1)
             os.close(stdout)

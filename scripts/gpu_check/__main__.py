@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import costs, driver, edges, lengths, regions, runner, table, tools
+from . import costs, driver, edges, lengths, regions, runner, table, tools, windows
 from .check import KEEP, ROOT, Check, CheckContext
 from .runner import Result, Stop, in_child, run
 
@@ -32,6 +32,11 @@ CHECKS = [  # by value; of those that run concurrently, the longest is first
     Check("launches", costs.launches, 30, alone=True),
     Check("checkpointing", costs.checkpointing, 60, alone=True),
     Check("compiled", costs.compiled, 60, alone=True),
+    Check("windows", windows.first, 45),
+    Check("terminated", windows.terminated, 60),
+    Check("region", costs.region, 30, alone=True),
+    Check("stall", windows.stall, 30, alone=True),
+    Check("growth", windows.growth, 60, alone=True),
     Check("doctor", tools.doctor, 45, alone=True),
     Check("nsys", tools.nsys, 60, alone=True),
     Check("ncu", tools.ncu, 75, alone=True),

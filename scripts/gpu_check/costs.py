@@ -131,6 +131,30 @@ def _record(context: CheckContext, name: str, steps: int) -> Iterator[Callable[[
     recorded(context.folder / name, [1, steps])
 
 
+def region(context: CheckContext) -> None:
+    """A hundred regions: without a window, and in one, where they cost what torch's own ranges do."""
+    from torch.profiler import record_function
+
+    import instrument
+
+    def many(kind: Callable[[str], Any]) -> Callable[[], None]:
+        def call() -> None:
+            for _ in range(100):
+                with kind("region"):
+                    pass
+
+        return call
+
+    costs = _Costs(context)
+    many(instrument.annotate)()
+    costs.measure("without a window", many(instrument.annotate))
+    with _record(context, "run", 1) as step:
+        costs.measure("torch's ranges", many(record_function))
+        costs.measure("recorded", many(instrument.annotate), 1.5, of="torch's ranges")
+        step()
+    costs.verdict()
+
+
 def launches(context: CheckContext) -> None:
     """A loop of small kernels: plain, with an attached emitter, and after windows and a detector.
 

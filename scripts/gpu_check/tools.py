@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 
+from tests import simgpu
+
 from .check import LOG, ROOT, CheckContext, FailedError, SkippedError, expect, python
 
 PROGRAM = "scripts.gpu_check.programs.training"
@@ -18,6 +20,8 @@ _NCU = "tests/launch/test_run_gpu.py::test_ncu_measures_the_whole_backward_pass"
 _ALONE = (
     "tests/syncs/test_gpu_syncs.py",
     "tests/traces/test_gpu_step_lengths.py",
+    "tests/diagnosis/test_gpu_diagnosis.py",
+    "tests/replay/test_gpu_replay.py",
     "tests/launch/doctor/test_trials.py",
     "tests/launch/test_run_gpu.py",
 )
@@ -27,6 +31,8 @@ def nsys(context: CheckContext) -> None:
     """A report of Nsight Systems has as many kernels as launches in the window."""
     if shutil.which("nsys") is None:
         raise SkippedError("nsys is not on the PATH")
+    if not context.rehearsal and simgpu.active():
+        raise SkippedError("nsys has a CUPTI of its own, which does not see the kernels of the simulated GPU")
     from instrument.traces.read import read_file
 
     out = context.folder / "run"
@@ -132,7 +138,9 @@ def pytest(context: CheckContext, *arguments: str) -> None:
         if count:
             context.note(word.lower(), count, 0 if word in ("FAILED", "ERROR") else "")
     skipped = sorted(set(re.findall(r"^SKIPPED \[\d+\] \S+ (.*)", log, re.MULTILINE)))
-    failed = sorted(set(re.findall(r"\b(?:FAILED|ERROR)\b (tests/\S+)|(tests/\S+) (?:FAILED|ERROR)", log)))
+    failed = sorted(
+        set(re.findall(r"\b(?:FAILED|ERROR)\b (?:\S*/)?(tests/\S+)|(tests/\S+) (?:FAILED|ERROR)", log))
+    )
     names = ", ".join(name for pair in failed for name in pair if name)
     if skipped and (ended["PASSED"] or names):
         context.note("skipped as", "; ".join(skipped))
