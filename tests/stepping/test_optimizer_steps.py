@@ -312,6 +312,20 @@ def test_compiled_step() -> None:
     counter.steps_of.remove()
 
 
+def test_step_in_a_function_that_is_not_compiled(counter: Counter) -> None:
+    """A step in a function that `torch.compiler.disable` excludes ends at once, as that of LBFGS does."""
+    (parameter,) = weights(1)
+    optimizer = torch.optim.SGD([parameter])
+    torch.compile(lambda x: x + 1, backend="eager")(parameter)
+
+    @torch.compiler.disable
+    def update() -> int:
+        optimizer.step()
+        return counter.steps
+
+    assert update() == 1
+
+
 def test_failing_step(counter: Counter) -> None:
     """A step that raises does not count; the next one does."""
     parameters = weights()

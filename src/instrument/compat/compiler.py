@@ -52,10 +52,20 @@ def in_compiled_call(frame: FrameType | None) -> bool:
     """Return whether ``frame`` is in a call of a function that torch.compile returned."""
     while frame is not None:
         code = frame.f_code
-        if code.co_name in ("compile_wrapper", "_fn") and code.co_filename.endswith(_EVAL_FRAME):
+        if (
+            code.co_name in ("compile_wrapper", "_fn")
+            and code.co_filename.endswith(_EVAL_FRAME)
+            and not _is_of_disabled(code)
+        ):
             return True
         frame = frame.f_back
     return False
+
+
+def _is_of_disabled(code: CodeType) -> bool:
+    """Return whether ``code`` is that of a function that torch.compile leaves alone, such as `LBFGS.step`."""
+    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "DisableContext", None)
+    return kind is not None and any(code is other for other in kind.__call__.__code__.co_consts)
 
 
 def compiled_call_end() -> tuple[Any, str] | None:
