@@ -83,7 +83,7 @@ SETTINGS = (
     kernel("ASSERT", "the kernel that raises a device-side assertion"),
     kernel("HANG", "the kernel that never ends"),
     Setting("ERROR_AT_LAUNCH", "0", "which launch of the process is an illegal memory access; 0 for none"),
-    Setting("LARGEST_BYTES", "0", "above how many bytes an allocation is refused; 0 for no bound"),
+    Setting("LARGEST_BYTES", "0", "above how many bytes free memory is too fragmented to give; 0 for no bound"),
     choice("CUPTI", "why CUPTI cannot be used: no rights, or another tool has it", "refused", "busy"),
     flag("LOST_RECORDS", "recording k of a process loses the records of its first k kernels (pytorch#192021)"),
     Setting("LATE_RECORDS", "0", "records come a flush after the next (1) or never (2)", "0, 1 or 2", "[012]"),
