@@ -120,9 +120,11 @@ print("all right")
 """
 
 
-@pytest.mark.parametrize(("ranks", "eager"), [(2, False), (2, True), (4, True)])
-def test_each_collective_of_torch_has_the_right_values(ranks: int, eager: bool) -> None:
-    assert outputs(EACH_COLLECTIVE.replace("EAGER", str(eager)), ranks) == ["all right\n"] * ranks
+@pytest.mark.parametrize(("ranks", "eager", "numerics"), [(2, False, 0), (2, True, 1), (4, True, 0)])
+def test_each_collective_of_torch_has_the_right_values(ranks: int, eager: bool, numerics: int) -> None:
+    source = EACH_COLLECTIVE.replace("EAGER", str(eager))
+
+    assert outputs(source, ranks, numerics=numerics) == ["all right\n"] * ranks
 
 
 def test_torchrun_starts_ranks_that_meet(tmp_path: Path) -> None:
@@ -235,6 +237,73 @@ def test_a_message_larger_than_the_shared_buffer_goes_in_parts() -> None:
         """,
         3,
     )
+
+
+WITH_VALUES = """
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+start(device_id=torch.device("cuda", rank))
+gloo = dist.new_group(backend="gloo")
+
+def losses(device, wrapped):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).to(device)
+    model = wrapped(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    torch.manual_seed(rank + 1)  # each rank has batches of its own
+    for _ in range(8):
+        x = torch.randn(16, 32).to(device)
+        loss = model(x).sub(x[:, :8]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.item()
+
+def replicated(model):
+    group = groups[next(model.parameters()).device.type]
+    return torch.nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.005)
+
+def sharded(model):
+    mesh = meshes[next(model.parameters()).device.type]
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+groups = {"cuda": dist.group.WORLD, "cpu": gloo}
+meshes = {kind: DeviceMesh.from_group(group, kind) for kind, group in groups.items()}
+for wrapped in (replicated, sharded):
+    found, expected = (torch.tensor(list(losses(device, wrapped))) for device in ("cuda", "cpu"))
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=0)
+    assert found[-1] < found[0] / 2, found
+objects = [("from", rank), None]
+dist.broadcast_object_list(objects, 1)
+gathered = [None] * world
+dist.all_gather_object(gathered, {"rank": rank, "text": "x" * (1 + 99 * rank)})
+assert gathered == [{"rank": one, "text": "x" * (1 + 99 * one)} for one in range(world)], gathered
+dist.destroy_process_group()
+print(objects)
+"""
+
+
+def test_with_numerics_a_training_has_the_losses_of_gloo_on_the_cpu() -> None:
+    """With DDP and FSDP2; collectives of objects, which read sizes from the GPU, work too."""
+    assert outputs(WITH_VALUES, 2, numerics=1) == ["[('from', 1), None]\n"] * 2
+
+
+def test_with_numerics_a_collective_in_a_graph_is_an_error() -> None:
+    done = run_ranks(
+        """
+        start(device_id=torch.device("cuda", rank))
+        x = torch.ones(4).cuda()
+        dist.all_reduce(x)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            dist.all_reduce(x)
+        """,
+        2,
+        numerics=1,
+    )
+
+    assert all("has no values of c10d.allreduce_.default in a graph" in rank.stderr for rank in done)
 
 
 MEASURED = """

@@ -7,6 +7,7 @@ operator, which takes time. Where SIMGPU_NUMERICS=1, whole processes run so.
 - Random operators draw from the CPU's generator, seeded by the seed and the offset of the CUDA generator: a seed
   gives the same numbers again, and other ones than a GPU's.
 - Operators of a capture are kept, and run again for each replay of the graph, before the next operator.
+- Collectives of NCCL move and reduce their data themselves; captured in a graph, they are errors.
 - Kernels that no operator launches, such as those that Triton compiles for `torch.compile`, have no values: their
   launch is an error that names them.
 - Other threads that Python starts meanwhile compute too; threads of C++ do where torch hands its state on to them,
@@ -29,6 +30,7 @@ from unittest.mock import patch
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -44,6 +46,9 @@ WITHOUT_KERNELS = {
     "aten::empty_strided", "aten::is_pinned", "aten::new_empty", "aten::new_empty_strided",
     "aten::pin_memory", "aten::record_stream", "aten::resize_", "aten::resize_as_", "aten::set_",
 }  # fmt: skip
+
+# The namespaces of operators whose data NCCL moves.
+COLLECTIVES = ("c10d", "_c10d_functional")
 
 # What these return is read from memory that a kernel wrote.
 READ_VALUES = {
@@ -177,6 +182,8 @@ class Numerics(TorchDispatchMode):
     ) -> Any:
         """Run an operator of CUDA, and compute its values."""
         kwargs = kwargs or {}
+        if FakeTensor in types:  # has no memory, and goes from its mode through this one
+            return func(*args, **kwargs)
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented
         leaves, _ = tree_flatten((args, kwargs))
@@ -199,6 +206,10 @@ class Numerics(TorchDispatchMode):
     ) -> Any:
         functions = device_functions()
         self.finish_work()
+        if func.namespace in COLLECTIVES:
+            if graph:
+                raise NotImplementedError(f"numerics() of the simulated GPU has no values of {func} in a graph")
+            return func(*args, **kwargs)
         random = torch.Tag.nondeterministic_seeded in func.tags
         generator = kwargs.get("generator") or torch.cuda.default_generators[device]
         salt = 0 if not random or graph else generator.get_offset()
