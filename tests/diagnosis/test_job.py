@@ -55,6 +55,34 @@ def test_the_late_rank() -> None:
     assert rules(found)["uneven-compute"].where.rank == 1
 
 
+def two_streams(number: int, steps: int, gathers: int, reduces: int) -> MadeLoop:
+    """Return a rank that, in each step, arrives at two collectives on two streams, which both end at 900 us."""
+    loop = MadeLoop(steps=steps, busy=False)
+    for start in range(0, 1000 * steps, 1000):
+        loop.work(GEMM, start, start + 1, start + min(gathers, reduces))
+        loop.work("ncclDevKernel_AllGather_RING_LL", start + 2, start + gathers, start + 900, stream=20)
+        loop.work(REDUCE, start + 3, start + reduces, start + 900, stream=21)
+    return loop
+
+
+def test_two_collectives_that_wait_at_once() -> None:
+    """As in the backward pass of FSDP: the time in which a rank waits at both counts once."""
+    ranks = {0: two_streams(0, 3, 100, 300), 1: two_streams(1, 3, 890, 895)}
+    traces = TraceSet({number: replace(loop.trace(), rank=number) for number, loop in ranks.items()})
+    late = rules(instrument.diagnose(traces))["late-rank"]
+    assert late.where.rank == 1
+    assert late.win_ns == pytest.approx(795_000, abs=1000)  # from 100 us, at the first, until 895, at the second
+
+
+def test_a_rank_whose_steps_are_shorter_than_what_others_take() -> None:
+    """No fix can win more than the step of the rank that is diagnosed."""
+    short, long = rank(0, [50, 50]), MadeLoop(steps=2, busy=False).work(GEMM, 0, 1, 9000)
+    traces = TraceSet({number: replace(loop.trace(), rank=number) for number, loop in enumerate((short, long))})
+    found = rules(instrument.diagnose(traces, rank=0))
+    assert found["uneven-compute"].where.rank == 1
+    assert found["uneven-compute"].win_ns == 1_000_000
+
+
 def test_a_rank_of_choice() -> None:
     """A rank can be chosen; one that does not exist is an error."""
     traces = job([100, 100], [850, 850])

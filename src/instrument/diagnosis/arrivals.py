@@ -6,7 +6,7 @@ arrive has the shortest kernel, whatever the clocks of the machines say.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.align import CollectiveSequence, collective_kernels, collective_sequences, places
+from ..traces.intervals import merge_overlaps, total_ns
 from ..traces.table import Array
 from ..traces.trace import Trace
 
@@ -26,8 +27,9 @@ class RankArrivals(NamedTuple):
 
     Attributes:
         last: how often it arrived last.
-        waited_ns: how long it waited for the last rank, over all collectives.
-        caused_ns: how long all other ranks waited when it was the last.
+        waited_ns: how long it waited for the last rank, over all collectives; if it waited for a rank at several
+            at once, that time counts once.
+        caused_ns: how long all other ranks waited when it was the last, counted in the same way.
         late_ns: how much later than the first rank it then arrived, in the median; 0 if it was never the last.
     """
 
@@ -93,11 +95,12 @@ def arrivals_of(
         missing: the ranks of the job without a trace.
     """
     last, waited, caused = Counter[int](), Counter[int](), Counter[int]()
+    waits_for: defaultdict[tuple[int, int], list[tuple[Array, Array]]] = defaultdict(list)
     late: dict[int, list[Array]] = {rank: [] for rank in sorted(sequences)}
     count, unmatched = 0, Counter[str]()
     for group in sorted({group for each in sequences.values() for group in each}):
         ranks = sorted(rank for rank in sequences if group in sequences[rank])
-        reason, durations = _matched([sequences[rank][group] for rank in ranks])
+        reason, ends, durations = _matched([sequences[rank][group] for rank in ranks])
         if missing and not (group[0] and group[1]):
             reason = "ranks are missing, which may be those that arrive last"
         elif any(str(rank) in _members(group) for rank in missing):
@@ -108,12 +111,20 @@ def arrivals_of(
         shortest = durations.argmin(axis=0)
         waits = durations - durations.min(axis=0)
         count += durations.shape[1]
+        starts = ends - durations
         for row, rank in enumerate(ranks):
             is_last = shortest == row
+            if not is_last.any():
+                continue
             last[rank] += int(is_last.sum())
-            waited[rank] += int(waits[row].sum())
-            caused[rank] += int(waits[:, is_last].sum())
             late[rank].append(waits[:, is_last].max(axis=0))
+            for place, other in enumerate(ranks):
+                begun = starts[place, is_last]
+                waits_for[other, rank].append((begun, begun + waits[place, is_last]))
+    for (rank, latest), times in waits_for.items():
+        together = total_ns(merge_overlaps(*map(np.concatenate, zip(*times, strict=True))))
+        waited[rank] += together
+        caused[latest] += together
     found = {
         rank: RankArrivals(
             last[rank], waited[rank], caused[rank], int(np.median(np.concatenate(times))) if last[rank] else 0
@@ -130,18 +141,21 @@ def _members(group: Group) -> set[str]:
     return set(group[1].strip("[]").replace(" ", "").split(","))
 
 
-def _matched(sequences: list[CollectiveSequence]) -> tuple[str, Array]:
-    """Return why the collectives of the ranks do not match, or their durations: a row for each rank."""
+def _matched(sequences: list[CollectiveSequence]) -> tuple[str, Array, Array]:
+    """Return why the collectives of the ranks do not match, or their ends and durations: a row for each rank."""
+    none = np.empty((0, 0), np.int64)
     keys = [places(each.step) if (each.step >= 0).any() else np.arange(len(each.step)) for each in sequences]
     common = keys[0]
     for key in keys[1:]:
         common = np.intersect1d(common, key)
     stepped = all((each.step >= 0).any() for each in sequences)
     if not len(common) or (not stepped and any(len(key) != len(common) for key in keys)):
-        return "the ranks recorded different numbers of collectives", np.empty((0, 0), np.int64)
+        return "the ranks recorded different numbers of collectives", none, none
     rows = [np.argsort(key)[np.searchsorted(np.sort(key), common)] for key in keys]
     names = np.stack([each.name[row] for each, row in zip(sequences, rows, strict=True)])
     same = (names == names[0]).all(axis=0)
     if not same.any():
-        return "the ranks recorded different collectives", np.empty((0, 0), np.int64)
-    return "", np.stack([each.duration_ns[row] for each, row in zip(sequences, rows, strict=True)])[:, same]
+        return "the ranks recorded different collectives", none, none
+    ends = np.stack([each.end_ns[row] for each, row in zip(sequences, rows, strict=True)])
+    durations = np.stack([each.duration_ns[row] for each, row in zip(sequences, rows, strict=True)])
+    return "", ends[:, same], durations[:, same]

@@ -33,7 +33,7 @@ class RankTimes:
         start_ns: the start of the first step, in ns since the epoch, on the clock of the rank.
         end_ns: the end of the last step.
         steps: the duration of each step in ns, by its number.
-        collectives: the collectives by process group. An ``end_ns`` counts from the start of its step.
+        collectives: the collectives by process group, on the clock of the rank too.
     """
 
     rank: int
@@ -46,10 +46,10 @@ class RankTimes:
 def format_rank_times(trace: Trace, rank: int) -> str:
     """Return the steps and collectives of a trace as lines of JSON: one about the rank, then one for each step.
 
-    A step has its number, its duration in ns (``ns``) and its ``collectives`` in order: for each the process group
-    and the kind, as places in the lists of the first line, the start in ns after that of the step, and the
-    duration in ns. Without a GPU, these are the collectives of gloo, unless there are several process groups,
-    which gloo does not tell apart.
+    A step has its number, its start in ns after that of the first (``at``), its duration (``ns``) and its
+    ``collectives`` in order: for each the process group and the kind, as places in the lists of the first line,
+    the start in ns after that of the step, and the duration in ns. Without a GPU, these are the collectives of
+    gloo, unless there are several process groups, which gloo does not tell apart.
 
     Args:
         trace: the trace, with steps.
@@ -67,10 +67,11 @@ def format_rank_times(trace: Trace, rank: int) -> str:
             if step in starts:
                 kind = kinds.setdefault(names[name], len(kinds))
                 by_step.setdefault(step, []).append([group, kind, start_ns - starts[step], duration_ns])
+    first = int(steps.start_ns.min())
     lines: list[dict[str, Any]] = [
         {
             "rank": rank,
-            "start_ns": int(steps.start_ns.min()) + trace.epoch_ns,
+            "start_ns": first + trace.epoch_ns,
             "end_ns": int(steps.end_ns.max()) + trace.epoch_ns,
             "groups": [[name, name_hash(members)] for name, members in sequences],  # members may be thousands
             "kinds": list(kinds),
@@ -82,7 +83,7 @@ def format_rank_times(trace: Trace, rank: int) -> str:
         count += len(rows)
         if count > _MAX_COLLECTIVES:
             break
-        lines.append({"step": number, "ns": ns, "collectives": rows})
+        lines.append({"step": number, "at": starts[number] - first, "ns": ns, "collectives": rows})
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
@@ -94,14 +95,17 @@ def parse_rank_times(text: str) -> RankTimes:
     """
     try:
         head, *lines = map(json.loads, text.splitlines())
-        rows = [[line["step"], *row] for line in lines for row in line["collectives"]]
-        step, group, kind, start, duration = np.array(rows, np.int64).reshape(-1, 5).T
+        rows = [
+            [line["step"], head["start_ns"] + line["at"], *row] for line in lines for row in line["collectives"]
+        ]
+        step, begun, group, kind, start, duration = np.array(rows, np.int64).reshape(-1, 6).T
+        end = begun + start + duration
         name = np.array([name_hash(text) for text in head["kinds"]], np.int64)[kind]
         groups = [(str(name), str(members)) for name, members in head["groups"]]
         collectives = {}
         for number, key in enumerate(groups):
             own = group == number
-            collectives[key] = CollectiveSequence(step[own], name[own], start[own] + duration[own], duration[own])
+            collectives[key] = CollectiveSequence(step[own], name[own], end[own], duration[own])
         return RankTimes(
             int(head["rank"]),
             int(head["start_ns"]),

@@ -20,6 +20,11 @@ def _job(facts: TraceFacts) -> Job:
     return facts.job
 
 
+def _in_a_step(facts: TraceFacts, ns: float) -> int:
+    """Return a time of other ranks per step, at most a step of this one: theirs may be longer."""
+    return min(facts.per_step(ns), int(facts.step_ns))
+
+
 @rule("late-rank")
 def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     """The other ranks wait for one rank at the collectives.
@@ -37,7 +42,7 @@ def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     if rank is None:
         return
     others = len(found.ranks) - 1
-    win = facts.per_step(found.ranks[rank].caused_ns / max(others, 1))
+    win = _in_a_step(facts, found.ranks[rank].caused_ns / max(others, 1))
     if facts.share(win) < share:
         return
     yield facts.finding(
@@ -82,7 +87,7 @@ def uneven_compute(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Findin
         raise MissingEvidenceError("fewer than two ranks compute")
     most = max(computes, key=lambda rank: computes[rank])
     usual = mean(computes.values())
-    win = facts.per_step(computes[most] - usual)
+    win = _in_a_step(facts, computes[most] - usual)
     if facts.share(win) < share:
         return
     least = min(computes, key=lambda rank: computes[rank])
