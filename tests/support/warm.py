@@ -110,8 +110,9 @@ def run(
     """Run ``command``, which starts this Python, as `subprocess.run` does; its output is captured as text.
 
     With ``check``, a failure is an `AssertionError` that shows what the program printed. With ``ranks``, that many
-    processes run the program, as under torchrun. With ``imports``, it finds these packages imported as well, and
-    with ``preload`` this library loaded, as by LD_PRELOAD.
+    processes run the program, as under torchrun, and a line on stderr says how each that failed ended. With
+    ``imports``, it finds these packages imported as well, and with ``preload`` this library loaded, as by
+    LD_PRELOAD.
 
     Raises:
         subprocess.TimeoutExpired: it was killed after ``timeout`` seconds.

@@ -102,7 +102,7 @@ def _program(request: dict[str, Any]) -> CodeType:
     if "INSTRUMENT_RUN_PROCESS" in env:  # the launcher becomes the program
         env["INSTRUMENT_RUN_PROCESS"] = str(os.getpid())
     if ranks := request["ranks"]:
-        env |= _rank(ranks)
+        env |= _rank(ranks, Path(request["stderr"]))
     _enter(request, command[1:])
     if command[1] == "-c":
         sys.path.insert(0, "")
@@ -117,10 +117,11 @@ def _program(request: dict[str, Any]) -> CodeType:
     return compile(path.read_text(encoding="utf-8"), str(path), "exec")
 
 
-def _rank(ranks: int) -> dict[str, str]:
+def _rank(ranks: int, errors: Path) -> dict[str, str]:
     """Start a process for each rank; return its variables there, as torchrun sets them.
 
-    This process waits for them, and ends with the code of the first that fails.
+    This process waits for them, writes a line into ``errors`` for each that fails, and ends with the code of the
+    first of these.
     """
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -134,6 +135,8 @@ def _rank(ranks: int) -> dict[str, str]:
             return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in numbers.items()}}
         processes.append(process)
     codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
+    with errors.open("a") as lines:
+        lines.writelines(f"rank {rank} ended with {code}\n" for rank, code in enumerate(codes) if code)
     os._exit(next((abs(code) for code in codes if code), 0))
 
 
