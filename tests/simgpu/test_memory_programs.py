@@ -369,6 +369,52 @@ except torch.OutOfMemoryError:
     pass
 report(other=parts)
 """,
+    "gradients of gradients": """
+model = mlp()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in loop(range(4)):
+    optimizer.zero_grad()
+    x = batch().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    slope.square().mean().backward()
+    optimizer.step()
+del slope
+report(
+    parameters=held(model), gradients=[*gradients(model), x.grad], optimizer_state=states(optimizer), other=[x]
+)
+""",
+    "two models": """
+maker = nn.Sequential(nn.Linear(31, 101), nn.ReLU(), nn.Linear(101, 301)).cuda()
+judge = nn.Sequential(nn.Linear(301, 101), nn.ReLU(), nn.Linear(101, 1)).cuda()
+of_maker, of_judge = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())
+for _ in loop(range(4)):
+    z = torch.randn(65, 31, device="cuda")
+    made = maker(z)
+    first = (judge(made.detach()) - judge(batch())).mean()
+    first.backward()
+    of_judge.step()
+    of_judge.zero_grad()
+    second = judge(made).mean()
+    second.backward()
+    of_maker.step()
+    of_maker.zero_grad()
+    of_judge.zero_grad()
+report(
+    parameters=[*held(maker), *held(judge)], optimizer_state=states(of_maker, of_judge), activations=[made],
+    other=[z, first, second],
+)
+""",
+    "settings of the allocator": """
+torch.cuda.set_per_process_memory_fraction(0.01)
+parts = [torch.empty(9 * MIB + 1, dtype=torch.uint8, device="cuda") for _ in range(9)]
+del parts[::2]
+big = torch.empty(100 * MIB + 1, dtype=torch.uint8, device="cuda")  # peak: other 100 * MIB + 1
+try:
+    torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    pass
+report(other=[*parts, big])
+""",
     "out of memory": """
 x = torch.empty(100 * MIB + 1, dtype=torch.uint8, device="cuda")  # peak: other 100 * MIB + 1
 try:
@@ -378,11 +424,14 @@ except torch.OutOfMemoryError:
 report(other=[x])
 """,
 }
-FAILURES = {"fragmentation": ["fragmented"], "out of memory": ["full"]}
+FAILURES = {"fragmentation": ["fragmented"], "out of memory": ["full"], "settings of the allocator": ["limited"]}
 GROWTH = {"a leak in a list": [(6, 6 * ((3 << 20) + 5))], "hooks of gradients": [(4, 4 * 503 * 4)]}
 # In their windows, each parameter has a new gradient, and each state the size of one, so that none is mistaken.
 INFERRED = ("sgd", "adam", "checkpointing", "an embedding table", "a frozen backbone", "lora")
-ALLOCATOR = {"expandable segments": "expandable_segments:True"}
+ALLOCATOR = {
+    "expandable segments": "expandable_segments:True",
+    "settings of the allocator": "roundup_power2_divisions:4,max_split_size_mb:64",
+}
 MEMORY = {"fragmentation": 820 << 20}
 
 
