@@ -140,14 +140,20 @@ class Outcome:
         return [[line for line in lines if line["rank"] == rank] for rank in range(RANKS)]
 
 
-def outcome(program: str, way: str, folder: Path, leaves: str = "", **settings: object) -> Outcome:
+def outcome(
+    program: str, way: str, folder: Path, leaves: str = "", summary: bool = False, **settings: object
+) -> Outcome:
     """Run a program on all ranks in a way, with settings of the simulated GPU; `leaves` says how rank 1 ends."""
     script, out = folder / "train.py", folder / "out"
     script.write_text(BEGIN + PROGRAMS[program] + END)
     settings |= {"devices": RANKS, "log": folder / "log-%p"}
     variables = {f"SIMGPU_{name.upper()}": str(value) for name, value in settings.items()}
     variables |= {"WAY": way, "OUT": str(out), "STORE": str(folder / "store"), "LEAVES": leaves}
-    variables |= {"INSTRUMENT_SUMMARY": "0", "OMP_NUM_THREADS": "1", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
+    variables |= {
+        "INSTRUMENT_SUMMARY": str(int(summary)),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+    }
     variables["TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"] = "false"
     env = environment(variables)
     env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT}"
@@ -223,7 +229,7 @@ def test_without_a_rank_the_other_ends_as_ever(fault: str, way: str, tmp_path: P
 
 @pytest.mark.parametrize("program", ["ddp", "fsdp2"])
 def test_readers_name_the_slow_rank(program: str, tmp_path: Path) -> None:
-    found = outcome(program, "steps", tmp_path, slow="1=200")
+    found = outcome(program, "steps", tmp_path, summary=True, slow="1=400")
 
     assert found.ends == [0, 0], found.stderr
     diagnosis = instrument.diagnose(found.out)
@@ -231,3 +237,4 @@ def test_readers_name_the_slow_rank(program: str, tmp_path: Path) -> None:
     assert diagnosis.job.arrivals.latest == 1
     (late,) = [finding for finding in diagnosis.findings if finding.rule == "late-rank"]
     assert late.where.rank == 1
+    assert "Rank 1 arrives last at " in " ".join(found.stderr.split())
