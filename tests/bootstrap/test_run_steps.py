@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from instrument.run_folder import entries_of
 from instrument.traces.read import read_trace
 from tests.bootstrap.programs import RUN, TRAIN, entries_in, write
 from tests.bootstrap.programs import run_warm as run
@@ -381,6 +382,17 @@ def test_missing_step_function(tmp_path: Path) -> None:
     write(tmp_path, TRAIN)
     done = run(tmp_path, [*RUN, "--step-on", "train.py:nothing", "--", "train.py"])
     assert "was not found, or never called" in done.stderr
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_process_that_is_killed_in_its_window(tmp_path: Path, killed: bool) -> None:
+    """The launcher of a rank, which has no steps itself, does not say that nothing was recorded."""
+    child = TRAIN.replace("    model(", "    if _ == 3: import os; os.kill(os.getpid(), 9)\n    model(")
+    (tmp_path / "child.py").write_text(child if killed else "print(1)")
+    write(tmp_path, "import subprocess, sys, torch\nsubprocess.run([sys.executable, 'child.py'])")
+    done = run(tmp_path, [*RUN, "--steps", "2-4", "--", "train.py"])
+    assert killed == ("nothing was recorded" not in done.stderr)
+    assert ["failed"] * killed == [entry["status"] for entry in entries_of(tmp_path / "runs/instrument")]
 
 
 def test_annotated_backward(tmp_path: Path) -> None:

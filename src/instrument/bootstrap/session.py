@@ -15,6 +15,7 @@ from ..guard import exiting, guard
 from ..identity import IdentitySet
 from ..integrations.loop import AutomaticLoop, Loop
 from ..interrupts import Suppressed
+from ..open_window import killed
 from ..patch import Patch
 from ..regions import dispatch
 from ..stepping.follower import StepFollower
@@ -271,7 +272,10 @@ class Session:
         return _COMPILED if steps.compiled else _NEVER_STEPPED if steps.optimizer_never_stepped else _NO_STEP
 
     def _child_recorded(self) -> bool:
-        """Return whether a process that this one started recorded something."""
-        with Suppressed(OSError):
-            return self._loop.manifest.stat().st_mtime >= self._started_at
+        """Return whether a process that this one started recorded something, or was killed while it did."""
+        open_windows = (path for path, _ in killed(self._loop.manifest.parent))
+        for path in (self._loop.manifest, *open_windows):
+            with Suppressed(OSError):
+                if path.stat().st_mtime >= self._started_at:
+                    return True
         return False
