@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests import simgpu
+from tests.simgpu.works import read_logs, works
 from tests.support import warm
 from tests.support.programs import ROOT, environment
 
@@ -187,12 +187,12 @@ WAYS = ("run", "steps", "syncs", "modules", "memory", "black_box")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program did: `works` are the names of what each stream of the GPU ran, in order."""
+    """What a program did: `works` are the names of what each stream of a GPU ran, in order."""
 
     returncode: int
     stdout: str
     stderr: str
-    works: dict[int, list[str]]
+    works: dict[tuple[int, int], list[str]]
     manifest: list[dict[str, Any]]
     kernels: list[tuple[int, int]]
     """The start and end of each kernel in ns, by the simulator's log."""
@@ -209,15 +209,13 @@ def outcome(program: str, way: str, folder: Path, **settings: object) -> Outcome
     options = ["-m", "instrument", "run", "--steps", "2-3", "--out", str(out), "--"] if way == "run" else []
     imports = COMPILER if program == "compiled" else ()
     done = warm.run([sys.executable, *options, script], env, timeout=60, imports=imports)
-    entries = [json.loads(line) for path in folder.glob("log-*") for line in path.read_text().splitlines()]
-    works: defaultdict[int, list[str]] = defaultdict(list)
-    for entry in sorted(entries, key=lambda entry: (entry["enqueued"], entry["start"])):
-        if not entry["returned"]:
-            works[entry["stream"]].append(entry["name"] or f"{entry['kind']} of {entry['bytes']} bytes")
+    entries = read_logs(folder)
     manifest = out / "manifest.jsonl"
     lines = manifest.read_text().splitlines() if manifest.exists() else []
-    kernels = [(entry["start"], entry["end"]) for entry in entries if entry["kind"] == "kernel"]
-    return Outcome(done.returncode, done.stdout, done.stderr, works, list(map(json.loads, lines)), kernels)
+    kernels = [(entry.start, entry.end) for entry in entries if entry.kind == "kernel"]
+    return Outcome(
+        done.returncode, done.stdout, done.stderr, works(entries), list(map(json.loads, lines)), kernels
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Operators that have kernels for CUDA alone, computed on the CPU: attention, cells of LSTM and GRU.
+"""Operators that have kernels for CUDA alone, computed on the CPU: attention, cells of LSTM and GRU, RMS norms.
 
 Each takes and returns what torch's does; None stands for an output that the operator of CUDA has set by itself.
 """
@@ -177,6 +177,17 @@ def gru_cell_backward(of_hidden: Tensor, workspace: Tensor, has_bias: bool) -> t
     return of_input, of_hidden_gates, gradient * z, *biases
 
 
+def rms_norm_backward(
+    gradient: Tensor, data: Tensor, shape: list[int], rstd: Tensor, weight: Some, wanted: list[bool]
+) -> tuple[Some, ...]:
+    normalized = list(range(data.dim() - len(shape), data.dim()))
+    scaled = data.float() * rstd.float()
+    weighted = gradient.float() * (1 if weight is None else weight.float())
+    of_data = (weighted - scaled * (weighted * scaled).mean(normalized, keepdim=True)) * rstd.float()
+    of_weight = (gradient.float() * scaled).sum_to_size(shape) if wanted[1] else None
+    return of_data if wanted[0] else None, of_weight
+
+
 def softmax(data: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return torch.softmax(data.float() if half_to_float else data, dim)
 
@@ -202,6 +213,7 @@ substitutes = {
     "aten::_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
     "aten::_thnn_fused_gru_cell": gru_cell,
     "aten::_thnn_fused_gru_cell_backward": gru_cell_backward,
+    "aten::_fused_rms_norm_backward": rms_norm_backward,
     "aten::_softmax": softmax,
     "aten::_log_softmax": log_softmax,
     "aten::_softmax_backward_data": softmax_backward,
