@@ -63,7 +63,7 @@ def main() -> None:
     trainer = pl.Trainer(
         max_epochs=2,
         accumulate_grad_batches=2,
-        accelerator="cpu",
+        accelerator="auto",
         devices=2 if args.strategy.startswith("ddp") else 1,
         strategy=args.strategy,
         callbacks=[InstrumentCallback(args.out, wait=2, warmup=1, active=2)],

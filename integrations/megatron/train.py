@@ -23,6 +23,7 @@ try:
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from megatron.core.transformer.transformer_config import TransformerConfig
 except ModuleNotFoundError as error:
     raise SystemExit(f"{error}. This script needs it: pip install megatron-core") from None
@@ -90,6 +91,8 @@ def main() -> None:
         chunks = options.chunks
         parallel_state.initialize_model_parallel(1, options.pipeline, chunks if chunks > 1 else None)
         torch.manual_seed(0)
+        if not options.cpu:
+            model_parallel_cuda_manual_seed(0)  # attention draws from this generator
         models = build(options.pipeline, chunks)
         optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-2, use_distributed_optimizer=False), models)
         run = get_forward_backward_func()
