@@ -127,6 +127,27 @@ def test_each_collective_of_torch_has_the_right_values(ranks: int, eager: bool, 
     assert outputs(source, ranks, numerics=numerics) == ["all right\n"] * ranks
 
 
+def test_values_that_kernels_computed_are_sent() -> None:
+    printed = outputs(
+        """
+        import torch.distributed._functional_collectives as functional
+
+        start()
+        x = torch.arange(4.0, device="cuda") * (rank + 1)
+        dist.all_reduce(x)
+        y = functional.all_reduce(x + rank, "sum", dist.group.WORLD)
+        z = functional.all_gather_tensor(y * 2 + rank, 0, dist.group.WORLD)
+        print(x.tolist(), y.tolist(), z.tolist())
+        dist.destroy_process_group()
+        """,
+        2,
+        numerics=1,
+    )
+
+    expected = [[0.0, 3.0, 6.0, 9.0], [1.0, 7.0, 13.0, 19.0], [2.0, 14.0, 26.0, 38.0, 3.0, 15.0, 27.0, 39.0]]
+    assert printed == [" ".join(map(str, expected)) + "\n"] * 2
+
+
 def test_torchrun_starts_ranks_that_meet(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

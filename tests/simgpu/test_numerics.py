@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._prims.rng_prims import run_dtensor_rng_op
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from tests import simgpu
@@ -77,6 +80,15 @@ def attention(device: str) -> list[Tensor]:
             results.append(out.detach().float())
         results += [each.grad.float() for each in inputs if each.grad is not None]
     return results
+
+
+def rms_norms(device: str) -> list[Tensor]:
+    x = torch.randn(6, 5, 16).to(device).requires_grad_()
+    normed = nn.RMSNorm(16).to(device)
+    loss = (functional.rms_norm(normed(x), (5, 16)) ** 3).sum()
+    loss.backward()
+    assert x.grad is not None and normed.weight.grad is not None
+    return [loss, x.grad, normed.weight.grad]
 
 
 def embeddings(device: str) -> list[Tensor]:
@@ -185,7 +197,7 @@ def a_pinned_loader(device: str) -> list[Tensor]:
 
 
 PROGRAMS: list[Program] = [
-    a_perceptron, convolutions, a_transformer, attention, embeddings, scaled, in_bfloat16, accumulation,
+    a_perceptron, convolutions, a_transformer, attention, rms_norms, embeddings, scaled, in_bfloat16, accumulation,
     checkpointing, masks, recurrent, two_streams, a_pinned_loader,
 ]  # fmt: skip
 
@@ -282,6 +294,30 @@ def test_a_replay_computes_what_was_captured(values: None) -> None:
         graph.replay()
 
     assert (x.tolist(), y.tolist()) == ([4] * 8, [7] * 8)
+
+
+def test_only_the_sizes_of_fake_tensors_are_computed(values: None) -> None:
+    with FakeTensorMode():
+        made = torch.empty(4, 3, device="cuda") @ torch.empty(3, 2, device="cuda")
+
+    assert (made.shape, made.device.type) == ((4, 2), "cuda")
+
+
+def test_an_operator_of_operators_computes(values: None) -> None:
+    """DTensor draws through one."""
+    x = torch.zeros(64, device="cuda")
+
+    run_dtensor_rng_op(0, 64, torch.ops.aten.normal_.default, x, 5.0, 0.1)
+
+    assert 4.9 < x.mean().item() < 5.1
+
+
+def test_an_attention_with_a_choice_of_kernels_has_one(values: None) -> None:
+    q = torch.ones(1, 2, 8, 16, device="cuda", dtype=torch.bfloat16)
+    first, second = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
+
+    with sdpa_kernel([first, second], set_priority=True):
+        assert functional.scaled_dot_product_attention(q, q, q).float().mean().item() == 1
 
 
 def test_threads_compute(values: None) -> None:

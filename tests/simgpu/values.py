@@ -29,7 +29,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._ops import OpOverload
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -160,8 +161,18 @@ def scalars_read_by(operator: OpOverload, args: Sequence[Any], result: Any) -> l
     return []
 
 
+def kernel_of(operator: HigherOrderOperator) -> Callable[..., Any]:
+    """Return the function in Python that an operator of operators is on a GPU."""
+    for key in (DispatchKey.CUDA, DispatchKey.CompositeExplicitAutograd):
+        if key in operator.py_kernels:
+            return operator.py_kernels[key]
+    raise NotImplementedError(f"numerics() of the simulated GPU: {operator} has no function for a GPU")
+
+
 class Numerics(TorchDispatchMode):
     """Computes on the CPU what each operator's kernels would have written."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
@@ -175,15 +186,19 @@ class Numerics(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: OpOverload | HigherOrderOperator,
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an operator of CUDA, and compute its values."""
         kwargs = kwargs or {}
-        if FakeTensor in types:  # has no memory, and goes from its mode through this one
+        faking = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        if faking or FakeTensor in types:  # only the sizes are asked for, as by DTensor before each operator
             return func(*args, **kwargs)
+        if isinstance(func, HigherOrderOperator):
+            with self:
+                return kernel_of(func)(*args, **kwargs)
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented
         leaves, _ = tree_flatten((args, kwargs))
