@@ -68,8 +68,8 @@ model = model_registry("debugmodel")
 model.model.layers = model.model.layers[:2]
 for layer in model.model.layers:
     layer.attention.inner_attention = ScaledDotProductAttention.Config()
-model.parallelize_fn = lambda model, **_: model
 if cpu.ALONE:
+    model.parallelize_fn = lambda model, **_: model
     stats = SimpleNamespace(max_reserved_gib=0.0, max_reserved_pct=0.0)
     monitor = SimpleNamespace(device_name="cpu", get_peak_stats=lambda: stats, reset_peak_stats=lambda: None)
     metrics.build_device_memory_monitor = lambda: monitor
