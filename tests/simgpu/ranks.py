@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,18 +37,26 @@ class Rank:
 
 def run_ranks(source: str, count: int, **settings: object) -> list[Rank]:
     """Run a program as ranks, and kill those that take over 60 s; `start()` in it makes the process group."""
-    with tempfile.TemporaryDirectory(prefix="simgpu-ranks-") as folder:
-        variables = environment(devices=count, **settings)
-        variables |= {"WORLD_SIZE": str(count), "STORE": f"{folder}/store", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", BEFORE + textwrap.dedent(source)]
+    return run_command(command, count, environment(devices=count, **settings))
+
+
+def run_command(command: list[str], count: int, variables: dict[str, str], seconds: float = 60) -> list[Rank]:
+    """Run a command line as ranks, with the variables that torchrun sets, and kill those that take too long."""
+    with tempfile.TemporaryDirectory(prefix="simgpu-ranks-") as folder, socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        variables = variables | {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1])}
+        variables |= {"STORE": f"{folder}/store"}
         variables |= {
             "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"
         }  # a watchdog waits 4 times as long before it ends
-        command = [sys.executable, "-W", "ignore", "-c", BEFORE + textwrap.dedent(source)]
+        found.close()
         processes = [
             start_rank(command, variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, Path(folder, str(rank)))
             for rank in range(count)
         ]
-        last = time.monotonic() + 60
+        last = time.monotonic() + seconds
         for process in processes:
             try:
                 process.wait(max(last - time.monotonic(), 0))
