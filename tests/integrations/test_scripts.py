@@ -19,6 +19,7 @@ FRAMEWORKS = {
     "megatron/train.py": "megatron",
     "torchtitan/train.py": "torchtitan",
     "transformers/train.py": "transformers",
+    "vllm/serve.py": "vllm",
 }
 WITHOUT_A_FRAMEWORK = {"server/serve.py", "torchtitan/trainer.py"}
 HELPERS = {"megatron/cpu.py", "torchtitan/cpu.py"}

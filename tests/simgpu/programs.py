@@ -15,7 +15,8 @@ def environment(**settings: object) -> dict[str, str]:
     """Return the environment of a process with settings of the simulated GPU, by their names in lower case."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SIMGPU_")}
     kept |= {f"SIMGPU_{name.upper()}": str(value) for name, value in settings.items()}
-    return kept | {"SIMGPU": "1", "PYTHONPATH": str(ROOT)}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return kept | {"SIMGPU": "1", "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 def run(source: str, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:

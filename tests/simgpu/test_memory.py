@@ -1,7 +1,8 @@
-"""The history of memory that torch's own allocator writes, and what is read from it."""
+"""The history of memory that torch's own allocator writes, and what is read from it; memory that both sides see."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,16 @@ def test_categories_of_a_training(tmp_path: Path) -> None:
     assert abs(blocks["optimizer_state"] - 2 * expected) < 8192
     assert blocks["workspace"] >= 2 * 2**25  # and for each handle and stream of earlier tests
     assert blocks["workspace"] % 2**25 == 0
+
+
+def test_the_gpu_sees_pinned_memory_of_the_host() -> None:
+    """Kernels of vLLM read and write it without a copy."""
+    pinned, other = torch.ones(8).pin_memory(), torch.ones(8)
+    of_device = ctypes.c_void_p()
+
+    def ask(tensor: torch.Tensor) -> int:
+        place = ctypes.c_void_p(tensor.data_ptr())
+        return int(ctypes.CDLL(None).cudaHostGetDevicePointer(ctypes.byref(of_device), place, 0))
+
+    assert (ask(pinned), of_device.value) == (0, pinned.data_ptr())
+    assert (ask(other), of_device.value) == (1, None)  # cudaErrorInvalidValue

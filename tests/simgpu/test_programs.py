@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
+import torch
 
 from tests import simgpu
 from tests.simgpu.programs import output
@@ -89,6 +92,15 @@ def test_a_process_sees_the_devices_that_it_may(visible: str) -> None:
 
     assert printed.startswith("2 ")
     assert printed.index("53545556-") < printed.index("51525354-")
+
+
+def test_nvml_and_cuda_name_the_same_architecture() -> None:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+
+    assert (
+        ctypes.CDLL(None).nvmlDeviceGetCudaComputeCapability(None, ctypes.byref(major), ctypes.byref(minor)) == 0
+    )
+    assert (major.value, minor.value) == torch.cuda.get_device_capability()
 
 
 def test_a_child_cannot_use_the_gpu_after_its_parent_did() -> None:

@@ -160,6 +160,14 @@ CUDA cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total - std::min(*total, used_bytes(current_device));
   return call.say(cudaSuccess);
 }
+CUDA cudaHostGetDevicePointer(void** of_device, void* pointer, unsigned) {
+  RUNTIME(cudaHostGetDevicePointer, 3020);
+  LOCKED;
+  auto* found = allocation_of(pointer);
+  bool pinned = found && found->kind == cudaMemoryTypeHost;
+  *of_device = pinned ? pointer : nullptr;
+  return call.say(pinned ? cudaSuccess : cudaErrorInvalidValue);
+}
 CUDA cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
   RUNTIME(cudaPointerGetAttributes, 4000);
   LOCKED;
