@@ -1,4 +1,4 @@
-"""The history of memory that torch's own allocator writes, and what is read from it; memory that both sides see."""
+"""The history of torch's own allocator, and what is read from it; memory that the GPU and the host see."""
 
 from __future__ import annotations
 
