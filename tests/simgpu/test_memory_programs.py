@@ -440,11 +440,11 @@ def run(program: str, folder: Path, **variables: str) -> dict[str, Any]:
     (folder / "train.py").write_text(BEGIN + PROGRAMS[program])
     variables = {"PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR.get(program, ""), "INSTRUMENT_SUMMARY": "0", **variables}
     if program in MEMORY:
-        variables["SIMGPU_MEMORY"] = str(MEMORY[program])
+        variables |= {"SIMGPU_MEMORY": str(MEMORY[program]), "SIMGPU_SHARED": ""}  # which no other process uses
     env = environment(variables)
     env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT}"
     command = [sys.executable, "train.py"]
-    if "backend:" in variables["PYTORCH_CUDA_ALLOC_CONF"]:  # torch chooses it when it is imported
+    if program in MEMORY or "backend:" in variables["PYTORCH_CUDA_ALLOC_CONF"]:  # both count from the start
         text = subprocess.run(command, env=env, cwd=folder, timeout=60, check=True, stdout=subprocess.PIPE).stdout
     else:
         text = warm.run(command, env, cwd=folder, timeout=60, check=True).stdout.encode()
