@@ -32,7 +32,7 @@ pytestmark = [
 ]
 ROUNDING_NS = 2  # Kineto reads the TSC, and converts both ends of each work
 
-Path_ = tuple[str, ...]  # the names of the regions around a region, and its own
+RegionPath = tuple[str, ...]  # the names of the regions around a region, and its own
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ def train(name: str, folder: Path, **variables: str) -> Run:
     script = ROOT / "integrations" / framework.script
     command = [sys.executable, str(script), "--out", str(out), *framework.arguments]
     settings = environment(devices=framework.gpus, numerics=int(framework.values), log=folder / "log-%p")
-    settings |= {**framework.variables, **variables}
+    settings |= {"INSTRUMENT_STRICT": "1", **framework.variables, **variables}
     return Run(run_command(command, framework.gpus, settings, 150), read_logs(folder), out)
 
 
@@ -402,9 +402,9 @@ def test_the_steps(name: str, run: Any, traces: Any) -> None:
         assert [f"ProfilerStep#{number}" for number in range(first, last + 1)] == trace.steps.text("name")
 
 
-def outline(text: str) -> dict[Path_, int]:
+def outline(text: str) -> dict[RegionPath, int]:
     """Return the numbers of calls of an outline by the paths of the regions."""
-    found: dict[Path_, int] = {}
+    found: dict[RegionPath, int] = {}
     path: list[str] = []
     for line in text.strip().splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
@@ -414,7 +414,7 @@ def outline(text: str) -> dict[Path_, int]:
     return found
 
 
-def paths(trace: instrument.Trace) -> list[Path_]:
+def paths(trace: instrument.Trace) -> list[RegionPath]:
     """Return the path of each region."""
     names, found = trace.regions.text("name"), []
     for row in range(len(names)):
