@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ pytestmark = [
     pytest.mark.gpu_sim,
     pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make gpu-sim"),
 ]
+BATCH_BYTES = 16 * 64 * 4
 ROUNDING_NS = 2  # Kineto reads the TSC, and converts both ends of each work
 
 
@@ -54,23 +57,87 @@ def recorded(tmp_path: Path) -> tuple[instrument.Trace, list[simgpu.Entry]]:
 
 
 def test_the_metrics(recorded: tuple[instrument.Trace, list[simgpu.Entry]]) -> None:
-    """Numbers, durations, busy and idle time are those of the log."""
+    """Each metric of the GPU's work is that of the log; those of grids and of the CPU's calls it does not know."""
     trace, entries = recorded
     numbers = instrument.metrics(trace)
     of = {kind: [entry for entry in entries if entry.kind == kind] for kind in ("kernel", "memcpy", "memset")}
-    assert [len(of[kind]) for kind in of] == [numbers[name] for name in ("kernels", "memcpys", "memsets")]
-    within = 2 * ROUNDING_NS * len(entries)
-    span = max(entry.end for entry in entries) - min(entry.start for entry in entries)
-    busy = sum(end - start for start, end in merged(entries))
-    for name, expected in {
-        "kernel_sum_ns": sum(entry.duration for entry in of["kernel"]),
-        "memcpy_ns": sum(entry.duration for entry in of["memcpy"]),
-        "memset_ns": sum(entry.duration for entry in of["memset"]),
-        "span_ns": span,
-        "busy_ns": busy,
-        "idle_ns": span - busy,
+    intervals = list(merged(entries))
+    span, busy = intervals[-1][1] - intervals[0][0], total(entries)
+    gaps = [start - end for (_, end), (start, _) in pairwise(intervals)]
+    for name, count in {
+        "gpu_events": len(entries),
+        "kernels": len(of["kernel"]),
+        "memcpys": len(of["memcpy"]),
+        "memsets": len(of["memset"]),
+        "kernels_lt_10us": sum(entry.duration < 10_000 for entry in of["kernel"]),
+        "comm_ns": 0,
+        "exposed_comm_ns": 0,
+        "overlap_comm_compute_ns": 0,
+        "tensor_core_ns": 0,
+        "n_gaps": len(gaps),
     }.items():
-        assert abs(expected - numbers[name]) <= within, name
+        assert numbers[name] == count, name
+    inside = [entry for entry in of["memcpy"] if entry.bytes != BATCH_BYTES]
+    assert (numbers["dtod"]["n"], numbers["dtod"]["bytes"]) == (len(inside), sum(entry.bytes for entry in inside))
+    assert (numbers["launch_to_start_ns"]["matched"], numbers["launch_to_start_ns"]["unmatched"]) == (
+        len(of["kernel"]),
+        0,
+    )
+    assert numbers["launch_calls_ns"]["n"] == len(entries)
+    (stream,) = numbers["idle_streams_ns"].values()
+    assert stream["n"] == len(entries)
+    (gpu,) = numbers["per_gpu"]
+    assert gpu["gpu_events"] == len(entries)
+    within = 2 * ROUNDING_NS * len(entries)
+    compute = total(of["kernel"] + of["memset"])
+    for name, ns, expected in (
+        ("kernel_sum_ns", numbers["kernel_sum_ns"], sum(entry.duration for entry in of["kernel"])),
+        ("memcpy_ns", numbers["memcpy_ns"], sum(entry.duration for entry in of["memcpy"])),
+        ("memset_ns", numbers["memset_ns"], sum(entry.duration for entry in of["memset"])),
+        ("dtod", numbers["dtod"]["ns"], sum(entry.duration for entry in inside)),
+        ("compute_ns", numbers["compute_ns"], compute),
+        ("kernel_compute_ns", numbers["kernel_compute_ns"], total(of["kernel"])),
+        ("exposed_memcpy_ns", numbers["exposed_memcpy_ns"], busy - compute),
+        ("span_ns", numbers["span_ns"], span),
+        ("busy_ns", numbers["busy_ns"], busy),
+        ("idle_ns", numbers["idle_ns"], span - busy),
+        ("max_gap_ns", numbers["max_gap_ns"], max(gaps)),
+        ("gaps_device_ns", sum(numbers["gaps_device_ns"].values()), sum(gaps)),
+        ("idle_streams_ns", sum(ns for cause, ns in stream.items() if cause != "n"), sum(gaps)),
+        ("work_ns", gpu["work_ns"], sum(entry.duration for entry in entries)),
+        ("kernel_util_span", numbers["kernel_util_span"] * span, total(of["kernel"])),
+        ("busy_pct", numbers["busy_pct"] / 100 * span, busy),
+        ("idle_pct", numbers["idle_pct"] / 100 * span, span - busy),
+    ):
+        assert abs(expected - ns) <= within, name
+
+
+def test_the_metrics_of_launches(recorded: tuple[instrument.Trace, list[simgpu.Entry]]) -> None:
+    """Delays, the queue and the work of each step, for which the log says when each call put work into its stream.
+
+    That is within the call, and so later than its start, by which the metrics count.
+    """
+    trace, entries = recorded
+    numbers = instrument.metrics(trace)
+    call = numbers["launch_calls_ns"]["max"]
+    delays = sorted(entry.start - entry.enqueued for entry in entries if entry.kind == "kernel")
+    assert 0 <= numbers["launch_to_start_ns"]["median"] - delays[(len(delays) - 1) // 2] <= call
+    changes = [(entry.enqueued, 1) for entry in entries] + [(entry.end, -1) for entry in entries]
+    assert 0 <= numbers["queue_length"]["max"] - max(accumulate(change for _, change in sorted(changes))) <= 1
+    bounds = (trace.steps.start_ns + trace.epoch_ns).tolist()
+    lengths = numbers["step_lengths"]
+    for number, length in enumerate(lengths):
+        after = bounds[number + 1] if number + 1 < len(bounds) else entries[-1].enqueued + 1
+        own = [entry for entry in entries if bounds[number] <= entry.enqueued < after]
+        taken = max(entry.end for entry in own) - min(entry.start for entry in own)
+        assert abs(length["gpu_ns"] - taken) <= 2 * ROUNDING_NS
+    kernels = Counter(entry.name for entry in entries if entry.kind == "kernel")
+    assert kernels == {row["name"]: row["count"] for row in numbers["kernel_table"]}
+
+
+def total(entries: list[simgpu.Entry]) -> int:
+    """Return for how long any of them ran."""
+    return sum(end - start for start, end in merged(entries))
 
 
 def merged(entries: list[simgpu.Entry]) -> Iterator[tuple[int, int]]:
