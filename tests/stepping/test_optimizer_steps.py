@@ -137,7 +137,8 @@ def test_phases_of_several_optimizers(counter: Counter, phases: tuple[int, ...])
     ("warmup", "critic", "actor"),
     [(0, 1, 1), (0, 2, 1), (0, 2, 2), (0, 5, 1), (0, 5, 2), (100, 1, 1), (100, 2, 1), (0, 100, 1)],
 )
-def test_alternating_optimizers(counter: Counter, warmup: int, critic: int, actor: int) -> None:
+@pytest.mark.parametrize("zeroes_all", [False, True])
+def test_alternating_optimizers(counter: Counter, warmup: int, critic: int, actor: int, zeroes_all: bool) -> None:
     """If two optimizers take turns, even after a warm-up of the first, the first one counts."""
     parameters = weights()
     first, second = (torch.optim.SGD([parameter]) for parameter in parameters)
@@ -147,6 +148,8 @@ def test_alternating_optimizers(counter: Counter, warmup: int, critic: int, acto
         for _ in range(critic):
             train(first, parameters[:1])
         for _ in range(actor):
+            if zeroes_all:
+                first.zero_grad()
             train(second, parameters)  # its loss is that of the critic
     assert counter.steps == warmup + 20 * critic
 

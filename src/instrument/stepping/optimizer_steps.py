@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..compat import autograd
 from ..cuda_graphs import GraphFollower, cuda_graphs
@@ -23,6 +23,8 @@ _RANGE = "Optimizer.step#"  # beginning of the range that torch opens around a s
 _MIN_PHASE_STEPS = 6  # consecutive steps of the first optimizer in a training phase; the critic of a GAN makes 5
 _MIN_SEPARATE_STEPS = 2  # the same, where the backward passes of the next phase do not reach its parameters
 MIN_STEPS_ALONE = 50  # steps of another optimizer, or on other threads, without a step of the first
+
+_Gradient: TypeAlias = tuple[Callable[[], Any], int] | None
 
 
 class _ThreadState(threading.local):
@@ -66,7 +68,7 @@ class OptimizerSteps:
         self._unrelated_optimizers = IdentitySet()  # optimizers that share no parameter with the first
         self._rival: weakref.ref[Any] | None = None  # the first other optimizer since the last step of the first
         self._rival_steps = 0
-        self._first_gradients: list[object] = []  # after the rival's first step
+        self._first_gradients: list[_Gradient] = []  # after the rival's first step
         self._in_a_row = 0  # steps of the first since another optimizer stepped
         self._has_unreported_step = False  # a step that was not reported
         self._compiled_before = len(_compiled)
@@ -263,7 +265,7 @@ class OptimizerSteps:
             or optimizer not in self._unrelated_optimizers
             or optimizer in self._predecessors
             or self._in_a_row >= _MIN_PHASE_STEPS
-            or (self._in_a_row >= _MIN_SEPARATE_STEPS and self._first_gradients == _gradients(first))
+            or (self._in_a_row >= _MIN_SEPARATE_STEPS and not _changed(self._first_gradients, first))
         )
         self._has_unreported_step = follows and self._rival_steps > 1  # its previous step
         return self._has_unreported_step or self._rival_steps > MIN_STEPS_ALONE
@@ -291,10 +293,19 @@ class OptimizerSteps:
             self._report()
 
 
-def _gradients(optimizer: Any) -> list[object]:
-    """Return what changes when a backward pass adds to the gradients of the parameters of ``optimizer``."""
+def _gradients(optimizer: Any) -> list[_Gradient]:
+    """Return what `_changed` compares; no reference, which would keep the memory of gradients that are dropped."""
     gradients = [parameter.grad for parameter in parameters(optimizer)]
-    return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
+    return [None if gradient is None else (weakref.ref(gradient), gradient._version) for gradient in gradients]
+
+
+def _changed(before: list[_Gradient], optimizer: Any) -> bool:
+    """Return whether a backward pass has added to the gradients of the parameters of ``optimizer`` since."""
+    for parameter, known in zip(parameters(optimizer), before, strict=False):
+        gradient = parameter.grad
+        if gradient is not None and (known is None or known[0]() is not gradient or known[1] != gradient._version):
+            return True
+    return False
 
 
 def running(thread: int | None) -> bool:
