@@ -21,6 +21,8 @@ WAITING = {
     "pinned, a part of each row": 'p2[:, :250].to("cuda", non_blocking=True)',
     "pinned, with gaps, into another": "g[:50_000].copy_(p[::2], non_blocking=True)",
     "pinned, transposed, into another": "g2.copy_(p2.t(), non_blocking=True)",
+    "pinned, channels last, to contiguous": "p4.to(memory_format=torch.channels_last).pin_memory()"
+    '.to("cuda", memory_format=torch.contiguous_format, non_blocking=True)',
     "back": "h.copy_(g, non_blocking=True)",
     "back, small": "h[:3].copy_(g[:3], non_blocking=True)",
     "back, converted": "h.copy_(half, non_blocking=True)",
@@ -46,6 +48,9 @@ CLEAN = {
     "pinned, channels last": 'p4.to("cuda", memory_format=torch.channels_last, non_blocking=True)',
     "back to pinned": "p.copy_(g, non_blocking=True)",
     "back to pinned from gaps on the GPU": "p[:50_000].copy_(g[::2], non_blocking=True)",
+    "back to pinned, expanded": "p.copy_(g[:1], non_blocking=True)",
+    "pinned, channels last, kept": "p4.to(memory_format=torch.channels_last).pin_memory()"
+    '.to("cuda", memory_format=torch.channels_last, non_blocking=True)',
     "back to pinned, converted": "p.copy_(half, non_blocking=True)",
     "back, pinned by torch": 'g.to("cpu", non_blocking=True)',
 }

@@ -80,16 +80,17 @@ def record_transfer(
     state: RunState, op: str, up: bool, pinned: bool, non_blocking: bool, size: int, *, gathered: bool = False
 ) -> None:
     """Record the synchronization of a copy between memory and GPU, if it synchronizes; see `is_gathered`."""
-    direct = pinned and not gathered
-    if non_blocking and (direct or (up and size <= COPIED_AT_ONCE_BYTES)):
+    if non_blocking and ((pinned and not gathered) or (up and size <= COPIED_AT_ONCE_BYTES)):
         return
     if not up:
         # A non-blocking copy into memory that is not pinned is staged, and synchronizes
         state.record_sync(op, FROM_GPU, "D2H", size)
+    elif pinned and gathered:
+        state.record_sync(op, GATHERED, "H2D", size)
     elif non_blocking:
-        state.record_sync(op, GATHERED if pinned else "non_blocking " + FROM_PAGEABLE, "H2D", size)
+        state.record_sync(op, "non_blocking " + FROM_PAGEABLE, "H2D", size)
     else:
-        cause = "copies to the GPU from pinned memory, blocking" if direct else FROM_PAGEABLE
+        cause = "copies to the GPU from pinned memory, blocking" if pinned else FROM_PAGEABLE
         state.record_sync(op, cause, "H2D", size)
 
 

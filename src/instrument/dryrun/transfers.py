@@ -97,7 +97,8 @@ def _transfer(mode: FunctionMode, name: str, source: torch.Tensor, transfer: Tra
     if source.numel() and (before is None or target is None):
         # torch pins the result of a non-blocking copy from the GPU
         up = target is not None
-        pinned, gathered = tags.get(source) is PINNED if up else non_blocking, up and is_gathered(source, dtype)
+        pinned = tags.get(source) is PINNED if up else non_blocking
+        gathered = up and is_gathered(source, dtype, memory_format=memory_format)
         record_transfer(mode.state, name, up, pinned, non_blocking, size_of(source), gathered=gathered)
     out = mode.run_quietly(source.to, dtype=dtype, copy=True, memory_format=memory_format)
     tags.put(out, target or (PINNED if non_blocking else None))

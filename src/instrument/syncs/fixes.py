@@ -14,7 +14,7 @@ PAGEABLE = Fix(
     'batch = batch.pin_memory().to("cuda", non_blocking=True)',
 )
 GATHERED = Fix(
-    "torch first gathers it in memory that is not pinned. Pin a contiguous copy.",
+    "Torch first copies memory with gaps into memory that is not pinned. Make it contiguous, then pin it.",
     'x = rows[:, ::2].to("cuda", non_blocking=True)',
     'x = rows[:, ::2].contiguous().pin_memory().to("cuda", non_blocking=True)',
 )
@@ -30,7 +30,7 @@ COPY_UP = Fix(
     "buffer.copy_(batch.pin_memory(), non_blocking=True)",
 )
 COPY_DOWN = Fix(
-    "Copy into pinned memory without blocking, and read it once an event shows that the copy has arrived.",
+    "Copy into contiguous pinned memory without blocking, and read it once an event shows that it has arrived.",
     "host.copy_(x)",
     "host = torch.empty(x.shape, pin_memory=True)\nhost.copy_(x, non_blocking=True)",
 )

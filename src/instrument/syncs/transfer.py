@@ -93,7 +93,7 @@ def resolve_devices(
     return positional, named
 
 
-def is_gathered(host: Any, dtype: Any = None, other: Any = None) -> bool:
+def is_gathered(host: Any, dtype: Any = None, other: Any = None, memory_format: Any = None) -> bool:
     """Return whether a copy between CPU and GPU passes through memory that is not pinned, even if ``host`` is.
 
     torch copies a tensor as it is laid out where both sides agree, and else only if that on the CPU is contiguous.
@@ -102,11 +102,16 @@ def is_gathered(host: Any, dtype: Any = None, other: Any = None) -> bool:
         host: the tensor on the CPU.
         dtype: the type of the other one; None for the same.
         other: the tensor on the GPU; None if it is created, with the layout of ``host`` if that has no gaps.
+        memory_format: the layout that it is created with instead.
     """
-    if other is not None and other.numel() != host.numel():  # it is expanded
+    import torch
+
+    if other is not None and other.numel() > host.numel():  # it is expanded
         return True
     if host.is_contiguous():
         return False
+    if memory_format not in (None, torch.preserve_format):
+        return dtype not in (None, host.dtype) or not host.is_contiguous(memory_format=memory_format)
     if dtype not in (None, host.dtype) or (other is not None and _layout(other) != _layout(host)):
         return True
     extent = 1

@@ -139,7 +139,7 @@ def _blocking_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str
             return "", None
         if not route.host.is_pinned():
             return PAGEABLE, lambda: (route.direction, size)
-        if is_gathered(route.host, route.dtype, route.other):
+        if route.gathered():
             return operations.GATHERED, lambda: (route.direction, size)
     return "", None
 
@@ -153,16 +153,14 @@ class _Route(NamedTuple):
         elements: how many are copied.
         host: the tensor on the CPU that must be pinned; None if the copy is blocking, or if torch pins memory
             itself, as for a copy to the CPU.
-        dtype: the type of the tensor on the GPU; None for that of the other side.
-        other: the tensor on the GPU; None if the call creates it.
+        gathered: returns `is_gathered`.
     """
 
     source: Any
     target: str | None
     elements: int
     host: Any
-    dtype: Any
-    other: Any
+    gathered: Callable[[], bool]
 
     @property
     def direction(self) -> Direction:
@@ -175,12 +173,13 @@ def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         source, non_blocking = parse_copy(args, kwargs)
         source = tensor if source is None else source
         host, other = (source, tensor) if source.device.type == "cpu" else (tensor, source)
-        host = host if non_blocking else None
-        return _Route(source, tensor.device.type, tensor.numel(), host, other.dtype, other)
+        gathered = functools.partial(is_gathered, host, other.dtype, other)
+        return _Route(source, tensor.device.type, tensor.numel(), host if non_blocking else None, gathered)
     try:
         transfer = parse_to(args, kwargs) if op == "to" else parse_cuda(args, kwargs)
     except (TypeError, RuntimeError):
         return None
     target = "cuda" if op == "cuda" else getattr(transfer.device, "type", None)
     host = tensor if transfer.non_blocking and target == "cuda" else None
-    return _Route(tensor, target, tensor.numel(), host, transfer.dtype, None)
+    gathered = functools.partial(is_gathered, tensor, transfer.dtype, memory_format=transfer.memory_format)
+    return _Route(tensor, target, tensor.numel(), host, gathered)
