@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import instrument
-from instrument.diagnosis.arrivals import arrivals
+from instrument.diagnosis.arrivals import arrivals, arrivals_of
 from instrument.diagnosis.diagnose import Diagnosis
+from instrument.traces.align import CollectiveSequence
 from instrument.traces.rank_content import content_of, rank_content_reader, read_rank_content
 from instrument.traces.ranks import TraceSet, read_ranks
 from tests.support.shared_traces import shared
@@ -72,6 +73,21 @@ def test_two_collectives_that_wait_at_once() -> None:
     late = rules(instrument.diagnose(traces))["late-rank"]
     assert late.where.rank == 1
     assert late.win_ns == pytest.approx(795_000, abs=1000)  # from 100 us, at the first, until 895, at the second
+
+
+def test_a_rank_that_waits_for_two_others_at_once() -> None:
+    """Its time counts once, and each of the others has caused its own."""
+    ends = np.array([1000])
+    sequences = {
+        rank: {
+            ("0", str(group)): CollectiveSequence(np.array([0]), np.array([1]), ends, ends - start)
+            for group, start in groups.items()
+        }
+        for rank, groups in {0: {1: 100, 2: 100}, 1: {1: 900}, 2: {2: 950}}.items()
+    }
+    found = arrivals_of(sequences).ranks
+    assert [found[rank].waited_ns for rank in range(3)] == [850, 0, 0]
+    assert [found[rank].caused_ns for rank in range(3)] == [0, 800, 850]
 
 
 def test_a_rank_whose_steps_are_shorter_than_what_others_take() -> None:

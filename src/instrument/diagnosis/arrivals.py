@@ -27,9 +27,8 @@ class RankArrivals(NamedTuple):
 
     Attributes:
         last: how often it arrived last.
-        waited_ns: how long it waited for the last rank, over all collectives; if it waited for a rank at several
-            at once, that time counts once.
-        caused_ns: how long all other ranks waited when it was the last, counted in the same way.
+        waited_ns: how long it waited for the last rank, over all collectives; time at several at once counts once.
+        caused_ns: how long all other ranks waited when it was the last: the sum over ranks, each counted so.
         late_ns: how much later than the first rank it then arrived, in the median; 0 if it was never the last.
     """
 
@@ -121,10 +120,12 @@ def arrivals_of(
             for place, other in enumerate(ranks):
                 begun = starts[place, is_last]
                 waits_for[other, rank].append((begun, begun + waits[place, is_last]))
+    by_rank: defaultdict[int, list[tuple[Array, Array]]] = defaultdict(list)
     for (rank, latest), times in waits_for.items():
-        together = total_ns(merge_overlaps(*map(np.concatenate, zip(*times, strict=True))))
-        waited[rank] += together
-        caused[latest] += together
+        caused[latest] += _together_ns(times)
+        by_rank[rank] += times
+    for rank, times in by_rank.items():
+        waited[rank] = _together_ns(times)
     found = {
         rank: RankArrivals(
             last[rank], waited[rank], caused[rank], int(np.median(np.concatenate(times))) if last[rank] else 0
@@ -132,6 +133,11 @@ def arrivals_of(
         for rank, times in late.items()
     }
     return Arrivals(found, count, dict(unmatched), missing)
+
+
+def _together_ns(times: list[tuple[Array, Array]]) -> int:
+    """Return how long any of these times lasts, each as starts and ends."""
+    return total_ns(merge_overlaps(*map(np.concatenate, zip(*times, strict=True))))
 
 
 def _members(group: Group) -> set[str]:

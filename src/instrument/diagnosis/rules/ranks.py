@@ -31,7 +31,7 @@ def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
 
     Needs the traces of several ranks. In a collective, the last rank to arrive has the shortest kernel, because
     all kernels end together: clocks are not compared. The time to win is the time that another rank waits for this
-    one on average. traceml warns about stragglers from 10 % on; 5 % is this library's choice.
+    one on average, at most one step. traceml warns about stragglers from 10 % on; 5 % is this library's choice.
     """
     job = _job(facts)
     facts.require_gpu()
