@@ -20,7 +20,7 @@ from .check import KEEP, ROOT, Check, CheckContext
 from .runner import Result, Stop, in_child, run
 
 CHECKS = [  # by value; of those that run concurrently, the longest is first
-    Check("graph", edges.graph, 120),
+    Check("graph", edges.graph, 75),
     Check("fork", driver.fork, 60),
     Check("environment", driver.environment, 45),
     Check("detector", edges.detector, 45),
@@ -32,11 +32,11 @@ CHECKS = [  # by value; of those that run concurrently, the longest is first
     Check("launches", costs.launches, 30, alone=True),
     Check("checkpointing", costs.checkpointing, 60, alone=True),
     Check("compiled", costs.compiled, 60, alone=True),
-    Check("windows", windows.first, 45),
-    Check("terminated", windows.terminated, 60),
-    Check("region", costs.region, 30, alone=True),
-    Check("stall", windows.stall, 30, alone=True),
-    Check("growth", windows.growth, 60, alone=True),
+    Check("windows", windows.first, 30),
+    Check("terminated", windows.terminated, 60, alone=True),
+    Check("region", costs.region, 20, alone=True),
+    Check("stall", windows.stall, 20, alone=True),
+    Check("growth", windows.growth, 45, alone=True),
     Check("doctor", tools.doctor, 45, alone=True),
     Check("nsys", tools.nsys, 60, alone=True),
     Check("ncu", tools.ncu, 75, alone=True),
@@ -57,9 +57,9 @@ It takes at most nine and a half minutes: each check runs in a process of its ow
 time did not suffice for is named. Ctrl-C and SIGTERM end it with the results so far. Exit code: 0 where no check
 failed, 1 where one did or was not run, 2 without a GPU or a package, 128 + N after signal N.
 
-With a smaller --limit each check gets a smaller part of the time that it may take; one for which less than
-{runner.LEAST_S} s are left is not run. Of the limit, {LAST_S} s are for ending what still runs and for writing the
-results.
+Where the --limit is too small for all, each check gets a smaller part of the time that it may take; one for which
+less than {runner.LEAST_S} s are left is not run. Of the limit, {LAST_S} s are for ending what still runs and for
+writing the results.
 
 The table at the end has what each check found and, in brackets, what is expected: in "after a window 1.224 ms
 (1.02 x, expected at most 1.05 x "before")" the ratio is to the time called "before". The results are written to

@@ -130,12 +130,11 @@ def python(
     Raises:
         FailedError: the process took longer than ``limit_s``, or its exit code is not ``code`` (None: any).
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT") or name == KEEP}
     command = [sys.executable, *map(str, arguments)]
     shown = f"{' '.join(command[1:5])} ..."
     try:
         done = run(
-            command, env=kept | {"PYTHONPATH": search_path()} | environment, capture_output=captured,
+            command, env=variables() | environment, capture_output=captured,
             text=True, errors="replace", timeout=limit_s,
         )  # fmt: skip
     except TimeoutExpired as error:
@@ -143,6 +142,12 @@ def python(
     if code is not None and done.returncode != code:
         raise FailedError(f"{shown} ended with code {done.returncode}: {(done.stderr or '')[-1500:]}")
     return done
+
+
+def variables() -> dict[str, str]:
+    """Return the environment of a program: with this checkout on its path, and no settings of `instrument`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT") or name == KEEP}
+    return kept | {"PYTHONPATH": search_path()}
 
 
 def search_path() -> str:

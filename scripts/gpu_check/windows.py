@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from .check import CheckContext, expect, manifest, search_path
+from .check import CheckContext, FailedError, expect, manifest, variables
 
 PROGRAM = "scripts.gpu_check.programs.endless"
 FIRST, MANY = 20, 200
@@ -105,7 +105,7 @@ def terminated(context: CheckContext) -> None:
     command = [sys.executable, "-m", "instrument", "run", "--steps", "2-1000000", "--out", str(out)]
     with subprocess.Popen(
         [*command, "--", "-m", PROGRAM, context.device],
-        env=os.environ | {"PYTHONPATH": search_path()},
+        env=variables(),
         stdout=subprocess.PIPE,
         text=True,
     ) as program:
@@ -113,32 +113,31 @@ def terminated(context: CheckContext) -> None:
             expect(program.stdout and program.stdout.readline() == "ready\n", "the program did not start")
             began = time.perf_counter()
             program.send_signal(signal.SIGTERM)
-            program.wait(2 * _END_S)
+            program.wait(_END_S)
+        except subprocess.TimeoutExpired as error:
+            raise FailedError(f"it did not end within {_END_S} s of SIGTERM") from error
         finally:
             program.kill()
     context.note("s until the end", time.perf_counter() - began, f"at most {_END_S}")
     lines = [(line["status"], line.get("reason")) for line in manifest(out)]
     context.note("lines in the manifest", len(lines), 1)
     expect(program.returncode == -signal.SIGTERM, f"it ended with {program.returncode}")
-    expect(time.perf_counter() - began < _END_S, f"it took longer than {_END_S} s")
     expect(len(lines) == 1 and all(reason for _, reason in lines), f"the manifest says {lines}")
 
 
 def growth(context: CheckContext) -> None:
-    """200 windows leave nothing behind: neither in the memory of the process nor in that of the GPU."""
-    resident: list[int] = []
-    free = context.cuda.mem_get_info()[0]
+    """Of 200 windows, the second hundred leaves nothing behind, neither in the process nor on the GPU."""
+    seen: list[tuple[int, int]] = []
     for part in range(2):
         _windows(context, f"part-{part}", 0, MANY // 2)
-        resident.append(_resident_bytes())
-        if not part:
-            free = context.cuda.mem_get_info()[0]
-    grown_kb = (resident[1] - resident[0]) / (MANY // 2) / 1024
+        seen.append((_resident_bytes(), context.cuda.mem_get_info()[0]))
+    (resident, free), (resident_after, free_after) = seen
+    grown_kb = (resident_after - resident) / (MANY // 2) / 1024
     context.note("windows", MANY)
     context.note("KiB of memory for each window", grown_kb, f"at most {_MOST_GROWTH_KB}")
-    context.note("bytes of the GPU", free - context.cuda.mem_get_info()[0], "at most 0")
+    context.note("bytes of the GPU", free - free_after, "at most 0")
     expect(context.rehearsal or grown_kb <= _MOST_GROWTH_KB, f"each window leaves {grown_kb:.0f} KiB")
-    expect(free <= context.cuda.mem_get_info()[0], "windows leave memory of the GPU behind")
+    expect(free <= free_after, "windows leave memory of the GPU behind")
 
 
 def _resident_bytes() -> int:

@@ -1,4 +1,4 @@
-"""Trains until it is ended, and waits for a kernel of a minute: DEVICE."""
+"""Trains six steps, starts a kernel of a minute, and sleeps until it is killed: DEVICE."""
 
 import sys
 import time
