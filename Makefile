@@ -28,7 +28,8 @@ test-fast: $(VENV)/.installed-test
 # fetches 3 GB where it has no copy, and g++, in an environment of its own.
 gpu-sim: gpu-sim-environment
 	$(GPU_SIM)/bin/python -m tests.simgpu.install $(GPU_SIM)
-	SIMGPU=1 SIMGPU_SHARED=$$(mktemp) $(GPU_SIM)/bin/python -m pytest -m "gpu or gpu_sim" --timeout 300 --tb short $(TESTS)
+	shared=$$(mktemp); trap "rm -f $$shared" EXIT; SIMGPU=1 SIMGPU_SHARED=$$shared \
+		$(GPU_SIM)/bin/python -m pytest -m "gpu or gpu_sim" --timeout 300 --tb short $(TESTS)
 
 # Frameworks on it, in five minutes and 400 MB more.
 gpu-sim-frameworks: gpu-sim-environment

@@ -51,16 +51,20 @@ class TorchFinder:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
-        spec = find_spec(name)
+        try:
+            spec = find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)  # who asks for it may not import it
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_turn_off(module: ModuleType) -> None:
+            sys.meta_path.remove(self)
             execute(module)
             module.backends.cudnn.enabled = False
             module._C._set_sdp_use_cudnn(False)
-            module._C._set_sdp_use_cudnn = lambda enabled: None  # a choice of several kernels turns it on again
+            module._C._set_sdp_use_cudnn = lambda enabled: None  # sdpa_kernel([...]) would turn it on again
             start_numerics()
 
         vars(spec.loader)["exec_module"] = execute_and_turn_off

@@ -121,3 +121,15 @@ def test_a_child_cannot_use_the_gpu_after_its_parent_did() -> None:
     )
 
     assert "Cannot re-initialize CUDA in forked subprocess" in printed
+
+
+def test_a_program_that_asks_for_torch_before_it_imports_it() -> None:
+    """As transformers does: cuDNN is off all the same, and kernels have values."""
+    asks = """
+        import importlib.util
+
+        assert importlib.util.find_spec("torch")
+        import torch
+        print(torch.backends.cudnn.enabled, torch.ones(3, device="cuda").sum().item())
+    """
+    assert output(asks, numerics=1) == "False 3.0\n"

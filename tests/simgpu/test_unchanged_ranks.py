@@ -6,12 +6,10 @@ where a rank is slow, the readers name it.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +20,7 @@ import pytest
 import instrument
 from instrument.run_folder import entries_of, files_of
 from tests import simgpu
+from tests.simgpu.works import read_logs, works
 from tests.support import warm
 from tests.support.finalizers import eventually
 from tests.support.programs import ROOT, environment
@@ -162,16 +161,10 @@ def outcome(
     done = warm.run([sys.executable, *options, script], env, timeout=60, ranks=RANKS, imports=IMPORTS)
     seconds = time.monotonic() - began
     ends = dict(re.findall(r"^rank (\d+) ended with (-?\d+)$", done.stderr, re.MULTILINE))
-    entries = [json.loads(line) for path in folder.glob("log-*") for line in path.read_text().splitlines()]
-    works: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
-    for entry in sorted(entries, key=lambda entry: (entry["enqueued"], entry["start"])):
-        if not entry["returned"]:
-            name = entry["name"] or f"{entry['kind']} of {entry['bytes']} bytes"
-            works[entry["device"], entry["stream"]].append(name)
     lines = [[line for line in done.stdout.splitlines() if line.startswith(f"{rank} ")] for rank in range(RANKS)]
     assert sum(map(len, lines)) == len(done.stdout.splitlines()), done.stdout
     codes = [int(ends.get(str(rank), 0)) for rank in range(RANKS)]
-    return Outcome(lines, works, codes, done.stderr, seconds, out)
+    return Outcome(lines, works(read_logs(folder)), codes, done.stderr, seconds, out)
 
 
 @pytest.fixture(scope="module")

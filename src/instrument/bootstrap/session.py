@@ -272,7 +272,7 @@ class Session:
         return _COMPILED if steps.compiled else _NEVER_STEPPED if steps.optimizer_never_stepped else _NO_STEP
 
     def _child_recorded(self) -> bool:
-        """Return whether a process that this one started recorded something, or was killed while it did."""
+        """Return whether a process that this one started recorded something, or was killed while recording."""
         open_windows = (path for path, _ in killed(self._loop.manifest.parent))
         for path in (self._loop.manifest, *open_windows):
             with Suppressed(OSError):

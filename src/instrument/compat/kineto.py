@@ -189,9 +189,10 @@ def leave_recording() -> Any:
 
 
 def discard_trace() -> None:
-    """End what Kineto still records after `leave_recording`: CUPTI would go on until the next profiler prepares.
+    """Make Kineto drop the trace that it still holds after `leave_recording`.
 
-    Kineto drops its trace when one of the CPU alone is prepared; that one is ended at once.
+    Otherwise CUPTI records until the next profiler prepares. Preparing a recording of the CPU alone drops the
+    trace; that recording ends at once.
     """
     import torch
     from torch.autograd import profiler

@@ -15,7 +15,7 @@ class OrderedCalls:
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
-        # Held while a call is made, and never waited for; its thread goes on if an interrupt prevented the release
+        # Held during a call; nobody waits for it. Reentrant, as an interrupt may prevent the release.
         self._lock = threading.RLock()
         self._is_calling = False
 

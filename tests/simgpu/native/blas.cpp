@@ -73,7 +73,9 @@ const char* name_of(cudaDataType type) {
   }
 }
 
-bool is_narrow(cudaDataType type) { return type != CUDA_R_32F && type != CUDA_R_64F && type != CUDA_C_32F; }
+bool is_narrow(cudaDataType type) {
+  return type != CUDA_R_32F && type != CUDA_R_64F && type != CUDA_C_32F && type != CUDA_C_64F;
+}
 
 // As cuBLAS names them on an H100, or with GEMM_SHAPES=1 by their shape.
 std::string kernel_name(const Product& product) {
