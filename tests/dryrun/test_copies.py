@@ -35,3 +35,11 @@ def test_the_fix_of_a_copy_with_gaps() -> None:
         (gaps,) = found(source)
         assert "gathers" in gaps.cause
         assert gaps.fix.after == 'x = rows[:, ::2].contiguous().pin_memory().to("cuda", non_blocking=True)'
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("kind", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
+def test_sparse_tensors(kind: str) -> None:
+    """Their copies wait as well, and do not end the run."""
+    (copy,) = found(f'torch.eye(3).{kind}().to("cuda")')
+    assert copy.op == "to"

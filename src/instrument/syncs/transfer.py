@@ -106,6 +106,8 @@ def is_gathered(host: Any, dtype: Any = None, other: Any = None, memory_format: 
     """
     import torch
 
+    if host.layout is not torch.strided:  # a sparse tensor: its parts are copied
+        return False
     if other is not None and other.numel() > host.numel():  # it is expanded
         return True
     if host.is_contiguous():
