@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -83,13 +84,15 @@ def stall(context: CheckContext) -> None:
         ("save", capture, "save"),
     )
     training = Training(context.device, blocks=20)
-    with instrument.profile(context.folder / "run", schedule=instrument.schedule(at="2-11")) as prof:
+    with (
+        contextlib.ExitStack() as patches,
+        instrument.profile(context.folder / "run", schedule=instrument.schedule(at="2-11")) as prof,
+    ):
+        for name, owner, function in parts:
+            patches.enter_context(mock.patch.object(owner, function, timed(name, getattr(owner, function))))
         for _ in range(20):
             training.step()
-            for name, owner, function in parts if prof.step_num == 11 else ():
-                mock.patch.object(owner, function, timed(name, getattr(owner, function))).start()
             prof.step()
-            mock.patch.stopall()
     (line,) = manifest(context.folder / "run")
     took["stop"] -= took.setdefault("drain", 0)  # which is a part of it
     for name, seconds in took.items():

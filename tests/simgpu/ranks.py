@@ -43,15 +43,15 @@ def run_ranks(source: str, count: int, **settings: object) -> list[Rank]:
 
 def run_command(command: list[str], count: int, variables: dict[str, str], seconds: float = 60) -> list[Rank]:
     """Run a command line as ranks, with the variables that torchrun sets, and kill those that take too long."""
-    with tempfile.TemporaryDirectory(prefix="simgpu-ranks-") as folder, socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        variables = variables | {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1])}
-        variables |= {"STORE": f"{folder}/store"}
-        variables |= {
-            "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"
-        }  # a watchdog waits 4 times as long before it ends
-        found.close()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="simgpu-ranks-") as folder:
+        variables = variables | {
+            "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "STORE": f"{folder}/store",
+            "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",  # a watchdog waits 4 times as long before it ends
+        }  # fmt: skip
         processes = [
             start_rank(command, variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, Path(folder, str(rank)))
             for rank in range(count)

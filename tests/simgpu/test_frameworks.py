@@ -321,7 +321,7 @@ EACH = pytest.mark.parametrize("name", [needs(name, each.package) for name, each
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a script: what its ranks printed, and the simulator's log."""
+    """The result of a script: what its ranks printed, and the simulator's log."""
 
     ranks: list[Rank]
     log: list[simgpu.Entry]
@@ -360,13 +360,13 @@ def train(name: str, folder: Path, **variables: str) -> Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return what came of the script of a framework, which runs once."""
+    """Return a function that runs the script of a framework; it runs each script once."""
     return cache(lambda name: train(name, tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture(scope="module")
 def traces(run: Any) -> Any:
-    """Return the traces of the window of a framework, by rank."""
+    """Return a function that reads the traces of a framework's window, by rank."""
     return cache(lambda name: dict(instrument.read_traces(run(name).out)))
 
 

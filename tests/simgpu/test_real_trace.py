@@ -6,7 +6,6 @@ import gzip
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """One step in evaluation, recorded as the public trace says that it was recorded."""
     model = BertSmall().to("cuda", torch.bfloat16).eval()
     tokens, kinds, mask = torch.zeros(3, 1, TOKENS, dtype=torch.long, device="cuda")
@@ -77,7 +76,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
             torch.cuda.synchronize()
             recording.step()
     recording.export_chrome_trace(str(path))
-    yield Recorded(path)
+    return Recorded(path)
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +143,9 @@ def test_readers(simulated: Recorded, real: Recorded) -> None:
 
 def test_holistic_trace_analysis(simulated: Recorded, real: Recorded) -> None:
     """HTA finds as many kernels in both."""
-    pytest.importorskip("hta")
-    from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
-
+    hta = pytest.importorskip("hta.trace_analysis")
     for trace in (simulated, real):
-        analysis = TraceAnalysis(trace_files={0: str(trace.path)}, trace_dir=str(trace.path.parent))
+        analysis = hta.TraceAnalysis(trace_files={0: str(trace.path)}, trace_dir=str(trace.path.parent))
         (busy,) = analysis.get_temporal_breakdown(visualize=False)["compute_time(us)"]
         durations = sum(work["dur"] for work, _ in trace.work if work["cat"] == "kernel")
         assert busy == pytest.approx(durations, abs=len(trace.work))  # HTA counts in microseconds

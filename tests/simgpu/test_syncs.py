@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import numpy as np
@@ -68,20 +69,19 @@ def test_copies(source: str, waits: bool) -> None:
 @pytest.mark.parametrize("ms", [5, 50])
 @pytest.mark.parametrize("source", ["t.sum().item()", "t.cpu()", "torch.cuda.synchronize()", "t.nonzero()"])
 def test_blocked_time(source: str, ms: int) -> None:
-    """The time that a line was blocked is that of its waits in the GPU's log, but for what the call itself takes.
-
-    On a busy machine the call may take milliseconds: one of three has to agree.
-    """
-    given = names()
-    exec(source, given)  # once, so that nothing is first
-    seen = []
+    """The time that a line was blocked is at least that of its waits in the GPU's log, and at most the line's."""
+    longest_ns = 0
+    given, code = names(), compile(source, FILE, "exec")
+    exec(code, given)  # once, so that nothing is first
     for _ in range(3):
         with simgpu.log() as log, instrument.detect_syncs() as syncs:
             torch.cuda._sleep(int(ms * 1.98e6))
-            exec(compile(source, FILE, "exec"), given)
+            began = time.perf_counter_ns()
+            exec(code, given)
+            took = time.perf_counter_ns() - began
         waits = [entry for entry in log if entry.kind.startswith("wait")]
-        assert any(entry.end - entry.start > ms * 500_000 for entry in waits)
+        longest_ns = max(longest_ns, *(entry.end - entry.start for entry in waits))
         waited = sum(entry.returned - entry.start for entry in waits)
         (found,) = (found for found in syncs.findings if found.site is not None and found.site.file == FILE)
-        seen.append((waited, found.blocked_ns or 0))
-    assert any(waited and 0.9 * waited < blocked < 1.1 * waited + 500_000 for waited, blocked in seen), seen
+        assert waited <= (found.blocked_ns or 0) <= took
+    assert longest_ns > ms * 500_000  # on a busy machine, the GPU may be nearly done when the line begins

@@ -151,21 +151,28 @@ def end_left_session(error: RuntimeError) -> bool:
     Returns:
         Whether the session was ended, so that preparing again succeeds.
     """
+    if "Can't disable Kineto profiler when it's not running" not in str(error):
+        return False
+    with Suppressed(Exception):
+        _record_nothing(prepare=False)
+        return True
+    return False
+
+
+def _record_nothing(*, prepare: bool) -> None:
+    """Start and stop a recording of the CPU alone, which initializes no GPU."""
     import torch
     from torch.autograd import profiler
 
-    if "Can't disable Kineto profiler when it's not running" not in str(error):
-        return False
     functions: Any = torch._C._autograd  # the C functions: torch's Python names may be patched
-    with Suppressed(Exception):
-        empty = profiler.profile(use_cpu=True)  # of the CPU alone: initializes no GPU
-        try:
-            functions._enable_profiler(empty.config(), empty.kineto_activities)
-        finally:
-            if profilers.running():
-                functions._disable_profiler()
-        return True
-    return False
+    empty = profiler.profile(use_cpu=True)
+    if prepare:
+        functions._prepare_profiler(empty.config(), empty.kineto_activities)
+    try:
+        functions._enable_profiler(empty.config(), empty.kineto_activities)
+    finally:
+        if profilers.running():
+            functions._disable_profiler()
 
 
 def leave_recording() -> Any:
@@ -191,17 +198,9 @@ def leave_recording() -> Any:
 def discard_trace() -> None:
     """Make Kineto drop the trace that it still holds after `leave_recording`.
 
-    Otherwise CUPTI records until the next profiler prepares. Preparing a recording of the CPU alone drops the
-    trace; that recording ends at once.
+    Otherwise CUPTI records until the next profiler prepares, which drops it.
     """
-    import torch
-    from torch.autograd import profiler
-
-    functions: Any = torch._C._autograd  # the C functions: torch's Python names may be patched
-    empty = profiler.profile(use_cpu=True)
-    functions._prepare_profiler(empty.config(), empty.kineto_activities)
-    functions._enable_profiler(empty.config(), empty.kineto_activities)
-    functions._disable_profiler()
+    _record_nothing(prepare=True)
 
 
 def hold_recording() -> Callable[[], None]:

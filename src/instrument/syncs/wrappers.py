@@ -95,8 +95,9 @@ def _wrap_copy(contexts: SyncCallContexts, op: str, original: Function) -> Funct
     def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(tensor, *args, **kwargs)
-        cause, copy = _blocking_copy(op, tensor, args, kwargs)
-        if cause:
+        blocking = _blocking_copy(op, tensor, args, kwargs)
+        if blocking is not None:
+            cause, copy = blocking
             with contexts.one_synchronization(op, cause, sys._getframe(1), copy):
                 return original(tensor, *args, **kwargs)
         with contexts.possible_copy(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor)):
@@ -124,24 +125,24 @@ def _direction_and_bytes(source: Any) -> tuple[Direction | None, int | None]:
     return ("H2D" if device == "cpu" else "D2H"), source.numel() * source.element_size()
 
 
-def _blocking_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Copy | None]:
-    """Return why a non_blocking copy blocks, and describe it; an empty text for other calls."""
+def _blocking_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Copy] | None:
+    """Return why a non_blocking copy blocks, and describe it; None for other calls."""
     if kwargs.get("non_blocking") is not True and not any(value is True for value in args):
-        return "", None
+        return None
     with guard.contained("checking a copy"):
         route = _route(op, tensor, args, kwargs)
         if route is None or route.host is None or operators.is_fake(tensor):
-            return "", None
+            return None
         size, devices = route.elements * route.source.element_size(), (route.source.device.type, route.target)
         waits = size > COPIED_AT_ONCE_BYTES if devices == ("cpu", "cuda") else size and devices == ("cuda", "cpu")
         # is_pinned() creates a context on the current device if the program has none yet
         if not waits or gpu.in_use() is None:
-            return "", None
+            return None
         if not route.host.is_pinned():
             return PAGEABLE, lambda: (route.direction, size)
         if route.gathered():
             return operations.GATHERED, lambda: (route.direction, size)
-    return "", None
+    return None
 
 
 class _Route(NamedTuple):
