@@ -214,7 +214,9 @@ def test_a_thread_that_cannot_be_started(
     killed = (
         "the process that finishes windows was killed because it took too long"  # before or after the compression
     )
-    assert [hangs] * 2 == [(entry["reason"] or "").endswith(killed) for entry in entries]
+    first, second = [(entry["reason"] or "").endswith(killed) for entry in entries]
+    assert hangs == second
+    assert hangs or not first  # which may be finished before the process is stopped
     assert [[0], [1]] == recorded(out)
     assert (0 if hangs else 1) == len(summaries)
     assert not processes(os.getpid())
