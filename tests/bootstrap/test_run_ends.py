@@ -66,7 +66,8 @@ def test_ctrl_c_while_the_end_waits(tmp_path: Path, by: str) -> None:
     items = "__import__('itertools').count()"
     if by == "steps":
         items = f"__import__('instrument').steps({items}, 'out', every=50)"
-    write(tmp_path, TRAIN.replace("range(5)", items) + "    print(_, flush=True)\n")
+    rest = "    if _ == 60:\n        print(flush=True)\n        __import__('time').sleep(100)\n"
+    write(tmp_path, TRAIN.replace("range(5)", items) + rest)
     line = [sys.executable, "train.py"]
     if by == "run":
         line = [*RUN, "--out", "out", "--every", "50", "--", "train.py"]
@@ -75,6 +76,7 @@ def test_ctrl_c_while_the_end_waits(tmp_path: Path, by: str) -> None:
     eventually(lambda: (tmp_path / "out" / "window-0001").is_dir())
     finishing = finalizer(training.pid)
     os.kill(finishing, signal.SIGSTOP)
+    training.stdout.readline()
     training.send_signal(signal.SIGINT)
     time.sleep(3)
     training.send_signal(signal.SIGINT)

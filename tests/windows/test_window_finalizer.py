@@ -24,6 +24,7 @@ import instrument
 from instrument.config import settings
 from instrument.descriptors import OwnSocket
 from instrument.guard import guard
+from instrument.windows import timing
 from instrument.windows import window_finalizer as module
 from instrument.windows.finalizer_process import FEATURE, FinalizerProcess
 
@@ -189,6 +190,30 @@ def test_a_process_that_cannot_be_started(
     assert [("recorded", reason)] * 2 == [(entry["status"], entry["reason"]) for entry in manifest(out)]
     assert [[0], [1]] == recorded(out)
     assert reason.removeprefix("not compressed: ") in caplog.text
+
+
+def test_an_interrupt_while_the_process_is_started(
+    out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next process, such as the one that the end of the program starts, finishes the window."""
+    summaries: list[str] = []
+    monkeypatch.setattr(settings, "summary", True)
+    start = FinalizerProcess._start_thread
+
+    def interrupted(process: FinalizerProcess) -> None:
+        monkeypatch.setattr(FinalizerProcess, "_start_thread", start)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FinalizerProcess, "_start_thread", interrupted)
+    with pytest.raises(KeyboardInterrupt), profile_every_step(out, 3, on_summary=summaries.append) as prof:
+        record_window(prof)
+    entry = manifest(out)[0]
+    assert ("recorded", None) == (entry["status"], entry["reason"])
+    assert entry["timing"] is not None
+    assert [".gz"] == [path.suffix for path in traces(out)]
+    assert 1 == len(summaries)
+    assert [] == caplog.records
+    eventually(lambda: not processes(os.getpid()))  # the first process, which waits a second for this one's end
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -391,8 +416,9 @@ def test_a_sudden_end_of_training(tmp_path: Path) -> None:
         assert all(path.suffix == ".gz" for path in traces(out)[:3])
 
 
-def test_no_work_beside_the_steps_that_are_compared(out: Path) -> None:
+def test_no_work_beside_the_steps_that_are_compared(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window is finished only after the steps behind it are timed, and those beside that work are not timed."""
+    monkeypatch.setattr(timing, "_MIN_TOTAL_NS", 10**11)  # the search for the process makes a step long
     with instrument.profile(out, schedule="2,40") as prof:
         for _ in range(3):
             record_window(prof)

@@ -158,7 +158,7 @@ class Outcomes:
         entry: Mapping[str, Any],
         missing: Sequence[str],
         failures: Sequence[str],
-    ) -> int:
+    ) -> None:
         """Finish a window that was saved as ``files``.
 
         Args:
@@ -167,9 +167,6 @@ class Outcomes:
             entry: its result of `entry`.
             missing: why parts of it are missing; it is partial then.
             failures: what failed after it was saved.
-
-        Returns:
-            The number of the window for `WindowFinalizer.add_timing`.
         """
         self._with_line.add(entry["window"])
         self.drop_open()
@@ -177,7 +174,7 @@ class Outcomes:
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
         read = self._prints_summary and self.holds_steps(recording)
         ranks = self._ranks_of(recording.window) if recording.steps is not None else []
-        return self.finalizer.add_recorded(
+        self.finalizer.add_recorded(
             recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks,
             history=recording.memory, **line,
         )  # fmt: skip

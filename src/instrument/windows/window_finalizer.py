@@ -43,6 +43,7 @@ class WindowFinalizer:
 
     Attributes:
         received: the number of calls of `add_recorded`.
+        last_window: the number of the window of the last call, for `add_timing`, also where an interrupt ended it.
         output: where the summary goes.
     """
 
@@ -77,7 +78,7 @@ class WindowFinalizer:
         ranks: Sequence[int] = (),
         history: WindowMemory | None = None,
         **entry: Any,
-    ) -> int:
+    ) -> None:
         """Begin to finish a window whose ``files`` were saved; `add_timing` completes it.
 
         Args:
@@ -88,31 +89,28 @@ class WindowFinalizer:
             ranks: the ranks that record it; the summary compares several.
             history: recorded the history of GPU memory in it.
             entry: the arguments of `Manifest.entry`.
-
-        Returns:
-            The number of the window for `add_timing`.
         """
         self.received += 1
-        number = 0
+        self.last_window = 0
         try:
             self._drop_ended_process()
             folder, raw = self._manifest.folder, capture.raw
             line = self._manifest.entry(**entry)
             if raw is None:
                 self._unreported_windows += 1
-                number = self._register(entry={**line, "files": describe_files(files, folder)})
-                self._follow_dump(number, history)
+                self.last_window = self._register(entry={**line, "files": describe_files(files, folder)})
+                self._follow_dump(self.last_window, history)
             else:
                 read = read and settings.summary
                 self._windows_to_read += read
                 compared = list(ranks) if settings.summary and len(ranks) > 1 else []
                 job = {"folder": str(folder), **_places(raw, files), "read": read, "diagnose": diagnose}
-                number = self._register(kind="window", entry=line, **job, ranks=compared)
-                self._follow_dump(number, history)
-                self._submit(number)
+                self.last_window = self._register(kind="window", entry=line, **job, ranks=compared)
+                self._follow_dump(self.last_window, history)
+                self._submit(self.last_window)
         except BaseException as error:
             with guard.contained(FEATURE):
-                if not number:  # else `finish` writes the line, perhaps called by a signal handler
+                if not self.last_window:  # else `finish` writes the line, perhaps called by a signal handler
                     self._keep_unsent(capture, files, entry, error)
             if not isinstance(error, Exception):
                 raise
@@ -121,7 +119,6 @@ class WindowFinalizer:
             except Exception as raised:
                 if raised is error:
                     raise
-        return number
 
     def _keep_unsent(
         self, capture: Capture, files: Sequence[Path], entry: dict[str, Any], error: BaseException
@@ -145,7 +142,7 @@ class WindowFinalizer:
 
     @guard.contained(FEATURE)
     def add_timing(self, number: int, timing: dict[str, Any]) -> None:
-        """Write the line of a window, which `add_recorded` numbered, with the times of the steps around it."""
+        """Write the line of a window, numbered by `last_window`, with the times of the steps around it."""
         history = self._histories.pop(number, None)
         self._after_dump(history, functools.partial(self._send_timing, number, timing, history))
 
@@ -328,7 +325,7 @@ class WindowFinalizer:
         return number
 
     def _submit(self, number: int) -> None:
-        job, process = self._jobs.get(number), self._process
+        process, numbers = self._process, [number]
         if process is None:
             try:
                 process = self._process = FinalizerProcess(self._handle_answer, self._handle_exit)
@@ -344,10 +341,14 @@ class WindowFinalizer:
                 "state": self._state,
             }
             process.send({"kind": "start", "job": 0, **begun})
-        if job is not None and number in self._jobs:
-            process.send(job)
-        else:  # a signal handler has called `finish`
+            numbers = sorted(self._jobs)  # also those whose process was not started, because of an interrupt
+        jobs = [self._jobs.get(each, {}) for each in numbers]
+        if number not in self._jobs:  # a signal handler has called `finish`
             process.close()
+            return
+        for job in jobs:
+            if "kind" in job:
+                process.send(job)
 
     # The methods below run on the thread that receives answers or, if there is none, in `_end_process`.
 

@@ -321,11 +321,12 @@ class WindowRecorder(TorchProfilerApi):
                 self._last_capture = None
             received = self._finalizer.received
             try:
-                self._untimed_number = self._outcomes.add_recorded(recording, files, entry, missing, failures)
-            except BaseException:
+                self._outcomes.add_recorded(recording, files, entry, missing, failures)
+            finally:
                 if self._finalizer.received == received:  # interrupted before: `RunEnder._end` accounts for it
                     self._recording = recording
-                raise
+                else:
+                    self._untimed_number = self._finalizer.last_window
             self._times.close(self.step_num)
         log.info(
             "window.closed",
