@@ -283,6 +283,7 @@ def test_number_of_node_visits(attach_emitter: AttachEmitter, backward: Call) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("gpu_values")
 def test_on_a_gpu(attach_emitter: AttachEmitter, tmp_path: Path) -> None:
     """Numbers equal those of an unannotated model; each block has two forward regions and one backward region."""
     count, trace = 100, tmp_path / "trace.json"

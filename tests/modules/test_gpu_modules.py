@@ -63,6 +63,7 @@ def test_backward_on_an_autograd_thread(attach_emitter: AttachEmitter) -> None:
     assert thread != threading.get_ident()
 
 
+@pytest.mark.usefixtures("gpu_values")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_numbers(attach_emitter: AttachEmitter, dtype: torch.dtype) -> None:
     """Loss, gradients and weights of three steps are bit-identical, with a window on one of them."""
@@ -103,6 +104,7 @@ def capture_graph(model: nn.Module, x: Tensor) -> tuple[torch.cuda.CUDAGraph, Te
     return graph, loss
 
 
+@pytest.mark.usefixtures("gpu_values")
 def test_graph_captured_in_a_window(attach_emitter: AttachEmitter) -> None:
     """A step captured in a window replays with the same numbers as one of an unannotated model."""
     plain, x = model_and_batch()
@@ -124,6 +126,7 @@ def test_graph_captured_in_a_window(attach_emitter: AttachEmitter) -> None:
         assert torch.equal(one.grad, other.grad)
 
 
+@pytest.mark.usefixtures("gpu_values")
 def test_window_around_graph_replays(attach_emitter: AttachEmitter) -> None:
     """A window around replays of an earlier graph shows no regions and changes nothing."""
     model, x = model_and_batch()
@@ -137,6 +140,7 @@ def test_window_around_graph_replays(attach_emitter: AttachEmitter) -> None:
         assert not emitter.events
 
 
+@pytest.mark.usefixtures("gpu_values")
 @pytest.mark.parametrize("owner", [torch.cuda, torch.cuda.graphs])
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # of torch 2.14 itself
 def test_graphed_callables_in_a_window(attach_emitter: AttachEmitter, owner: Any) -> None:
@@ -152,6 +156,7 @@ def test_graphed_callables_in_a_window(attach_emitter: AttachEmitter, owner: Any
     torch.testing.assert_close(loss, expected)
 
 
+@pytest.mark.usefixtures("gpu_values")
 def test_graphed_callables_between_windows(attach_emitter: AttachEmitter) -> None:
     """`make_graphed_callables` accepts an annotated model between windows; a window then shows its regions."""
     plain, x = model_and_batch()

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.simgpu.settings import BY_NAME, Value
+from tests.simgpu.settings import BY_NAME, Value, setting_of
 
 __all__ = ["Entry", "active", "configure", "configured", "log", "numerics", "value_of"]
 
@@ -40,6 +40,10 @@ class Entry:
     end: int
     returned: int
     bytes: int
+    blocks: int
+    """Of a kernel's grid."""
+    threads: int
+    """Of each block."""
 
     @property
     def duration(self) -> int:
@@ -72,9 +76,7 @@ def configure(**settings: Value) -> None:
     """
     texts = {}
     for name, value in settings.items():
-        setting = BY_NAME.get(name.upper())
-        if setting is None:
-            raise ValueError(f'"{name}" is none of the settings: {", ".join(sorted(BY_NAME)).lower()}')
+        setting = setting_of(name)
         if setting.at_start_only:
             raise ValueError(f'"{name}" is read when a process starts: set SIMGPU_{setting.name}={value}')
         texts[setting.name] = setting.text(value)

@@ -35,9 +35,18 @@ def start_numerics() -> None:
         import_module("simgpu_values").start()
 
 
+def check_settings() -> None:
+    """End the process if a setting in its environment isn't accepted."""
+    try:
+        import_module("simgpu_settings").check(os.environ)
+    except ValueError as error:
+        raise SystemExit(f"SIMGPU_ in the environment: {error}") from None
+
+
 def renew() -> None:
     """Take the settings of the environment again, in a process that was forked from one with another."""
     if is_set("SIMGPU"):
+        check_settings()
         ctypes.CDLL(None).sim_renew()
         start_numerics()
 
@@ -72,6 +81,7 @@ class TorchFinder:
 
 
 if is_set("SIMGPU"):
+    check_settings()
     for library in LIBRARIES:
         ctypes.CDLL(str(FOLDER / library), mode=ctypes.RTLD_GLOBAL)
     os.environ.setdefault("TRITON_LIBCUDA_PATH", str(FOLDER))

@@ -19,7 +19,7 @@ def install(environment: Path) -> None:
         raise SystemExit(f"{environment} is not a virtual environment: it has no lib/python3*/site-packages")
     site_packages = found[0]
     build(site_packages, site_packages / "simgpu_lib")
-    for name in ("boot", "values", "values_cuda"):
+    for name in ("boot", "settings", "values", "values_cuda"):
         shutil.copyfile(Path(__file__).with_name(f"{name}.py"), site_packages / f"simgpu_{name}.py")
     (site_packages / "simgpu.pth").write_text("import simgpu_boot\n")
 

@@ -83,7 +83,8 @@ SETTINGS = (
     kernel("ASSERT", "the kernel that raises a device-side assertion"),
     kernel("HANG", "the kernel that never ends"),
     Setting("ERROR_AT_LAUNCH", "0", "which launch of the process is an illegal memory access; 0 for none"),
-    Setting("LARGEST_BYTES", "0", "above how many bytes free memory is too fragmented to give; 0 for no bound"),
+    Setting("LARGEST_BYTES", "0",
+            "above how many bytes free memory is too fragmented, but in expandable segments; 0 for none"),
     choice("CUPTI", "why CUPTI cannot be used: no rights, or another tool has it", "refused", "busy"),
     flag("LOST_RECORDS", "recording k of a process loses the records of its first k kernels (pytorch#192021)"),
     Setting("LATE_RECORDS", "0", "records come a flush after the next (1) or never (2)", "0, 1 or 2", "[012]"),
@@ -96,3 +97,26 @@ SETTINGS = (
 )  # fmt: skip
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def setting_of(name: str) -> Setting:
+    """Return a setting by its name in any case.
+
+    Raises:
+        ValueError: there is none.
+    """
+    setting = BY_NAME.get(name.upper())
+    if setting is None:
+        raise ValueError(f'"{name.lower()}" is none of the settings: {", ".join(sorted(BY_NAME)).lower()}')
+    return setting
+
+
+def check(environment: Mapping[str, str]) -> None:
+    """Check the settings in an environment, where NUMERICS is one too.
+
+    Raises:
+        ValueError: a name or a value that isn't accepted.
+    """
+    for name, value in environment.items():
+        if name.startswith("SIMGPU_") and name != "SIMGPU_NUMERICS":
+            setting_of(name.removeprefix("SIMGPU_")).text(value)

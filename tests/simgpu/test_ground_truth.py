@@ -40,25 +40,31 @@ def recorded(tmp_path: Path) -> tuple[instrument.Trace, list[simgpu.Entry]]:
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        torch.cuda.current_stream().synchronize()
 
     with instrument.profile(tmp_path / "out", schedule=instrument.schedule("2-4", warmup=1)) as prof:
         for number, batch in enumerate(batches):
             if number == 2:
-                torch.cuda.synchronize()  # so that nothing of the warm-up is in the window
                 log = simgpu.log()
                 entries = log.__enter__()
             step(batch)
             if number == 4:
-                torch.cuda.synchronize()
                 log.__exit__(None, None, None)
             prof.step()
     (trace,) = instrument.read_traces(tmp_path / "out").values()
+    return trace, entries
+
+
+@pytest.fixture
+def worked(recorded: tuple[instrument.Trace, list[simgpu.Entry]]) -> tuple[instrument.Trace, list[simgpu.Entry]]:
+    """Return the same without the calls that waited."""
+    trace, entries = recorded
     return trace, [entry for entry in entries if entry.kind in ("kernel", "memcpy", "memset")]
 
 
-def test_the_metrics(recorded: tuple[instrument.Trace, list[simgpu.Entry]]) -> None:
-    """Each metric of the GPU's work is that of the log; those of grids and of the CPU's calls it does not know."""
-    trace, entries = recorded
+def test_the_metrics(worked: tuple[instrument.Trace, list[simgpu.Entry]]) -> None:
+    """Each metric of the GPU's work is that of the log."""
+    trace, entries = worked
     numbers = instrument.metrics(trace)
     of = {kind: [entry for entry in entries if entry.kind == kind] for kind in ("kernel", "memcpy", "memset")}
     intervals = list(merged(entries))
@@ -112,12 +118,42 @@ def test_the_metrics(recorded: tuple[instrument.Trace, list[simgpu.Entry]]) -> N
         assert abs(expected - ns) <= within, name
 
 
-def test_the_metrics_of_launches(recorded: tuple[instrument.Trace, list[simgpu.Entry]]) -> None:
+def test_the_metrics_of_grids(worked: tuple[instrument.Trace, list[simgpu.Entry]]) -> None:
+    """How much of the multiprocessors the kernels fill, by the blocks and threads that the log has of each."""
+    trace, entries = worked
+    numbers = instrument.metrics(trace)
+    gpu = torch.cuda.get_device_properties(0)
+    kernels = [entry for entry in entries if entry.kind == "kernel"]
+    runs = sum(kernel.duration for kernel in kernels)  # one after the other, on one stream
+    used = sum(min(1, kernel.blocks / gpu.multi_processor_count) * kernel.duration for kernel in kernels)
+    held = [
+        kernel.blocks / gpu.multi_processor_count * kernel.threads / gpu.max_threads_per_multi_processor
+        for kernel in kernels
+    ]
+    limit = sum(min(1, part) * kernel.duration for part, kernel in zip(held, kernels, strict=True)) / runs
+    span = max(entry.end for entry in entries) - min(entry.start for entry in entries)
+    assert numbers["sm_eff_span"] == pytest.approx(used / span, rel=1e-3)
+    assert numbers["sm_eff_kernel_time"] == pytest.approx(used / runs, rel=1e-3)
+    assert numbers["occ_limit_weighted"] == pytest.approx(100 * limit, rel=1e-3)
+
+
+def test_the_metrics_of_waits(recorded: tuple[instrument.Trace, list[simgpu.Entry]]) -> None:
+    """The calls that synchronize are those of the log, and take at least as long as they waited."""
+    trace, entries = recorded
+    numbers = instrument.metrics(trace)
+    waits = [entry for entry in entries if entry.kind in ("wait_stream", "wait_device", "wait_event")]
+    waited = sum(entry.returned - entry.start for entry in waits)
+    assert len(waits) == 3
+    assert numbers["sync_calls"] == 3 + 1  # and the one by which the window ends
+    assert waited <= numbers["sync_union_ns"]
+
+
+def test_the_metrics_of_launches(worked: tuple[instrument.Trace, list[simgpu.Entry]]) -> None:
     """Delays, the queue and the work of each step, for which the log says when each call put work into its stream.
 
     That is within the call, and so later than its start, by which the metrics count.
     """
-    trace, entries = recorded
+    trace, entries = worked
     numbers = instrument.metrics(trace)
     call = numbers["launch_calls_ns"]["max"]
     delays = sorted(entry.start - entry.enqueued for entry in entries if entry.kind == "kernel")
@@ -152,9 +188,9 @@ def merged(entries: list[simgpu.Entry]) -> Iterator[tuple[int, int]]:
     yield begun, ended
 
 
-def test_the_time_of_each_region(recorded: tuple[instrument.Trace, list[simgpu.Entry]]) -> None:
+def test_the_time_of_each_region(worked: tuple[instrument.Trace, list[simgpu.Entry]]) -> None:
     """The GPU's time of a region is that of the work that it launched, by the log's times."""
-    trace, entries = recorded
+    trace, entries = worked
     duration = {entry.correlation: entry.duration for entry in entries}
     rows = {int(trace.gpu.correlation[row]): row for row in range(len(trace.gpu))}
     assert duration.keys() == rows.keys()

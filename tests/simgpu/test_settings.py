@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import simgpu
+from tests.simgpu.programs import run
 from tests.simgpu.settings import BY_NAME, SETTINGS
 
 pytestmark = pytest.mark.gpu_sim
@@ -42,6 +43,23 @@ def test_an_error_names_the_setting_the_value_and_what_is_accepted(name: str, va
         simgpu.configure(**{name: value})
 
     assert str(caught.value).startswith(said)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cupti": "gone"}, '"cupti" must be "" or "refused" or "busy": \'gone\''),
+        ({"hangs": "x"}, '"hangs" is none of'),
+    ],
+)
+def test_a_process_ends_where_its_environment_has_what_is_not_accepted(
+    settings: dict[str, str], said: str
+) -> None:
+    done = run("print('runs')", **settings)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
 
 
 @needs_gpu

@@ -18,8 +18,10 @@ struct Entry {
   int device;
   uint32_t stream, correlation, graph;
   int64_t enqueued, start, end, returned;
-  size_t bytes;
+  size_t bytes, blocks, threads;
 };
+
+size_t volume(const dim3& size) { return size_t(size.x) * size.y * size.z; }
 
 std::mutex m;
 std::atomic<int> keepers{0};  // how many want the log
@@ -61,12 +63,12 @@ void log_work(const Op& op, int device) {
   if (!keepers) return;
   const char* kind = op.kind == Kind::Kernel ? "kernel" : op.kind == Kind::Memcpy ? "memcpy" : "memset";
   add({kind, op.kernel, device, op.stream_id, op.correlation, op.graph_id, op.enqueued, op.start, op.end, 0,
-       op.bytes * op.height});
+       op.bytes * op.height, op.kernel ? volume(op.grid) : 0, op.kernel ? volume(op.block) : 0});
 }
 
 void log_wait(const char* kind, int64_t called, int64_t ready, uint32_t correlation, uint32_t stream) {
   if (!keepers) return;
-  add({kind, nullptr, current_device, stream, correlation, 0, called, called, std::max(called, ready), now_ns(), 0});
+  add({kind, nullptr, current_device, stream, correlation, 0, called, called, std::max(called, ready), now_ns(), 0, 0, 0});
 }
 
 // Returns where in the log the new part begins.
@@ -104,10 +106,12 @@ EXPORT int sim_log_write(const char* path, int first) {
     const Entry& entry = entries[i];
     fprintf(file,
             "{\"kind\":\"%s\",\"name\":\"%s\",\"device\":%d,\"stream\":%u,\"correlation\":%u,\"graph\":%u,"
-            "\"enqueued\":%lld,\"start\":%lld,\"end\":%lld,\"returned\":%lld,\"bytes\":%zu}\n",
+            "\"enqueued\":%lld,\"start\":%lld,\"end\":%lld,\"returned\":%lld,\"bytes\":%zu,\"blocks\":%zu,"
+            "\"threads\":%zu}\n",
             entry.kind, entry.kernel ? readable(entry.kernel->name).c_str() : "", entry.device, entry.stream,
             entry.correlation, entry.graph, (long long)(entry.enqueued + offset), (long long)(entry.start + offset),
-            (long long)(entry.end + offset), (long long)(entry.returned ? entry.returned + offset : 0), entry.bytes);
+            (long long)(entry.end + offset), (long long)(entry.returned ? entry.returned + offset : 0), entry.bytes,
+            entry.blocks, entry.threads);
   }
   return fclose(file) ? 1 : 0;
 }

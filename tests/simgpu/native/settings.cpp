@@ -120,7 +120,7 @@ void read_environment_again() {
 unsigned settings_version() { return settings().version.load(std::memory_order_relaxed); }
 
 int missing(const char* name, int code) {
-  static bool verbose = setting("VERBOSE");
+  static Setting verbose("VERBOSE");
   if (verbose) {
     static std::mutex m;
     static auto* seen = new std::set<std::string>;
