@@ -120,12 +120,13 @@ $(VENV)/.installed-%: $(VENV)/.installed
 	$(PIP_INSTALL) --editable '.[$*]'
 	touch $@
 
-$(GPU_SIM)/.installed: pyproject.toml tests/simgpu/constraints.txt
+$(GPU_SIM)/.installed: pyproject.toml tests/simgpu/constraints.txt tests/simgpu/hta.txt
 	test -x $(GPU_SIM)/bin/python || $(PYTHON) -m venv $(GPU_SIM)
 	$(GPU_SIM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/simgpu/constraints.txt \
 		--editable '.[itt,test-tools,traces]'
 	$(GPU_SIM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--constraint tests/simgpu/constraints.txt nvidia-cuda-crt nvidia-cuda-profiler-api
+		--constraint tests/simgpu/constraints.txt --requirement tests/simgpu/hta.txt \
+		nvidia-cuda-crt nvidia-cuda-profiler-api
 	touch $@
 
 $(PUBLIC)/.installed: scripts/public_scripts/requirements.txt pyproject.toml constraints.txt

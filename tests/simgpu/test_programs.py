@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +15,18 @@ pytestmark = [
     pytest.mark.gpu_sim,
     pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make gpu-sim"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("call", "library"),
+    [(torch.fft.fft, "cuFFT"), (torch.linalg.inv, "cusolver"), (torch.linalg.eigh, "cusolver")],
+)
+def test_the_error_names_a_library_that_is_not_simulated(
+    call: Callable[[torch.Tensor], object], library: str
+) -> None:
+    with pytest.raises(RuntimeError, match=library):
+        call(torch.eye(4, device="cuda"))
+
 
 TRAINS = """
 import os

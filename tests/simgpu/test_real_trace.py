@@ -141,11 +141,13 @@ def test_readers(simulated: Recorded, real: Recorded) -> None:
     assert {NEW_OPERATORS.get(name, name): count for name, count in operators[0].items()} == operators[1]
 
 
-def test_holistic_trace_analysis(simulated: Recorded, real: Recorded) -> None:
-    """HTA finds as many kernels in both."""
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pandas, which HTA calls
+def test_holistic_trace_analysis(simulated: Recorded, real: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTA finds as long a time of kernels in both as the records have, in microseconds."""
+    monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
     hta = pytest.importorskip("hta.trace_analysis")
     for trace in (simulated, real):
         analysis = hta.TraceAnalysis(trace_files={0: str(trace.path)}, trace_dir=str(trace.path.parent))
         (busy,) = analysis.get_temporal_breakdown(visualize=False)["compute_time(us)"]
         durations = sum(work["dur"] for work, _ in trace.work if work["cat"] == "kernel")
-        assert busy == pytest.approx(durations, abs=len(trace.work))  # HTA counts in microseconds
+        assert busy == pytest.approx(durations, abs=1)
