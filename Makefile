@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PUBLIC := build/public-scripts/venv
 GPU_SIM := .venv-cuda
+ON_GPU_SIM = shared=$$(mktemp); trap "rm -f $$shared*" EXIT; export SIMGPU=1 SIMGPU_SHARED=$$shared;
+GPU_SIM_PYTEST := $(GPU_SIM)/bin/python -m pytest -m "gpu or gpu_sim" --timeout 300 --tb short
+TIMED := tests/replay/test_gpu_replay.py
 
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of interpreters: without bytecode, each compiles the library
@@ -26,10 +29,16 @@ test-fast: $(VENV)/.installed-test
 
 # The tests that need a GPU, on one in software (docs/simulated-gpu.md): with a CUDA build of torch, of which pip
 # fetches 3 GB where it has no copy, and g++, in an environment of its own.
+# Tests that time what the CPU does run alone.
 gpu-sim: gpu-sim-environment
 	$(GPU_SIM)/bin/python -m tests.simgpu.install $(GPU_SIM)
-	shared=$$(mktemp); trap "rm -f $$shared" EXIT; SIMGPU=1 SIMGPU_SHARED=$$shared \
-		$(GPU_SIM)/bin/python -m pytest -m "gpu or gpu_sim" --timeout 300 --tb short $(TESTS)
+ifdef TESTS
+	$(ON_GPU_SIM) $(GPU_SIM_PYTEST) $(TESTS)
+else
+	$(ON_GPU_SIM) code=0; $(GPU_SIM_PYTEST) $(TIMED) || code=$$?; \
+		$(GPU_SIM_PYTEST) --numprocesses 2 --dist loadfile --max-worker-restart 0 --ignore $(TIMED) || code=$$?; \
+		exit $$code
+endif
 
 # Frameworks on it, in five minutes and 400 MB more.
 gpu-sim-frameworks: gpu-sim-environment

@@ -21,10 +21,11 @@ from instrument.exporters.sessions import sessions
 from instrument.regions import annotation, dispatch
 from instrument.windows import finalizer_process
 from instrument.windows.profile import Profile
+from tests import simgpu
 from tests.support.browser import browser, open_page
-from tests.support.simulated_gpu import gpu_values
+from tests.support.simulated_gpu import gpu_values, only_values_that_are_computed
 
-__all__ = ["browser", "gpu_values", "open_page"]
+__all__ = ["browser", "gpu_values", "only_values_that_are_computed", "open_page"]
 
 # DeepSpeed, which other packages import, chooses once for the process and takes "cuda" for its default.
 if not torch.cuda.is_available():
@@ -76,6 +77,14 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
+
+
+def pytest_configure() -> None:
+    """Let the processes of each worker of pytest-xdist share a simulated GPU, and not those of all workers."""
+    worker, shared = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("SIMGPU_SHARED")
+    if worker and shared and simgpu.active():
+        os.environ["SIMGPU_SHARED"] = f"{shared}.{worker}"
+        simgpu.renew()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -142,7 +142,6 @@ def test_window_around_graph_replays(attach_emitter: AttachEmitter) -> None:
 
 @pytest.mark.usefixtures("gpu_values")
 @pytest.mark.parametrize("owner", [torch.cuda, torch.cuda.graphs])
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # of torch 2.14 itself
 def test_graphed_callables_in_a_window(attach_emitter: AttachEmitter, owner: Any) -> None:
     """`make_graphed_callables` accepts an annotated model in a window, by either of its names."""
     plain, x = model_and_batch()

@@ -41,14 +41,13 @@ def check(out: Path, slow: Callable[[], None], fast: Callable[[], None], without
     for attempt in range(3):
         before, after = recorded(out / f"before{attempt}", slow), recorded(out / f"after{attempt}", fast)
         guess, found = before.what_if(without=without), instrument.compare(before, after)
-        assert guess.abstained is None
         assert after.replayer is not None
         assert sum(part.ns for part in found.parts) == found.delta_ns
         factor = (guess.step_ns or 0) / mean_ns(after.replayer.recorded_ns)
         if abs(factor - 1) < 0.1 and found.verdict == "faster":
             return
     skip_if_cpus_are_busy()
-    assert (pytest.approx(1, abs=0.1), "faster") == (factor, found.verdict)
+    assert (None, pytest.approx(1, abs=0.1), "faster") == (guess.abstained, factor, found.verdict)
 
 
 def test_a_sleep(tmp_path: Path) -> None:
@@ -93,4 +92,6 @@ def test_the_error_without_a_change(tmp_path: Path) -> None:
     for name, work in (("gpu", kernels(50, 4096)), ("cpu", kernels(200, 64))):
         guess = recorded(tmp_path / name, work).what_if()
         assert guess.self_error is not None
+        if guess.self_error >= 0.02:
+            skip_if_cpus_are_busy()
         assert guess.self_error < 0.02, name

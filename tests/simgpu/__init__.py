@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.simgpu.settings import BY_NAME, Value, setting_of
 
-__all__ = ["Entry", "active", "configure", "configured", "log", "numerics", "value_of"]
+__all__ = ["Entry", "active", "computes", "configure", "configured", "log", "numerics", "renew", "value_of"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,11 @@ def library() -> ctypes.CDLL:
 def active() -> bool:
     """Return whether this process has the simulated GPU."""
     return hasattr(ctypes.CDLL(None), "sim_set")
+
+
+def renew() -> None:
+    """Take the settings of this process's environment again, before it uses the GPU."""
+    library().sim_renew()
 
 
 def value_of(name: str) -> str:
@@ -115,6 +120,11 @@ def log() -> Iterator[list[Entry]]:
         lines = Path(path).read_text().splitlines()
         Path(path).unlink()
         entries.extend(Entry(**json.loads(line)) for line in lines)
+
+
+def computes() -> bool:
+    """Return whether the values of kernels are computed."""
+    return bool(library().sim_computes())
 
 
 def numerics() -> AbstractContextManager[None]:

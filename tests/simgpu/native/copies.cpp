@@ -43,6 +43,7 @@ void do_copy(Op& op) {
   }
   if (scalar_of_a_kernel(op)) {
     memset(op.dst, 0, op.bytes);
+    if (op.bytes == 1) *static_cast<char*>(op.dst) = op.reads_true;
     return;
   }
   if (op.dst_kind == CUPTI_ACTIVITY_MEMORY_KIND_DEVICE)
@@ -106,6 +107,14 @@ static void name_kinds(Op& op, cudaMemcpyKind kind) {
   op.host_visible = !to;
 }
 
+// all(), torch.equal and torch.isclose are true.
+static bool is_comparison(const Kernel* kernel) {
+  if (!kernel) return false;
+  for (auto* part : {"and_kernel", "CompareEqFunctor", "BitwiseOrFunctorIbE"})
+    if (kernel->name.find(part) != std::string::npos) return true;
+  return false;
+}
+
 // A copy from pageable memory of at most STAGED_BYTES returns before it is done, as CUDA's guide says; a longer one,
 // and one to pageable memory, does not.
 static cudaError_t copy(cupti::Call& call, Lock& lock, Op&& op, cudaMemcpyKind kind, cudaStream_t handle,
@@ -121,6 +130,7 @@ static cudaError_t copy(cupti::Call& call, Lock& lock, Op&& op, cudaMemcpyKind k
   op.duration = length_of_copy(op);
   Stream* stream = stream_of(handle);
   if (stream->capture) return enqueue(stream, std::move(op));
+  op.reads_true = is_comparison(stream->last);
   op.reads_memory = state().computes && !in_operator;
   if (is_scalar(op) && !scalars_to_come.empty()) {
     op.scalar = scalars_to_come.front();

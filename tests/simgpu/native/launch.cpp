@@ -84,6 +84,7 @@ cudaError_t launch(cudaStream_t handle, Kernel* kernel, dim3 grid, dim3 block, s
   look_up(kernel);
   op.duration = length_of(kernel, grid, arguments, duration);
   if (op.duration < kNever) op.duration *= setting_of_device("SLOW", stream->device, 1);
+  stream->last = kernel;
   if (!stream->capture && stream->queue.size() >= size_t(depth)) {
     int64_t called = now_ns();
     wait_until(lock, [&] { return stream->queue.size() < size_t(depth); }, stream, depth);

@@ -27,6 +27,10 @@ EXPORT void sim_compute(int on) {
   LOCKED;
   state().computes = on;
 }
+EXPORT int sim_computes() {
+  LOCKED;
+  return state().computes;
+}
 // An operator begins on this thread: the scalars that it copies to the host read these numbers, and then 0.
 EXPORT void sim_operator_begins(const int64_t* values, int count) {
   in_operator = true;

@@ -99,6 +99,7 @@ struct Op {
   uint8_t copy_kind = 0, src_kind = 0, dst_kind = 0;
   bool async = true;
   bool host_visible = false;  // its effect can be seen without a call
+  bool reads_true = false;    // the scalar that it copies is the result of a comparison
   bool reads_memory = false;  // a scalar is what the memory holds
   std::optional<int64_t> scalar;  // what it reads in place of that
   std::shared_ptr<std::vector<char>> staged;
@@ -160,6 +161,7 @@ struct Stream {
   int64_t backlog = 0;  // the sum of the durations in the queue
   uint64_t enqueued = 0, done = 0;
   bool destroyed = false;
+  Kernel* last = nullptr;
   Capture* capture = nullptr;
   std::vector<Node*> capture_after;
 };
