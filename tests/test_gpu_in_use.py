@@ -50,7 +50,9 @@ def test_only_the_gpu_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) ->
     def fail(error: BaseException) -> None:
         raise error
 
-    module.is_current_stream_capturing = lambda: fail(RuntimeError("one\ntwo"))
+    module.is_current_stream_capturing = lambda: fail(RuntimeError("an error of the GPU"))  # nothing is captured
+    assert ([], ["xpu"] * 2) == (gpu_wait.synchronize(), calls)
+    module.synchronize = lambda: fail(RuntimeError("one\ntwo"))
     (reason,) = gpu_wait.synchronize()
     assert reason.endswith(": RuntimeError: one")
     module.is_current_stream_capturing = lambda: fail(KeyboardInterrupt())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from .interrupts import Suppressed
+
 _KINDS = ("cuda", "xpu", "mtia", "hpu", "npu")  # kinds of devices with a module in torch or in an extension of it
 
 
@@ -42,10 +44,14 @@ def _built_for(*platforms: str) -> bool:
 
 
 def current_stream_capturing() -> bool:
-    """Return whether the current stream captures a CUDA graph: a synchronization would invalidate it."""
-    module = in_use()
-    query = getattr(module, "is_current_stream_capturing", None)
-    return query is not None and bool(query())
+    """Return whether the current stream captures a CUDA graph: a synchronization would invalidate it.
+
+    None does after an error of the GPU, which the query raises.
+    """
+    query = getattr(in_use(), "is_current_stream_capturing", None)
+    with Suppressed(RuntimeError):
+        return query is not None and bool(query())
+    return False
 
 
 def current_stream() -> Any:

@@ -11,26 +11,28 @@ from typing import Any
 
 from . import gpu
 from .compat.cuda import devices_in_use
+from .guard import uncaught_error
 from .interrupts import is_interrupt
 
-_LAST_WAIT_S = 5
-_ends: ContextVar[bool] = ContextVar("instrument_process_ends", default=False)
+_WAIT_S = 30
+_limit_s: ContextVar[int] = ContextVar("instrument_gpu_wait_s", default=_WAIT_S)
 
 
 @contextmanager
-def process_ends() -> Iterator[None]:
-    """Let `synchronize` give up after 5 s, as the process is to end: a kernel may wait for a dead peer."""
-    token = _ends.set(True)
+def at_most(seconds: int) -> Iterator[None]:
+    """Let `synchronize` give up sooner, as the process has to end."""
+    token = _limit_s.set(seconds)
     try:
         yield
     finally:
-        _ends.reset(token)
+        _limit_s.reset(token)
 
 
 def synchronize(*, captured: bool = False) -> list[str]:
-    """Wait for all work of the GPUs that this process uses, if no CUDA graph is captured.
+    """Wait for all work of the GPUs that this process uses, if no CUDA graph is captured, for at most 30 s.
 
-    An error of the GPU is not raised; the program gets it at its next call.
+    A kernel may wait for a dead peer for ever. An error of the GPU is not raised; the program gets it at its next
+    call.
 
     Args:
         captured: whether any thread captures a graph.
@@ -44,15 +46,12 @@ def synchronize(*, captured: bool = False) -> list[str]:
     try:
         if captured or gpu.current_stream_capturing():
             return ["a CUDA graph was captured when the window ended: kernels that still ran may be missing"]
-        if _ends.get():
-            return _synchronize_in_time(module)
-        _synchronize_all(module)
+        return _synchronize_in_time(module)
     except Exception as error:
         if is_interrupt(error):
             raise
         what = f"{type(error).__name__}: {error}".partition("\n")[0]
         return [f"the GPU could not be synchronized when the window ended, so kernels may be missing: {what}"]
-    return []
 
 
 def _synchronize_all(module: Any) -> None:
@@ -65,7 +64,7 @@ def _synchronize_all(module: Any) -> None:
 
 
 def _synchronize_in_time(module: Any) -> list[str]:
-    """Wait on a thread of its own, which stays behind if a kernel does not end."""
+    """Wait on a thread of its own, which Ctrl-C can interrupt, and which stays behind if a kernel does not end."""
     errors: list[Exception] = []
 
     def wait() -> None:
@@ -75,10 +74,16 @@ def _synchronize_in_time(module: Any) -> list[str]:
             errors.append(error)
 
     thread = threading.Thread(target=wait, name="instrument-gpu", daemon=True)
-    thread.start()
-    thread.join(_LAST_WAIT_S)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be started, as at exit since Python 3.12
+        if uncaught_error() is not None:  # a kernel may have hung
+            return ["the GPU was not waited for, as the program ended with an error, so kernels may be missing"]
+        _synchronize_all(module)
+        return []
+    thread.join(limit_s := _limit_s.get())
     if thread.is_alive():
-        return [f"work of the GPU did not end within {_LAST_WAIT_S} s of the end of the process, and is missing"]
+        return [f"work of the GPU did not end within {limit_s} s of the end of the window, and is missing"]
     if errors:
         raise errors[0]
     return []

@@ -384,6 +384,14 @@ def test_missing_step_function(tmp_path: Path) -> None:
     assert "was not found, or never called" in done.stderr
 
 
+def test_a_program_that_fails_before_its_first_step(tmp_path: Path) -> None:
+    """The message names its error, and gives no advice on steps."""
+    write(tmp_path, "import torch\nraise KeyError('data')\n")
+    done = run(tmp_path, [*RUN, "--", "train.py"])
+    said = "nothing was recorded: the program ended with KeyError before its first step\n"
+    assert (1, True) == (done.returncode, done.stderr.endswith(said))
+
+
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_process_that_is_killed_in_its_window(tmp_path: Path, killed: bool) -> None:
     """The launcher of a rank, which has no steps itself, does not say that nothing was recorded."""

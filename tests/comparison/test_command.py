@@ -62,7 +62,7 @@ def test_few_steps(tmp_path: Path) -> None:
     """With three steps, the program is never faster or slower."""
     few = written(tmp_path, "few", 300, steps=3), written(tmp_path, "slow", 900, steps=3)
     shown = command(*few)
-    assert "No change seen because a side has fewer than 4 steps" in shown
+    assert "Cannot tell whether it changed: a side has fewer than 4 steps" in shown
     assert "p =" not in shown
     assert "no change is sure to be seen in so few steps" in command(*few, "--fail-on", "slower=5%")
 

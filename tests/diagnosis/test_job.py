@@ -114,6 +114,15 @@ def test_even_ranks_have_no_findings() -> None:
     assert not rules(instrument.diagnose(job([800, 800], [800, 800]))).keys() & {"late-rank", "uneven-compute"}
 
 
+def test_a_rank_that_ran_ahead_computes_no_more() -> None:
+    """The kernels of steps before the recording, which still ran in it, are no work of its steps."""
+    ahead = rank(0, [200, 200, 200])
+    for step in range(3):  # during the reduction, while the CPU is 3 steps ahead
+        ahead.work(GEMM, -3000 + 1000 * step, 1000 * step + 250, 1000 * step + 850, stream=21)
+    ranks = {number: replace(loop.trace(), rank=number) for number, loop in enumerate((ahead, rank(1, [200] * 3)))}
+    assert "uneven-compute" not in rules(instrument.diagnose(TraceSet(ranks)))
+
+
 def test_missing_ranks() -> None:
     """Missing ranks are named, and arrivals of groups with unknown members abstain."""
     traces = dict(job([100, 100], [850, 850]))

@@ -53,7 +53,7 @@ def test_the_sentences() -> None:
     """The summary says which rank is late, how late, and how long the others wait in a step."""
     assert describe_ranks(times_of([100] * 4, [800, 800, 800, 80], [100] * 4), [5, 6]) == [
         "Rank 1 arrives last at 3 of 4 collectives, 700 us late in the median: each other rank waits 525 us for "
-        "it in a step of 1.00 ms.",
+        "it per step.",
         "Not compared, as they left no times beside the trace: rank 5, 6.",
     ]
     assert describe_ranks(times_of([100], [100]), []) == []

@@ -40,7 +40,8 @@ def check_settings() -> None:
     try:
         import_module("simgpu_settings").check(os.environ)
     except ValueError as error:
-        raise SystemExit(f"SIMGPU_ in the environment: {error}") from None
+        sys.stderr.write(f"the simulated GPU: {error}\n")
+        os._exit(1)  # as `site` is imported: an exception would be a fatal error of Python
 
 
 def renew() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 Value = int | float | bool | str | os.PathLike[str] | Mapping[str, int] | Mapping[int, float]
 
@@ -17,8 +18,8 @@ class Setting:
     name: str
     default: str
     meaning: str
-    accepts: str = "a whole number from 0"
-    pattern: str = r"\d+"
+    accepts: str = "a whole number from 0, of at most 18 digits"
+    pattern: str = r"\d{1,18}"
     at_start_only: bool = False
 
     def text(self, value: Value) -> str:
@@ -66,14 +67,15 @@ SETTINGS = (
     Setting("GFLOPS", "50000", "the rate of matmuls in 32 and 64 bits, in GFLOP/s (operations per ns)"),
     Setting("HALF_GFLOPS", "600000", "the rate of matmuls in fewer bits, in GFLOP/s (operations per ns)"),
     Setting("SLOW", "", "the factor by which the kernels of a device take longer",
-            "DEVICE=FACTOR,... or a dict {1: 2.5}", r"(\d+=[\d.]+(,\d+=[\d.]+)*)?"),
+            "DEVICE=FACTOR,... or a dict {1: 2.5}", r"(\d+=\d+(\.\d+)?(,\d+=\d+(\.\d+)?)*)?"),
     Setting("NCCL_NS", "15000", "how long a collective takes at least from the start of its last rank, in ns"),
     Setting("NCCL_GBS", "200", "the rate of collectives and of send and receive, in GB/s (bytes per ns)"),
     Setting("NCCL_INIT_NS", "60000000000", "how long a new communicator waits for its ranks, in ns"),
     Setting("LAUNCH_NS", "1500", "how long the CPU is busy with a launch, in ns"),
     Setting("LATENCY_NS", "5000", "how long after its call a work starts at the earliest, in ns"),
     Setting("GAP_NS", "1000", "how long a stream rests between two works, in ns; half of it in a graph"),
-    Setting("QUEUE", "1024", "how many works a stream holds before a launch waits"),
+    Setting("QUEUE", "1024", "how many works a stream holds before a launch waits",
+            "a whole number from 1, of at most 18 digits", r"[1-9]\d{,17}"),
     Setting("COPY_NS", "1500", "how long a memcpy or memset takes at least, in ns"),
     Setting("PINNED_GBS", "25", "the rate of copies from and to pinned memory, in GB/s (bytes per ns)"),
     Setting("PAGEABLE_GBS", "8", "the rate of copies from and to pageable memory, in GB/s (bytes per ns)"),
@@ -96,27 +98,36 @@ SETTINGS = (
             at_start_only=True),
 )  # fmt: skip
 
+NUMERICS = Setting("NUMERICS", "0", "the values of kernels are computed", "0 or 1", "[01]?")
+
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
 def setting_of(name: str) -> Setting:
-    """Return a setting by its name in any case.
+    """Return a setting by its name in lower case.
 
     Raises:
         ValueError: there is none.
     """
-    setting = BY_NAME.get(name.upper())
+    setting = BY_NAME.get(name.upper()) if name == name.lower() else None
     if setting is None:
-        raise ValueError(f'"{name.lower()}" is none of the settings: {", ".join(sorted(BY_NAME)).lower()}')
+        raise ValueError(f'"{name}" is none of the settings: {", ".join(sorted(BY_NAME)).lower()}')
     return setting
 
 
 def check(environment: Mapping[str, str]) -> None:
-    """Check the settings in an environment, where NUMERICS is one too.
+    """Check the settings in an environment, where SIMGPU_NUMERICS is one too.
 
     Raises:
         ValueError: a name or a value that isn't accepted.
     """
-    for name, value in environment.items():
-        if name.startswith("SIMGPU_") and name != "SIMGPU_NUMERICS":
-            setting_of(name.removeprefix("SIMGPU_")).text(value)
+    for variable, value in environment.items():
+        if not variable.startswith("SIMGPU_"):
+            continue
+        name = variable.removeprefix("SIMGPU_")
+        setting = NUMERICS if name == "NUMERICS" else BY_NAME.get(name)
+        if setting is None:
+            raise ValueError(f"{variable} is none of the settings: {', '.join(sorted(BY_NAME))}")
+        setting.text(value)
+        if name in ("LOG", "SHARED") and value and not Path(value).parent.is_dir():
+            raise ValueError(f"{variable} must be a path in a folder that exists: {value!r}")

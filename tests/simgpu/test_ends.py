@@ -84,7 +84,40 @@ def test_sigterm_beside_a_kernel_that_never_ends(tmp_path: Path, waits: bool) ->
         return
     (line,) = map(json.loads, (tmp_path / "out" / "manifest.jsonl").read_text().splitlines())
     assert ("partial", [2, 3]) == (line["status"], line["steps"])
-    assert "work of the GPU did not end within 5 s of the end of the process, and is missing" in line["reason"]
+    assert "work of the GPU did not end within 5 s of the end of the window, and is missing" in line["reason"]
+
+
+ENDS = {
+    "raises": ("raise ValueError('mine')", 1),
+    "exits": ("raise SystemExit(3)", 3),
+    "ends": ("break", 0),
+}
+
+
+@pytest.mark.parametrize("way", ["run", "steps"])
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_beside_a_kernel_that_never_ends(tmp_path: Path, end: str, way: str) -> None:
+    """The program ends as without, a bounded time later, and the line of the window says what is missing."""
+    line, code = ENDS[end]
+    text = textwrap.dedent(HANGS)
+    text = text[: text.index('        print("hangs"')] + f"        {line}\n"
+    options = ["-m", "instrument", "run", "--steps", "2-90", "--out", "out", "--"] if way == "run" else []
+    if way == "steps":
+        text = text.replace("range(100)", "instrument.steps(range(100), 'out', at='2-90')")
+    script = tmp_path / "train.py"
+    script.write_text("import instrument, instrument.gpu_wait\ninstrument.gpu_wait._limit_s.set(2)\n" + text)
+    done = subprocess.run(
+        [sys.executable, *options, str(script)],
+        cwd=tmp_path,
+        env=environment(hang="spin_kernel"),
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert code == done.returncode, done.stderr
+    assert ("ValueError: mine" in done.stderr) == (end == "raises")
+    (window,) = map(json.loads, (tmp_path / "out" / "manifest.jsonl").read_text().splitlines())
+    assert ("partial", True) == (window["status"], "work of the GPU did not end within 2 s" in window["reason"])
 
 
 REFUSED = """
@@ -129,6 +162,29 @@ def test_kernels_of_later_windows(tmp_path: Path, warmup: str, lost: list[int]) 
     lines = json.loads(output(SECOND_WINDOWS, str(tmp_path / "out"), warmup, lost_records=1).splitlines()[-1])
     assert lost == [launched - recorded for *_, launched, recorded, _ in lines]
     assert [bool(number) for number in lost] == ["record with warmup=1" in (reason or "") for *_, reason in lines]
+
+
+OTHER_PROFILER = """
+    import json, sys, torch, instrument
+    from torch.profiler import profile
+
+    x = torch.ones(8, device="cuda")
+    for step in instrument.steps(range(6), sys.argv[1], at="2-3"):
+        if step == 3:
+            with profile():
+                x.add_(1)
+                torch.cuda.synchronize()
+        x.add_(1)
+    (trace,) = instrument.read_traces(sys.argv[1]).values()
+    print(json.dumps([trace.gpu.start_ns.tolist(), trace.steps.start_ns.tolist(), trace.steps.end_ns.tolist()]))
+"""
+
+
+def test_a_window_that_another_profiler_ends(tmp_path: Path) -> None:
+    """The times of its kernels stay those of its own recording."""
+    kernels, starts, ends = json.loads(output(OTHER_PROFILER, str(tmp_path / "out")).splitlines()[-1])
+    assert len(kernels) == 1
+    assert starts[0] < kernels[0] < ends[-1] + 10_000_000
 
 
 NOT_STOPPED = """

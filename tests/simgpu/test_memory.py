@@ -50,6 +50,28 @@ def test_categories_of_a_training(tmp_path: Path) -> None:
     assert blocks["workspace"] == 2 * 2**25
 
 
+INFERENCE = """
+import sys, torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).cuda()
+with torch.no_grad():
+    model(torch.ones(64, 512, device="cuda"))
+    torch.cuda.memory._record_memory_history()
+    model(torch.ones(64, 512, device="cuda"))
+torch.cuda.memory._dump_snapshot(sys.argv[1])
+print(sum(parameter.numel() * 4 for parameter in model.parameters()))
+"""
+
+
+def test_categories_of_an_inference(tmp_path: Path) -> None:
+    """Without gradients to compare with, what cuBLAS computes in is told from the parameters by its size."""
+    expected = int(output(INFERENCE, str(tmp_path / "memory.pickle")))
+    parts = read_memory(tmp_path / "memory.pickle").break_down().by_category()
+    assert abs(sum(parts["parameters"]) - expected) < 4096
+    assert sum(parts["workspace"]) == 2**25
+
+
 def test_the_gpu_sees_pinned_memory_of_the_host() -> None:
     """Kernels of vLLM read and write it without a copy."""
     pinned, other = torch.ones(8).pin_memory(), torch.ones(8)

@@ -30,7 +30,7 @@ def test_each_default_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("kernel_ns", -1, '"kernel_ns" must be a whole number from 0: -1'),
+        ("kernel_ns", -1, '"kernel_ns" must be a whole number from 0, of at most 18 digits: -1'),
         ("cupti", "gone", '"cupti" must be "" or "refused" or "busy": \'gone\''),
         ("lost_records", 2, '"lost_records" must be 0 or 1: 2'),
         ("durations", "gemm", '"durations" must be PART=NS,... or a dict {"gemm": 100_000}: \'gemm\''),
@@ -50,7 +50,11 @@ def test_an_error_names_the_setting_the_value_and_what_is_accepted(name: str, va
     ("settings", "said"),
     [
         ({"cupti": "gone"}, '"cupti" must be "" or "refused" or "busy": \'gone\''),
-        ({"hangs": "x"}, '"hangs" is none of'),
+        ({"hangs": "x"}, "SIMGPU_HANGS is none of the settings: "),
+        ({"numerics": "abc"}, "\"numerics\" must be 0 or 1: 'abc'"),
+        ({"queue": 0}, '"queue" must be a whole number from 1'),
+        ({"slow": "0=1.2.3"}, '"slow" must be DEVICE=FACTOR'),
+        ({"log": "/nowhere/x"}, "SIMGPU_LOG must be a path in a folder that exists: '/nowhere/x'"),
     ],
 )
 def test_a_process_ends_where_its_environment_has_what_is_not_accepted(

@@ -18,6 +18,7 @@ operator, which takes time. Where SIMGPU_NUMERICS=1, whole processes run so.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import threading
@@ -68,10 +69,14 @@ def is_on_gpu(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_cuda
 
 
-def view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the CPU with the memory of one of the GPU."""
+def check_layout(tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided:
         raise NotImplementedError(f"numerics() of the simulated GPU has no {tensor.layout} tensors")
+
+
+def view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the CPU with the memory of one of the GPU."""
+    check_layout(tensor)
     size, stride = tensor.size(), tensor.stride()
     storage = tensor.untyped_storage()
     bytes_ = storage.nbytes()
@@ -262,6 +267,7 @@ class Numerics(TorchDispatchMode):
         leaves, structure = tree_flatten(output)
 
         def is_view_of_one(tensor: torch.Tensor) -> bool:
+            check_layout(tensor)
             return tensor.untyped_storage().data_ptr() in places
 
         def write(result: Any) -> list[Any]:
@@ -351,3 +357,4 @@ def start() -> None:
     """Compute the values of kernels until the process ends, on this thread and those that it starts."""
     if not torch.utils._python_dispatch._get_current_dispatch_mode_stack():
         _until_the_end.enter_context(numerics())
+        atexit.register(_until_the_end.close)  # later, what it calls is gone

@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from .. import log, stderr
-from ..guard import exiting, guard
+from ..guard import exiting, guard, uncaught_error
 from ..identity import IdentitySet
 from ..integrations.loop import AutomaticLoop, Loop
 from ..interrupts import Suppressed
@@ -264,7 +264,9 @@ class Session:
             log.warning(self._reason_for_nothing())
 
     def _reason_for_nothing(self) -> str:
-        steps = self._steps
+        steps, error = self._steps, uncaught_error()
+        if error is not None:
+            return f"nothing was recorded: the program ended with {type(error).__name__} before its first step"
         if steps is None:
             return _NO_STEP
         if steps.function_missing:

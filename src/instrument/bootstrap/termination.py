@@ -27,6 +27,7 @@ _PACKAGE = Path(__file__).parents[1]
 _RECORDING_PATHS = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
 _ITERATION_FILE = str(_PACKAGE / "windows/steps.py")  # runs the program's own iterator
 _GRACE_S = 10  # time for a long call to return, so that Python can run the handler
+_GPU_S = 5  # for work of the GPU that still runs
 _SAVING_S = 15  # for the window; torchrun sends SIGKILL 30 s after SIGTERM
 _CHECK_INTERVAL_S = 0.05
 _CALL_MAIN = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else None  # calls the main thread
@@ -144,7 +145,7 @@ class Termination:
             return
         self._saving = True
         try:
-            with guard.contained("saving at SIGTERM"), gpu_wait.process_ends():
+            with guard.contained("saving at SIGTERM"), gpu_wait.at_most(_GPU_S):
                 loop = self._loop()
                 if loop is not None:
                     loop.stop(interrupted=True)

@@ -17,10 +17,11 @@ def headline(change: ComparisonData) -> str:
     medians += ")"
     if change.verdict == "not comparable":
         return f"Not comparable: {'; '.join(change.reasons)}; {medians}."
+    if change.verdict == "no change seen" and change.reasons:
+        return f"Cannot tell whether it changed: {'; '.join(change.reasons)}; {medians}."
     if change.verdict == "no change seen":
         seen = "" if change.detectable is None else f" ({100 * change.detectable:.1f} % would have been)"
-        why = f" because {'; '.join(change.reasons)}" if change.reasons else ""
-        return f"No change seen{seen}{why}: {medians}."
+        return f"No change seen{seen}: {medians}."
     return f"{change.verdict.capitalize()}: {medians}."
 
 

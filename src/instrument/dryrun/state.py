@@ -25,7 +25,7 @@ _LITERAL = re.compile(r"""["']cpu["']|\.cpu\(""")
 _PROFILER = (
     profile.__exit__.__code__,
     torch.profiler.profile.stop_trace.__code__,
-    gpu_wait.synchronize.__code__,  # at the end of a window
+    gpu_wait._synchronize_all.__code__,  # at the end of a window
 )
 
 

@@ -28,6 +28,7 @@ _REQUESTED = "free_requested"
 _PARAMETERS, _GRADIENTS, _STATE, _ACTIVATIONS, _CASTS, _TEMPORARIES, _WORKSPACE, _OTHER = range(len(_NAMES))
 
 _OF_CUBLAS = (8_519_680, 33_554_432)  # bytes that torch allocates for each handle and stream, the second on Hopper
+_FEW_WORKSPACES = 2  # of one stream: cuBLAS and cuBLASLt
 _OF_AUTOGRAD = "allocated on a thread that Python did not start, as those of autograd"
 EVIDENCE = {
     "known": "",
@@ -42,8 +43,8 @@ EVIDENCE = {
     "once more for each state of the optimizer",
     "older": "older than the history and in use to its end: most likely parameters, else state of an optimizer or "
     "what earlier steps left behind",
-    "older workspace": "older than the history, in use to its end, of the size that torch gives cuBLAS, and no "
-    "gradient has that size",
+    "older workspace": "older than the history, in use to its end, of the size that torch gives cuBLAS and no "
+    "gradient has; without gradients, one or two of that size",
     "freed by zero_grad": "older than the history, and freed by zero_grad",
     "freed as later ones": "older than the history, and freed on a line that otherwise frees memory of this "
     "category alone",
@@ -269,9 +270,12 @@ def _infer_older(own: Table, left: Array, category: Array, evidence: Array, begu
     evidence[rows[turn == 0]] = _reason("older parameter")
     states = rows[(turn > 0) & (turn < times)]
     category[states], evidence[states] = _STATE, _reason("older state")
-    if len(sizes):  # every parameter that is trained has a gradient of its size
-        workspaces = rows[~matched & np.isin(size, _OF_CUBLAS)]
-        category[workspaces], evidence[workspaces] = _WORKSPACE, _reason("older workspace")
+    for of_cublas in _OF_CUBLAS:
+        found = rows[~matched & (size == of_cublas)]
+        # Every parameter that is trained has a gradient of its size; without gradients, a model that has
+        # parameters of this size, such as 4096 x 4096 in 16 bits, has many.
+        if len(sizes) or len(found) <= _FEW_WORKSPACES:
+            category[found], evidence[found] = _WORKSPACE, _reason("older workspace")
 
 
 def _infer_by_line(left: Array, category: Array, evidence: Array, freed: _Freed) -> None:

@@ -88,13 +88,9 @@ def describe_ranks(times: Mapping[int, RankTimes], missing: Sequence[int]) -> li
     found = arrivals_of({rank: each.collectives for rank, each in times.items()})
     texts = []
     if found.latest is not None:
-        steps = next(iter(times.values())).steps
-        waited = found.ranks[found.latest].caused_ns / (len(times) - 1) / len(steps)
-        step = duration(sum(steps.values()) / len(steps))
-        texts.append(
-            f"{_late_rank(found, found.latest)}: each other rank waits {duration(waited)} for it "
-            f"in a step of {step}."
-        )
+        steps = len(next(iter(times.values())).steps)
+        waited = duration(found.ranks[found.latest].caused_ns / (len(times) - 1) / steps)
+        texts.append(f"{_late_rank(found, found.latest)}: each other rank waits {waited} for it per step.")
     if missing:
         texts.append(f"Not compared, as they left no times beside the trace: rank {listed(missing)}.")
     return texts

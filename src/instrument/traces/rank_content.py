@@ -48,8 +48,9 @@ def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
     own = gpu.where(gpu.step >= 0) if steps else gpu
     ends = [int(part.end_ns.max()) for part in (steps, own) if part]
     end = max(ends, default=start)
-    computes = ~communication_mask(gpu, collectives) & (gpu.category == KERNEL)
-    compute = clip(merge_overlaps(gpu.start_ns[computes], gpu.end_ns[computes]), start, end)
+    counted = own or gpu  # without the work of steps before the recording, which a rank may be behind with
+    computes = ~communication_mask(counted, collectives) & (counted.category == KERNEL)
+    compute = clip(merge_overlaps(counted.start_ns[computes], counted.end_ns[computes]), start, end)
     strings = Strings()
     kept = {"steps": steps, "gpu": gpu.where(collective_kernels(trace))}
     tables = {name: _copied(kept[name], strings) if name in kept else None for name in COLUMNS}

@@ -141,7 +141,7 @@ class FinalizerJobs:
             entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
         elif not trace.gpu and len(launches_of(trace).rows):
             said = "the GPU's profiling interface gave no record of a kernel"
-            entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
+            entry |= {"status": "partial", "reason": "; ".join(filter(None, (entry["reason"], said)))}
         if job["ranks"] and trace.steps:
             with self._collect_error("comparing ranks"):
                 from .other_ranks import write_times

@@ -49,6 +49,7 @@ static void look_up(Kernel* kernel) {
   kernel->version = settings_version();
   kernel->duration = is_named_by("HANG") ? kNever : duration_by_name(kernel->name);
   kernel->asserts = is_named_by("ASSERT");
+  state().may_assert |= kernel->asserts;
 }
 
 // torch.cuda._sleep takes its cycles, others what is set for their name, else a base and a time for each block.

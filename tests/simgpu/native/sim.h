@@ -193,6 +193,7 @@ struct State {
   bool device_thread_sleeps = false;
   std::deque<std::pair<Stream*, Op>> host_queue;
   cudaError_t sticky = cudaSuccess;
+  bool may_assert = false;  // a kernel was launched that raises an assertion
   std::unordered_map<const void*, Kernel*> by_host;
   std::set<const void*> kernels;
   std::unordered_map<std::string, Kernel*> by_name;

@@ -82,6 +82,7 @@ cudaError_t use_device() {
     g.context[current_device] = true;
     tell_used_bytes(current_device);
   }
+  if (g.may_assert) advance(now_ns());
   return g.sticky;
 }
 
