@@ -197,6 +197,9 @@ def _sentence(
     what, said = _what(facts) + on, _SENTENCES | {"overhead": _of_overhead(facts)}
     if copies > classes.get("memory", 0) / 2:
         said["memory"] = "copies data while nothing computes"
+    if bound is None and "compute" not in classes and 2 * busy > window:
+        share = 100 * busy / window
+        return f"For {share:.0f} % of {what}, the GPU computes; whether arithmetic or memory limits it is unknown."
     if bound is None:
         idle_ns = window - facts.busy_ns
         text = f"No clear bound: of {what}, the GPU idles {100 * idle_ns / window:.0f} %"
