@@ -7,7 +7,7 @@ PUBLIC := build/public-scripts/venv
 GPU_SIM := .venv-cuda
 ON_GPU_SIM = shared=$$(mktemp); trap "rm -f $$shared*" EXIT; export SIMGPU=1 SIMGPU_SHARED=$$shared;
 GPU_SIM_PYTEST := $(GPU_SIM)/bin/python -m pytest -m "gpu or gpu_sim" --timeout 300 --tb short
-TIMED := tests/replay/test_gpu_replay.py
+TIMED := tests/replay/test_gpu_replay.py tests/syncs/test_gpu_syncs.py
 
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of interpreters: without bytecode, each compiles the library
@@ -36,7 +36,7 @@ ifdef TESTS
 	$(ON_GPU_SIM) $(GPU_SIM_PYTEST) $(TESTS)
 else
 	$(ON_GPU_SIM) code=0; $(GPU_SIM_PYTEST) $(TIMED) || code=$$?; \
-		$(GPU_SIM_PYTEST) --numprocesses 2 --dist loadfile --max-worker-restart 0 --ignore $(TIMED) || code=$$?; \
+		$(GPU_SIM_PYTEST) --numprocesses 2 --dist loadfile --max-worker-restart 0 $(addprefix --ignore=,$(TIMED)) || code=$$?; \
 		exit $$code
 endif
 

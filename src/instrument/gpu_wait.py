@@ -65,12 +65,12 @@ def _synchronize_all(module: Any) -> None:
 
 def _synchronize_in_time(module: Any) -> list[str]:
     """Wait on a thread of its own, which Ctrl-C can interrupt, and which stays behind if a kernel does not end."""
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def wait() -> None:
         try:
             _synchronize_all(module)
-        except Exception as error:
+        except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=wait, name="instrument-gpu", daemon=True)
