@@ -16,6 +16,7 @@ from .interrupts import is_interrupt
 
 _WAIT_S = 30
 _limit_s: ContextVar[int] = ContextVar("instrument_gpu_wait_s", default=_WAIT_S)
+_waiting: list[threading.Thread] = []  # the last one
 
 
 @contextmanager
@@ -64,7 +65,9 @@ def _synchronize_all(module: Any) -> None:
 
 
 def _synchronize_in_time(module: Any) -> list[str]:
-    """Wait on a thread of its own, which Ctrl-C can interrupt, and which stays behind if a kernel does not end."""
+    """Wait on a thread of its own, which stays behind if a kernel does not end; Ctrl-C ends the wait."""
+    if any(thread.is_alive() for thread in _waiting):
+        return ["work of the GPU that ran at the end of an earlier window still runs, so kernels may be missing"]
     errors: list[BaseException] = []
 
     def wait() -> None:
@@ -74,6 +77,7 @@ def _synchronize_in_time(module: Any) -> list[str]:
             errors.append(error)
 
     thread = threading.Thread(target=wait, name="instrument-gpu", daemon=True)
+    _waiting[:] = [thread]
     try:
         thread.start()
     except RuntimeError:  # no thread can be started, as at exit since Python 3.12

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import mkstemp
 from threading import get_ident, main_thread
 from typing import Any, ClassVar
 
@@ -153,7 +154,7 @@ class TorchProfilerCapture:
         self.ended = False
         self.incomplete: list[str] = []
         self.raw: Path | None = None  # the trace as torch wrote it
-        self._written: Any = None  # a file with the trace, until it is saved
+        self._written = ""  # the path of the trace, if it had to be written before `save`
         self.profiler: Any = None
         self._options = options
         self._on_prepared = prepared
@@ -289,8 +290,11 @@ class TorchProfilerCapture:
     def _write_early(self) -> None:
         """Write the trace before the other profiler prepares: its clock would be applied to the GPU's times."""
         if self.profiler is not None and self.profiler.use_device:
-            self._written = NamedTemporaryFile(suffix=SUFFIX)  # noqa: SIM115  # ends with this capture
-            self.profiler.export_chrome_trace(self._written.name)
+            descriptor, name = mkstemp(suffix=SUFFIX)
+            os.close(descriptor)
+            weakref.finalize(self, Path(name).unlink, missing_ok=True)
+            self.profiler.export_chrome_trace(name)
+            self._written = name
 
     def _leave_out_last(self) -> None:
         """Put the complete steps into the trace: all but the last one, unless it is the only one."""
@@ -366,11 +370,10 @@ class TorchProfilerCapture:
         make_folder(folder)
         raw = folder / f"{stem}{SUFFIX}"
         with part_file(raw) as part:
-            if self._written is None:
-                self.profiler.export_chrome_trace(str(part))
+            if self._written:
+                shutil.copyfile(self._written, part)
             else:
-                with self._written as written:
-                    shutil.copyfile(written.name, part)
+                self.profiler.export_chrome_trace(str(part))
             check_is_complete(part)  # torch does not raise
             part.replace(raw)  # not synced: the finishing process does what takes time
         self.raw = raw
