@@ -150,7 +150,7 @@ def test_a_later_run_counts_the_windows_of_earlier_ones(out: Path) -> None:
     ],
 )
 def test_the_limits(out: Path, limits: dict[str, Any], kept: list[int]) -> None:
-    """A window goes as soon as one limit says so; the newest stays."""
+    """A window is deleted when it exceeds any limit; the newest stays."""
     traces = [write_window(out, number, days=4.2 - number) for number in (1, 2, 3, 4)]
     lines = remove(out, **limits)
     assert kept == existing(traces)

@@ -17,7 +17,7 @@ class Win(int):
     change: Callable[[], Change]
 
     def __new__(cls, ns: int, change: Callable[[], Change]) -> Win:
-        """Return a win of so many nanoseconds."""
+        """Return a saving of ``ns``."""
         win = super().__new__(cls, ns)
         win.change = change
         return win

@@ -135,7 +135,7 @@ def _begin_range(context: Any, names: tuple[str, ...], known: Instances, module:
     if dispatch.detailed:
         with guard.contained(FEATURE):
             context.name += known.suffix(training.caller_in(sys._getframe(3), module))
-    return dispatch.enter_beside_torch(region.make(context.name, None, None, None, None))
+    return dispatch.enter_without_torch(region.make(context.name, None, None, None, None))
 
 
 def _clipping(switch: Switch) -> Iterator[Patch]:

@@ -170,7 +170,7 @@ def backward_is_open() -> bool:
     return _state.open > 0
 
 
-def enter_beside_torch(region: Region) -> Token:
+def enter_without_torch(region: Region) -> Token:
     """Like `enter`, but skip emitters that already show torch's own range of this name."""
     emitters = current._emitters if isinstance(current, FanOutEmitter) else [current]
     others = [emitter for emitter in emitters if emitter.name != "torch"]

@@ -87,7 +87,7 @@ class BlackBox:
 
     @guard.contained(FEATURE)
     def stop(self) -> None:
-        """Stop the clock and take no more regions; the results stay."""
+        """Stop the clock and ignore further regions; the results stay."""
         if self._running:
             self._running = False
             active.remove(self.clock)

@@ -1,4 +1,4 @@
-"""Keeps of a rank's trace only what comparing ranks needs, so that any number of ranks fits into memory."""
+"""Reduces a rank's trace to what comparing ranks needs, so that any number of ranks fits into memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Agreement`: has a requested window open at the same step on all ranks of a job.
+"""`Agreement`: opens a requested window at the same step on all ranks of a job.
 
 The ranks exchange requests through the store that torch.distributed was initialized with, each on a thread and
 through a connection of its own. No rank waits for another, and there is no collective: a rank that is late or dead

@@ -1,4 +1,4 @@
-"""Says in words how a loop ended, for the manifest and the summary."""
+"""Describes how a loop ended, for the manifest and the summary."""
 
 from __future__ import annotations
 

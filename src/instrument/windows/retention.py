@@ -27,7 +27,7 @@ def remove_old_windows(
         uploaded_only: whether a window that was not uploaded stays.
 
     Returns:
-        A line for the manifest for each window whose files were removed, or cannot be, which is said once.
+        A line for the manifest for each window whose files were removed, or cannot be, which is reported once.
     """
     lines = []
     for window, files, reason in _beyond_limits(stored, keep, rank, now_ns):

@@ -1,4 +1,4 @@
-"""`SlowStepWindows`: has a window opened after a slow step, and keeps the times of the steps before the window."""
+"""`SlowStepWindows`: opens a window after a slow step, and keeps the times of the steps before the window."""
 
 from __future__ import annotations
 

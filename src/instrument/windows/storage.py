@@ -39,7 +39,7 @@ class Keep:
 
 
 def keep(*, windows: int | None = None, age: str | None = None, total: str | None = None) -> Keep:
-    """Return how long the files of windows stay, for `profile`; a window goes as soon as one limit says so.
+    """Return how long the files of windows stay, for `profile`; a window is deleted when it exceeds any limit.
 
     The newest window always stays, and so does each in whose folder a person puts a file named ``keep``.
 

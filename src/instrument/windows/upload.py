@@ -81,7 +81,7 @@ class Uploader:
             return self._changed.wait_for(lambda: not self._waiting, max(deadline - time.monotonic(), 0))
 
     def give_up(self) -> None:
-        """Let those fail that are not done; one may go on, which hangs in its connection."""
+        """Fail unfinished uploads; one that hangs in its connection may go on."""
         self._given_up.set()
         with self._changed:
             for upload in self._waiting:
