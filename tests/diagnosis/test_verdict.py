@@ -126,3 +126,14 @@ def test_two_kernels_of_half_the_time() -> None:
     for start in each_step():
         loop.work(GEMM, start, start + 1, start + 501).work("k", start + 2, start + 501, start + 1001)
     assert "dominant-kernel" not in named(diagnose(loop.trace()))
+
+
+def test_gpus_that_work_for_different_times() -> None:
+    """The parts are those of both GPUs together; the verdict says that one of them mostly idles."""
+    loop = MadeLoop(busy=False)
+    for start in each_step():
+        loop.work(GEMM, start, start + 1, start + 999, device=0).work(
+            GEMM, start, start + 1, start + 101, device=1
+        )
+    said = diagnose(loop.trace()).verdict
+    assert said.endswith("Of that time, GPU 0 works 100 %, GPU 1 works 10 %.")

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ..memory.snapshot import peak_text
-from ..traces.intervals import total_ns
+from ..traces.intervals import clip, merge_overlaps, total_ns
 from ..traces.table import Array, Table
 from ..units import counted, duration
 from .cpu_step import CPU_PARTS
@@ -47,6 +47,7 @@ _COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
 _THIN = 16  # rows of a tile: a matmul with so few rows spends its time reading its other factor
 _LEAST = 1 / 3  # of the step: a smaller part does not bound it
 _CLOSE = 0.05  # of the step: a second part this close to the first is named as well
+_UNEVEN, _LISTED_GPUS = 0.2, 8  # of the window; the GPUs of a process that are named
 _COVERAGE = 0.5  # of the kernels' time: with less known, compute and memory are not distinguished
 
 _SENTENCES: dict[Bound, str] = {
@@ -109,7 +110,8 @@ def verdict_of(facts: TraceFacts) -> Verdict:
         bound, coverage = None, "whether compute or memory limits the kernels is unknown: " + coverage
     elif classes[order[0]] < _LEAST * window:
         bound, coverage = None, "no part takes a third of the time"
-    return Verdict(bound, _sentence(facts, bound, order, classes, parts), per_step, coverage)
+    text = _sentence(facts, bound, order, classes, parts) + _uneven_gpus(facts)
+    return Verdict(bound, text, per_step, coverage)
 
 
 def definition_of_part(name: str, gpu: bool) -> str:
@@ -211,6 +213,19 @@ def _sentence(
     if classes[bound] - classes[second] < _CLOSE * window:
         text += f"; for {100 * classes[second] / window:.0f} % it {said[second]}"
     return text + "."
+
+
+def _uneven_gpus(facts: TraceFacts) -> str:
+    """Return for how much of the window each GPU works, if they differ: the parts are those of all together."""
+    window = max(facts.window_ns, 1)
+    shares = {}
+    for gpu, rows in facts.gpus.items():
+        busy = merge_overlaps(facts.gpu.start_ns[rows], facts.gpu.end_ns[rows])
+        shares[gpu] = total_ns(clip(busy, *facts.window)) / window
+    if max(shares.values(), default=0) - min(shares.values(), default=0) < _UNEVEN:
+        return ""
+    each = [f"GPU {gpu} works {100 * share:.0f} %" for gpu, share in shares.items()]
+    return f" Of that time, {', '.join(each[:_LISTED_GPUS])}{', ...' * (len(each) > _LISTED_GPUS)}."
 
 
 def _of_overhead(facts: TraceFacts) -> str:
