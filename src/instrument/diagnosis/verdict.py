@@ -199,7 +199,7 @@ def _sentence(
     what, said = _what(facts) + on, _SENTENCES | {"overhead": _of_overhead(facts)}
     if copies > classes.get("memory", 0) / 2:
         said["memory"] = "copies data while nothing computes"
-    if bound is None and "compute" not in classes and 2 * busy > window:
+    if bound is None and "compute" not in classes and busy > (1 - _LEAST) * window:
         share = 100 * busy / window
         return f"For {share:.0f} % of {what}, the GPU computes; whether arithmetic or memory limits it is unknown."
     if bound is None:
