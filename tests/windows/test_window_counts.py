@@ -88,6 +88,23 @@ def test_kernels_that_are_missing_elsewhere(tmp_path: Path) -> None:
     assert finished(tmp_path, trace, read=False)["reason"] is None
 
 
+@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize("call", ["cudaLaunchKernel", "cudaGraphLaunch"])
+def test_a_window_without_a_record_of_a_kernel(tmp_path: Path, call: str, read: bool) -> None:
+    """It is partial, and the reason says so, also where all kernels are those of graphs."""
+    called = {"ph": "X", "pid": 1, "tid": 1, "ts": 10.0, "dur": 2.0, "args": {"correlation": 7}}
+    trace = {
+        "schemaVersion": 1,
+        "traceEvents": [
+            called | {"cat": "cuda_runtime", "name": call},
+            called | {"cat": "cpu_op", "name": "aten::add"},
+        ],
+    }
+    entry = finished(tmp_path, trace, read=read)
+    assert entry["status"] == "partial"
+    assert entry["reason"] == "the GPU's profiling interface gave no record of a kernel"
+
+
 def test_the_counts_of_a_window(out: Path) -> None:
     """The counts are those of the trace, and of its size before compression."""
     with instrument.profile(out, schedule="2") as prof:

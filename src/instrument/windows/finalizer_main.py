@@ -30,7 +30,7 @@ from .command_socket import remove_stale_sockets
 from .file_keeping import FileKeeping
 from .manifest import add_snapshot, append, describe_files, uncompressed_entry
 from .storage import Storage
-from .trace_counts import trace_counts
+from .trace_counts import launches_graphs, trace_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,12 +121,13 @@ class FinalizerJobs:
     def _read(self, raw: Path, job: Job) -> Summary | None:
         """Put the counts of the trace into the line, and its losses; return its summary if ``job`` asks for it.
 
-        A trace that neither the summary nor the comparison of ranks needs is read only if it has fewer kernels
-        than launches.
+        A trace that neither the summary nor the comparison of ranks needs is read only if it lacks kernels.
         """
         entry = job["entry"]
         counts = entry["trace"] = trace_counts(raw)
-        if not (job["read"] or job["ranks"]) and counts["kernels_recorded"] >= counts["kernels_launched"]:
+        kernels, launches = counts["kernels_recorded"], counts["kernels_launched"]
+        complete = kernels >= launches and (kernels > 0 or not launches_graphs(raw))
+        if complete and not (job["read"] or job["ranks"]):
             return None
         from ..traces.kineto import read_kineto
         from ..traces.missing_work import launches_of, lost_at_head

@@ -32,3 +32,9 @@ def trace_counts(raw: Path) -> dict[str, int]:
             if b"LaunchKernel" in lines:
                 launches += len(_LAUNCH.findall(lines))
     return {"bytes": size, "events": events, "kernels_launched": launches, "kernels_recorded": kernels}
+
+
+def launches_graphs(raw: Path) -> bool:
+    """Return whether a trace has a launch of a CUDA graph, whose kernels `trace_counts` does not expect."""
+    with raw.open("rb") as file:
+        return any(b"GraphLaunch" in line for line in file)
