@@ -29,7 +29,7 @@ test-fast: $(VENV)/.installed-test
 
 # The tests that need a GPU, on one in software (docs/simulated-gpu.md): with a CUDA build of torch, of which pip
 # fetches 3 GB where it has no copy, and g++, in an environment of its own.
-# Tests that time what the CPU does run alone.
+# Tests that measure times of the CPU run alone, the others in two processes.
 gpu-sim: gpu-sim-environment
 	$(GPU_SIM)/bin/python -m tests.simgpu.install $(GPU_SIM)
 ifdef TESTS

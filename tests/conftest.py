@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from instrument.exporters.sessions import sessions
 from instrument.regions import annotation, dispatch
 from instrument.windows import finalizer_process
 from instrument.windows.profile import Profile
-from tests import simgpu
 from tests.support.browser import browser, open_page
 from tests.support.simulated_gpu import gpu_values, only_values_that_are_computed
 
@@ -82,9 +82,9 @@ def pytest_collection() -> Iterator[None]:
 def pytest_configure() -> None:
     """Let the processes of each worker of pytest-xdist share a simulated GPU, and not those of all workers."""
     worker, shared = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("SIMGPU_SHARED")
-    if worker and shared and simgpu.active():
+    if worker and shared and (simulated := sys.modules.get("simgpu_boot")):
         os.environ["SIMGPU_SHARED"] = f"{shared}.{worker}"
-        simgpu.renew()
+        simulated.renew()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

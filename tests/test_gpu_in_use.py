@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,23 @@ def test_only_the_gpu_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) ->
     module.is_current_stream_capturing = lambda: fail(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         gpu_wait.synchronize()
+
+
+def test_a_wait_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at exit since Python 3.12: the GPU is waited for unless an error ended the program."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    calls: list[str] = []
+    module = SimpleNamespace(is_initialized=lambda: True, synchronize=lambda: calls.append("xpu"))
+    monkeypatch.setattr(torch, "xpu", module, raising=False)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert ([], ["xpu"]) == (gpu_wait.synchronize(), calls)
+    monkeypatch.setattr(sys, "last_value", ValueError("mine"), raising=False)
+    (reason,) = gpu_wait.synchronize()
+    assert reason.startswith("the GPU was not waited for, as the program ended with an error")
+    assert ["xpu"] == calls
 
 
 def test_kinds_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

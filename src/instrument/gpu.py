@@ -46,7 +46,7 @@ def _built_for(*platforms: str) -> bool:
 def current_stream_capturing() -> bool:
     """Return whether the current stream captures a CUDA graph: a synchronization would invalidate it.
 
-    None does after an error of the GPU, which the query raises.
+    False after an error of the GPU, which makes the query raise.
     """
     query = getattr(in_use(), "is_current_stream_capturing", None)
     with Suppressed(RuntimeError):

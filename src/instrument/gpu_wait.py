@@ -14,9 +14,8 @@ from .compat.cuda import devices_in_use
 from .guard import uncaught_error
 from .interrupts import is_interrupt
 
-_WAIT_S = 30
-_limit_s: ContextVar[int] = ContextVar("instrument_gpu_wait_s", default=_WAIT_S)
-_waiting: list[threading.Thread] = []  # the last one
+_THREAD = "instrument-gpu"
+_limit_s: ContextVar[int] = ContextVar("instrument_gpu_wait_s", default=30)
 
 
 @contextmanager
@@ -66,7 +65,7 @@ def _synchronize_all(module: Any) -> None:
 
 def _synchronize_in_time(module: Any) -> list[str]:
     """Wait on a thread of its own, which stays behind if a kernel does not end; Ctrl-C ends the wait."""
-    if any(thread.is_alive() for thread in _waiting):
+    if any(thread.name == _THREAD for thread in threading.enumerate()):
         return ["work of the GPU that ran at the end of an earlier window still runs, so kernels may be missing"]
     errors: list[BaseException] = []
 
@@ -76,8 +75,7 @@ def _synchronize_in_time(module: Any) -> list[str]:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=wait, name="instrument-gpu", daemon=True)
-    _waiting[:] = [thread]
+    thread = threading.Thread(target=wait, name=_THREAD, daemon=True)
     try:
         thread.start()
     except RuntimeError:  # no thread can be started, as at exit since Python 3.12

@@ -136,4 +136,4 @@ def test_gpus_that_work_for_different_times() -> None:
             GEMM, start, start + 1, start + 101, device=1
         )
     said = diagnose(loop.trace()).verdict
-    assert said.endswith("Of that time, GPU 0 works 100 %, GPU 1 works 10 %.")
+    assert said.endswith("Of that time, GPU 0 is busy 100 %, GPU 1 is busy 10 %.")

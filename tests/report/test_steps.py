@@ -221,7 +221,7 @@ AHEAD = loop_totals(gpu_ns=20, cpu_ns=2)
 def test_steps_without_gpu_work_are_not_in_the_mean_of_the_gpu() -> None:
     """As where records are lost: the headline says for how many steps its length on the GPU holds."""
     said = headline(on_gpu((1, 1, 1), (None, 10, 10), AHEAD))
-    assert said == "Where the step went: CPU 1.00 ms, GPU 10.0 ms in 2 of them (mean of steps 2-4)"
+    assert said == "Where the step went: CPU 1.00 ms, GPU 10.0 ms in 2 of 3 steps (mean of steps 2-4)"
 
 
 def test_loop_that_runs_ahead() -> None:

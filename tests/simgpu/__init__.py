@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.simgpu.settings import BY_NAME, Value, setting_of
+from tests.simgpu.settings import BY_NAME, Value
 
-__all__ = ["Entry", "active", "computes", "configure", "configured", "log", "numerics", "renew", "value_of"]
+__all__ = ["Entry", "active", "computes", "configure", "configured", "log", "numerics", "value_of"]
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,6 @@ def active() -> bool:
     return hasattr(ctypes.CDLL(None), "sim_set")
 
 
-def renew() -> None:
-    """Take the settings of this process's environment again, before it uses the GPU."""
-    library().sim_renew()
-
-
 def value_of(name: str) -> str:
     """Return a setting as it is now."""
     text: bytes = library().sim_get(name.upper().encode())
@@ -81,7 +76,9 @@ def configure(**settings: Value) -> None:
     """
     texts = {}
     for name, value in settings.items():
-        setting = setting_of(name)
+        setting = BY_NAME.get(name.upper())
+        if setting is None:
+            raise ValueError(f'"{name}" is none of the settings: {", ".join(sorted(BY_NAME)).lower()}')
         if setting.at_start_only:
             raise ValueError(f'"{name}" is read when a process starts: set SIMGPU_{setting.name}={value}')
         texts[setting.name] = setting.text(value)

@@ -98,21 +98,9 @@ SETTINGS = (
             at_start_only=True),
 )  # fmt: skip
 
-NUMERICS = Setting("NUMERICS", "0", "the values of kernels are computed", "0 or 1", "[01]?")
+NUMERICS = flag("NUMERICS", "the values of kernels are computed")  # by Python: the libraries do not know it
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}
-
-
-def setting_of(name: str) -> Setting:
-    """Return a setting by its name in lower case.
-
-    Raises:
-        ValueError: there is none.
-    """
-    setting = BY_NAME.get(name.upper()) if name == name.lower() else None
-    if setting is None:
-        raise ValueError(f'"{name}" is none of the settings: {", ".join(sorted(BY_NAME)).lower()}')
-    return setting
 
 
 def check(environment: Mapping[str, str]) -> None:

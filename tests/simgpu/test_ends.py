@@ -165,13 +165,12 @@ def test_kernels_of_later_windows(tmp_path: Path, warmup: str, lost: list[int]) 
 
 
 PERSISTS = """
-    import json, sys, time, torch, instrument
+    import json, sys, torch, instrument
     from instrument import gpu_wait
 
     gpu_wait._limit_s.set(2)
     x, side = torch.ones(8, device="cuda"), torch.cuda.Stream()
     schedule = instrument.schedule(wait=1, warmup=1, active=1, repeat=3)
-    began = time.monotonic()
     with instrument.profile(sys.argv[1], schedule=schedule) as prof:
         for step in range(12):
             if step == 1:
@@ -179,15 +178,13 @@ PERSISTS = """
                     torch.cuda._sleep(100)
             x.add_(1)
             prof.step()
-    took = time.monotonic() - began
-    print(json.dumps([took, [[line["status"], line["reason"]] for line in prof.windows]]))
+    print(json.dumps([[line["status"], line["reason"]] for line in prof.windows]))
 """
 
 
 def test_windows_beside_a_kernel_that_never_ends(tmp_path: Path) -> None:
     """The end of the first window waits for it, those of later ones do not; each says what is missing."""
-    took, lines = json.loads(output(PERSISTS, str(tmp_path / "out"), hang="spin_kernel").splitlines()[-1])
-    assert 2 <= took < 6
+    lines = json.loads(output(PERSISTS, str(tmp_path / "out"), hang="spin_kernel").splitlines()[-1])
     assert [status for status, _ in lines] == ["partial"] * 3
     assert "did not end within 2 s of the end of the window" in lines[0][1]
     assert all("at the end of an earlier window still runs" in reason for _, reason in lines[1:])

@@ -13,7 +13,10 @@ from instrument.stepping.follower import StepFollower
 
 from ..support.cuda_graphs import Replays
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream"),  # torch 2.14, of make_graphed_callables
+]
 
 
 class Training:

@@ -216,7 +216,7 @@ def _sentence(
 
 
 def _uneven_gpus(facts: TraceFacts) -> str:
-    """Return for how much of the window each GPU works, if they differ: the parts are those of all together."""
+    """Return for how much of the window each GPU is busy, if they differ: the parts are those of all together."""
     window = max(facts.window_ns, 1)
     shares = {}
     for gpu, rows in facts.gpus.items():
@@ -224,7 +224,7 @@ def _uneven_gpus(facts: TraceFacts) -> str:
         shares[gpu] = total_ns(clip(busy, *facts.window)) / window
     if max(shares.values(), default=0) - min(shares.values(), default=0) < _UNEVEN:
         return ""
-    each = [f"GPU {gpu} works {100 * share:.0f} %" for gpu, share in shares.items()]
+    each = [f"GPU {gpu} is busy {100 * share:.0f} %" for gpu, share in shares.items()]
     return f" Of that time, {', '.join(each[:_LISTED_GPUS])}{', ...' * (len(each) > _LISTED_GPUS)}."
 
 

@@ -271,11 +271,11 @@ def _infer_older(own: Table, left: Array, category: Array, evidence: Array, begu
     states = rows[(turn > 0) & (turn < times)]
     category[states], evidence[states] = _STATE, _reason("older state")
     for of_cublas in _OF_CUBLAS:
-        found = rows[~matched & (size == of_cublas)]
+        workspaces = rows[~matched & (size == of_cublas)]
         # Every parameter that is trained has a gradient of its size; without gradients, a model that has
         # parameters of this size, such as 4096 x 4096 in 16 bits, has many.
-        if len(sizes) or len(found) <= _FEW_WORKSPACES:
-            category[found], evidence[found] = _WORKSPACE, _reason("older workspace")
+        if len(sizes) or len(workspaces) <= _FEW_WORKSPACES:
+            category[workspaces], evidence[workspaces] = _WORKSPACE, _reason("older workspace")
 
 
 def _infer_by_line(left: Array, category: Array, evidence: Array, freed: _Freed) -> None:

@@ -29,7 +29,7 @@ def headline(summary: Summary) -> str:
     time = duration(summary.step_ns / steps)
     on_gpu = [ns for _, ns in _gpu_lengths(summary)]
     if on_gpu:
-        on_some = f" in {len(on_gpu)} of them" * (len(on_gpu) < steps)
+        on_some = f" in {len(on_gpu)} of {steps} steps" * (len(on_gpu) < steps)
         time = f"CPU {time}, GPU {duration(sum(on_gpu) / len(on_gpu))}{on_some}{_busy(summary)}"
     elif summary.gpu_total_ns is not None:
         time += f", GPU work {duration(summary.gpu_total_ns / steps)}{_of_gpus(summary)}"

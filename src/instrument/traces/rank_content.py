@@ -48,7 +48,7 @@ def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
     own = gpu.where(gpu.step >= 0) if steps else gpu
     ends = [int(part.end_ns.max()) for part in (steps, own) if part]
     end = max(ends, default=start)
-    counted = own or gpu  # without the work of steps before the recording, which a rank may be behind with
+    counted = own or gpu  # not the work of earlier steps that still runs when the recording begins
     computes = ~communication_mask(counted, collectives) & (counted.category == KERNEL)
     compute = clip(merge_overlaps(counted.start_ns[computes], counted.end_ns[computes]), start, end)
     strings = Strings()

@@ -125,9 +125,8 @@ class FinalizerJobs:
         """
         entry = job["entry"]
         counts = entry["trace"] = trace_counts(raw)
-        kernels, launches = counts["kernels_recorded"], counts["kernels_launched"]
-        complete = kernels >= launches and (kernels > 0 or not launches_graphs(raw))
-        if complete and not (job["read"] or job["ranks"]):
+        kernels, wanted = counts["kernels_recorded"], job["read"] or job["ranks"]
+        if not (wanted or kernels < counts["kernels_launched"] or (kernels == 0 and launches_graphs(raw))):
             return None
         from ..traces.kineto import read_kineto
         from ..traces.missing_work import launches_of, lost_at_head

@@ -68,7 +68,8 @@ void log_work(const Op& op, int device) {
 
 void log_wait(const char* kind, int64_t called, int64_t ready, uint32_t correlation, uint32_t stream) {
   if (!keepers) return;
-  add({kind, nullptr, current_device, stream, correlation, 0, called, called, std::max(called, ready), now_ns(), 0, 0, 0});
+  add({kind, nullptr, current_device, stream, correlation, 0, called, called, std::max(called, ready), now_ns(), 0, 0,
+       0});
 }
 
 // Returns where in the log the new part begins.
