@@ -50,7 +50,7 @@ ORDER = [
     ["open_window"],
     ["part_file"],
     ["process_id"],
-    ["arguments", "imports", "interrupts", "live_objects", "printable", "source_paths", "units"],
+    ["arguments", "imports", "interrupts", "live_objects", "printable", "source_paths", "trace_marks", "units"],
 ]
 # Modules that adapters may import besides the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {

@@ -24,7 +24,8 @@ from instrument.compat import profilers
 from instrument.exporters.torch_profiler import TorchProfilerExporter
 from instrument.regions.emitters import torch_nested
 from instrument.regions.emitters.torch_nested import NestedTorchProfilerEmitter
-from instrument.regions.region import OVERLAPPING, Region, make
+from instrument.regions.region import Region, make
+from instrument.trace_marks import OVERLAPPING
 from tests.conftest import annotations
 from tests.windows.training import traces
 

@@ -18,7 +18,7 @@ from instrument import slim
 from instrument.slimming import known_words
 from instrument.slimming.known_words import VOCABULARY, is_all_known
 from instrument.slimming.stand_ins import StandIns
-from instrument.traces.slim_note import KEY
+from instrument.trace_marks import SLIM
 
 from .random_traces import DEVICE, RandomTrace
 from .test_slim import complete, write
@@ -258,7 +258,7 @@ def hostile() -> dict[str, Any]:
             "acme": 1,
             "pg_config": [{"pg_name": "acme", "pg_desc": "acme", "pg_size": "acme", "ranks": ["acme"]}, "acme"],
         },
-        KEY: {
+        SLIM: {
             "events": "acme",
             "acme": "acme",
             "lost": lost,

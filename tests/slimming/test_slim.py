@@ -11,7 +11,7 @@ import pytest
 
 import instrument
 from instrument import SlimTrace, TraceError, slim
-from instrument.traces.slim_note import KEY
+from instrument.trace_marks import SLIM
 
 from .random_traces import BACKWARD, MAIN, PID, RandomTrace
 
@@ -155,8 +155,8 @@ def test_a_damaged_file_stays_known_as_damaged(tmp_path: Path) -> None:
         {"traceEvents": [complete("other", "o", 1, 2), complete("cpu_op", "p", 1, 2) | {"pid": "two"}]},
         {"traceEvents": [complete("cpu_op", "p", 1, 2) | {"pid": number} for number in (1, 2, 1)]},
         {"traceEvents": [{"ph": "C", "name": "n", "pid": 1, "tid": 1, "ts": 1, "args": {"a": 1, "b": 2}}]},
-        {"traceEvents": [], "deviceProperties": "none", KEY: [1]},
-        {"traceEvents": [complete("cpu_op", "p", 1, 2)], KEY: {"lanes": [[1, 2], [PID, MAIN, {}]], "lost": 3}},
+        {"traceEvents": [], "deviceProperties": "none", SLIM: [1]},
+        {"traceEvents": [complete("cpu_op", "p", 1, 2)], SLIM: {"lanes": [[1, 2], [PID, MAIN, {}]], "lost": 3}},
     ],
 )  # fmt: skip
 def test_odd_files(content: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from instrument.diagnosis.metrics import metrics
-from instrument.regions.region import OVERLAPPING
+from instrument.trace_marks import OVERLAPPING
 from instrument.traces.communication import communication_mask
 from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import summarize

@@ -9,9 +9,9 @@ from threading import get_ident
 from typing import Any
 
 from ..regions.region import Region
+from ..trace_marks import STEP_PREFIX
 
 MOST = 100_000  # begins and ends that are kept, the newest ones: 10 MB of a snapshot
-_STEP = "ProfilerStep#{}"  # as torch.profiler names steps
 Handle = tuple[str, int]  # the name of a range, and its number
 
 
@@ -46,7 +46,7 @@ class RegionLog:
         if ended is not None:
             self.pop(ended)
         if number is not None:
-            self._step = self._begin(_STEP.format(number))
+            self._step = self._begin(f"{STEP_PREFIX}{number}")
 
     def _begin(self, name: str) -> Handle:
         handle = name, next(self._numbers)

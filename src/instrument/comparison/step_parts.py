@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from ..diagnosis.idle_causes import INPUT, idle_causes
 from ..diagnosis.trace_facts import TraceFacts
 from ..diagnosis.verdict import PARTS
 from ..replay.critical_path import region_path
+from ..trace_marks import STEP_PREFIX
 from ..traces.intervals import merge_overlaps
 from ..traces.nest import NestedRanges
 from ..traces.step_content import launched_before
@@ -36,7 +36,6 @@ PART_OF_CAUSE = {
 }
 """The kind of each cause of idle time; all others are overhead."""
 
-_STEP = re.compile(r"^ProfilerStep#")
 _CLASSES = ("compute", "communication", "copies")
 
 
@@ -170,4 +169,4 @@ def _regions_at(facts: TraceFacts, times_ns: Array) -> list[tuple[str, ...]]:
 
 
 def _path(regions: Table, row: int) -> tuple[str, ...]:
-    return tuple(name for name in region_path(regions, row) if not _STEP.match(name))
+    return tuple(name for name in region_path(regions, row) if not name.startswith(STEP_PREFIX))

@@ -16,6 +16,7 @@ from ..errors import TraceError
 from ..guard import guard
 from ..page.document import frame, write_page
 from ..run_folder import COMPILE_LOG
+from ..trace_marks import OPENED_BY
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.compile_log import PATTERN, CompileLog, read_compile_logs
 from ..traces.merge_note import about_ranks
@@ -262,6 +263,6 @@ def diagnosis_of(
         job=facts.job,
         steps_from=facts.trace.steps_from,
         merged_ranks=tuple(about_ranks(facts.trace.metadata)),
-        opened_by=str(facts.trace.metadata.get("instrument_opened_by", "")),
+        opened_by=str(facts.trace.metadata.get(OPENED_BY, "")),
         facts=facts,
     )

@@ -15,6 +15,7 @@ from ..findings import Evidence, Finding, Fix, Severity, Where
 from ..replay.changes import Change, without_events
 from ..replay.replayer import Replayer, mean_ns
 from ..syncs.trace_context import TraceContext
+from ..trace_marks import DETAIL
 from ..traces.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ..traces.nest import inside_rows
 from ..traces.step_content import process_of_threads
@@ -71,7 +72,7 @@ class TraceFacts(WindowFacts):
         """Why the trace has no operators, for messages; None if it has some."""
         if self.trace.operators:
             return None
-        detail = self.trace.metadata.get("instrument_detail")
+        detail = self.trace.metadata.get(DETAIL)
         return "the trace has no operators" + (f', as it was recorded with detail="{detail}"' if detail else "")
 
     def require_shapes(self) -> None:

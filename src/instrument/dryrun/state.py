@@ -17,8 +17,8 @@ from .. import gpu_wait
 from ..findings import NOT_COVERED, Direction, Site
 from ..syncs import sites
 from ..syncs.budget import Budget
+from ..syncs.listener import LiveRecorder
 from ..syncs.operations import VALUE, name_of_operator, operation
-from ..syncs.recorder import Recorder
 from .tags import Tags
 
 _LITERAL = re.compile(r"""["']cpu["']|\.cpu\(""")
@@ -78,7 +78,7 @@ class ThreadState:
 class RunState:
     """One dry run: its tags, its findings, and the state of each thread."""
 
-    def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
+    def __init__(self, recorder: LiveRecorder, fake: Any = None, budget: Budget | None = None) -> None:
         self.recorder = recorder
         self.budget = budget
         self.fake = fake  # the FakeTensorMode, or None

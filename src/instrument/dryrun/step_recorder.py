@@ -18,13 +18,13 @@ from ..stepping.optimizer_steps import running
 from ..syncs.budget import Budget
 from ..syncs.early_stop import ProgramStopper
 from ..syncs.events import SyncEvent
-from ..syncs.recorder import Recorder
+from ..syncs.listener import LiveRecorder
 from .step_place import Place, StepPlace, place_of
 
 FEATURE = "finding the ends of steps"
 
 
-class StepRecorder(Recorder):
+class StepRecorder(LiveRecorder):
     """Counts each synchronization in its step, and ends the program after `max_steps`.
 
     Code after an update, such as logging or the update of another model, belongs to the step of that update until
@@ -32,7 +32,7 @@ class StepRecorder(Recorder):
     again, the step ends with the next call of a module with trainable parameters, or the next backward pass.
 
     Args:
-        path: as in `Recorder`.
+        path: as in `LiveRecorder`.
         budget: is told where each step ends.
         outermost: the code of the function that calls the program.
 
@@ -78,7 +78,7 @@ class StepRecorder(Recorder):
         self.updates, self.step, self.in_step = 0, step, False
 
     def make_event(self, op: str, cause: str, frame: FrameType | None, **more: Any) -> SyncEvent:
-        """As in `Recorder`."""
+        """As in `LiveRecorder`."""
         self._look(frame)
         return super().make_event(op, cause, frame, **more)
 

@@ -13,6 +13,7 @@ from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..regions.emitters.nvtx import NvtxEmitter
 from ..regions.region import DOMAIN, Region, by_name
+from ..trace_marks import STEPS
 from .cuda_profiler import cuda_profiler
 
 
@@ -60,7 +61,7 @@ class NsightSystemsCapture:
 
     def add_metadata(self, key: str, value: str) -> None:
         """Mark the steps of the window, which `read_trace` needs; a report has no place for other metadata."""
-        if key == "instrument_steps":
+        if key == STEPS:
             self._nvtx.mark(Region(f"{key}={value}", by_name(key)))
 
     def stop(self) -> None:

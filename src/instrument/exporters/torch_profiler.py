@@ -27,6 +27,7 @@ from ..regions import dispatch
 from ..regions.emitters.torch_nested import torch_emitter
 from ..regions.emitters.torch_profiler import TorchProfilerEmitter
 from ..regions.region import Region, plain
+from ..trace_marks import DETAIL, STEP_PREFIX, STEPS, TASKS, UNRECORDED
 from .raw_trace import check_is_complete, copy_trace
 from .sessions import OTHER_WINDOW, OpenRanges, sessions
 from .torch_options import Detail, check_values, options_for
@@ -203,7 +204,7 @@ class TorchProfilerCapture:
             self._start_trace()
         if self._thread != main_thread().ident:  # may be killed at exit, with no chance to stop
             self._let_go = kineto.hold_recording()
-        self.add_metadata("instrument_detail", self._detail)
+        self.add_metadata(DETAIL, self._detail)
         job = _job()
         if job is not None:
             self.profiler.add_metadata_json("distributedInfo", json.dumps(job))
@@ -222,7 +223,7 @@ class TorchProfilerCapture:
         self._check()
         self._end_step()
         if number is not None and not self.ended and self._emitter is not None:
-            self._step = self._emitter.push(Region(f"ProfilerStep#{number}", 0))
+            self._step = self._emitter.push(Region(f"{STEP_PREFIX}{number}", 0))
             self._steps = self._steps[0] if self._steps else number, number
 
     def _end_step(self) -> None:
@@ -252,9 +253,9 @@ class TorchProfilerCapture:
             return
         if notes.switches:
             tasks = {"thread": notes.thread, "switches": notes.switches}
-            self.profiler.add_metadata_json("instrument_tasks", json.dumps(tasks))
+            self.profiler.add_metadata_json(TASKS, json.dumps(tasks))
         if notes.unrecorded and not profilers.records_all_threads(self._options):
-            self.profiler.add_metadata_json("instrument_unrecorded", json.dumps(notes.unrecorded))
+            self.profiler.add_metadata_json(UNRECORDED, json.dumps(notes.unrecorded))
 
     def _without_gpu(self, why: str) -> None:
         """Note why the GPU is not recorded, if the program uses one now."""
@@ -300,7 +301,7 @@ class TorchProfilerCapture:
         """Put the complete steps into the trace: all but the last one, unless it is the only one."""
         if self._steps is not None:
             first, last = self._steps
-            self.add_metadata("instrument_steps", f"{first}-{max(first, last - 1)}")
+            self.add_metadata(STEPS, f"{first}-{max(first, last - 1)}")
 
     def _check(self) -> None:
         """If the recording is lost, clean up and raise the reason."""

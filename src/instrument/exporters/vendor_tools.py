@@ -21,6 +21,7 @@ from ..errors import CaptureError
 from ..regions.emitters.itt import IttEmitter
 from ..regions.emitters.roctx import RoctxEmitter, load
 from ..regions.region import Region, by_name
+from ..trace_marks import STEP_PREFIX
 from .cuda_profiler import cuda_profiler
 
 _ALL_THREADS = 0
@@ -116,7 +117,7 @@ class RocprofCapture(VendorCapture):
             self._roctx.end(self._step)
             self._step = None
         if number is not None:
-            name = f"ProfilerStep#{number}"  # as in a trace of torch.profiler
+            name = f"{STEP_PREFIX}{number}"
             self._step = self._roctx.start(Region(name, by_name(name)))
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..trace_marks import STEP_PREFIX
 from ..traces.table import Array, Table
 from .stacks import BACKWARD, CLOSURE, MODULE, OPTIMIZER, PYTHON, StackFacts
 
@@ -14,7 +15,7 @@ FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP = range(3)
 PASS_NAMES = ("forward", "backward", "optimizer")
 _UNKNOWN = -1
 _SNAPSHOT = "snapshot"  # the event of an earlier snapshot, which never has a stack
-_STEP_OF_PROFILER = re.compile(r"^ProfilerStep#")
+_STEP_OF_PROFILER = re.compile(f"^{STEP_PREFIX}")
 _STEP_OF_OPTIMIZER = re.compile(r"^Optimizer\.step#")
 
 

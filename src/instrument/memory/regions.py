@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..trace_marks import STEP_PREFIX
 from ..traces.table import Array, Table
 from .passes import BACKWARD_PASS, Passes
 
-_STEP = re.compile(r"^ProfilerStep#")
+_STEP = re.compile(f"^{STEP_PREFIX}")
 _BOOTSTRAP, _THREADING = re.compile("^_bootstrap$"), re.compile(r"\bthreading\.py$")
 _MOST_THREADS = 30  # of more, several have a region open at nearly any time, and none is known
 

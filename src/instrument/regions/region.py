@@ -10,8 +10,6 @@ from functools import lru_cache
 from typing import Any
 
 DOMAIN = "instrument"
-OWN_WORK = "instrument (own work)"  # the library's own work during a recorded step
-OVERLAPPING = "instrument (overlapping regions)"  # shown on a GPU's lane where a region's own name cannot be
 OPAQUE = 0xFF000000
 
 # The names that nvtx knows itself. It gives them no alpha, unlike the names that it looks up in matplotlib.

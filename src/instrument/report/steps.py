@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from statistics import median
 
-from ..regions.region import OWN_WORK
+from ..trace_marks import OWN_WORK
 from ..traces.region_steps import describe_steps_from
 from ..traces.step_lengths import StepLengths
 from ..traces.stretch import MIN_STEPS_AROUND, Stretch, is_similar

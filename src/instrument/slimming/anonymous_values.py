@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..traces.slim_note import KEY
+from ..trace_marks import SLIM, STEPS
 from .names import Id
 
 _NUMBER = r"[-+]?\d{1,6}(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
@@ -71,9 +71,9 @@ class AnonymousValues:
                 found[key] = [self._device(each) for each in value]
             elif key == "distributedInfo" and isinstance(value, dict):
                 found[key] = self._groups(value)
-            elif key == KEY and isinstance(value, dict):
+            elif key == SLIM and isinstance(value, dict):
                 found[key] = self._note(value, lane)
-            elif _is_number(value) or (key == "instrument_steps" and _STEPS.fullmatch(str(value))):
+            elif _is_number(value) or (key == STEPS and _STEPS.fullmatch(str(value))):
                 found[key] = value
         return found
 

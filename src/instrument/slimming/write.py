@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..part_file import writing
+from ..trace_marks import CORES, DETAIL, MACHINE, OPENED_BY, SLIM, STEPS
 from ..traces.chunks import EventIndex
 from ..traces.merge_note import about_ranks
-from ..traces.slim_note import KEY, note_losses, note_of
+from ..traces.slim_note import note_losses, note_of
 from ..traces.trace import Trace
 from .event_texts import EventTexts, json_text
 from .lane_names import LaneNames
@@ -22,8 +23,7 @@ _METADATA = (
     *("baseTimeNanoseconds", "deviceProperties", "distributedInfo"),
     *("record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"),
     *("cuda_runtime_version", "cuda_driver_version", "CudaDriverVersion", "hip_runtime_version"),
-    *("instrument_steps", "instrument_detail", "instrument_opened_by", "instrument_machine", KEY),
-    "instrument_cores",
+    *(STEPS, DETAIL, OPENED_BY, MACHINE, SLIM, CORES),
 )
 _DEVICE = ("id", "name", "numSms", "maxThreadsPerMultiprocessor", "totalGlobalMem")
 
@@ -118,7 +118,7 @@ def _metadata(trace: Trace, lanes: LaneNames, steps: Mapping[str, int] | None) -
             {name: each[name] for name in _DEVICE if isinstance(each, dict) and name in each} for each in devices
         ]
     if trace.steps and not trace.steps_from:  # the reader drops a last step in which nothing begins
-        known.setdefault("instrument_steps", f"{trace.steps.number.min()}-{trace.steps.number.max()}")
+        known.setdefault(STEPS, f"{trace.steps.number.min()}-{trace.steps.number.max()}")
     note: dict[str, Any] = {"events": index_of(trace).events} | dict(note_of(trace.metadata))
     before = note.get("lanes")
     more = {
@@ -126,4 +126,4 @@ def _metadata(trace: Trace, lanes: LaneNames, steps: Mapping[str, int] | None) -
         "lanes": [*(before if isinstance(before, list) else []), *lanes.lanes],
         "steps": steps,
     }
-    return known | {KEY: note | {name: value for name, value in more.items() if value}}
+    return known | {SLIM: note | {name: value for name, value in more.items() if value}}

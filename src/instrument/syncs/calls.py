@@ -15,7 +15,7 @@ from ..compat import autograd
 from ..findings import Direction
 from . import instruction, operations, policy, sites
 from .events import SyncEvent
-from .recorder import SyncListener
+from .listener import SyncListener
 
 CAUSES: dict[Target, str] = {"stream": operations.STREAM, "event": operations.EVENT, "device": operations.DEVICE}
 # Modules in which a profiler itself synchronizes, at the beginning and the end of a recording

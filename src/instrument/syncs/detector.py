@@ -14,8 +14,9 @@ from . import coverage
 from .budget import Budget
 from .comments import mistaken_comments
 from .events import SyncEvent
+from .listener import LiveRecorder, SyncListener, describe
 from .monitor import monitor
-from .recorder import CountByStep, Recorder, SyncListener, describe
+from .recorder import CountByStep
 from .report import SyncReport
 
 ALWAYS_CHECKED_STEPS = 3  # steps that are always checked
@@ -73,7 +74,7 @@ class SyncDetector(SyncListener):
         if self._starts > 1:
             return
         self._path = RegionPath(None if self._budget is None else self._budget.note_region)
-        self.recorder = Recorder(self._path.names)
+        self.recorder = LiveRecorder(self._path.names)
         self._warned.clear()
         self.clear_pending()
         self._unavailable = coverage.reason_unavailable()

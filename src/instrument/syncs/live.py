@@ -16,8 +16,8 @@ from . import coverage, policy
 from .budget import Budget
 from .detector import SyncDetector
 from .events import SyncEvent
+from .listener import SyncListener, describe
 from .monitor import monitor
-from .recorder import SyncListener, describe
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -29,7 +29,7 @@ from .calls import (
     returns_to_python,
 )
 from .gpu_trace import GpuTrace
-from .recorder import SyncListener
+from .listener import SyncListener
 from .sync_warning import SyncWarning
 
 FEATURE = "recording a synchronization"

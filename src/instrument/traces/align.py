@@ -10,6 +10,7 @@ from math import sqrt
 
 import numpy as np
 
+from ..trace_marks import MACHINE
 from .lanes import group_rows
 from .table import KERNEL, Array
 from .trace import Trace
@@ -20,9 +21,6 @@ _RESOLUTION_NS = 1000  # of older traces; smaller differences have no meaning
 _SHIFTS = sorted(range(-64, 65), key=abs)
 _MIN_PAIRS = 8  # pairs that a shift needs
 _APART_NS = 3600 * 10**9  # the ranks of a job do not begin a window further apart
-
-MACHINE = "instrument_machine"
-"""The key in the metadata of a trace that is the same for all processes of a machine until it starts again."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..trace_marks import STEP_PREFIX
 from .merge_note import about_ranks
 from .table import Array
 from .trace_files import natural_key
@@ -19,7 +20,6 @@ from .trace_files import natural_key
 _BRACKETS = re.compile(r"^\[([^\]]{1,60})\]")  # "[TP00-DP01] 4000", as SGLang writes
 _RANK = re.compile(r"(?<![a-z])(?:rank|worker|[tpdec]p)[-_ =:]?\d{1,6}(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,6}")
-_STEP = "ProfilerStep#"
 _OF_PROGRAMS = ("operators", "regions", "runtime", "gpu")
 
 
@@ -69,7 +69,7 @@ def _processes_with_steps(
     """Return the processes without a label that marked steps, in ascending order; none beside work of a GPU."""
     if "regions" not in columns or "gpu" in columns:
         return []
-    steps = [code for code, text in enumerate(strings) if text.startswith(_STEP)]
+    steps = [code for code, text in enumerate(strings) if text.startswith(STEP_PREFIX)]
     rows = np.isin(columns["regions"]["name"], steps)
     found = {threads[thread] for thread in np.unique(columns["regions"]["thread"][rows]).tolist()}
     return sorted(found) if all(isinstance(process, int) for process in found) else []

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..regions.region import OVERLAPPING
+from ..trace_marks import OVERLAPPING, STEP_PREFIX, STEPS
 from .autograd import BackwardCallers, autograd_nodes, autograd_threads
 from .kernel_families import add_names
 from .main_threads import main_threads
@@ -22,8 +22,8 @@ from .tasks import parents_in_tasks
 from .torch_ranges import split_off_operators
 from .trace import MODULE, Coverage, Device, ReadLosses, Thread, Trace
 
-_STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
-_RUN = re.compile(r"instrument_steps=(\d{1,18})-(\d{1,18})")
+_STEP = re.compile(rf"^{STEP_PREFIX}(\d{{1,18}})$")
+_RUN = re.compile(rf"{STEPS}=(\d{{1,18}})-(\d{{1,18}})")
 _EMPTY = {"start_ns": np.empty(0, np.int64)}
 _LINKS = ("launch", "operator", "region", "module", "step")
 
@@ -227,9 +227,9 @@ def _ambiguous_correlations(runtime: Table, process_of: Array) -> Array:
 
 def _recorded_steps(metadata: Mapping[str, Any], texts: list[str]) -> list[tuple[int, int]]:
     """Return the first and last step of each window, which `instrument.profile` records as metadata or a mark."""
-    marks = [text for text in texts if text.startswith("instrument_steps=")]
+    marks = [text for text in texts if text.startswith(f"{STEPS}=")]
     files = (metadata, *map(metadata_of, about_ranks(metadata).values()))
-    said = map(_RUN.fullmatch, [*marks, *(f"instrument_steps={each.get('instrument_steps')}" for each in files)])
+    said = map(_RUN.fullmatch, [*marks, *(f"{STEPS}={each.get(STEPS)}" for each in files)])
     return [(int(match[1]), int(match[2])) for match in said if match]
 
 

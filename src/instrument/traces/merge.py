@@ -14,9 +14,9 @@ import msgspec
 from ..errors import TraceError
 from ..part_file import part_file, writing
 from ..run_folder import last_window
+from ..trace_marks import MERGE
 from .align import Clock, align
 from .insert_events import check_out, open_copy
-from .merge_note import KEY
 from .rank_events import RankEvents, RankFile, read_rank_file
 from .ranks import TraceSet, read_ranks
 from .read import check_ranks_path
@@ -226,7 +226,7 @@ class _Merging:
             self.events += events.events
             self._lanes += events.lanes()
             self._notes[str(rank)] = self._note(rank, events)
-        yield b"\n]," + msgspec.json.encode({KEY: self._whole_note()})[1:] + b"\n"
+        yield b"\n]," + msgspec.json.encode({MERGE: self._whole_note()})[1:] + b"\n"
 
     def _note(self, rank: int, events: RankEvents) -> dict[str, Any]:
         """Return what the metadata says of a rank."""

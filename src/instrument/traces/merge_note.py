@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..trace_marks import MERGE
 from .lanes import map_unique, map_unique_pairs
 from .table import Array
 
-KEY = "instrument_merge"
 """The key of the note in the metadata of a merged trace."""
 
 _ON_GPU = ("gpu", "gpu_regions", "syncs")
@@ -18,7 +18,7 @@ _ON_GPU = ("gpu", "gpu_regions", "syncs")
 
 def merge_note(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the note in the metadata of a trace; empty if the trace is not a merged one."""
-    return _mapping(metadata.get(KEY))
+    return _mapping(metadata.get(MERGE))
 
 
 def about_ranks(metadata: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..trace_marks import TASKS
 from .intervals import Intervals, covered_ns, merge_overlaps
 from .nest import NestedRanges
 from .step_content import span
 from .table import Array, Table
-from .tasks import KEY as TASKS
 from .trace_data import MODULE as MODULE_NAME
 from .trace_data import TraceData
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from .align import MACHINE, collective_kernels
+from ..trace_marks import MACHINE, MERGE
+from .align import collective_kernels
 from .communication import Collectives, communication_mask
 from .intervals import clip, merge_overlaps, total_ns
-from .merge_note import KEY
 from .read import read_file
 from .region_steps import with_steps
 from .table import COLUMNS, KERNEL, TEXT, Array, Strings, Table, table
@@ -82,4 +82,4 @@ def _empty(kind: str, texts: list[str]) -> Table:
 
 def _about_ranks(trace: Trace) -> dict[str, object]:
     """Return the metadata that says which rank, or which ranks, the trace is of, and where they ran."""
-    return {key: trace.metadata[key] for key in ("distributedInfo", MACHINE, KEY) if trace.metadata.get(key)}
+    return {key: trace.metadata[key] for key in ("distributedInfo", MACHINE, MERGE) if trace.metadata.get(key)}

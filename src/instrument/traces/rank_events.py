@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Raw
 
 from ..errors import TraceError
+from ..trace_marks import MERGE
 from .chunks import EventIndex
-from .merge_note import KEY
 from .rank_content import RankContent, content_of
 from .read import read_file
 from .slim_note import lanes_of, note_of
@@ -66,7 +66,7 @@ def read_rank_file(path: Path, steps: tuple[int, int] | None) -> RankFile:
     trace = read_file(path)
     if trace.format != "kineto" or not isinstance(trace.look_up, EventIndex):
         raise TraceError(path, f"only traces of torch.profiler can be merged, not those of {trace.format}")
-    if KEY in trace.metadata:
+    if MERGE in trace.metadata:
         raise TraceError(path, "it is a merged trace")
     if not trace.look_up.events:
         raise TraceError(path, "it has no event")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..trace_marks import SLIM
 from .table import Array
 from .trace import ReadLosses
 
-KEY = "instrument_slim"
 """The key of the note in the metadata of a slim trace."""
 
 _MOST = 1 << 62  # events or bytes
@@ -18,7 +18,7 @@ _MOST = 1 << 62  # events or bytes
 
 def note_of(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the note in the metadata of a trace; empty if the trace is not a slim one."""
-    note = metadata.get(KEY)
+    note = metadata.get(SLIM)
     return note if isinstance(note, Mapping) else {}
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from ..trace_marks import UNRECORDED
 from .communication import Collectives
 from .gpus import count_gpus
 from .intervals import covered_ns, merge_overlaps, total_ns
@@ -217,7 +218,7 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
 
 def _unrecorded(trace: Trace) -> dict[str, int]:
     try:
-        return msgspec.convert(trace.metadata.get("instrument_unrecorded", {}), dict[str, int])
+        return msgspec.convert(trace.metadata.get(UNRECORDED, {}), dict[str, int])
     except msgspec.ValidationError:  # another program's
         return {}
 

@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..trace_marks import TASKS
 from .nest import NestedRanges
 from .table import Array, Table
 from .trace_data import Thread
-
-KEY = "instrument_tasks"
 
 
 class _Tasks(msgspec.Struct):
@@ -34,7 +33,7 @@ def parents_in_tasks(
         texts: its strings.
     """
     try:
-        tasks = msgspec.convert(metadata[KEY], _Tasks)
+        tasks = msgspec.convert(metadata[TASKS], _Tasks)
     except (KeyError, msgspec.ValidationError):
         return regions.parent
     above = {task: creator for _, _, task, creator in tasks.switches}

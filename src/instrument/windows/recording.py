@@ -15,6 +15,7 @@ from ..allocator_history.window_memory import WindowMemory
 from ..errors import CaptureError
 from ..exporters.capture import Capture
 from ..regions import dispatch
+from ..trace_marks import STEPS
 from .schedule import Window
 from .thread_end import at_thread_end, cancel_at_thread_end
 from .window_compile_log import WindowCompileLog
@@ -166,7 +167,7 @@ class Recording:
             raise CaptureError("the loop ended on another thread than the one that opened the window")
         self.end_step()
         first, last = self.steps or (1, 0)  # an empty range
-        self.capture.add_metadata("instrument_steps", f"{first}-{last}")
+        self.capture.add_metadata(STEPS, f"{first}-{last}")
         self.capture.add_metadata("instrument_warmup", str(first - self.opened_at_step if self.steps else 0))
         if self.compile_log is not None:
             self.compile_log.stop()

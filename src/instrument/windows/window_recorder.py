@@ -22,6 +22,7 @@ from ..guard import guard
 from ..interrupts import is_interrupt
 from ..process_id import machine, usable_cores
 from ..regions import dispatch, region
+from ..trace_marks import CORES, MACHINE, OPENED_BY, OWN_WORK
 from .change_queue import ChangeQueue
 from .disk_space import refuse_full_disk
 from .loop_end import loop_ended
@@ -38,7 +39,7 @@ from .window_compile_log import WindowCompileLog
 from .window_cost import WindowCost
 
 FEATURE = "recording windows"
-_OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
+_OWN_WORK = region.make(OWN_WORK, None, None, None, None)
 _IN_BACKWARD = "step() was called in the backward pass, where torch.profiler cannot start or stop"
 _IN_CAPTURE = "step() was called while a CUDA graph was captured, when nothing can start or stop"
 
@@ -282,8 +283,8 @@ class WindowRecorder(TorchProfilerApi):
     def _about(self, window: Window) -> dict[str, str]:
         """Return what the trace says of the window and of where it was recorded."""
         reasons = "; ".join(self._outcomes.opened_by(window))
-        where = {"instrument_machine": machine(), "instrument_cores": str(usable_cores())}
-        return {"instrument_opened_by": reasons, **where}
+        where = {MACHINE: machine(), CORES: str(usable_cores())}
+        return {OPENED_BY: reasons, **where}
 
     def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...findings import Evidence, Finding, Fix, SyncFinding
 from ...replay.changes import Change, without_events
+from ...trace_marks import CORES
 from ...traces.intervals import covered_ns, merge_overlaps, total_ns
 from ...units import count, counted, duration
 from ..idle_causes import (
@@ -85,7 +86,7 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
 
 
 def _cores(facts: TraceFacts) -> int | None:
-    recorded = str(facts.trace.metadata.get("instrument_cores", ""))
+    recorded = str(facts.trace.metadata.get(CORES, ""))
     return int(recorded) if recorded.isdecimal() else None
 
 

@@ -15,7 +15,8 @@ from collections import deque
 from typing import Any
 
 from ...compat import profilers
-from ..region import OVERLAPPING, Region
+from ...trace_marks import OVERLAPPING
+from ..region import Region
 from .torch_profiler import TorchProfilerEmitter
 
 # The value that torch returned (None once the range is over), and the stack of the thread that opened it. A filler
