@@ -177,11 +177,7 @@ class CudaGraphs:
                 for follower in self._followers:
                     follower.on_replay(graph)
             except Exception as error:
-                try:
-                    guard.failed(FEATURE, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
+                guard.failed(FEATURE, error)
             return result
 
         return replay

@@ -5,11 +5,7 @@ Every entry point that the program or a framework calls contains errors once, in
 paths, where one more call counts, contain errors by a ``try`` of their own, whose handler reads::
 
     except Exception as error:
-        try:
-            guard.failed(feature, error)
-        except Exception as raised:
-            if raised is error:
-                raise
+        guard.failed(feature, error)
 
 At the recursion limit the call of `Guard.failed` itself fails; on purpose it raises only ``error``.
 """
@@ -103,11 +99,7 @@ class Guard:
                 except WRONG_ARGUMENTS:
                     raise
                 except Exception as error:
-                    try:
-                        self.failed(feature, error)
-                    except Exception as raised:
-                        if raised is error:
-                            raise
+                    self.failed(feature, error)
                 return otherwise(*args, **kwargs)
 
             return cast(F, call)
@@ -135,11 +127,7 @@ class Guard:
             try:
                 alone = not when()
             except Exception as error:
-                try:
-                    self.failed(feature, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
+                self.failed(feature, error)
             if alone:
                 return original(*args, **kwargs)
             try:
@@ -149,11 +137,7 @@ class Guard:
                 if once is not None and once.error is error:
                     once.error = None  # breaks a reference cycle, which would keep the frames alive
                     raise
-                try:
-                    self.failed(feature, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
+                self.failed(feature, error)
             if once is None or not once.called:
                 return original(*args, **kwargs)
             if once.error is not None:
@@ -199,11 +183,7 @@ class Contained:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                try:
-                    guard.failed(feature, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
+                guard.failed(feature, error)
             return None
 
         return cast(F, call)

@@ -211,11 +211,7 @@ class WindowMemory:
                 self._failed, self._reason = True, f"{type(error).__name__}: {error}".removesuffix(": ")
                 with suppress(Exception):  # a second failure says no more
                     self._turn_off()
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         finally:
             self.stall_s += time.perf_counter() - began
 

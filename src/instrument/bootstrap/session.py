@@ -122,11 +122,7 @@ class Session:
             if not dispatch.tracing():
                 self._add_optimizer(optimizer)
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
 
     def _add_optimizer(self, optimizer: Any) -> None:
         if not self._ended and optimizer not in self._optimizers and len(self._optimizers) < _MAX_OPTIMIZERS:

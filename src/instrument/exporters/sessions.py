@@ -192,11 +192,7 @@ class OpenRanges:
                         self._opened = [ref for ref in self._opened if ref() is not None]
                         self._max_references = max(_MAX_REFERENCES, 2 * len(self._opened))
             except Exception as error:
-                try:
-                    guard.failed(FEATURE, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
+                guard.failed(FEATURE, error)
             return original(context)
 
         return enter

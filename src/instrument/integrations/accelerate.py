@@ -120,11 +120,7 @@ class AccelerateAdapter(Adapter):
             if in_micro_steps:
                 self.loop.enter("micro-step")
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         try:
             with original(*models):
                 yield

@@ -200,11 +200,7 @@ class Server(Adapter):
         try:
             self._schedule.request("toggle")
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         if callable(self._previous_handler):
             self._previous_handler(number, frame)
 

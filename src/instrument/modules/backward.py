@@ -131,11 +131,7 @@ class CloseRegionHook:
                 else:
                     running.end(self.call)
         except Exception as error:
-            try:
-                guard.failed("closing a backward region", error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed("closing a backward region", error)
 
 
 class CloseAfterLeavesHook:

@@ -83,11 +83,7 @@ def _wrap(
                     outermost = not autograd.in_backward()
                     begun = begin()
             except Exception as error:
-                try:
-                    guard.failed(FEATURE, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
+                guard.failed(FEATURE, error)
             _thread_state.depth += 1
             try:
                 result = original(*args, **kwargs)

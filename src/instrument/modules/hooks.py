@@ -102,11 +102,7 @@ class ForwardPreHook(Hook):
                 except Exception as error:
                     call.token = dispatch.drop_failed(emitter, error)
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
 
 
 class ForwardHook(Hook):
@@ -142,11 +138,7 @@ class ForwardHook(Hook):
                         with _without_torch_function():
                             hook_backward(call, output)
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         if self.after_call is not None:
             self.after_call()
         stack = thread_state.stack
@@ -194,11 +186,7 @@ def _region_with_shapes(layer: Layer, region: Region, inputs: object) -> Region:
                 return region  # symbolic sizes of an export: reading them would specialize them
             return layer.region_with_shapes(region, shapes) if shapes else region
     except Exception as error:
-        try:
-            guard.failed("the shapes of inputs", error)
-        except Exception as raised:
-            if raised is error:
-                raise
+        guard.failed("the shapes of inputs", error)
         return region
 
 

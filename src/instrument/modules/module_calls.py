@@ -228,11 +228,7 @@ class ModuleCall:
             if self.running is None:
                 running.open(self)
         except Exception as error:
-            try:
-                guard.failed("opening a backward region", error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed("opening a backward region", error)
 
 
 class BackwardPass:

@@ -54,11 +54,7 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
             try:
                 token = vars(context).pop(token_key, None)
             except Exception as error:
-                try:
-                    guard.failed(FEATURE, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
+                guard.failed(FEATURE, error)
             try:
                 return original(context, *exception)
             finally:
@@ -77,13 +73,9 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
                     vars(context)[token_key] = token
             except Exception as error:
                 opened, token = token, None
-                try:
-                    if opened is not None:
-                        dispatch.leave(opened)
-                    guard.failed(FEATURE, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
+                if opened is not None:
+                    dispatch.leave(opened)
+                guard.failed(FEATURE, error)
             if token is None:
                 return original(context)
             try:
@@ -172,11 +164,7 @@ def _region_around_calls(
                     if has_torch_function(given):
                         overriding = [value for value in given if type(value) is not torch.Tensor]
             except Exception as error:
-                try:
-                    guard.failed(FEATURE, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
+                guard.failed(FEATURE, error)
             try:
                 if overriding is not None:
                     return handle_torch_function(original, overriding, *args, **kwargs)
@@ -234,11 +222,7 @@ def _region_of_copy(destination_of: Callable[..., Destination], *args: Any, **kw
     except TypeError:
         return None  # wrong arguments: the method itself raises
     except Exception as error:
-        try:
-            guard.failed("naming a copy", error)
-        except Exception as raised:
-            if raised is error:
-                raise
+        guard.failed("naming a copy", error)
         return None
 
 

@@ -58,11 +58,7 @@ class Annotation:
         except (TypeError, ValueError):
             raise
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         return wrapped
 
     def _decorate(self, wrapped: Any, name: str | None) -> Any:
@@ -122,11 +118,7 @@ class Annotation:
             if dispatch.recording or self._open:
                 self._begin(_place(sys._getframe(1)))
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         if self._name is None:
             raise TypeError('annotate needs a name here: with instrument.annotate("name"): ...')
         return self
@@ -136,22 +128,14 @@ class Annotation:
             if not dispatch.tracing() and self._open:
                 self._finish(_place(sys._getframe(1)))
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
 
     async def __aenter__(self) -> Annotation:
         try:
             if dispatch.recording or self._open:
                 self._begin(_place(sys._getframe(1)))
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         if self._name is None:
             raise TypeError('annotate needs a name here: async with instrument.annotate("name"): ...')
         return self
@@ -161,11 +145,7 @@ class Annotation:
             if self._open:
                 self._finish(_place(sys._getframe(1)))
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
 
 
 def _place(frame: FrameType) -> Place:
@@ -245,11 +225,7 @@ def annotate(
     except (TypeError, ValueError):
         raise
     except Exception as error:
-        try:
-            guard.failed(FEATURE, error)
-        except Exception as raised:
-            if raised is error:
-                raise
+        guard.failed(FEATURE, error)
     return _DisabledAnnotation(message, (None,) * 4) if message is None or isinstance(message, str) else message
 
 

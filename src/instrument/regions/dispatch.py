@@ -148,12 +148,7 @@ def enter(region: Region) -> Token:
     try:
         token = emitter.pop, emitter.push(region)
     except Exception as error:
-        try:
-            token = drop_failed(emitter, error)
-        except Exception as raised:
-            if raised is error:
-                raise
-            return NO_TOKEN
+        token = drop_failed(emitter, error)
     if region.name == BACKWARD:
         _state.open += 1
         return _leave_backward, token
@@ -187,12 +182,7 @@ def start(region: Region) -> Token:
     try:
         return emitter.end, emitter.start(region)
     except Exception as error:
-        try:
-            return drop_failed(emitter, error)
-        except Exception as raised:
-            if raised is error:
-                raise
-            return NO_TOKEN
+        return drop_failed(emitter, error)
 
 
 def leave(token: Token) -> None:
@@ -200,11 +190,7 @@ def leave(token: Token) -> None:
     try:
         token[0](token[1])
     except Exception as error:
-        try:
-            guard.failed("closing a region", error)
-        except Exception as raised:
-            if raised is error:
-                raise
+        guard.failed("closing a region", error)
 
 
 def mark(region: Region) -> None:

@@ -86,12 +86,7 @@ def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
                 return dispatch.enter(region)
             return emitter.pop, emitter.push(region)
         except Exception as error:
-            try:
-                return dispatch.drop_failed(emitter, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
-                return dispatch.NO_TOKEN
+            return dispatch.drop_failed(emitter, error)
 
     once = region.name == dispatch.BACKWARD
     if not isinstance(function, FunctionType):

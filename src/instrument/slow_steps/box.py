@@ -102,11 +102,7 @@ class BlackBox:
             if slow is not None:
                 self._call_on_slow(slow)
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
 
     @guard.contained(FEATURE)
     def pause(self) -> None:

@@ -174,11 +174,7 @@ class OptimizerSteps:
                 self._state.count += 1
                 self._report()
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
 
     def _on_replay(self, reference: weakref.ref[Any]) -> None:
         """Count the replay of an update; of a deleted optimizer only if it was the first one."""

@@ -53,8 +53,4 @@ class ForgottenStep:
                         " or ends: call prof.step() after each update"
                     )
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)

@@ -360,11 +360,7 @@ class Profile(ScheduleFollower):
         try:
             self.start()
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         return self
 
     @guard.contained(FEATURE)

@@ -55,11 +55,7 @@ class ScheduleFollower(RunEnder):
                     self._changes.make(self._advance)
                 return
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         else:
             self._request_change(self._go_to, integer("global_step", global_step))
 

@@ -52,11 +52,7 @@ class SlowStepWindows:
                 if slow is not None:
                     self._request(WindowRequest(str(slow), self._active, automatic=True))
             except Exception as error:
-                try:
-                    guard.failed(FEATURE, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
+                guard.failed(FEATURE, error)
             step(global_step)
 
         return end_and_count

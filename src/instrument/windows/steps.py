@@ -181,11 +181,7 @@ class StepIterator(Generic[T]):
                     if profile.window_near or counter.follows_optimizers:
                         counter.begin_step()
                 except Exception as error:
-                    try:
-                        guard.failed(FEATURE, error)
-                    except Exception as raised:
-                        if raised is error:
-                            raise
+                    guard.failed(FEATURE, error)
                 counter.step_open = True
                 yield item
                 if counter.step_open:

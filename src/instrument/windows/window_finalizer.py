@@ -114,11 +114,7 @@ class WindowFinalizer:
                     self._keep_unsent(capture, files, entry, error)
             if not isinstance(error, Exception):
                 raise
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
 
     def _keep_unsent(
         self, capture: Capture, files: Sequence[Path], entry: dict[str, Any], error: BaseException

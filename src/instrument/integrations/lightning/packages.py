@@ -64,11 +64,7 @@ class LightningMixin:
         except ImportError:
             raise
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         package = next(sys.modules[name] for name in PACKAGES if name in sys.modules)
         return operator.attrgetter(cls.stand_in)(package)()
 

@@ -53,11 +53,7 @@ class InstrumentProfiler(LightningMixin):
             self._report.clear()
             self._join(self._lightning_module.trainer.callbacks)  # type: ignore[attr-defined]
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         super().setup(stage, local_rank, log_dir)  # type: ignore[misc]
 
     def _join(self, callbacks: list[Any]) -> None:
@@ -90,11 +86,7 @@ class InstrumentProfiler(LightningMixin):
         try:
             return "\n".join(self._report)
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
         return ""
 
 

@@ -58,11 +58,7 @@ def _push(adapter: MegatronAdapter, original: Callable[..., None]) -> Callable[.
                 shown = region.make(_name(frame, msg, suffix), None, None, None, None)
                 adapter.ranges.push(shown, frame, owned=msg is None)
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
 
     return nvtx_range_push
 
@@ -79,11 +75,7 @@ def _pop(adapter: MegatronAdapter, original: Callable[..., None]) -> Callable[..
             if adapter.ranges:
                 adapter.ranges.pop(_name(sys._getframe(1), msg, suffix))
         except Exception as error:
-            try:
-                guard.failed(FEATURE, error)
-            except Exception as raised:
-                if raised is error:
-                    raise
+            guard.failed(FEATURE, error)
 
     return nvtx_range_pop
 
