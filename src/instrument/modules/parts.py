@@ -193,7 +193,7 @@ def _backward(switch: Switch) -> Iterator[Patch]:
 
     Inside code annotated as "backward", no second region is opened.
     """
-    shown = region.make(dispatch.BACKWARD, None, None, None, None)
+    shown = region.make(region.BACKWARD, None, None, None, None)
 
     def begin() -> dispatch.Token | None:
         return dispatch.enter(shown) if switch.on and not dispatch.backward_is_open() else None

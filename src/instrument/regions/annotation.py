@@ -18,7 +18,8 @@ from . import dispatch, region, wrap
 _CONTEXTLIB = contextlib.ExitStack.__enter__.__code__.co_filename
 FEATURE = "annotate"
 
-Place = tuple[int, int]  # thread and frame; the thread is 0 for suspended code, which may resume on another
+# The token of an entered region, its thread (0 in code that may be suspended) and the entry around it in its frame
+Entry = tuple[dispatch.Token, int, Any]
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C")
@@ -41,7 +42,7 @@ class Annotation:
         self._name = name
         self._attributes = attributes
         self._region: region.Region | None = None
-        self._open: dict[Place, list[dispatch.Token]] = {}  # tokens to close, by the place that opened them
+        self._open: dict[int, Entry] = {}  # what to close, by the id of the frame that opened it
 
     def __repr__(self) -> str:
         return f"annotate({self._name!r})"
@@ -83,31 +84,42 @@ class Annotation:
             name = getattr(wrapped, "__qualname__", None) or type(wrapped).__qualname__
         return wrap.function(wrapped, region.make(name, *self._attributes))
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, frame: FrameType) -> None:
+        """Open the region for the block that ``frame`` enters."""
         named = self._region
         if named is None:
             if self._name is None:
                 return  # `__enter__` raises
             named = self._region = region.make(self._name, *self._attributes)
+        code = frame.f_code
+        if code.co_filename is _CONTEXTLIB:
+            frame = _caller(frame)
+            code = frame.f_code
         # Latched here: `_finish` closes these ranges even if other emitters listen by then.
-        token = (
-            (dispatch.enter if place[0] else dispatch.start)(named) if dispatch.recording else dispatch.NO_TOKEN
-        )
-        self._open.setdefault(place, []).append(token)
+        if code.co_flags & _SUSPENDED:  # may resume on another thread
+            thread, token = 0, dispatch.start(named) if dispatch.recording else dispatch.NO_TOKEN
+        else:
+            thread, token = get_ident(), dispatch.enter(named) if dispatch.recording else dispatch.NO_TOKEN
+        place, entered = id(frame), self._open
+        entered[place] = token, thread, entered.get(place)
 
-    def _finish(self, place: Place) -> None:
+    def _finish(self, frame: FrameType) -> None:
         # The same frame opens and closes a with block, also if other threads and tasks run in between. Regions
         # opened by hand in another frame of this thread are closed in reverse order.
-        tokens = self._open.get(place)
-        if tokens is None:
+        if frame.f_code.co_filename is _CONTEXTLIB:
+            frame = _caller(frame)
+        place = id(frame)
+        entry = self._open.pop(place, None)
+        if entry is None:
             thread = get_ident()
-            place = next((key for key in reversed(list(self._open)) if key[0] == thread), place)
-            tokens = self._open.get(place)
-        if tokens is None:
-            return  # entered before any emitter was active
-        token = tokens.pop()
-        if not tokens:
-            del self._open[place]
+            here = (key for key, entry in reversed(list(self._open.items())) if entry[1] == thread)
+            place = next(here, 0)
+            entry = self._open.pop(place, None)
+            if entry is None:
+                return  # entered before any emitter was active
+        token, _, outer = entry
+        if outer is not None:
+            self._open[place] = outer
         dispatch.leave(token)
 
     def __enter__(self) -> Annotation:
@@ -116,45 +128,49 @@ class Annotation:
                 dispatch.hide(self._name or "")
                 return self
             if dispatch.recording or self._open:
-                self._begin(_place(sys._getframe(1)))
+                self._begin(sys._getframe(1))
         except Exception as error:
             guard.failed(FEATURE, error)
         if self._name is None:
             raise TypeError('annotate needs a name here: with instrument.annotate("name"): ...')
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
         try:
             if not dispatch.tracing() and self._open:
-                self._finish(_place(sys._getframe(1)))
-        except Exception as error:
-            guard.failed(FEATURE, error)
+                self._finish(sys._getframe(1))
+        except Exception as failure:
+            guard.failed(FEATURE, failure)
 
     async def __aenter__(self) -> Annotation:
         try:
             if dispatch.recording or self._open:
-                self._begin(_place(sys._getframe(1)))
+                self._begin(sys._getframe(1))
         except Exception as error:
             guard.failed(FEATURE, error)
         if self._name is None:
             raise TypeError('annotate needs a name here: async with instrument.annotate("name"): ...')
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
         try:
             if self._open:
-                self._finish(_place(sys._getframe(1)))
-        except Exception as error:
-            guard.failed(FEATURE, error)
+                self._finish(sys._getframe(1))
+        except Exception as failure:
+            guard.failed(FEATURE, failure)
 
 
-def _place(frame: FrameType) -> Place:
-    """Return the frame that enters or leaves an annotation in ``frame``, also through an ExitStack."""
-    code = frame.f_code
-    while code.co_filename == _CONTEXTLIB and frame.f_back is not None:
+def _caller(frame: FrameType) -> FrameType:
+    """Return the frame that uses the ExitStack whose method runs in ``frame``."""
+    while frame.f_code.co_filename is _CONTEXTLIB and frame.f_back is not None:
         frame = frame.f_back
-        code = frame.f_code
-    return 0 if code.co_flags & _SUSPENDED else get_ident(), id(frame)
+    return frame
+
+
+# Annotations that are a name alone, by that name: making one costs more than entering it. Bounded, since names
+# made in a loop (f"batch {i}") would otherwise be kept forever.
+_by_name: dict[Any, Annotation] = {}
+_MAX_BY_NAME = 1024
 
 
 class _DisabledAnnotation(Annotation):
@@ -212,13 +228,23 @@ def annotate(
         ...     batch = next(loader)
     """
     try:
+        # While Dynamo traces, it would guard on the names in the table
+        alone = (
+            color is None and domain is None and category is None and payload is None and not dispatch.tracing()
+        )
+        if alone:
+            try:
+                return _by_name[message]
+            except (KeyError, TypeError):  # another name, or an object to decorate that has no hash
+                pass
         if message is None or isinstance(message, str):
             if not (color is None and domain is None and category is None and payload is None):
                 region.check(color, domain, category, payload)
             attributes = (color, domain, category, payload)
-            return (
-                Annotation(message, attributes) if settings.enabled else _DisabledAnnotation(message, attributes)
-            )
+            made = (Annotation if settings.enabled else _DisabledAnnotation)(message, attributes)
+            if alone and message is not None and len(_by_name) < _MAX_BY_NAME:
+                _by_name[message] = made
+            return made
         if not (callable(message) or hasattr(message, "__func__") or hasattr(message, "__get__")):
             raise TypeError(f'"message" must be a string, or the object to decorate: {message!r}')
         return Annotation(None, (color, domain, category, payload))(message)

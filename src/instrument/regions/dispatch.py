@@ -73,14 +73,13 @@ class FanOutEmitter:
 
 
 class _ThreadState(threading.local):
-    """How many regions called `BACKWARD` are open on this thread."""
+    """How many regions called `backward` are open on this thread."""
 
     open = 0
 
 
 NULL_EMITTER = NullEmitter()
 NO_TOKEN: Token = (NULL_EMITTER.pop, None)  # closes nothing
-BACKWARD = "backward"  # shown by this library, unless the program shows a region of this name around it
 _state = _ThreadState()
 recording = False
 detailed = False  # an active emitter shows more than the phases of a step
@@ -149,7 +148,7 @@ def enter(region: Region) -> Token:
         token = emitter.pop, emitter.push(region)
     except Exception as error:
         token = drop_failed(emitter, error)
-    if region.name == BACKWARD:
+    if region.is_backward:
         _state.open += 1
         return _leave_backward, token
     return token
@@ -161,7 +160,7 @@ def _leave_backward(token: Token) -> None:
 
 
 def backward_is_open() -> bool:
-    """Return whether a region called `BACKWARD` is open on this thread."""
+    """Return whether a region called `backward` is open on this thread."""
     return _state.open > 0
 
 

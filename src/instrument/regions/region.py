@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 DOMAIN = "instrument"
+BACKWARD = "backward"  # shown by this library, unless the program shows a region of this name around it
 OPAQUE = 0xFF000000
 
 # The names that nvtx knows itself. It gives them no alpha, unlike the names that it looks up in matplotlib.
@@ -57,7 +58,7 @@ class Region:
     "unknown" for any name with other characters, and quotes unescaped, which makes the whole trace unreadable.
     """
 
-    __slots__ = ("arguments", "category", "color", "domain", "name", "payload", "plain", "prepared")
+    __slots__ = ("arguments", "category", "color", "domain", "is_backward", "name", "payload", "plain", "prepared")
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Region:
     ) -> None:
         name, domain = _utf8(name), _utf8(domain)
         self.name = name
+        self.is_backward = name == BACKWARD
         self.plain = plain(name)
         self.color = color
         self.domain = domain

@@ -82,13 +82,12 @@ def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
     def enter() -> dispatch.Token:  # `dispatch.enter`, without the call
         emitter = dispatch.current
         try:
-            if once:
+            if region.is_backward:
                 return dispatch.enter(region)
             return emitter.pop, emitter.push(region)
         except Exception as error:
             return dispatch.drop_failed(emitter, error)
 
-    once = region.name == dispatch.BACKWARD
     if not isinstance(function, FunctionType):
         return _maker(*_GENERIC_SIGNATURE)(function, enter, region.name, dispatch)
     parameters = _parameters(function.__code__)
