@@ -16,9 +16,9 @@ from measure import ROUNDS, medians, show, verdict
 from torch.profiler import ProfilerActivity
 
 import instrument
-from instrument.regions.region import make
-from instrument.slow_steps import step_clock
-from instrument.slow_steps.box import BlackBox
+from instrument.record.regions.region import make
+from instrument.record.slow_steps import step_clock
+from instrument.record.slow_steps.box import BlackBox
 
 STEPS = 2_000
 RUNS = 40

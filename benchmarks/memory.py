@@ -60,7 +60,7 @@ def event(action: str, number: int, stacks: list[list[dict[str, Any]]]) -> dict[
 def read(path: str) -> None:
     """Print the CPU seconds of what the command says and of the page; MB of the page and of the process."""
     import instrument
-    from instrument.memory.serialize import as_dict
+    from instrument.read.memory.snapshot import as_dict
 
     began = time.process_time()
     snapshot = instrument.read_memory(path)

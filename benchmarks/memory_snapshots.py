@@ -20,9 +20,9 @@ from typing import Any
 from measure import medians, show
 
 import instrument
-from instrument.allocator_history.dump import SnapshotDump
-from instrument.allocator_history.region_log import RegionLog
-from instrument.regions import dispatch
+from instrument.record.allocator_history.dump import SnapshotDump
+from instrument.record.allocator_history.window_memory import RegionLog
+from instrument.record.regions import dispatch
 
 EVENTS = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 5

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import instrument
-from instrument.regions import dispatch
+from instrument.record.regions import dispatch
 
 BLOCKS = 40
 CHECKPOINTED = 400

@@ -22,7 +22,7 @@ from measure import ROUNDS, Candidates, medians, show, verdict
 from torch.profiler import ProfilerActivity, record_function
 
 import instrument
-from instrument.compat import profilers
+from instrument.base.compat import profilers
 
 RecordFunctionFast = torch._C._profiler._RecordFunctionFast
 

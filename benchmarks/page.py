@@ -22,8 +22,8 @@ from scripts import chromium
 from trace_files import TraceFile, build
 
 import memory
-from instrument.diagnosis.diagnose import diagnose
-from instrument.memory.read import read_memory
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.read.memory.read import read_memory
 from traces import costs
 
 FEW = min(ROUNDS, 3)

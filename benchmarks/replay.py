@@ -19,11 +19,11 @@ import numpy as np
 from measure import ROUNDS, verdict
 from tests.replay.machine import Machine
 
-from instrument.comparison.comparison import compare
-from instrument.diagnosis.diagnose import diagnose
-from instrument.replay.changes import Change
-from instrument.replay.replayer import Replayer
-from instrument.traces.read import read_trace
+from instrument.explain.comparison.comparison import compare
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.replay.replay import Change
+from instrument.explain.replay.replayer import Replayer
+from instrument.read.jobs.read import read_trace
 
 REAL = Path(os.environ.get("INSTRUMENT_TRACES", "build/traces")) / "tl_h100_owlv2.json.gz"
 

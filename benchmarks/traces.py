@@ -34,8 +34,8 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 
 def ours(path: Path) -> Callable[[], object]:
     """Read a trace and compute all metrics."""
-    from instrument.diagnosis.metrics import metrics
-    from instrument.traces.read import read_file
+    from instrument.explain.metrics.metrics import metrics
+    from instrument.read.jobs.read import read_file
 
     return lambda: metrics(read_file(path))
 
@@ -80,23 +80,23 @@ def plain(path: Path) -> Callable[[], object]:
 
 def read_only(path: Path) -> Callable[[], object]:
     """Read a trace."""
-    from instrument.traces.read import read_file
+    from instrument.read.jobs.read import read_file
 
     return lambda: read_file(path)
 
 
 def diagnosed(path: Path) -> Callable[[], object]:
     """Read a trace and diagnose it."""
-    from instrument.diagnosis.diagnose import diagnose
+    from instrument.explain.diagnosis.diagnose import diagnose
 
     return lambda: diagnose(path)
 
 
 def page(path: Path) -> Callable[[], object]:
     """Diagnose a trace and make the page."""
-    from instrument.diagnosis.diagnose import diagnose
-    from instrument.diagnosis.panels.page import page_of
-    from instrument.page.document import document
+    from instrument.explain.diagnosis.diagnose import diagnose
+    from instrument.show.page.document import document
+    from instrument.show.sections.diagnosis import page_of
 
     document("", "", [])  # imports the template engine
     return lambda: page_of(diagnose(path))
@@ -104,15 +104,15 @@ def page(path: Path) -> Callable[[], object]:
 
 def one_rank(path: Path) -> Callable[[], object]:
     """Read the first file of a folder."""
-    from instrument.traces.read import read_file
+    from instrument.read.jobs.read import read_file
 
     return lambda: read_file(min(path.iterdir()))
 
 
 def all_ranks(path: Path) -> Callable[[], object]:
     """Read all files of a folder with child processes."""
-    from instrument.traces.ranks import read_ranks
-    from instrument.traces.read import read_file
+    from instrument.read.jobs.ranks import read_ranks
+    from instrument.read.jobs.read import read_file
 
     return lambda: read_ranks(path, read_file)
 

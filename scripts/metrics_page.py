@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from instrument.diagnosis.definitions import DEFINITIONS, WINDOWS
-from instrument.diagnosis.idle_causes import CAUSES
-from instrument.diagnosis.memory_use import CATEGORIES
-from instrument.diagnosis.verdict import PARTS
+from instrument.explain.diagnosis.verdict import PARTS
+from instrument.explain.metrics.idle import CAUSES
+from instrument.explain.metrics.memory_use import CATEGORIES
+from instrument.explain.metrics.metrics import DEFINITIONS, WINDOWS
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 _HEAD = """# Metrics

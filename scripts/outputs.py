@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
 
-from instrument.cli import main
+from instrument.start.cli import main
 
 COMMANDS = ("summarize", "diagnose", "whatif", "memory", "syncs", "compare", "slim")
 PROGRAMS = (".py", ".sh", ".ipynb")  # which `instrument syncs` would run

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from scripts import chromium
 
-from instrument.diagnosis.diagnose import Diagnosis, diagnose
-from instrument.diagnosis.panels.spans import span_of
-from instrument.memory.read import read_memory
+from instrument.explain.diagnosis.diagnose import Diagnosis, diagnose
+from instrument.read.memory.read import read_memory
+from instrument.show.sections.findings import span_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, FloatRect

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from instrument.diagnosis.diagnose import BUILT_IN, Diagnosis, diagnose
-from instrument.diagnosis.rule import RULES, Rule
-from instrument.errors import TraceError
+from instrument.base.errors import TraceError
+from instrument.explain.diagnosis.diagnose import BUILT_IN, Diagnosis, diagnose
+from instrument.explain.rules.rule import RULES, Rule
 
 PAGE = Path(__file__).parent.parent / "docs" / "rules.md"
 _SHOWN = 3

@@ -20,10 +20,10 @@ from tests.traces.test_kernel_names import NAMES
 from torch.utils.hipify import cuda_to_hip_mappings as hipify
 
 from instrument import TraceError, read_trace
-from instrument.slimming.known_words import VOCABULARY, pattern_of, words_of
-from instrument.syncs.trace_stacks import FRAME, PACKAGES
-from instrument.traces.kernel_names import parse
-from instrument.traces.trace import MODULE_PREFIX
+from instrument.explain.slimming.known_words import VOCABULARY, pattern_of, words_of
+from instrument.explain.waits.trace_context import FRAME, PACKAGES
+from instrument.read.tables.kernel_names import parse
+from instrument.read.tables.trace import MODULE_PREFIX
 
 from .slim_page import samples
 

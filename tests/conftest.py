@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from instrument.config import settings
-from instrument.exporters.sessions import sessions
-from instrument.regions import annotation, dispatch
-from instrument.windows import finalizer_process
-from instrument.windows.profile import Profile
+from instrument.base.config import settings
+from instrument.record.exporters.sessions import sessions
+from instrument.record.handover import finalizer_process
+from instrument.record.regions import annotation, dispatch
+from instrument.record.windows.profile import Profile
 from tests.support.browser import browser, open_page
 from tests.support.simulated_gpu import gpu_values, only_values_that_are_computed
 

@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 import instrument
-from instrument.cli import SUBCOMMANDS, app
-from instrument.traces import read
-from instrument.traces.trace import Trace
+from instrument.read.jobs import read
+from instrument.read.tables.trace import Trace
+from instrument.start.cli import SUBCOMMANDS, app
 
 GPU_TRACE = Path(__file__).parent / "data" / "gpu_two_steps.json"
 
@@ -198,7 +198,7 @@ def test_no_torch() -> None:
     """Reading a trace does not import torch."""
     code = (
         "import sys; sys.argv = ['instrument', 'summarize', sys.argv[1]]\n"
-        "from instrument.cli import app; app(standalone_mode=False); print('torch' in sys.modules)"
+        "from instrument.start.cli import app; app(standalone_mode=False); print('torch' in sys.modules)"
     )
     line = [sys.executable, "-c", code, str(GPU_TRACE)]
     done = subprocess.run(line, check=True, capture_output=True, text=True, timeout=120)
@@ -225,7 +225,7 @@ def test_values_are_words(command: str) -> None:
 def test_the_list_of_the_commands() -> None:
     """Its sentences, known without the modules of the commands, are the first of their docstrings."""
     for name, text in SUBCOMMANDS.items():
-        help = import_module(f"instrument.commands.{name}").subcommand.help
+        help = import_module(f"instrument.start.commands.{name}").subcommand.help
         assert text == " ".join(help.partition("\n\n")[0].split())
 
 

@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 
 import instrument
-from instrument import cli
-from instrument.report.trace_report import print_windows
-from instrument.traces.read import read_file
-from instrument.traces.trace import Trace
+from instrument.read.jobs.read import read_file
+from instrument.read.tables.trace import Trace
+from instrument.show.terminal.trace_report import print_windows
+from instrument.start import cli
 from tests.support.loops import Loop
 from tests.support.shared_traces import shared
 

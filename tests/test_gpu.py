@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import instrument
-from instrument.traces.add_lanes import CATEGORY, add_gpu_lanes
-from instrument.traces.kineto import read_kineto
-from instrument.traces.summary import Summary, summarize
+from instrument.read.kineto.gpu_lanes import CATEGORY, add_gpu_lanes
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.measures.summary import Summary, summarize
 from tests.support.net import Net
 
 DATA = Path(__file__).parent / "data"

@@ -20,7 +20,7 @@ from scripts.gpu_check import __main__ as command
 from scripts.gpu_check import costs, driver, edges, lengths, regions, runner, table, tools, windows
 from scripts.gpu_check.check import Check, CheckContext, FailedError, Run, SkippedError
 
-from instrument.config import settings
+from instrument.base.config import settings
 from tests.support import warm
 
 ROOT = Path(__file__).parents[1]
@@ -133,7 +133,7 @@ def test_a_graph_without_kernels_fails(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(edges, "python", lambda *_: SimpleNamespace(stdout="loss 1\n" * 103, stderr=""))
     monkeypatch.setattr(edges, "recorded", lambda *_: None)
     monkeypatch.setattr(CheckContext, "trace", lambda *_: None)
-    monkeypatch.setattr("instrument.traces.read.read_file", lambda _: SimpleNamespace(kernels=[]))
+    monkeypatch.setattr("instrument.read.jobs.read.read_file", lambda _: SimpleNamespace(kernels=[]))
     with pytest.raises(FailedError, match="0 kernels in steps 3-5, expected at least 15"):
         edges.graph(CheckContext(tmp_path, "cpu"))
 

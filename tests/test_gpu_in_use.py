@@ -1,4 +1,4 @@
-"""Tests of `instrument.gpu`: detection, synchronization and capture state of the GPU in use."""
+"""Tests of `instrument.base.gpu`: detection, synchronization and capture state of the GPU in use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from instrument import gpu, gpu_wait
+from instrument.base import gpu
+from instrument.record import gpu_wait
 
 
 def test_no_gpu_is_in_use_before_its_initialization(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.errors import SyncError
-from instrument.guard import Guard
-from instrument.identity import IdentitySet
-from instrument.patch import Patch, apply, undo
-from instrument.windows.manifest import Manifest
+from instrument.base.errors import SyncError
+from instrument.base.guard import Guard
+from instrument.base.live_objects import IdentitySet
+from instrument.base.patch import Patch, apply, undo
+from instrument.record.handover.manifest import Manifest
 
 Log = pytest.LogCaptureFixture
 

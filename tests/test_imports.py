@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from instrument.imports import ImportHook, import_without_drawing, loaded_modules
+from instrument.base.imports import ImportHook, import_without_drawing, loaded_modules
 
 
 @pytest.fixture

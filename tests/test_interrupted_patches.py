@@ -24,23 +24,23 @@ from torch import nn
 from torch.optim import optimizer
 
 import instrument
-from instrument.compat import compiler, kineto, profilers
-from instrument.dryrun.cuda import PretendedCuda
-from instrument.dryrun.session import dry_run_context
-from instrument.exporters.sessions import OpenRanges
+from instrument.base.compat import compiler, kineto, profilers
+from instrument.base.patch import TRANSPARENT, Patch, apply, undo
 from instrument.integrations.adapter import Adapter
 from instrument.integrations.loop import Loop
-from instrument.modules.compiling import HookSuspension
-from instrument.modules.installer import installer
-from instrument.modules.step import patcher
-from instrument.patch import TRANSPARENT, Patch, apply, undo
-from instrument.stepping.follower import StepFollower
-from instrument.stepping.graphed_callables import GraphedCallables
-from instrument.stepping.optimizer_steps import OptimizerSteps
-from instrument.stepping.outermost_model import OutermostModel
-from instrument.stepping.program_steps import program_steps
+from instrument.record.cuda_graphs import GraphedCallables
+from instrument.record.exporters.sessions import OpenRanges
+from instrument.record.modules.compiling import HookSuspension
+from instrument.record.modules.installer import installer
+from instrument.record.modules.parts import patcher
+from instrument.record.stepping.explicit_steps import program_steps
+from instrument.record.stepping.follower import StepFollower
+from instrument.record.stepping.optimizer_steps import OptimizerSteps
+from instrument.record.stepping.outermost_model import OutermostModel
+from instrument.syncs.dryrun.cuda import PretendedCuda
+from instrument.syncs.dryrun.session import dry_run_context
 from instrument.syncs.monitor import SyncMonitor
-from instrument.syncs.sync_warning import SyncWarning
+from instrument.syncs.torch_reports import SyncWarning
 
 pytestmark = pytest.mark.fuzz
 # Lines to run in each case: a case with less than 150 lines has every moment, others some; at least FEWEST.

@@ -22,14 +22,14 @@ import pytest
 import torch
 
 import instrument
-from instrument import process_id
-from instrument.exporters.sessions import sessions
-from instrument.guard import Guard
-from instrument.interrupts import Suppressed, is_interrupt
-from instrument.part_file import make_folder
-from instrument.patch import Patch, apply, undo
-from instrument.windows.finalizer_process import FinalizerProcess
-from instrument.windows.manifest import existing
+from instrument.base import process_id
+from instrument.base.guard import Guard
+from instrument.base.interrupts import Suppressed, is_interrupt
+from instrument.base.part_file import make_folder
+from instrument.base.patch import Patch, apply, undo
+from instrument.record.exporters.sessions import sessions
+from instrument.record.handover.finalizer_process import FinalizerProcess
+from instrument.record.handover.manifest import existing
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")
 

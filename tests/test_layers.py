@@ -11,54 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from instrument.cli import SUBCOMMANDS
+from instrument.start.cli import SUBCOMMANDS
 
 SOURCE = Path(__file__).parent.parent / "src" / "instrument"
 
-# From top to bottom. A package imports those on later lines; modules on one line do not import each other.
-ORDER = [
-    ["__main__"],
-    ["cli", "pytest_plugin"],
-    ["commands"],
-    ["bootstrap", "launch"],
-    ["integrations"],
-    ["__init__"],
-    ["windows"],
-    ["allocator_history"],
-    ["exporters"],
-    ["slow_steps"],
-    ["dryrun"],
-    ["report"],
-    ["slimming"],
-    ["comparison"],
-    ["diagnosis"],
-    ["replay"],
-    ["syncs"],
-    ["stepping"],
-    ["memory"],
-    ["traces"],
-    ["page"],
-    ["modules"],
-    ["regions"],
-    ["cuda_graphs"],
-    ["gpu_wait"],
-    ["guard"],
-    ["config", "compat"],
-    ["console", "errors", "gpu", "identity", "log", "patch", "tools"],
-    ["descriptors", "sigaction", "stderr"],
-    ["findings", "run_folder"],
-    ["open_window"],
-    ["part_file"],
-    ["process_id"],
-    ["arguments", "imports", "interrupts", "live_objects", "printable", "source_paths", "trace_marks", "units"],
-]
-# Modules that adapters may import besides the public names of the package: their internal interface.
-ADAPTER_INTERFACE = {
-    "arguments", "config", "errors", "guard", "identity", "imports", "interrupts", "log", "patch",
-    "modules.service", "regions.dispatch", "regions.region", "stderr", "stepping.optimizer_steps",
-    "windows.api", "windows.profile", "windows.schedule", "windows.steps", "windows.trace_processor",
-}  # fmt: skip
-LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
+# What each wing may import besides itself; "*" is every wing.
+MAY_IMPORT = {
+    "base": "",
+    "record": "base",
+    "read": "base",
+    "explain": "read base",
+    "syncs": "record read explain base",
+    "show": "syncs record read explain base",
+    "finish": "show syncs record read explain base",
+    "integrations": "*",
+    "start": "*",
+    "__main__": "*",
+    "__init__": "*",
+}
+# The one exception: what these read and explain shows itself, by a function-level import: `to_html` and its like.
+SHOW_THEMSELVES = ("read", "explain")
 
 
 def modules() -> list[Path]:
@@ -70,7 +42,7 @@ def name(path: Path) -> tuple[str, ...]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-def package_of(module: tuple[str, ...]) -> str:
+def wing_of(module: tuple[str, ...]) -> str:
     return module[1] if len(module) > 1 else "__init__"
 
 
@@ -93,57 +65,69 @@ def imports(path: Path, tree: ast.AST) -> Iterator[tuple[str, ...]]:
                 yield inner if file.with_suffix(".py").exists() or file.is_dir() else module
 
 
+def top_level(tree: ast.Module) -> ast.Module:
+    """Return ``tree`` without the bodies of its functions."""
+
+    class WithoutBodies(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+            return None
+
+    return WithoutBodies().visit(tree)
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda path: ".".join(name(path)))
 def test_imports_run_downward(path: Path) -> None:
-    """A module imports its own package and those below, none above or on the same level."""
-    own = package_of(name(path))
-    if own == "__init__":
-        return
+    """A module imports its own wing and those that the table names."""
+    own, allowed = wing_of(name(path)), MAY_IMPORT[wing_of(name(path))].split()
+    at_top = set(imports(path, top_level(ast.parse(path.read_text()))))
     for module in imports(path, ast.parse(path.read_text())):
-        other = package_of(module)
-        assert other == own or LEVEL[own] < LEVEL[other], f"{'.'.join(name(path))} imports {'.'.join(module)}"
-
-
-def test_integrations_import_an_interface() -> None:
-    """Integrations import exactly the modules of `ADAPTER_INTERFACE` from other packages."""
-    imported = {
-        ".".join(module[1:])
-        for path in (SOURCE / "integrations").rglob("*.py")
-        for module in imports(path, ast.parse(path.read_text()))
-        if package_of(module) != "integrations"
-    }
-    assert imported - {""} == ADAPTER_INTERFACE
+        other = wing_of(module)
+        shown = own in SHOW_THEMSELVES and other == "show" and module not in at_top
+        right = other == own or other in allowed or "*" in allowed or shown
+        assert right, f"{'.'.join(name(path))} imports {'.'.join(module)}"
 
 
 def test_no_cycles() -> None:
-    """No module imports itself through others."""
-    known = {name(path): path for path in modules()}
+    """No module imports itself through others, and no room, except to show itself."""
+    known = {name(path): path for path in modules() if name(path) != ("instrument",)}
     needs = {
-        module: {found for found in imports(path, ast.parse(path.read_text())) if found in known}
+        module: {
+            found
+            for found in imports(path, ast.parse(path.read_text()))
+            if found in known and not (wing_of(module) in SHOW_THEMSELVES and wing_of(found) == "show")
+        }
         for module, path in known.items()
-        if module != ("instrument",)
     }
-    done: set[tuple[str, ...]] = set()
+    rooms: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for module, found in needs.items():
+        rooms.setdefault(module[:3], set()).update(other[:3] for other in found if other[:3] != module[:3])
+    for graph in (needs, rooms):
+        done: set[tuple[str, ...]] = set()
 
-    def visit(module: tuple[str, ...], above: tuple[tuple[str, ...], ...]) -> None:
-        assert module not in above, " -> ".join(".".join(part) for part in (*above, module))
-        if module not in done:
-            for needed in needs.get(module, ()):
-                visit(needed, (*above, module))
-            done.add(module)
+        def visit(
+            module: tuple[str, ...],
+            above: tuple[tuple[str, ...], ...],
+            graph: dict[tuple[str, ...], set[tuple[str, ...]]] = graph,
+            done: set[tuple[str, ...]] = done,
+        ) -> None:
+            assert module not in above, " -> ".join(".".join(part) for part in (*above, module))
+            if module not in done:
+                for needed in graph.get(module, ()):
+                    visit(needed, (*above, module))
+                done.add(module)
 
-    for module in needs:
-        visit(module, ())
+        for module in graph:
+            visit(module, ())
 
 
-def test_every_package_has_a_level() -> None:
-    """Each package is in the order."""
-    assert {package_of(name(path)) for path in modules()} <= set(LEVEL)
+def test_the_wings() -> None:
+    """The package holds the wings of the table, and nothing else."""
+    assert {wing_of(name(path)) for path in modules()} == set(MAY_IMPORT)
 
 
 def test_hot_path_imports_little() -> None:
     """The modules of `annotate` have no heavy imports at their top."""
-    for path in (SOURCE / "regions").rglob("*.py"):
+    for path in (SOURCE / "record" / "regions").rglob("*.py"):
         top = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         named = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
         assert not named & {"structlog", "wrapt", "torch", "nvtx", "rich", "msgspec"}, path
@@ -170,27 +154,29 @@ def test_annotate_is_light() -> None:
 def test_run_is_light() -> None:
     """`instrument run` starts a program without importing numpy or a reader of traces."""
     line = "['run', '--print-command', 'train.py']"
-    loaded = fresh(f"from instrument.cli import app\napp({line}, standalone_mode=False)")
-    assert not {"torch", "numpy", "instrument.traces.read", "instrument.diagnosis"} & set(loaded)
+    loaded = fresh(f"from instrument.start.cli import app\napp({line}, standalone_mode=False)")
+    assert not {"torch", "numpy", "instrument.read.jobs.read", "instrument.explain.diagnosis"} & set(loaded)
 
 
 def test_help_is_light() -> None:
     """`--help` imports neither numpy nor a reader of traces, and no command but the one that it is about."""
     lines = [[], *([name] for name in SUBCOMMANDS)]
-    code = "from instrument.cli import app\n"
+    code = "from instrument.start.cli import app\n"
     code += "".join(f"app({[*line, '--help']}, standalone_mode=False)\n" for line in lines)
     loaded = set(fresh(code))
-    heavy = ("traces.read", "diagnosis.diagnose", "memory", "replay", "comparison", "windows", "launch", "page")
-    assert not {"numpy", "torch", "msgspec", "jinja2", *(f"instrument.{name}" for name in heavy)} & loaded
-    assert not [name for name in fresh("from instrument.cli import app\napp(['--help'], standalone_mode=False)")
-                if name.startswith("instrument.commands.") and name.rpartition(".")[2] in SUBCOMMANDS]  # fmt: skip
+    heavy = {"numpy", "torch", "msgspec", "jinja2", "instrument.read", "instrument.explain.diagnosis"}
+    heavy |= {"instrument.record.windows", "instrument.start.launch", "instrument.show.page"}
+    assert not heavy & loaded
+    alone = fresh("from instrument.start.cli import app\napp(['--help'], standalone_mode=False)")
+    assert not {f"instrument.start.commands.{name}" for name in SUBCOMMANDS} & set(alone)
 
 
 def test_all() -> None:
     """Every name in `__all__` is available, whatever was imported before."""
     code = """
 import instrument
-import instrument.windows.schedule, instrument.regions.dispatch, instrument.exporters.capture
+import instrument.record.planning.schedule, instrument.record.regions.dispatch
+import instrument.record.exporters.exporter
 for name in instrument.__all__:
     assert callable(getattr(instrument, name)), name
 assert set(instrument.__all__) <= set(dir(instrument))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from instrument.live_objects import live_objects
+from instrument.base.live_objects import live_objects
 
 
 class Meta(type):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import instrument
-from instrument import log
-from instrument.config import Settings
+from instrument.base import log
+from instrument.base.config import Settings
 
 from .support import programs, warm
 from .windows.training import Recorder, manifest, run

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from instrument.bootstrap import begin, session
-from instrument.compat import compiler
+from instrument.base.compat import compiler
 from instrument.integrations import megatron
-from instrument.launch import workers
+from instrument.start import launch
+from instrument.start.bootstrap import begin, session
 
 SOURCE = Path(__file__).parent.parent / "src" / "instrument"
-TABLES = (compiler._GRAPH_MAKERS, begin.ADAPTERS, session._LAUNCHERS, megatron.HOOKS, workers._MODULES)
+TABLES = (compiler._GRAPH_MAKERS, begin.ADAPTERS, session._LAUNCHERS, megatron.HOOKS, launch._MODULES)
 FUNCTIONS = {"when_imported", "import_module"}
 NOT_FILES = {"__main__", "torch.ops"}
 

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import pytest
 from typer.testing import CliRunner
 
-from instrument import cli
-from instrument.commands import open as command
+from instrument.start import cli
+from instrument.start.commands import open as command
 from tests.memory.snapshots import event, write
 from tests.support.browser import OpenPage
 from tests.support.programs import environment, shell_script
@@ -34,8 +34,8 @@ GPU_TRACE = DATA / "gpu_two_steps.json"
 # The command, but a page that is away for a second, not for five, has closed.
 COMMAND = """
 from functools import partial
-from instrument.cli import main
-from instrument.page import server
+from instrument.start.cli import main
+from instrument.show.page import server
 server.OpenTabs = partial(server.OpenTabs, reload_s=1)
 main()
 """

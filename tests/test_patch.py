@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from instrument import patch
-from instrument.patch import Patch, undo
+from instrument.base import patch
+from instrument.base.patch import Patch, undo
 
 
 def around(name: str) -> Callable[[Any], Any]:

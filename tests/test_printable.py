@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from instrument import log
-from instrument.errors import TraceError
-from instrument.printable import printable, shell_line
+from instrument.base import log
+from instrument.base.errors import TraceError
+from instrument.base.printable import printable, shell_line
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202egnp\u2066\nrm"
 SHOWN = r"\x1b]0;owned\x07\x9b31m\u202egnp\u2066\nrm"

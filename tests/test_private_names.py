@@ -1,4 +1,4 @@
-"""Private names of torch and nvtx occur only in `instrument.compat` and in the dry run."""
+"""Private names of torch and nvtx occur only in `instrument.base.compat` and in the dry run."""
 
 from __future__ import annotations
 

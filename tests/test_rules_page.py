@@ -6,8 +6,8 @@ import re
 
 from scripts.rules_page import PAGE, diagnosed, entry, fired, page
 
-from instrument.diagnosis.diagnose import Diagnosis
-from instrument.diagnosis.rule import RULES
+from instrument.explain.diagnosis.diagnose import Diagnosis
+from instrument.explain.rules.rule import RULES
 from tests.support.shared_traces import FOLDER, shared
 
 

@@ -12,14 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 import instrument
-from instrument import commands
-from instrument.allocator_history.options import MemoryHistory
-from instrument.cli import app
-from instrument.commands.run import Profiler
-from instrument.config import RUN
-from instrument.exporters.torch_options import DETAILS
-from instrument.integrations.environment import loop_from_environment
-from instrument.integrations.loop import Loop
+from instrument.base.config import RUN
+from instrument.integrations.loop import Loop, loop_from_environment
+from instrument.record.allocator_history.options import MemoryHistory
+from instrument.record.exporters.torch_options import DETAILS
+from instrument.start import commands
+from instrument.start.cli import app
+from instrument.start.commands.run import Profiler
 
 WINDOWS = {
     "steps": "2",

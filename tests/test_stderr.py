@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from instrument import stderr
+from instrument.base import stderr
 
 from .support import programs
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.units import parse_duration, parse_size
+from instrument.base.units import parse_duration, parse_size
 
 MANY = "9" * 400
 

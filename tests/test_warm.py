@@ -75,7 +75,7 @@ def test_run(tmp_path: Path) -> None:
     text = """
 import json, os, sys, torch
 print(json.dumps([sys.argv, sorted(name for name in os.environ if name.startswith("INSTRUMENT"))]))
-print(os.environ["INSTRUMENT_RUN_PROCESS"] == str(os.getpid()), "instrument.bootstrap.begin" in sys.modules)
+print(os.environ["INSTRUMENT_RUN_PROCESS"] == str(os.getpid()), "instrument.start.bootstrap.begin" in sys.modules)
 """
     (tmp_path / "show.py").write_text(text)
     cold, warmed = both(["-m", "instrument", "run", "--", "show.py", "--steps", "1"], tmp_path)

@@ -79,7 +79,7 @@ class _QuietEmitter:
 @contextlib.contextmanager
 def _attached_emitter() -> Iterator[None]:
     """Attach an emitter."""
-    from instrument.regions.dispatch import active
+    from instrument.record.regions.dispatch import active
 
     emitter = _QuietEmitter()
     active.add(emitter)

@@ -45,7 +45,7 @@ def detector(context: CheckContext) -> None:
 
 def graph(context: CheckContext) -> None:
     """A step that is a CUDA graph has the same losses, and its windows have the requested steps."""
-    from instrument.traces.read import read_file
+    from instrument.read.jobs.read import read_file
 
     for warm_ups in WARM_UPS:
         arguments = ("-m", PROGRAM, context.device, str(warm_ups), str(_REPLAYS))

@@ -14,7 +14,7 @@ def ahead(context: CheckContext) -> None:
     import torch
 
     import instrument
-    from instrument.traces.read import read_file
+    from instrument.read.jobs.read import read_file
 
     width = 64 if context.rehearsal else 8192
     a = torch.randn(width, width, device=context.device)

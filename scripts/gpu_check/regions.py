@@ -33,8 +33,8 @@ def _record_window(context: CheckContext, name: str) -> Path:
 
 def tree(context: CheckContext) -> None:
     """Outermost regions take no longer than the steps; backward's modules and GPU time are inside "backward"."""
-    from instrument.traces.read import read_file
-    from instrument.traces.summary import summarize
+    from instrument.read.jobs.read import read_file
+    from instrument.read.measures.summary import summarize
 
     summary = summarize(read_file(_record_window(context, "regions")))
     outermost = {region.path[0]: region for region in summary.regions if len(region.path) == 1}

@@ -33,7 +33,7 @@ def nsys(context: CheckContext) -> None:
         raise SkippedError("nsys is not on the PATH")
     if not context.rehearsal and simgpu.active():
         raise SkippedError("nsys has a CUPTI of its own, which does not see the kernels of the simulated GPU")
-    from instrument.traces.read import read_file
+    from instrument.read.jobs.read import read_file
 
     out = context.folder / "run"
     run = ("-m", "instrument", "run", "--profiler", "nsys", "--steps", "2-4", "--out", out)

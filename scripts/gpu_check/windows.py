@@ -50,7 +50,7 @@ def _windows(context: CheckContext, name: str, warmup: int, count: int) -> list[
 
 
 def _missing(context: CheckContext, folder: Path) -> int:
-    from instrument.traces.read import read_file
+    from instrument.read.jobs.read import read_file
 
     trace = read_file(context.trace(folder))
     launched = sum("LaunchKernel" in name for name in trace.runtime.text("name"))
@@ -61,7 +61,7 @@ def _missing(context: CheckContext, folder: Path) -> int:
 def stall(context: CheckContext) -> None:
     """How long the end of a window stops the loop: until the GPU is done, until torch has stopped, and to save."""
     import instrument
-    from instrument.exporters import torch_profiler
+    from instrument.record.exporters import torch_profiler
 
     from .network import Training
 

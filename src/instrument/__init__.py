@@ -5,39 +5,41 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
-    from .allocator_history.options import MemoryHistory, memory_history
-    from .comparison.comparison import Comparison, compare
-    from .config import configure
-    from .diagnosis.diagnose import Diagnosis, diagnose, rule
-    from .diagnosis.metrics import Metrics, metrics
-    from .dryrun.run import dry_run
-    from .errors import CaptureError, InstrumentError, LaunchError, SyncError, TraceError
-    from .findings import Finding
-    from .memory.read import read_memory
-    from .memory.snapshot import MemorySnapshot
-    from .modules.annotate import annotate_modules
-    from .modules.service import Handle
-    from .modules.step import annotate_step
-    from .regions.annotation import annotate, mark
-    from .report.summarize import TraceSummary, summarize
-    from .slimming.slim import SlimTrace, slim
-    from .slow_steps.api import black_box
-    from .slow_steps.box import BlackBox
-    from .slow_steps.slow_step import SlowStep
-    from .syncs.audit import audit_syncs
+    from .base.config import configure
+    from .base.errors import CaptureError, InstrumentError, LaunchError, SyncError, TraceError
+    from .base.findings import Evidence, Finding
+    from .explain.comparison.comparison import Comparison, compare
+    from .explain.diagnosis.diagnose import Diagnosis, diagnose, rule
+    from .explain.metrics.metrics import Metrics, metrics
+    from .explain.rules.trace_facts import MissingEvidenceError
+    from .explain.slimming.slim import SlimTrace, slim
+    from .explain.waits.audit import audit_syncs
+    from .explain.waits.report import SyncReport
+    from .read.jobs.align import align
+    from .read.jobs.merge import MergedTrace, merge_traces
+    from .read.jobs.ranks import TraceSet
+    from .read.jobs.read import read_trace, read_traces
+    from .read.measures.projection import projection
+    from .read.memory.read import read_memory
+    from .read.memory.snapshot import MemorySnapshot
+    from .read.tables.trace import Trace, to_arrow
+    from .record.allocator_history.options import MemoryHistory, memory_history
+    from .record.handover.storage import Keep, keep
+    from .record.modules.installer import annotate_modules
+    from .record.modules.parts import annotate_step
+    from .record.modules.service import Handle
+    from .record.planning.ranks import choose_ranks
+    from .record.planning.schedule import Schedule, Window, schedule
+    from .record.regions.annotation import annotate, mark
+    from .record.slow_steps.box import BlackBox, black_box
+    from .record.slow_steps.slow_step import SlowStep
+    from .record.windows.api import profile
+    from .record.windows.profile import Profile
+    from .record.windows.steps import steps
+    from .show.terminal.summarize import TraceSummary, summarize
+    from .syncs.dryrun.run import dry_run
     from .syncs.live import detect_syncs, no_syncs
     from .syncs.policy import allow_sync
-    from .syncs.report import SyncReport
-    from .traces.merge import MergedTrace, merge_traces
-    from .traces.ranks import TraceSet
-    from .traces.read import read_trace, read_traces
-    from .traces.trace import Trace
-    from .windows.api import profile
-    from .windows.profile import Profile
-    from .windows.rank_selection import choose_ranks
-    from .windows.schedule import Schedule, Window, schedule
-    from .windows.steps import steps
-    from .windows.storage import Keep, keep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "CaptureError",
     "Comparison",
     "Diagnosis",
+    "Evidence",
     "Finding",
     "Handle",
     "InstrumentError",
@@ -54,6 +57,7 @@ __all__ = [
     "MemorySnapshot",
     "MergedTrace",
     "Metrics",
+    "MissingEvidenceError",
     "Profile",
     "Schedule",
     "SlimTrace",
@@ -65,6 +69,7 @@ __all__ = [
     "TraceSet",
     "TraceSummary",
     "Window",
+    "align",
     "allow_sync",
     "annotate",
     "annotate_modules",
@@ -84,6 +89,7 @@ __all__ = [
     "metrics",
     "no_syncs",
     "profile",
+    "projection",
     "read_memory",
     "read_trace",
     "read_traces",
@@ -92,60 +98,66 @@ __all__ = [
     "slim",
     "steps",
     "summarize",
+    "to_arrow",
 ]
 
 _HOMES = {
-    "BlackBox": ".slow_steps.box",
-    "CaptureError": ".errors",
-    "Comparison": ".comparison.comparison",
-    "Diagnosis": ".diagnosis.diagnose",
-    "Finding": ".findings",
-    "Handle": ".modules.service",
-    "InstrumentError": ".errors",
-    "Keep": ".windows.storage",
-    "LaunchError": ".errors",
-    "MemoryHistory": ".allocator_history.options",
-    "MemorySnapshot": ".memory.snapshot",
-    "MergedTrace": ".traces.merge",
-    "Metrics": ".diagnosis.metrics",
-    "Profile": ".windows.profile",
-    "Schedule": ".windows.schedule",
-    "SlimTrace": ".slimming.slim",
-    "SlowStep": ".slow_steps.slow_step",
-    "SyncError": ".errors",
-    "SyncReport": ".syncs.report",
-    "Trace": ".traces.trace",
-    "TraceError": ".errors",
-    "TraceSet": ".traces.ranks",
-    "TraceSummary": ".report.summarize",
-    "Window": ".windows.schedule",
+    "BlackBox": ".record.slow_steps.box",
+    "CaptureError": ".base.errors",
+    "Comparison": ".explain.comparison.comparison",
+    "Diagnosis": ".explain.diagnosis.diagnose",
+    "Evidence": ".base.findings",
+    "Finding": ".base.findings",
+    "Handle": ".record.modules.service",
+    "InstrumentError": ".base.errors",
+    "Keep": ".record.handover.storage",
+    "LaunchError": ".base.errors",
+    "MemoryHistory": ".record.allocator_history.options",
+    "MemorySnapshot": ".read.memory.snapshot",
+    "MergedTrace": ".read.jobs.merge",
+    "Metrics": ".explain.metrics.metrics",
+    "MissingEvidenceError": ".explain.rules.trace_facts",
+    "Profile": ".record.windows.profile",
+    "Schedule": ".record.planning.schedule",
+    "SlimTrace": ".explain.slimming.slim",
+    "SlowStep": ".record.slow_steps.slow_step",
+    "SyncError": ".base.errors",
+    "SyncReport": ".explain.waits.report",
+    "Trace": ".read.tables.trace",
+    "TraceError": ".base.errors",
+    "TraceSet": ".read.jobs.ranks",
+    "TraceSummary": ".show.terminal.summarize",
+    "Window": ".record.planning.schedule",
+    "align": ".read.jobs.align",
     "allow_sync": ".syncs.policy",
-    "annotate": ".regions.annotation",
-    "annotate_modules": ".modules.annotate",
-    "annotate_step": ".modules.step",
-    "audit_syncs": ".syncs.audit",
-    "black_box": ".slow_steps.api",
-    "choose_ranks": ".windows.rank_selection",
-    "configure": ".config",
+    "annotate": ".record.regions.annotation",
+    "annotate_modules": ".record.modules.installer",
+    "annotate_step": ".record.modules.parts",
+    "audit_syncs": ".explain.waits.audit",
+    "black_box": ".record.slow_steps.box",
+    "choose_ranks": ".record.planning.ranks",
+    "configure": ".base.config",
     "detect_syncs": ".syncs.live",
-    "compare": ".comparison.comparison",
-    "diagnose": ".diagnosis.diagnose",
-    "dry_run": ".dryrun.run",
-    "keep": ".windows.storage",
-    "mark": ".regions.annotation",
-    "memory_history": ".allocator_history.options",
-    "merge_traces": ".traces.merge",
-    "metrics": ".diagnosis.metrics",
+    "compare": ".explain.comparison.comparison",
+    "diagnose": ".explain.diagnosis.diagnose",
+    "dry_run": ".syncs.dryrun.run",
+    "keep": ".record.handover.storage",
+    "mark": ".record.regions.annotation",
+    "memory_history": ".record.allocator_history.options",
+    "merge_traces": ".read.jobs.merge",
+    "metrics": ".explain.metrics.metrics",
     "no_syncs": ".syncs.live",
-    "profile": ".windows.api",
-    "read_memory": ".memory.read",
-    "read_trace": ".traces.read",
-    "read_traces": ".traces.read",
-    "rule": ".diagnosis.diagnose",
-    "schedule": ".windows.schedule",
-    "slim": ".slimming.slim",
-    "steps": ".windows.steps",
-    "summarize": ".report.summarize",
+    "profile": ".record.windows.api",
+    "projection": ".read.measures.projection",
+    "read_memory": ".read.memory.read",
+    "read_trace": ".read.jobs.read",
+    "read_traces": ".read.jobs.read",
+    "rule": ".explain.diagnosis.diagnose",
+    "schedule": ".record.planning.schedule",
+    "slim": ".explain.slimming.slim",
+    "steps": ".record.windows.steps",
+    "summarize": ".show.terminal.summarize",
+    "to_arrow": ".read.tables.trace",
 }
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from instrument.bootstrap.models import outermost_modules
-from instrument.traces.read import read_trace
-from instrument.traces.summary import summarize
+from instrument.read.jobs.read import read_trace
+from instrument.read.measures.summary import summarize
+from instrument.record.modules.optimizers import outermost_modules
 from tests.bootstrap.programs import RUN, write
 from tests.bootstrap.programs import run_warm as run
 

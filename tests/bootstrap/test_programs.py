@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from instrument.traces.read import read_trace
+from instrument.read.jobs.read import read_trace
 from tests.support import nsys, programs, warm
 from tests.support.programs import environment
 

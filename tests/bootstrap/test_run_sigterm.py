@@ -101,7 +101,7 @@ def test_sigterm_with_failing_save(tmp_path: Path, ending: str) -> None:
     """The process still ends by the signal."""
     patch = f"""
 import instrument.integrations.loop
-from instrument.errors import SyncError
+from instrument.base.errors import SyncError
 def stop(*_, **__):
     raise {ending}
 instrument.integrations.loop.Loop.stop = stop
@@ -146,7 +146,7 @@ def test_handler_set_later(tmp_path: Path, times: int) -> None:
     """A handler that the program sets later receives the signals, even while windows remain."""
     text = f"""
     import os, signal, time
-    import instrument.bootstrap.termination as termination
+    import instrument.start.bootstrap.termination as termination
     termination._GRACE_S = 0.1
     if _ == 1:
         signal.signal(signal.SIGTERM, lambda *_: print("saved"))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from instrument.run_folder import entries_of
-from instrument.traces.read import read_trace
+from instrument.base.run_folder import entries_of
+from instrument.read.jobs.read import read_trace
 from tests.bootstrap.programs import RUN, TRAIN, entries_in, write
 from tests.bootstrap.programs import run_warm as run
 

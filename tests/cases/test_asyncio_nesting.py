@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 
 import instrument
-from instrument.report.summary import print_summary
-from instrument.traces.ranges import REGION, ranges_of, times_of_steps
-from instrument.traces.summary import summarize
-from instrument.traces.trace import Trace
+from instrument.read.charts.flame import REGION, ranges_of, times_of_steps
+from instrument.read.measures.summary import summarize
+from instrument.read.tables.trace import Trace
+from instrument.show.terminal.summary import print_summary
 from tests.support.torch_versions import records_all_threads
 
 LINEAR = torch.nn.Linear(64, 64)

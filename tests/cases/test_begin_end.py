@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.slimming.slim import slim
-from instrument.traces.read import read_trace
-from instrument.traces.region_steps import steps_found
-from instrument.traces.trace import Trace
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.slimming.slim import slim
+from instrument.read.jobs.read import read_trace
+from instrument.read.measures.region_steps import steps_found
+from instrument.read.tables.trace import Trace
 
 Event = dict[str, Any]
 

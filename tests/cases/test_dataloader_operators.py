@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from instrument.diagnosis.diagnose import diagnose
+from instrument.explain.diagnosis.diagnose import diagnose
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 

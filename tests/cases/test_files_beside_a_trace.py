@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 import instrument
-from instrument import cli
-from instrument.errors import TraceError
-from instrument.slow_steps.box import BlackBox
+from instrument.base.errors import TraceError
+from instrument.record.slow_steps.box import BlackBox
+from instrument.start import cli
 from tests.support.loops import Loop
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from instrument.cli import app
-from instrument.errors import TraceError
-from instrument.memory.read import read_memory
-from instrument.traces.read import read_trace
+from instrument.base.errors import TraceError
+from instrument.read.jobs.read import read_trace
+from instrument.read.memory.read import read_memory
+from instrument.start.cli import app
 
 PLACE = {"pid": 1, "tid": 1, "ts": 5, "dur": 7}
 OPERATOR = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "args": {"a": 1}} | PLACE

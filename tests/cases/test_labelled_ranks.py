@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from instrument.cli import app
-from instrument.diagnosis.diagnose import diagnose
-from instrument.errors import TraceError
-from instrument.traces.missing_work import launches_of
-from instrument.traces.ranks import TraceSet
-from instrument.traces.read import read_contents, read_trace, read_traces
+from instrument.base.errors import TraceError
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.read.jobs.ranks import TraceSet
+from instrument.read.jobs.read import read_contents, read_trace, read_traces
+from instrument.read.measures.launches import launches_of
+from instrument.start.cli import app
 
 Event = dict[str, Any]
 Label = Callable[[int, int], int | str]

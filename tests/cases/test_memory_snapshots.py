@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from instrument.cli import app
-from instrument.memory.categories import CATEGORIES
-from instrument.memory.comparison import compare_categories, compare_peaks
-from instrument.memory.read import read_memory
+from instrument.read.memory.breakdown import compare_categories, compare_peaks
+from instrument.read.memory.categories import CATEGORIES
+from instrument.read.memory.read import read_memory
+from instrument.start.cli import app
 
 MIB = 1 << 20
 WEIGHTS, SIZE = 8, 8 * MIB

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from instrument.diagnosis.diagnose import Diagnosis, diagnose
-from instrument.traces.missing_work import launches_of, lost_at_head
-from instrument.traces.read import read_trace
+from instrument.explain.diagnosis.diagnose import Diagnosis, diagnose
+from instrument.read.jobs.read import read_trace
+from instrument.read.measures.launches import launches_of, lost_at_head
 
 Event = dict[str, Any]
 

@@ -12,8 +12,8 @@ import torch
 from typer.testing import CliRunner, Result
 
 import instrument
-from instrument.cli import app
-from instrument.syncs.comments import _mistakes
+from instrument.explain.waits.comments import _mistakes
+from instrument.start.cli import app
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 

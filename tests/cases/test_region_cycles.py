@@ -7,9 +7,9 @@ from itertools import chain
 
 import pytest
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.traces.region_steps import steps_found
-from instrument.traces.trace import Trace
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.read.measures.region_steps import steps_found
+from instrument.read.tables.trace import Trace
 from tests.diagnosis.small_traces import Row, on_cpu, trace_of
 
 PHASES = {"reader": 37, "backbone": 177, "find_centers": 677, "transformer": 201, "post_processing": 162}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from instrument.traces.kineto import read_kineto
-from instrument.traces.summary import summarize
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.measures.summary import summarize
 from tests.traces.test_summary import region, write
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from instrument import read_trace
-from instrument.dryrun.run import dry_run_file
+from instrument.syncs.dryrun.run import dry_run_file
 from tests.bootstrap.programs import RUN, entries_in, run_warm, write
 
 START = """

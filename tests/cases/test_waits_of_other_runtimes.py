@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import instrument
-from instrument.cli import app
+from instrument.start.cli import app
 
 STEPS = 4
 

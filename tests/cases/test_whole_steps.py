@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from instrument.dryrun.run import dry_run_file
-from instrument.syncs.report import SyncReport
+from instrument.explain.waits.report import SyncReport
+from instrument.syncs.dryrun.run import dry_run_file
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 

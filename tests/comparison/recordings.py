@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from instrument.cli import app
+from instrument.start.cli import app
 from tests.support.loops import Loop
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import instrument
-from instrument.traces.trace import Device
+from instrument.read.tables.trace import Device
 from tests.replay.machine import Machine
 
 from .recordings import command, written

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from instrument import cli
+from instrument.start import cli
 from tests.support.shared_traces import shared
 
 from .recordings import written

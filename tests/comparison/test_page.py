@@ -9,9 +9,9 @@ from urllib.parse import quote
 import pytest
 
 import instrument
-from instrument.comparison.comparison import Comparison
-from instrument.comparison.comparison_data import Part
-from instrument.comparison.page_sections import page_of
+from instrument.explain.comparison.comparison import Comparison
+from instrument.explain.comparison.comparison_data import Part
+from instrument.show.sections.comparison import page_of
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenedPage, OpenPage, in_notebook
 from tests.support.shared_traces import shared
@@ -201,7 +201,7 @@ def test_notebook(change: Comparison, tmp_path: Path, open_page: OpenPage) -> No
 
 def test_never_raises(change: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook shows text instead of a page that cannot be made."""
-    monkeypatch.setattr(instrument.config.settings, "strict", False)
+    monkeypatch.setattr(instrument.base.config.settings, "strict", False)
     assert replace(change, before=None)._repr_html_() is None
 
 

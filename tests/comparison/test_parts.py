@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import instrument
-from instrument.comparison.step_parts import step_parts
-from instrument.diagnosis.trace_facts import TraceFacts
+from instrument.explain.comparison.step_parts import step_parts
+from instrument.explain.rules.trace_facts import TraceFacts
 from tests.diagnosis.small_traces import kernel, memcpy, on_cpu, trace_of
 from tests.replay.machine import Machine
 from tests.replay.test_properties import actions, record

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instrument.comparison.significance import ALPHA, MINIMUM, block_size, significance
-from instrument.traces.table import Array
+from instrument.explain.comparison.significance import ALPHA, MINIMUM, block_size, significance
+from instrument.read.tables.table import Array
 
 RECORDED = Path(__file__).parents[1] / "data" / "cpu_loops.json"
 LOOPS = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import instrument
-from instrument.diagnosis.rule import RULES
+from instrument.explain.rules.rule import RULES
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from instrument.traces.trace import Device, Trace
+from instrument.read.tables.trace import Device, Trace
 
 from .small_traces import Row, kernel, memcpy, memset, on_cpu, trace_of
 

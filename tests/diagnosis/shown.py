@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from instrument.diagnosis.diagnose import Diagnosis
-from instrument.findings import Finding
+from instrument.base.findings import Finding
+from instrument.explain.diagnosis.diagnose import Diagnosis
 
 from .made_loops import GEMM, STEP, MadeLoop
 

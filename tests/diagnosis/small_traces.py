@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from instrument.traces.links import assemble
-from instrument.traces.table import COLUMNS, TEXT, Strings
-from instrument.traces.trace import Device, ReadLosses, Thread, Trace
+from instrument.read.tables.links import assemble
+from instrument.read.tables.table import COLUMNS, TEXT, Strings
+from instrument.read.tables.trace import Device, ReadLosses, Thread, Trace
 
 Row = dict[str, Any]
 

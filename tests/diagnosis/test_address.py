@@ -12,8 +12,8 @@ import pytest
 from scripts import chromium
 
 import instrument
-from instrument.comparison.comparison import compare
-from instrument.page.document import document, write_page
+from instrument.explain.comparison.comparison import compare
+from instrument.show.page.document import document, write_page
 from tests.support.browser import OpenedPage, OpenPage
 
 from .made_loops import GEMM, STEP, MadeLoop, nested_loop

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrument.diagnosis.metrics import metrics
+from instrument.explain.metrics.metrics import metrics
 
 from .small_traces import Row, kernel, memcpy, memset, on_cpu, trace_of
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.diagnosis.trace_facts import TraceFacts
-from instrument.traces.trace import Trace
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.rules.trace_facts import TraceFacts
+from instrument.read.tables.trace import Trace
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.diagnosis.cpu_step import CPU_PARTS
-from instrument.diagnosis.panels.overview import overview_section
-from instrument.diagnosis.panels.tables import table_sections
-from instrument.diagnosis.terminal import as_text
+from instrument.explain.metrics.steps import CPU_PARTS
+from instrument.show.sections.diagnosis import overview_section, table_sections
+from instrument.show.text.diagnosis import as_text
 from tests.support.loops import Loop
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

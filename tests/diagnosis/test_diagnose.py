@@ -16,13 +16,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import instrument
-from instrument import cli
-from instrument.diagnosis.idle_causes import CAUSES
-from instrument.diagnosis.trace_facts import TraceFacts
-from instrument.diagnosis.verdict import PARTS
-from instrument.errors import TraceError
-from instrument.traces.timing import Timing
-from instrument.traces.trace import UnreadDevice
+from instrument.base.errors import TraceError
+from instrument.explain.diagnosis.verdict import PARTS
+from instrument.explain.metrics.idle import CAUSES
+from instrument.explain.rules.trace_facts import TraceFacts
+from instrument.read.measures.timing import Timing
+from instrument.read.tables.trace import UnreadDevice
+from instrument.start import cli
 
 from .made_loops import GEMM, MadeLoop
 
@@ -135,7 +135,7 @@ def test_steps_from(tmp_path: Path) -> None:
 
 def test_inflated_times() -> None:
     """Findings on CPU time say that the window stretched it; the verdict says by how much."""
-    from instrument.diagnosis.diagnose import diagnosis_of
+    from instrument.explain.diagnosis.diagnose import diagnosis_of
 
     facts = TraceFacts(idle_loop().trace(), "auto", Timing(around_ns=(500_000,), around_steps=((0, 9),)))
     found = diagnosis_of(facts)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import instrument
-from instrument.diagnosis.diagnose import Diagnosis
-from instrument.diagnosis.panels.flame import flame_section
+from instrument.explain.diagnosis.diagnose import Diagnosis
+from instrument.show.sections.diagnosis import flame_section
 from tests.support.browser import OpenedPage, OpenPage
 from tests.support.shared_traces import shared
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.diagnosis.diagnose import Diagnosis
+from instrument.explain.diagnosis.diagnose import Diagnosis
 
 pytestmark = pytest.mark.gpu
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from instrument import cli
-from instrument.diagnosis.rule import RULES
-from instrument.replay.critical_path import CLASSES
+from instrument.explain.replay.critical_path import CLASSES
+from instrument.explain.rules.rule import RULES
+from instrument.start import cli
 from tests.support.shared_traces import shared
 
 ROOT = Path(__file__).parents[2]

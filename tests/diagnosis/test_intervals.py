@@ -8,7 +8,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.traces.intervals import Intervals, clip, covered_ns, merge_overlaps, overlap_ns, total_ns, union
+from instrument.read.tables.intervals import (
+    Intervals,
+    clip,
+    covered_ns,
+    merge_overlaps,
+    overlap_ns,
+    total_ns,
+    union,
+)
 
 Pairs = list[tuple[int, int]]
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12)

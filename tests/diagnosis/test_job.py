@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import instrument
-from instrument.diagnosis.arrivals import arrivals, arrivals_of
-from instrument.diagnosis.diagnose import Diagnosis
-from instrument.traces.align import CollectiveSequence
-from instrument.traces.rank_content import content_of, rank_content_reader, read_rank_content
-from instrument.traces.ranks import TraceSet, read_ranks
+from instrument.explain.diagnosis.diagnose import Diagnosis
+from instrument.explain.metrics.collectives import arrivals, arrivals_of
+from instrument.read.jobs.align import CollectiveSequence
+from instrument.read.jobs.rank_content import content_of, rank_content_reader, read_rank_content
+from instrument.read.jobs.ranks import TraceSet, read_ranks
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from instrument.diagnosis.metrics import metrics
+from instrument.explain.metrics.metrics import metrics
 
 from .small_traces import Row, kernel, trace_of
 

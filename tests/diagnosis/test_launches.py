@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from instrument.diagnosis.metrics import metrics
-from instrument.traces.trace import Device
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.tables.trace import Device
 
 from .small_traces import kernel, on_cpu, trace_of
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from instrument.diagnosis.diagnose import Diagnosis, diagnose
-from instrument.diagnosis.rule import RULES
+from instrument.explain.diagnosis.diagnose import Diagnosis, diagnose
+from instrument.explain.rules.rule import RULES
 
 from .made_loops import GEMM, STEP, MadeLoop
 from .shown import SHOWN, each_step, named

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from instrument.diagnosis.metrics import metrics
+from instrument.explain.metrics.metrics import metrics
 
 from .small_traces import Row, kernel, on_cpu, trace_of
 

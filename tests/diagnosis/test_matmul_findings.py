@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.findings import Finding
+from instrument.base.findings import Finding
+from instrument.explain.diagnosis.diagnose import diagnose
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop

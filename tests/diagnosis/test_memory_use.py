@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.diagnosis.memory_use import CATEGORIES, memory_use
-from instrument.traces.read import read_file
-from instrument.traces.trace import Trace
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.metrics.memory_use import CATEGORIES, memory_use
+from instrument.read.jobs.read import read_file
+from instrument.read.tables.trace import Trace
 
 from .made_loops import MadeLoop
 from .shown import named

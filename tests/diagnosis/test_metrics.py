@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrument.diagnosis.definitions import DEFINITIONS
-from instrument.diagnosis.metrics import metrics
+from instrument.explain.metrics.metrics import DEFINITIONS, metrics
 
 from .small_traces import kernel, memcpy, memset, on_cpu, trace_of
 

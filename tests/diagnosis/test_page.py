@@ -9,12 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import instrument
-from instrument import cli
-from instrument.diagnosis.diagnose import Diagnosis
-from instrument.diagnosis.panels.findings import findings_section
-from instrument.diagnosis.panels.spans import span_of
-from instrument.page.document import document
-from instrument.units import duration
+from instrument.base.units import duration
+from instrument.explain.diagnosis.diagnose import Diagnosis
+from instrument.show.page.document import document
+from instrument.show.sections.findings import findings_section, span_of
+from instrument.start import cli
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenPage, in_notebook
 from tests.support.shared_traces import shared
@@ -149,7 +148,7 @@ def test_notebook(tmp_path: Path, open_page: OpenPage) -> None:
 
 def test_notebook_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook shows Markdown instead of a page that cannot be made."""
-    monkeypatch.setattr(instrument.config.settings, "strict", False)
+    monkeypatch.setattr(instrument.base.config.settings, "strict", False)
     assert replace(waiting_loop(), parts=None)._repr_html_() is None
 
 

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.diagnosis.job import Job
-from instrument.diagnosis.panels.flame import flame_section
-from instrument.diagnosis.panels.ranks import ranks_section
-from instrument.diagnosis.panels.roofline import roofline_section
-from instrument.page.document import document, write_page
-from instrument.traces.trace import Device
+from instrument.explain.metrics.job import Job
+from instrument.read.tables.trace import Device
+from instrument.show.page.document import document, write_page
+from instrument.show.sections.diagnosis import flame_section, ranks_section, roofline_section
 from tests.support.browser import OpenPage
 from tests.support.shared_traces import shared
 

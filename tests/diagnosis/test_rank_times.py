@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.diagnosis.arrivals import arrivals, arrivals_of
-from instrument.diagnosis.rank_times import RankTimes, format_rank_times, merge_rank_times, parse_rank_times
-from instrument.report.ranks import describe_ranks
+from instrument.explain.metrics.collectives import arrivals, arrivals_of
+from instrument.explain.metrics.rank_times import RankTimes, format_rank_times, merge_rank_times, parse_rank_times
+from instrument.show.terminal.ranks import describe_ranks
 
 from .made_loops import MadeLoop
 from .test_job import REDUCE, job

@@ -7,8 +7,8 @@ import functools
 import numpy as np
 import pytest
 
-from instrument.diagnosis.diagnose import Diagnosis, diagnose
-from instrument.traces.read import read_file
+from instrument.explain.diagnosis.diagnose import Diagnosis, diagnose
+from instrument.read.jobs.read import read_file
 from tests.support.shared_traces import shared
 
 from .shown import named

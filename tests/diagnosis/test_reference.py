@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from instrument.diagnosis.metrics import metrics
-from instrument.traces.read import read_trace
-from instrument.traces.trace import Trace
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.jobs.read import read_trace
+from instrument.read.tables.trace import Trace
 from tests.support.shared_traces import shared
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference_values.json"

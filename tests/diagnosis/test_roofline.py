@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.diagnosis.peaks import PRODUCTS, peak_of
-from instrument.diagnosis.roofline import roofline
-from instrument.diagnosis.work import operator_work
-from instrument.traces.read import read_file
-from instrument.traces.trace import Device
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.metrics.operator_work import operator_work
+from instrument.explain.metrics.peaks import PRODUCTS, peak_of
+from instrument.explain.metrics.roofline import roofline
+from instrument.read.jobs.read import read_file
+from instrument.read.tables.trace import Device
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.diagnosis.rule import RULES
-from instrument.traces.trace import Device
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.rules.rule import RULES
+from instrument.read.tables.trace import Device
 
 from .made_loops import GEMM, MadeLoop
 from .shown import SHOWN, compiled, each_step, named

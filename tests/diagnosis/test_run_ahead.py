@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.diagnosis.trace_facts import TraceFacts
-from instrument.traces.read import read_file
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.rules.trace_facts import TraceFacts
+from instrument.read.jobs.read import read_file
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, STEP, MadeLoop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from instrument.diagnosis.diagnose import diagnose
+from instrument.explain.diagnosis.diagnose import diagnose
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.diagnosis.diagnose import Diagnosis, diagnosis_of
-from instrument.diagnosis.panels.page import page_of
-from instrument.diagnosis.trace_facts import TraceFacts
-from instrument.findings import Finding, Site
+from instrument.base.findings import Finding, Site
+from instrument.explain.diagnosis.diagnose import Diagnosis, diagnosis_of
+from instrument.explain.rules.trace_facts import TraceFacts
+from instrument.show.sections.diagnosis import page_of
 
 from ..memory.snapshots import block, event, segment, write
 from ..memory.test_breakdown import BATCH, FORWARD, OLDER, OPTIMIZER, STEP, frames

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import instrument
-from instrument import cli
+from instrument.start import cli
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop

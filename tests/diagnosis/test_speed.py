@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from instrument.diagnosis.metrics import metrics
-from instrument.traces.links import assemble
-from instrument.traces.table import KERNEL, Array, Strings
-from instrument.traces.trace import ReadLosses, Thread, Trace
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.tables.links import assemble
+from instrument.read.tables.table import KERNEL, Array, Strings
+from instrument.read.tables.trace import ReadLosses, Thread, Trace
 
 
 def large_trace(launches: int) -> Trace:

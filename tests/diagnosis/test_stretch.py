@@ -9,8 +9,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 import instrument
-from instrument import cli
-from instrument.diagnosis.stretch import timing_of
+from instrument.explain.diagnosis.verdict import timing_of
+from instrument.start import cli
 
 from .made_loops import MadeLoop
 from .test_diagnose import idle_loop, run, write

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from instrument.diagnosis.metrics import Metrics, metrics
+from instrument.explain.metrics.metrics import Metrics, metrics
 
 from .small_traces import kernel, on_cpu, trace_of
 

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from instrument.diagnosis.diagnose import Diagnosis, diagnose
-from instrument.diagnosis.panels.timeline import timeline_section
-from instrument.traces.timeline_lanes import CLASSES
-from instrument.traces.trace import Device, Thread, Trace
+from instrument.explain.diagnosis.diagnose import Diagnosis, diagnose
+from instrument.read.charts.timeline import CLASSES
+from instrument.read.tables.trace import Device, Thread, Trace
+from instrument.show.sections.diagnosis import timeline_section
 from tests.support.browser import OpenedPage, OpenPage
 from tests.support.shared_traces import shared
 from tests.support.timeline_slices import slices
@@ -156,7 +156,7 @@ def test_no_timeline() -> None:
 
 def test_most_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many slices, a typical and the longest step are complete; the text says what is merged elsewhere."""
-    monkeypatch.setattr("instrument.traces.timeline._MOST_SLICES", 1200)
+    monkeypatch.setattr("instrument.read.charts.timeline._MOST_SLICES", 1200)
     made = MadeLoop(steps=10, busy=False)
     for start in range(0, 10 * STEP, STEP):
         for at in range(start, start + 990, 10):

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import instrument
-from instrument.config import settings
-from instrument.diagnosis.rule import GROUP
-from instrument.diagnosis.trace_facts import MissingEvidenceError, TraceFacts
-from instrument.findings import Evidence, Finding
+from instrument.base.config import settings
+from instrument.base.findings import Evidence, Finding
+from instrument.explain.rules.rule import GROUP
+from instrument.explain.rules.trace_facts import MissingEvidenceError, TraceFacts
 
 from .made_loops import MadeLoop
 from .test_diagnose import idle_loop, run, write

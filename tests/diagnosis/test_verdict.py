@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.diagnosis.trace_facts import TraceFacts
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.rules.trace_facts import TraceFacts
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, STEP, MadeLoop

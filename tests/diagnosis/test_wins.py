@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.diagnosis.trace_facts import TraceFacts
-from instrument.diagnosis.verdict import verdict_of
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.diagnosis.verdict import verdict_of
+from instrument.explain.rules.trace_facts import TraceFacts
 
 from .made_loops import GEMM, STEP, MadeLoop
 from .shown import each_step, named

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils import _device
 from torch.utils.checkpoint import DefaultDeviceType
 
-from instrument.compat import operators
-from instrument.dryrun.cuda import PretendedCuda
-from instrument.regions import dispatch
+from instrument.base.compat import operators
+from instrument.record.regions import dispatch
+from instrument.syncs.dryrun.cuda import PretendedCuda
 
 from .pretended import Noted
 

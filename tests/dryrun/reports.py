@@ -14,8 +14,8 @@ import torch
 
 import instrument
 from instrument import dry_run
-from instrument.findings import SyncFinding
-from instrument.syncs.report import SyncReport
+from instrument.base.findings import SyncFinding
+from instrument.explain.waits.report import SyncReport
 from tests.support import warm
 from tests.support.programs import environment
 

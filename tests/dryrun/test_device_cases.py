@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from instrument.dryrun.run import dry_run
+from instrument.syncs.dryrun.run import dry_run
 
 from .reports import gpu, listed, only, ran, waits
 

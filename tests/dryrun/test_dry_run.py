@@ -12,8 +12,8 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import instrument
-from instrument.dryrun.run import dry_run
 from instrument.syncs import policy
+from instrument.syncs.dryrun.run import dry_run
 
 from .reports import gpu, listed
 

@@ -15,9 +15,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from instrument.dryrun.run import dry_run
-from instrument.findings import SyncFinding
-from instrument.syncs.report import SyncReport
+from instrument.base.findings import SyncFinding
+from instrument.explain.waits.report import SyncReport
+from instrument.syncs.dryrun.run import dry_run
 from tests.dryrun import long_idioms, short_idioms, unseen_idioms
 from tests.support.torch_versions import copies_numbers, selects_combinations_by_mask
 

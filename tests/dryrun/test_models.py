@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from instrument.dryrun.run import dry_run, dry_run_file
-from instrument.syncs.report import SyncReport
+from instrument.explain.waits.report import SyncReport
+from instrument.syncs.dryrun.run import dry_run, dry_run_file
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")

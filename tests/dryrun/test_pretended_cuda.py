@@ -20,8 +20,8 @@ from torch import nn
 from torch.cuda import Event, current_stream, synchronize  # before there is anything to answer
 from torch.utils.data import DataLoader
 
-from instrument.dryrun import availability_caches
-from instrument.dryrun.cuda import PretendedCuda
+from instrument.syncs.dryrun import cuda
+from instrument.syncs.dryrun.cuda import PretendedCuda
 from tests.dryrun.pretended import Noted, OnCpu
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
@@ -124,12 +124,12 @@ def test_caches_of_a_module_that_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     def has_gpu() -> bool:
         return torch.cuda.is_available()
 
-    availability_caches.clear()
+    cuda.clear()
     for _ in range(2):
         cached = functools.lru_cache(has_gpu)
         monkeypatch.setattr(sys.modules[__name__], "gained", cached, raising=False)
         assert not cached()
-        availability_caches.clear()
+        cuda.clear()
         assert 0 == cached.cache_info().currsize
 
 

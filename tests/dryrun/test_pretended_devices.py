@@ -16,7 +16,7 @@ from torch import nn
 from torch.cuda import Event, current_stream  # before there is anything to answer
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
-from instrument.dryrun.cuda import PretendedCuda
+from instrument.syncs.dryrun.cuda import PretendedCuda
 from tests.dryrun.pretended import Noted, OnCpu
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from instrument import dry_run
-from instrument.dryrun import session
-from instrument.dryrun.run import dry_run_file
 from instrument.syncs import coverage
+from instrument.syncs.dryrun import session
+from instrument.syncs.dryrun.run import dry_run_file
 
 from .reports import both, finished, gpu, ops
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import instrument
-from instrument.dryrun.run import dry_run
+from instrument.syncs.dryrun.run import dry_run
 from tests.support.memory import peak_kib
 
 from .reports import gpu, listed

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from instrument.dryrun.run import dry_run
+from instrument.syncs.dryrun.run import dry_run
 
 from .reports import gpu, listed, only, ran, waits
 

@@ -12,9 +12,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.compat import kineto, profilers
-from instrument.exporters.sessions import sessions
-from instrument.exporters.torch_profiler import TorchProfilerExporter
+from instrument.base.compat import kineto, profilers
+from instrument.record.exporters.sessions import sessions
+from instrument.record.exporters.torch_profiler import TorchProfilerExporter
 
 from ..support import programs, warm
 from ..support.torch_versions import names_activities
@@ -288,7 +288,7 @@ def test_a_profiler_in_its_own_warm_up_is_not_disturbed(emulated_gpu: EmulatedGp
     capture = TorchProfilerExporter({}).capture()
     other = profile(activities=[CPU])
     other.prepare_trace()
-    with pytest.raises(instrument.errors.CaptureError, match="another torch profiler is active"):
+    with pytest.raises(instrument.base.errors.CaptureError, match="another torch profiler is active"):
         capture.start()
     capture.discard()
     other.start_trace()

@@ -19,12 +19,12 @@ from torch.profiler import ProfilerActivity
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import instrument
-from instrument.compat import kineto, kineto_log
-from instrument.config import settings
-from instrument.errors import CaptureError
-from instrument.exporters.choose import choose
-from instrument.exporters.raw_trace import compress
-from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
+from instrument.base.compat import kineto
+from instrument.base.config import settings
+from instrument.base.errors import CaptureError
+from instrument.record.exporters.exporter import choose
+from instrument.record.exporters.raw_trace import compress
+from instrument.record.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
 
 from ..support import programs
 from ..windows.training import recorded, steps, train
@@ -153,7 +153,7 @@ def test_the_exporter_is_chosen_by_name_or_tool(
 
 WINDOW = """
 import os, sys, torch
-from instrument.exporters.torch_profiler import TorchProfilerExporter
+from instrument.record.exporters.torch_profiler import TorchProfilerExporter
 
 exporter = TorchProfilerExporter({})
 exporter.prepare()
@@ -349,7 +349,7 @@ def test_kineto_prints_nothing_about_a_window(
         return capfd.readouterr().err
 
     own = plain()  # of the program's own recordings, Kineto prints what it did
-    assert ("profiler_stop" in own) == (kineto_log._least_severity() is not None)
+    assert ("profiler_stop" in own) == (kineto._least_severity() is not None)
     monkeypatch.setenv("KINETO_LOG_LEVEL", "4")
     record(TorchProfilerExporter({}), tmp_path)
     assert capfd.readouterr().err.count("profiler_") == own.count("profiler_")

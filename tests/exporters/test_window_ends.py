@@ -12,9 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity
 
 import instrument
-from instrument.exporters.nsight_systems import NsightSystemsCapture
-from instrument.exporters.torch_profiler import TorchProfilerExporter
-from instrument.exporters.vendor_tools import RocprofCapture
+from instrument.record.exporters.torch_profiler import TorchProfilerExporter
+from instrument.record.exporters.vendor_tools import NsightSystemsCapture, RocprofCapture
 
 from ..windows.training import recorded
 

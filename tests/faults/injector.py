@@ -16,8 +16,8 @@ from typing import Any
 SOURCE = Path(__file__).parents[2] / "src" / "instrument"
 _IMPORTING = ("<frozen importlib", importlib.__file__, str(SOURCE / "__init__.py"))
 HIT = "__instrument_fault__"
-INTERRUPTS = "instrument.interrupts:"
-BEGIN = "instrument.windows.schedule_follower:ScheduleFollower._advance"
+INTERRUPTS = "instrument.base.interrupts:"
+BEGIN = "instrument.record.windows.schedule_follower:ScheduleFollower._advance"
 ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (RuntimeError, MemoryError, OSError, RecursionError)
 }

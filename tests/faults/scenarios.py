@@ -173,7 +173,7 @@ def _site() -> None:
     sys.modules["sitecustomize"] = types.ModuleType("sitecustomize")
     with contextlib.suppress(KeyboardInterrupt):
         try:
-            importlib.import_module("instrument.bootstrap.site.sitecustomize")
+            importlib.import_module("instrument.start.bootstrap.site.sitecustomize")
         except Exception:
             sys.excepthook(*sys.exc_info())
 

@@ -21,7 +21,7 @@ from accelerate.utils import ProfileKwargs
 from instrument.integrations import accelerate as integration
 from instrument.integrations.accelerate import AccelerateAdapter, attach
 from instrument.integrations.loop import Loop
-from instrument.windows.profile import Profile
+from instrument.record.windows.profile import Profile
 from tests.integrations.trees import counts, recorded, tree
 from tests.support import nsys, warm
 from tests.support.net import Net

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from instrument.config import settings
+from instrument.base.config import settings
 from instrument.integrations.adapter import Adapter, Removal, require
 from instrument.integrations.loop import Loop
 from tests.support import warm

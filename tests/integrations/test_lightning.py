@@ -328,7 +328,7 @@ def test_fast_dev_run(tmp_path: Path) -> None:
 
 def test_instrument_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With INSTRUMENT=0 nothing is patched and no loop starts."""
-    monkeypatch.setattr("instrument.config.settings.enabled", False)
+    monkeypatch.setattr("instrument.base.config.settings.enabled", False)
     adapter, module, seen = callback(tmp_path), Module(), []
     pl_trainer = trainer(tmp_path, adapter)
     module.body = lambda index: seen.append(is_clean(pl_trainer, adapter))

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from instrument.integrations import environment
+from instrument.integrations import loop as environment
 from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler, callbacks, install
-from instrument.integrations.lightning.auto import AutomaticCallback, _patches
+from instrument.integrations.lightning.callback import AutomaticCallback, _patches
 
 from ..support.programs import environment as environ
 

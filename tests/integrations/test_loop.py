@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from instrument.errors import SyncError
+from instrument.base.errors import SyncError
+from instrument.base.patch import Patch
 from instrument.integrations.loop import AutomaticLoop, Loop
-from instrument.patch import Patch
 
 
 def model() -> torch.nn.Module:

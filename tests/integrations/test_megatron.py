@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from instrument.integrations.megatron import attach, core
-from instrument.traces.read import read_file
-from instrument.traces.summary import summarize
+from instrument.read.jobs.read import read_file
+from instrument.read.measures.summary import summarize
 from tests.support import nsys, warm
 from tests.support.programs import environment as clean
 from tests.support.programs import python, run

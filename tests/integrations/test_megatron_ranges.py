@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instrument.integrations.megatron import attach
-from instrument.regions import dispatch, region
+from instrument.record.regions import dispatch, region
 
 pytest.importorskip("megatron.core")
 from tests.integrations.megatron_support import PATH

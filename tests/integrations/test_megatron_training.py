@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from instrument.config import RUN
-from instrument.integrations import environment
+from instrument.base.config import RUN
+from instrument.integrations import loop as environment
 from instrument.integrations.megatron import MegatronAdapter, attach, install
 from tests.support import megatron_training
 

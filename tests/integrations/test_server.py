@@ -24,7 +24,7 @@ import instrument
 from instrument.integrations import vllm
 from instrument.integrations.loop import Loop
 from instrument.integrations.server import CHECK_INTERVAL_S, OnDemandSchedule, Server
-from instrument.windows.schedule import StepAction
+from instrument.record.planning.schedule import StepAction
 from tests.integrations.trees import recorded, traces, tree
 from tests.support import nsys, warm
 from tests.support.programs import ROOT, environment, python

@@ -18,13 +18,13 @@ import transformers.trainer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.generation.utils import GenerationMixin
 
-from instrument.errors import SyncError
-from instrument.integrations import environment
+from instrument.base.errors import SyncError
+from instrument.base.patch import undo
+from instrument.integrations import loop
 from instrument.integrations import transformers as integration
 from instrument.integrations.loop import Loop
 from instrument.integrations.transformers import InstrumentCallback
-from instrument.patch import undo
-from instrument.windows.profile import Profile
+from instrument.record.windows.profile import Profile
 from tests.integrations.trees import counts, recorded, traces, tree
 from tests.support import nsys, warm
 from tests.support.programs import ROOT, python
@@ -407,12 +407,12 @@ def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """Return the folder of the loop that the environment requests."""
     out = tmp_path / "automatic"
     monkeypatch.setenv("INSTRUMENT_RUN", json.dumps({"out": str(out), "wait": 1, "warmup": 0, "active": 2}))
-    environment.loop_from_environment.cache_clear()
+    loop.loop_from_environment.cache_clear()
     before = transformers.trainer.DEFAULT_CALLBACKS
     yield out
     undo(integration._patches)
     assert transformers.trainer.DEFAULT_CALLBACKS is before
-    environment.loop_from_environment.cache_clear()
+    loop.loop_from_environment.cache_clear()
 
 
 def test_installed_for_every_trainer(tmp_path: Path, requested: Path) -> None:
@@ -437,7 +437,7 @@ def test_explicit_callback_takes_precedence(tmp_path: Path, requested: Path) -> 
 def test_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the environment variable nothing is installed."""
     monkeypatch.delenv("INSTRUMENT_RUN", raising=False)
-    environment.loop_from_environment.cache_clear()
+    loop.loop_from_environment.cache_clear()
     before = list(transformers.trainer.DEFAULT_CALLBACKS)
     integration.install()
     assert before == transformers.trainer.DEFAULT_CALLBACKS

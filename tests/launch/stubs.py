@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from instrument.launch.request import LaunchRequest
+from instrument.start.vendors import LaunchRequest
 from tests.support.programs import environment, run
 
 STUB = """#!{python}
@@ -121,7 +121,7 @@ def request(tmp_path: Path, *words: str, windows: int | None = 2, **others: Any)
 LAUNCH = """
 import json, os, sys
 from pathlib import Path
-from instrument.launch.vendor import LaunchRequest, launch
+from instrument.start.launch import LaunchRequest, launch
 
 arguments = json.loads(sys.argv[2])
 arguments["out"] = Path(arguments["out"])

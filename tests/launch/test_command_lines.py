@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from instrument.errors import LaunchError
-from instrument.launch import nsys, vendor
-from instrument.launch.installed import Tool
+from instrument.base.errors import LaunchError
+from instrument.start import launch, vendors
+from instrument.start.vendors import Tool
 
 from .stubs import request, stub, without_rank
 
@@ -44,8 +44,8 @@ def tool(name: str, *version: int) -> Tool:
 
 def command_line(*arguments: Any) -> list[str]:
     """Return the command line without the shells that separate the output of nsys from the program's."""
-    line = vendor.command_line(*arguments)
-    for shell in (nsys._HIDE_STDOUT, nsys._RESTORE_STDOUT):
+    line = launch.command_line(*arguments)
+    for shell in (vendors._HIDE_STDOUT, vendors._RESTORE_STDOUT):
         at = next((at for at in range(len(line)) if line[at : at + len(shell)] == [*shell]), len(line))
         line = line[:at] + line[at + len(shell) :]
     return line
@@ -80,7 +80,7 @@ def test_nsys_prints_on_standard_error(tmp_path: Path, close: str) -> None:
     )
     installed.chmod(0o755)
     launch_request = request(tmp_path, "sh", "-c", "echo result; echo complaint >&2; exit 3")
-    line = vendor.command_line("nsys", launch_request, Tool("nsys", str(installed), (2025, 1)))
+    line = launch.command_line("nsys", launch_request, Tool("nsys", str(installed), (2025, 1)))
     done = subprocess.run(line, capture_output=True, text=True)
     shown = ("result\n", "progress\ncomplaint\n") if not close else ("", "progress\nresult\ncomplaint\n")
     assert (3, *shown) == (done.returncode, done.stdout, done.stderr)
@@ -102,14 +102,14 @@ def test_nsys_gets_no_option_twice(tmp_path: Path) -> None:
 def test_nsys_traces_cheap_apis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, help: str, traces: str) -> None:
     """With a GPU, nsys traces CUDA and ranges, and collectives if the release can."""
     installed = stub(tmp_path, "nsys", help=help)
-    monkeypatch.setattr(nsys, "_DEVICES", (str(tmp_path),))
+    monkeypatch.setattr(vendors, "_DEVICES", (str(tmp_path),))
     line = command_line("nsys", request(tmp_path), Tool("nsys", str(installed.folder / "nsys"), (2025, 1)))
     assert f"--trace={traces}" == line[2]
 
 
 def test_nsys_traces_only_ranges_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, nsys traces only ranges."""
-    monkeypatch.setattr(nsys, "_DEVICES", ())
+    monkeypatch.setattr(vendors, "_DEVICES", ())
     monkeypatch.setenv("PATH", "")
     assert "--trace=nvtx" == command_line("nsys", request(tmp_path), tool("nsys"))[2]
 
@@ -192,7 +192,7 @@ def test_a_rank_is_in_the_name_of_its_report(tmp_path: Path, variable: str) -> N
 
 def test_a_report_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that is taken, by a report of any window, gets a number."""
-    monkeypatch.setattr(vendor.time, "strftime", lambda format: "19700101T000000")
+    monkeypatch.setattr(launch.time, "strftime", lambda format: "19700101T000000")
     out = tmp_path / "out"
     out.mkdir()
     names = []
@@ -291,7 +291,7 @@ def test_requests_that_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], error: type, message: str
 ) -> None:
     """One message says what is missing and how to get it."""
-    launch_request = vendor.LaunchRequest(
+    launch_request = launch.LaunchRequest(
         command=arguments.get("command", PROGRAM), out=tmp_path, windows=2, environment=dict(os.environ)
     )
     installed = None if "profiler" in arguments else tool("nsys")
@@ -308,10 +308,10 @@ EXTRA = ["--trace=cuda,nvtx,osrt,cudnn,cublas", "--cuda-graph-trace=node"]
 @pytest.mark.parametrize(("windows", "extra"), [(0, ()), (1, ()), (2, ()), (None, ()), (0, EXTRA)])
 def test_the_real_nsys_accepts_the_options(tmp_path: Path, windows: int | None, extra: list[str]) -> None:
     """The installed nsys accepts the options of every plan, and those that the documentation recommends."""
-    from tests.support.nsys import alone, nsys, recorded
+    from tests.support.nsys import alone, recorded
     from tests.support.programs import environment, run
 
-    nsys()
+    vendors()
     program = [sys.executable, "-c", "raise SystemExit(7)"]
     launch_request = request(tmp_path, *program, windows=windows, extra=extra)
     (tmp_path / "out").mkdir()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import instrument
-from instrument.traces.trace import Trace
+from instrument.read.tables.trace import Trace
 from tests.support import nsys
 from tests.support.programs import environment, run
 from tests.support.simulated_gpu import skip_if_simulated

@@ -214,7 +214,7 @@ def test_each_rank_has_its_own_windows(script: Path) -> None:
     assert names == reports(script)
     for path in (script.parent / "out").glob("*.nsys-rep"):
         trace = instrument.read_trace(path)
-        assert isinstance(trace, instrument.traces.trace.Trace)  # type: ignore[attr-defined]
+        assert isinstance(trace, instrument.read.tables.trace.Trace)  # type: ignore[attr-defined]
         assert (int(path.name.split("rank")[1][0]), 2) == (trace.rank, len(trace.steps))
     assert "2 of 2 ranks" in done.stderr
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from instrument.launch import outcome
-from instrument.launch.process import run as run_program
-from instrument.launch.vendor import VENDORS
+from instrument.start import launch
+from instrument.start.launch import VENDORS
+from instrument.start.launch import run_tool as run_program
 from tests.support import native
 from tests.support.programs import run
 from tests.traces import nsys_report, rocm_files
@@ -206,11 +206,11 @@ def test_a_damaged_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     launch_request.out.mkdir()
     path = launch_request.out / "manifest.jsonl"
     path.write_bytes(b"\xff{")
-    outcome.print_outcome(VENDORS["nsys"], launch_request, launch_request.out / "nsys-x", 0, 0)
+    launch.print_outcome(VENDORS["nsys"], launch_request, launch_request.out / "nsys-x", 0, 0)
     assert "no window opened" in capsys.readouterr().err
     skipped = '{"window": 1, "status": "skipped", "reason": "why not", "planned_steps": [1, 2]}'
     path.write_text(f'{{"window": 9}}\n{{"half\n{skipped}\n')
-    outcome.print_outcome(
+    launch.print_outcome(
         VENDORS["nsys"], launch_request, launch_request.out / "nsys-x", len(b'{"window": 9}\n'), 0
     )
     assert "window 1 (steps 1-2) was skipped, why not" in " ".join(capsys.readouterr().err.split())

@@ -22,10 +22,10 @@ from typing import Any
 from typer.testing import CliRunner
 
 import instrument
-from instrument.cli import app
-from instrument.errors import TraceError
-from instrument.memory.page_sections import page_of, page_of_change
-from instrument.memory.snapshot import MemorySnapshot
+from instrument.base.errors import TraceError
+from instrument.read.memory.snapshot import MemorySnapshot
+from instrument.show.sections.memory import page_of, page_of_change
+from instrument.start.cli import app
 from tests.support.memory import peak_kib
 from tests.support.shared_traces import FOLDER
 from tests.traces.mutants import bytes_of

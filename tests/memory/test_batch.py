@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.memory.batch import batch_texts, fit_batches
+from instrument.read.memory.batch import batch_texts, fit_batches
 
 from .snapshots import block, event, segment, write
 from .test_breakdown import BATCH, FORWARD, OLDER, OPTIMIZER, frames

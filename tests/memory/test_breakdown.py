@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import instrument
-from instrument.memory.breakdown import Breakdown
-from instrument.memory.categories import CATEGORIES, EVIDENCE
-from instrument.memory.comparison import compare_peaks, compare_regions
-from instrument.memory.passes import FORWARD_PASS, OPTIMIZER_STEP
-from instrument.source_paths import is_library
+from instrument.base.source_paths import is_library
+from instrument.read.memory.breakdown import Breakdown, compare_peaks, compare_regions
+from instrument.read.memory.categories import CATEGORIES, EVIDENCE
+from instrument.read.memory.passes import FORWARD_PASS, OPTIMIZER_STEP
 
 from ..support.shared_traces import shared
 from .snapshots import block, event, segment, write

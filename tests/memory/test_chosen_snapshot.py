@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import instrument
-from instrument.cli import app
-from instrument.errors import TraceError
-from instrument.run_folder import last_window
+from instrument.base.errors import TraceError
+from instrument.base.run_folder import last_window
+from instrument.start.cli import app
 
 from ..support.allocator import Allocator, allocator
 from .snapshots import event, write

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from instrument.cli import app
-from instrument.memory.categories import CATEGORIES
-from instrument.memory.comparison import OLDER_MEMORY
+from instrument.read.memory.breakdown import OLDER_MEMORY
+from instrument.read.memory.categories import CATEGORIES
+from instrument.start.cli import app
 
 from ..support.programs import ROOT
 from ..support.shared_traces import shared

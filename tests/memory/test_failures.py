@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.memory.failures import REASONS, FailedAllocation
-from instrument.memory.free_pieces import free_pieces
+from instrument.read.memory.reserved import free_pieces
+from instrument.read.memory.shortage import REASONS, FailedAllocation
 
 from ..support.shared_traces import shared
 from .snapshots import block, event, segment, write

@@ -10,8 +10,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import instrument
-from instrument.memory.breakdown import Breakdown
-from instrument.memory.driver_traffic import DriverTraffic
+from instrument.read.memory.breakdown import Breakdown
+from instrument.read.memory.shortage import DriverTraffic
 
 from ..support.programs import ROOT
 from .snapshots import event, write
@@ -62,7 +62,7 @@ def test_types_in_the_reference() -> None:
         f"{part.__module__}.{part.__name__}"
         for hint in hints
         for part in parts_of(hint)
-        if inspect.isclass(part) and part.__module__.startswith("instrument.memory.")
+        if inspect.isclass(part) and part.__module__.startswith("instrument.read.memory.")
     }
     assert len(own) > 9
     assert [] == [name for name in sorted(own) if f"autoclass:: {name}\n" not in reference]

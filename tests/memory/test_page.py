@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.memory.categories import CATEGORIES, EVIDENCE, page_class
-from instrument.memory.page_sections import page_of_change, sections_of
-from instrument.memory.peak_section import peak_section
-from instrument.memory.snapshot import MemorySnapshot
-from instrument.memory.table_sections import inferred_section
-from instrument.page.document import write_page
+from instrument.read.memory.categories import CATEGORIES, EVIDENCE, page_class
+from instrument.read.memory.snapshot import MemorySnapshot
+from instrument.show.page.document import write_page
+from instrument.show.sections.memory import inferred_section, page_of_change, sections_of
+from instrument.show.sections.memory_peak import peak_section
 
 from ..page.hostile import HOSTILE
 from ..support.browser import OpenedPage, OpenPage, in_notebook

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.memory import pickled_data
-from instrument.memory.pickled_data import DataReader, PickleError
+from instrument.read.memory import pickled_data
+from instrument.read.memory.pickled_data import DataReader, PickleError
 
 leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False),

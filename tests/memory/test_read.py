@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import instrument
-from instrument.errors import TraceError
+from instrument.base.errors import TraceError
 
 from ..support.shared_traces import shared
 from .snapshots import FRAMES, block, event, segment, write

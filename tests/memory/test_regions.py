@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import instrument
-from instrument.allocator_history.region_log import RegionLog
-from instrument.regions.region import Region
+from instrument.record.allocator_history.window_memory import RegionLog
+from instrument.record.regions.region import Region
 
 from .snapshots import event, write
 from .test_breakdown import FORWARD

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import instrument
-from instrument.memory.categories import CATEGORIES
+from instrument.read.memory.categories import CATEGORIES
 
 from ..support.shared_traces import shared
 from .snapshots import block, event, segment, write

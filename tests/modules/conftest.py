@@ -11,14 +11,14 @@ import pytest
 from torch import nn
 
 import instrument
-from instrument.identity import IdentitySet
-from instrument.modules.hooks import Hook
-from instrument.modules.installer import installer
-from instrument.modules.instances import optimizers
-from instrument.modules.stand_in import StandIn
-from instrument.modules.step import patcher
-from instrument.regions import dispatch
-from instrument.regions.region import Region
+from instrument.base.live_objects import IdentitySet
+from instrument.record.modules.compiling import StandIn
+from instrument.record.modules.hooks import Hook
+from instrument.record.modules.installer import installer
+from instrument.record.modules.labels import optimizers
+from instrument.record.modules.parts import patcher
+from instrument.record.regions import dispatch
+from instrument.record.regions.region import Region
 
 from ..support.net import Net
 from .net_runs import Run, assert_same, hooks, seeded

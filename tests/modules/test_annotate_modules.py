@@ -14,8 +14,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.regions import dispatch
-from instrument.traces.summary import summarize
+from instrument.read.measures.summary import summarize
+from instrument.record.regions import dispatch
 from tests.modules.conftest import AttachEmitter
 from tests.support import warm
 from tests.support.native import nvtx_log, ranges

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.regions import dispatch
+from instrument.record.regions import dispatch
 from tests.modules.conftest import AttachEmitter
 from tests.support.native import nvtx_log, ranges
 

@@ -23,9 +23,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 import instrument
-from instrument.config import settings
-from instrument.modules.installer import installer
-from instrument.regions import dispatch
+from instrument.base.config import settings
+from instrument.record.modules.installer import installer
+from instrument.record.regions import dispatch
 from tests.modules.conftest import RecordingEmitter
 from tests.support.torch_versions import shards_on_cpu
 

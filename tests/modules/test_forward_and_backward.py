@@ -426,7 +426,7 @@ def test_backward_inside_a_backward(tree_of: TreeOf) -> None:
 
 EXIT = """
 import sys, threading, weakref, torch, instrument
-from instrument.regions import dispatch
+from instrument.record.regions import dispatch
 class Tool:
     name = "tool"
     def push(self, region): return 1

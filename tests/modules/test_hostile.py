@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import instrument
-from instrument.modules import tensors
-from instrument.modules.hooks import Hook
+from instrument.record.modules import backward
+from instrument.record.modules.hooks import Hook
 from tests.modules.conftest import AttachEmitter
 from tests.support.cuda_graphs import emulate
 
@@ -149,13 +149,13 @@ def test_search_of_outputs() -> None:
     """Each object in an output is visited once, up to a limit, without calling its methods."""
     root = Tree(torch.ones(1))
     root.children = [Tree(torch.ones(1), root) for _ in range(200)]
-    assert len(list(tensors.tensors(root))) == 201
+    assert len(list(backward.tensors(root))) == 201
     loop: list[Any] = [torch.ones(1)]
     loop += [loop] * 6
-    assert len(list(tensors.tensors(loop))) == 1
-    assert len(list(tensors.tensors((torch.ones(1), list(range(1_000_000)))))) == 1
-    assert len(list(tensors.tensors(Lazy(a=torch.ones(1))))) == 1
-    assert len(list(tensors.tensors(Slotted(torch.ones(1), torch.ones(1))))) == 2
+    assert len(list(backward.tensors(loop))) == 1
+    assert len(list(backward.tensors((torch.ones(1), list(range(1_000_000)))))) == 1
+    assert len(list(backward.tensors(Lazy(a=torch.ones(1))))) == 1
+    assert len(list(backward.tensors(Slotted(torch.ones(1), torch.ones(1))))) == 2
 
 
 def test_modules_shared_at_every_level(attach_emitter: AttachEmitter) -> None:
@@ -242,7 +242,7 @@ def test_interrupted_recomputation(attach_emitter: AttachEmitter) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_fork_while_the_lock_is_held() -> None:
     """A forked child removes its handle although another thread of the parent held the lock."""
-    from instrument.modules.installer import installer
+    from instrument.record.modules.installer import installer
 
     handle = instrument.annotate_modules(nn.Linear(2, 2))
     held, done = threading.Event(), threading.Event()

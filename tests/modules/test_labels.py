@@ -14,9 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import instrument
-from instrument.modules import labels
-from instrument.modules.instances import loaders, optimizers
-from instrument.modules.labels import Labels
+from instrument.record.modules import labels
+from instrument.record.modules.labels import Labels, loaders, optimizers
 from tests.modules.conftest import AttachEmitter
 
 

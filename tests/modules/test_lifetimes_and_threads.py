@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.modules.module_calls import running_layers, thread_state
-from instrument.regions import dispatch
+from instrument.record.modules.module_calls import running_layers, thread_state
+from instrument.record.regions import dispatch
 
 from .conftest import AttachEmitter, RecordingEmitter, Window
 from .net_runs import (

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import instrument
-from instrument.stepping.outermost_model import OutermostModel
+from instrument.record.stepping.outermost_model import OutermostModel
 
 
 class OwnState(nn.Module):

@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import instrument
-from instrument.modules.parts import Switch, contexts
-from instrument.patch import Patch, apply, undo
-from instrument.regions import dispatch, region
+from instrument.base.patch import Patch, apply, undo
+from instrument.record.modules.parts import Switch, contexts
+from instrument.record.regions import dispatch, region
 from tests.conftest import Events
 from tests.modules.conftest import AttachEmitter
 from tests.modules.step_parts import Job, patched

@@ -16,8 +16,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.utils import clip_grad_norm_ as imported_by_name
 
 import instrument
-from instrument.config import settings
-from instrument.guard import guard
+from instrument.base.config import settings
+from instrument.base.guard import guard
 from tests.modules.conftest import AttachEmitter
 from tests.modules.step_parts import Job, patched
 from tests.support import native, warm

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
-from instrument.page.open_tabs import OpenTabs
-from instrument.page.server import PageServer
+from instrument.show.page.server import OpenTabs, PageServer
 
 POLL_S = 0.02  # how long a server waits for a request before it looks whether the last tab is closed
 

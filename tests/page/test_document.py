@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from instrument.page.document import document, frame, write_page
-from instrument.page.names import shown_name
-from instrument.page.summary import summary_section
-from instrument.units import size
+from instrument.base.printable import shown_name
+from instrument.base.units import size
+from instrument.show.page.document import document, frame, write_page
+from instrument.show.sections.kinds import summary_section
 from tests.support.browser import OpenPage
 
 from .hostile import HOSTILE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from instrument.page import open_tabs
-from instrument.page.open_tabs import OpenTabs
+from instrument.show.page import server
+from instrument.show.page.server import OpenTabs
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(open_tabs, "time", clock)
+    monkeypatch.setattr(server, "time", clock)
     return clock
 
 

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from instrument.page.document import document
-from instrument.page.names import shown_name
-from instrument.page.open_tabs import OpenTabs
-from instrument.page.server import PageServer
+from instrument.base.printable import shown_name
+from instrument.show.page.document import document
+from instrument.show.page.server import OpenTabs, PageServer
 from tests.support.browser import OpenedPage, OpenPage
 
 from .hostile import HOSTILE

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import instrument.page
+import instrument.show.page
 
-_PAGE = Path(instrument.page.__file__).parent
+_PAGE = Path(instrument.show.page.__file__).parent
 SCRIPTS = sorted((_PAGE / "scripts").glob("*.js"))
 TEXTS = [*SCRIPTS, _PAGE / "style.css", _PAGE / "template.html"]
 PARSED = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\(|new Function"

@@ -13,8 +13,7 @@ from threading import Thread
 
 import pytest
 
-from instrument.page.open_tabs import OpenTabs
-from instrument.page.server import PageServer
+from instrument.show.page.server import OpenTabs, PageServer
 
 from .serving import POLL_S, serving
 

@@ -20,8 +20,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.regions import dispatch
-from instrument.regions.emitters.torch_profiler import TorchProfilerEmitter
+from instrument.record.regions import dispatch
+from instrument.record.regions.torch_emitters import TorchProfilerEmitter
 from tests.regions.annotated import Recorded, names
 
 

@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.regions import dispatch
+from instrument.record.regions import dispatch
 
 
 @instrument.annotate("scaled")

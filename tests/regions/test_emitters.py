@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from instrument import annotate
-from instrument.regions import emitters
-from instrument.regions.emitters import redundant
-from instrument.regions.emitters.torch_profiler import TorchProfilerEmitter
+from instrument.record.regions import emitters
+from instrument.record.regions.emitters import redundant
+from instrument.record.regions.torch_emitters import TorchProfilerEmitter
 from tests.conftest import annotations
 from tests.support import native, warm
 from tests.support.programs import environment, program, python
@@ -161,8 +161,8 @@ def test_other_emitters_continue(tmp_path: Path) -> None:
         import logging, sys
         from torch.profiler import ProfilerActivity, profile
         from instrument import annotate
-        from instrument.regions.emitters.nvtx import NvtxEmitter
-        from instrument.regions.emitters.torch_profiler import TorchProfilerEmitter
+        from instrument.record.regions.tool_emitters import NvtxEmitter
+        from instrument.record.regions.torch_emitters import TorchProfilerEmitter
 
         messages = []
         logging.getLogger("instrument").addFilter(lambda record: messages.append(record.getMessage()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from instrument.regions.region import COLORS, NVTX_COLORS, OPAQUE, argb
+from instrument.record.regions.region import COLORS, NVTX_COLORS, OPAQUE, argb
 
 
 @pytest.mark.parametrize(

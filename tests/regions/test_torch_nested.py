@@ -20,12 +20,12 @@ from torch.profiler import ProfilerActivity, profile
 
 import instrument
 from instrument import annotate
-from instrument.compat import profilers
-from instrument.exporters.torch_profiler import TorchProfilerExporter
-from instrument.regions.emitters import torch_nested
-from instrument.regions.emitters.torch_nested import NestedTorchProfilerEmitter
-from instrument.regions.region import Region, make
-from instrument.trace_marks import OVERLAPPING
+from instrument.base.compat import profilers
+from instrument.base.trace_marks import OVERLAPPING
+from instrument.record.exporters.torch_profiler import TorchProfilerExporter
+from instrument.record.regions import torch_emitters
+from instrument.record.regions.region import Region, make
+from instrument.record.regions.torch_emitters import NestedTorchProfilerEmitter
 from tests.conftest import annotations
 from tests.windows.training import traces
 
@@ -207,7 +207,9 @@ def test_any_order(steps: list[tuple[str, int, int]]) -> None:
         for at in range(THREADS):  # regions ended by another thread stay open up to the next range
             run.open(at)
             run.close(at, run.regions[-1])
-            assert not calls[at](lambda: torch_nested._thread_state.stack.needs_cleanup)  # back to the cheap path
+            assert not calls[at](
+                lambda: torch_emitters._thread_state.stack.needs_cleanup
+            )  # back to the cheap path
     ids = run.ids
     assert not ids.left()
     assert not +ids.open

@@ -66,7 +66,7 @@ def test_regions_that_outlive_their_recording(tmp_path: Path, nested: bool) -> N
         import gc, sys
         import torch
         from torch.profiler import ProfilerActivity, profile
-        from instrument.compat import profilers
+        from instrument.base.compat import profilers
         from instrument import annotate
 
         if sys.argv[3] == "True":  # as when recording a GPU

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from instrument.traces.trace import Trace
+from instrument.read.tables.trace import Trace
 from tests.diagnosis.small_traces import Row, kernel, memcpy, memset, on_cpu, trace_of
 
 KERNEL, COPY, FILL = "compute", "Memcpy DtoD (Device -> Device)", "Memset (Device)"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from instrument.diagnosis.requested_changes import requested_change
-from instrument.replay.changes import Change
-from instrument.replay.overlay import add_critical_path
-from instrument.replay.replayer import Replayer
-from instrument.traces.kineto import read_kineto
+from instrument.explain.replay.critical_path import add_critical_path
+from instrument.explain.replay.replay import Change
+from instrument.explain.replay.replayer import Replayer
+from instrument.explain.replay.what_if import requested_change
+from instrument.read.kineto.kineto import read_kineto
 from tests.support.loops import Loop
 
 from .machine import Machine

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from instrument.diagnosis.what_if import WhatIf, what_if
-from instrument.replay.replay import step_lengths
-from instrument.replay.replayer import Replayer
-from instrument.traces.read import read_trace
+from instrument.explain.replay.replay import step_lengths
+from instrument.explain.replay.replayer import Replayer
+from instrument.explain.replay.what_if import WhatIf, what_if
+from instrument.read.jobs.read import read_trace
 
 from .machine import COPY, FILL, Costs, Machine
 

@@ -8,10 +8,9 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from instrument.diagnosis.what_if import what_if
-from instrument.replay.changes import Change
-from instrument.replay.replay import step_lengths
-from instrument.replay.replayer import Replayer
+from instrument.explain.replay.replay import Change, step_lengths
+from instrument.explain.replay.replayer import Replayer
+from instrument.explain.replay.what_if import what_if
 
 from .machine import Costs, Machine
 
@@ -118,7 +117,7 @@ def test_never_faster_than_the_gpu(program: list[Action]) -> None:
     busy = {7: 0, 8: 0}
     for action, ns, stream in program:
         busy[stream] += {"launch": ns, "other": ns, "copy": ns, "backward": 100 * US}.get(action, 0)
-    from instrument.replay.changes import replay_changed
+    from instrument.explain.replay.replay import replay_changed
 
     lengths = step_lengths(replayer.graph, replay_changed(replayer.graph, change).times_ns)
     assert lengths.sum() >= 3 * max(busy.values())
@@ -149,7 +148,7 @@ def mean_of(machine: Machine) -> int:
 def step_ends(replayer: Replayer, saved: float) -> int:
     import numpy as np
 
-    from instrument.replay.changes import replay_changed
+    from instrument.explain.replay.replay import replay_changed
 
     change = Change(saved=np.full(len(replayer.trace.gpu), saved))
     return int(step_lengths(replayer.graph, replay_changed(replayer.graph, change).times_ns).sum())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.replay.replayer import Replayer, lower_median
-from instrument.traces.read import read_trace
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.replay.replayer import Replayer, lower_median
+from instrument.read.jobs.read import read_trace
 from tests.support.shared_traces import shared
 
 JOBS = {  # the error of a step, at most

@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, Dataset
 
 import instrument
-from instrument.diagnosis.what_if import WhatIf, what_if
-from instrument.replay.replayer import Replayer, mean_ns
-from instrument.traces.read import read_trace
+from instrument.explain.replay.replayer import Replayer, mean_ns
+from instrument.explain.replay.what_if import WhatIf, what_if
+from instrument.read.jobs.read import read_trace
 
 STEPS, WORK_S, CAUSE_S = 9, 0.03, 0.02
 Loop = Callable[[bool], None]

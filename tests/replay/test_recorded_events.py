@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from instrument.replay.gpu_order import gpu_order
-from instrument.replay.recorded_events import recorded_waits
-from instrument.replay.replayer import Replayer
-from instrument.replay.stream_waits import find_event_waits
-from instrument.traces.read import read_trace
+from instrument.explain.replay.gpu_order import gpu_order
+from instrument.explain.replay.gpu_waits import find_event_waits, recorded_waits
+from instrument.explain.replay.replayer import Replayer
+from instrument.read.jobs.read import read_trace
 from tests.support.shared_traces import shared
 
 

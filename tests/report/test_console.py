@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from instrument.console import print_table, print_wrapped
+from instrument.show.terminal.console import print_table, print_wrapped
 
 
 @pytest.mark.parametrize("width", range(20, 60))

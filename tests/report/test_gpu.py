@@ -7,17 +7,22 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from instrument.diagnosis import metrics as metrics_module
-from instrument.diagnosis import window_facts
-from instrument.diagnosis.trace_facts import TraceFacts
-from instrument.report.gpu import Graphs, count_graph_launches, print_gpu_time, print_graph_launches
-from instrument.report.trace_report import print_windows
-from instrument.traces import summary
-from instrument.traces.communication import Collectives
-from instrument.traces.step_lengths import StepLengths
-from instrument.traces.step_work import step_lengths
-from instrument.traces.trace import Trace
-from instrument.units import counted
+from instrument.base.units import counted
+from instrument.explain.metrics import metrics as metrics_module
+from instrument.explain.rules import window_facts
+from instrument.explain.rules.trace_facts import TraceFacts
+from instrument.read.measures import summary
+from instrument.read.measures.step_lengths import StepLengths
+from instrument.read.measures.step_work import step_lengths
+from instrument.read.tables.trace import Trace
+from instrument.read.tables.work_classes import Collectives
+from instrument.show.terminal.trace_report import (
+    Graphs,
+    count_graph_launches,
+    print_gpu_time,
+    print_graph_launches,
+    print_windows,
+)
 from tests.diagnosis.small_traces import Row, kernel, on_cpu, trace_of
 
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from instrument.report.numbered import join_numbered
-from instrument.report.summary import print_summary
-from instrument.traces.summary import RegionStat, Summary
+from instrument.read.measures.summary import RegionStat, Summary
+from instrument.show.terminal.summary import join_numbered, print_summary
 
 
 def region(*path: str, ns: int = 10, steps: frozenset[int] = frozenset()) -> RegionStat:

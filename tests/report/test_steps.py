@@ -7,10 +7,10 @@ from itertools import count
 
 import pytest
 
-from instrument.report.steps import describe_loop, describe_steps, headline
-from instrument.traces.step_lengths import LoopTotals, StepLength, StepLengths
-from instrument.traces.summary import Summary, merge
-from instrument.traces.timing import Timing
+from instrument.read.measures.step_lengths import LoopTotals, StepLength, StepLengths
+from instrument.read.measures.summary import Summary, merge
+from instrument.read.measures.timing import Timing
+from instrument.show.terminal.steps import describe_loop, describe_steps, headline
 
 MS = 1_000_000
 

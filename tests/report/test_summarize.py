@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import instrument
-from instrument.cli import app
+from instrument.start.cli import app
 from tests.support.loops import Loop
 
 

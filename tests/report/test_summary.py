@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from instrument.report.summary import print_losses, print_summary
-from instrument.traces.kineto import read_kineto
-from instrument.traces.salvage import OTHER_TYPES
-from instrument.traces.summary import OperatorStat, RegionStat, Summary, merge, summarize
-from instrument.traces.trace import ReadLosses
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.kineto.salvage import OTHER_TYPES
+from instrument.read.measures.summary import OperatorStat, RegionStat, Summary, merge, summarize
+from instrument.read.tables.trace import ReadLosses
+from instrument.show.terminal.summary import print_losses, print_summary
 
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 

@@ -105,7 +105,9 @@ def test_an_end_beside_a_kernel_that_never_ends(tmp_path: Path, end: str, way: s
     if way == "steps":
         text = text.replace("range(100)", "instrument.steps(range(100), 'out', at='2-90')")
     script = tmp_path / "train.py"
-    script.write_text("import instrument, instrument.gpu_wait\ninstrument.gpu_wait._limit_s.set(2)\n" + text)
+    script.write_text(
+        "import instrument, instrument.record.gpu_wait\ninstrument.gpu_wait._limit_s.set(2)\n" + text
+    )
     done = subprocess.run(
         [sys.executable, *options, str(script)],
         cwd=tmp_path,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.traces.summary import summarize
+from instrument.read.measures.summary import summarize
 from tests import simgpu
 from tests.simgpu.programs import output
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from instrument.memory.read import read_memory
+from instrument.read.memory.read import read_memory
 from tests import simgpu
 from tests.simgpu.programs import output
 

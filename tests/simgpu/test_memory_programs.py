@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.memory.categories import CATEGORIES
+from instrument.read.memory.categories import CATEGORIES
 from tests import simgpu
 from tests.support import warm
 from tests.support.programs import ROOT, environment

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.run_folder import entries_of, files_of
+from instrument.base.run_folder import entries_of, files_of
 from tests import simgpu
 from tests.simgpu.works import read_logs, works
 from tests.support import warm

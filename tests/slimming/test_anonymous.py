@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import instrument
 from instrument import slim
-from instrument.slimming import known_words
-from instrument.slimming.known_words import VOCABULARY, is_all_known
-from instrument.slimming.stand_ins import StandIns
-from instrument.trace_marks import SLIM
+from instrument.base.trace_marks import SLIM
+from instrument.explain.slimming import known_words
+from instrument.explain.slimming.known_words import VOCABULARY, is_all_known
+from instrument.explain.slimming.stand_ins import StandIns
 
 from .random_traces import DEVICE, RandomTrace
 from .test_slim import complete, write
@@ -351,7 +351,7 @@ def test_a_long_number_of_a_step_goes(tmp_path: Path) -> None:
 
 def test_names_are_in_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a trace is cut and diagnosed, no file beside it has its names, so that a crash leaves none."""
-    from instrument.slimming import slim as module
+    from instrument.explain.slimming import slim as module
 
     diagnose, seen = module.diagnose, list[str]()
 

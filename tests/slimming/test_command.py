@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from instrument.cli import app
+from instrument.start.cli import app
 
 from .random_traces import RandomTrace
 from .test_slim import write

@@ -11,7 +11,7 @@ import pytest
 
 import instrument
 from instrument import SlimTrace, TraceError, slim
-from instrument.trace_marks import SLIM
+from instrument.base.trace_marks import SLIM
 
 from .random_traces import BACKWARD, MAIN, PID, RandomTrace
 
@@ -204,7 +204,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 def test_what_could_not_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A metric that differs in the file is named."""
-    from instrument.slimming import slim as module
+    from instrument.explain.slimming import slim as module
 
     write_trace = module.write_trace
 

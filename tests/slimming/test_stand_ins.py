@@ -11,11 +11,11 @@ import pytest
 
 import instrument
 from instrument import slim
-from instrument.diagnosis.tensor_cores import MATRIX_UNITS
-from instrument.slimming.stand_ins import StandIns
-from instrument.traces.communication import communicates
-from instrument.traces.kernel_families import family
-from instrument.traces.kernel_names import parse
+from instrument.explain.metrics.matmul import MATRIX_UNITS
+from instrument.explain.slimming.stand_ins import StandIns
+from instrument.read.tables.kernel_families import family
+from instrument.read.tables.kernel_names import parse
+from instrument.read.tables.work_classes import communicates
 
 from .random_traces import RandomTrace
 from .test_slim import complete, write

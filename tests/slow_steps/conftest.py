@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from instrument.slow_steps import step_clock
-from instrument.slow_steps.box import BlackBox
+from instrument.record.slow_steps import step_clock
+from instrument.record.slow_steps.box import BlackBox
 
 MS = 1_000_000
 

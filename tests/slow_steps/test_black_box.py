@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import instrument
-from instrument.modules.installer import installer
-from instrument.regions import dispatch
-from instrument.slow_steps.box import BlackBox
+from instrument.record.modules.installer import installer
+from instrument.record.regions import dispatch
+from instrument.record.slow_steps.box import BlackBox
 
 from .conftest import Clock
 
@@ -428,7 +428,7 @@ def test_off() -> None:
         "import instrument\n"
         "with instrument.black_box() as box:\n"
         "    for _ in range(100): box.step()\n"
-        "    from instrument.regions import dispatch\n"
+        "    from instrument.record.regions import dispatch\n"
         "    assert not dispatch.recording\n"
         "assert box.clock.last_steps() == [] and box.usual.usual_ns == 0, box.report()\n"
     )

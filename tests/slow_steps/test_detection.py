@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from instrument.slow_steps.box import BlackBox
+from instrument.record.slow_steps.box import BlackBox
 
 from .conftest import Clock
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.slow_steps.box import BlackBox
+from instrument.record.slow_steps.box import BlackBox
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks
 

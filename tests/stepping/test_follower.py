@@ -20,12 +20,12 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 import instrument
-from instrument.compat import autograd
-from instrument.modules.stand_in import compiled_call
-from instrument.stepping import follower
-from instrument.stepping.follower import StepFollower
-from instrument.stepping.outermost_model import OutermostModel
-from instrument.traces.read import read_trace
+from instrument.base.compat import autograd
+from instrument.read.jobs.read import read_trace
+from instrument.record.modules.compiling import compiled_call
+from instrument.record.stepping import follower
+from instrument.record.stepping.follower import StepFollower
+from instrument.record.stepping.outermost_model import OutermostModel
 
 BEFORE = vars(nn.Module)["_compiled_call_impl"], torch.autograd.backward, torch.optim.Optimizer.__init__
 

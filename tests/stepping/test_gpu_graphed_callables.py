@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from instrument.stepping.follower import StepFollower
+from instrument.record.stepping.follower import StepFollower
 
 from ..support.cuda_graphs import Replays
 

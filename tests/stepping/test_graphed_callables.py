@@ -15,7 +15,7 @@ from torch import nn
 from torch.cuda import make_graphed_callables as imported_before
 
 import instrument
-from instrument.stepping.follower import StepFollower
+from instrument.record.stepping.follower import StepFollower
 
 from ..support.cuda_graphs import Device, Replays, emulate
 

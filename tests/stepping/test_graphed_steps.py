@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from instrument.stepping.follower import StepFollower
-from instrument.stepping.optimizer_steps import OptimizerSteps
+from instrument.record.stepping.follower import StepFollower
+from instrument.record.stepping.optimizer_steps import OptimizerSteps
 
 from ..support.cuda_graphs import Device, Training, emulate
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from instrument.modules import parts
-from instrument.stepping.follower import StepFollower
-from instrument.stepping.optimizer_steps import OptimizerSteps
+from instrument.record.modules import parts
+from instrument.record.stepping.follower import StepFollower
+from instrument.record.stepping.optimizer_steps import OptimizerSteps
 
 RANGES = torch.autograd.profiler.record_function
 BEFORE = {

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from instrument.allocator_history import out_of_memory, window_memory
+from instrument.record.allocator_history import window_memory
+from instrument.record.allocator_history import window_memory as out_of_memory
 
 FREE = 3 * 2**30  # bytes that the driver has left
 STACK = [{"name": "forward", "filename": "/home/me/model.py", "line": 12}]

@@ -8,19 +8,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from instrument.windows import finalizer_process
+from instrument.record.handover import finalizer_process
 
 # Makes the finalizer notice the end of a program sooner than after 5 s.
 LOOKS_OFTEN = """
-from instrument.windows import finalizer_process
+from instrument.record.windows import finalizer_process
 line = "exec_module(package)\\n"
-more = "import instrument.windows.finalizer_main as at; at._CHECK_INTERVAL_S = 0.2\\n"
+more = "import instrument.finish.finalizer_main as at; at._CHECK_INTERVAL_S = 0.2\\n"
 finalizer_process._CODE = finalizer_process._CODE.replace(line, line + more)
 """
 
 # On a busy machine, the finalizer would get no turn in the time that ranks have for each other.
 NORMAL_PRIORITY = """
-from instrument.windows.background_process import BackgroundProcess
+from instrument.record.handover.background_process import BackgroundProcess
 BackgroundProcess.yield_cpu = lambda self: None
 """
 
@@ -31,7 +31,7 @@ def processes(training: int) -> dict[int, list[str]]:
     for entry in Path("/proc").iterdir():
         with suppress(ValueError, OSError):  # not a process, or it has ended
             line = Path(f"/proc/{int(entry.name)}/cmdline").read_text(errors="replace").split("\0")
-            if any(f"instrument.windows.finalizer_main import main\nmain({training})\n" in part for part in line):
+            if any(f"instrument.finish.finalizer_main import main\nmain({training})\n" in part for part in line):
                 found[int(entry.name)] = line
     return found
 

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda import _gpu_trace as trace
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from instrument.findings import Finding
+from instrument.base.findings import Finding
 from tests.support.native import SOURCES, cache_folder, compile_once
 
 

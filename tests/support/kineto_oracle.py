@@ -11,8 +11,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from instrument.traces.table import COLUMNS, TEXT
-from instrument.traces.trace import Trace
+from instrument.read.tables.table import COLUMNS, TEXT
+from instrument.read.tables.trace import Trace
 
 Event = dict[str, Any]
 Row = dict[str, Any]

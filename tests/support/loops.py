@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from instrument.traces.kineto import read_kineto
-from instrument.traces.trace import Trace
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.tables.trace import Trace
 
 BASE_US = 1_712_195_495_000_000
 LATENCY_US = 5  # from a launch to the start of its kernel on an idle GPU

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from instrument.traces.kineto import read_kineto
-from instrument.traces.trace import Trace
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.tables.trace import Trace
 
 
 def die(path: Path) -> Trace:

@@ -93,7 +93,7 @@ def _launcher(request: dict[str, Any], write: int) -> CodeType:
 
     _enter(request, ["instrument", *request["command"][3:]])
     os.execvpe = execvpe  # type: ignore[assignment]
-    return compile("from instrument.cli import main\nmain()", "<instrument>", "exec")
+    return compile("from instrument.start.cli import main\nmain()", "<instrument>", "exec")
 
 
 def _program(request: dict[str, Any]) -> CodeType:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from instrument.findings import SyncFinding
-from instrument.syncs.audit import audit_syncs
-from instrument.syncs.report import SyncReport
+from instrument.base.findings import SyncFinding
+from instrument.explain.waits.audit import audit_syncs
+from instrument.explain.waits.report import SyncReport
 from tests.diagnosis.small_traces import Row, memcpy, on_cpu, trace_of
 
 HTOD, DTOH = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"

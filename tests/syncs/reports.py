@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from instrument.findings import Site, SyncFinding
-from instrument.syncs.events import Source, SyncEvent
-from instrument.syncs.recorder import findings_of
-from instrument.syncs.report import SyncReport
+from instrument.base.findings import Site, SyncFinding
+from instrument.explain.waits.events import Source, SyncEvent, findings_of
+from instrument.explain.waits.report import SyncReport
 
 CODE = """\
 def step(model, batch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from instrument.syncs.audit import audit_syncs
+from instrument.explain.waits.audit import audit_syncs
 from tests.diagnosis.small_traces import kernel, memcpy, on_cpu, row, trace_of
 from tests.syncs.audits import DTOH, HTOD, PINNED, audit, item, launch, merged, only_finding
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from instrument.syncs.audit import audit_syncs
-from instrument.traces.read import read_trace
-from instrument.traces.synchronizations import find_synchronizations
-from instrument.traces.trace import Trace
+from instrument.explain.waits.audit import audit_syncs
+from instrument.read.jobs.read import read_trace
+from instrument.read.measures.synchronizations import find_synchronizations
+from instrument.read.tables.trace import Trace
 from tests.support.shared_traces import shared
 
 _WAITS = re.compile(r"^(cuda|hip)(Stream|Device|Event)Synchronize$|^hipMemcpyWithStream$")

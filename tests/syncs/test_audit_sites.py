@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from instrument.syncs.audit import audit_syncs, unexplained
-from instrument.syncs.events import SyncEvent
-from instrument.syncs.recorder import Recorder
-from instrument.syncs.report import SyncReport
+from instrument.explain.waits.audit import audit_syncs, unexplained
+from instrument.explain.waits.events import Recorder, SyncEvent
+from instrument.explain.waits.report import SyncReport
 from tests.diagnosis.small_traces import Row, kernel, memcpy, on_cpu, trace_of
 from tests.syncs.audits import DTOH, audit, item, launch, merged, only_finding
 from tests.traces.nsys_report import MEMCPY, RUNTIME, SYNC, Database, thread

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from instrument.findings import NOT_COVERED, Site
-from instrument.source_paths import portable
+from instrument.base.findings import NOT_COVERED, Site
+from instrument.base.source_paths import portable
 from instrument.syncs.baseline import Baseline, BaselineEntry
 
 from .reports import CODE, finding, report, script

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from instrument import pytest_plugin
-from instrument.errors import SyncError
+from instrument.base.errors import SyncError
+from instrument.start import pytest_plugin
 from instrument.syncs import coverage
 from instrument.syncs.live import detect_syncs, no_syncs
 from tests.support.gpu_waits import Driver, Gpu, driver, gpu, here, shown

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from instrument.cli import app
+from instrument.start.cli import app
 from tests.support import warm
 from tests.support.programs import environment
 

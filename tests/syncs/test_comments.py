@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from instrument import dry_run
-from instrument.dryrun.run import dry_run_file
-from instrument.findings import Site
-from instrument.syncs.comments import allowed_at
+from instrument.base.findings import Site
+from instrument.explain.waits.comments import allowed_at
+from instrument.syncs.dryrun.run import dry_run_file
 
 COMMENT = "# instrument: allow-sync why"
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from instrument.cli import app
-from instrument.dryrun.run import dry_run_file
-from instrument.syncs.early_stop import EarlyStop
-from instrument.syncs.report import SyncReport
+from instrument.base.early_stop import EarlyStop
+from instrument.explain.waits.report import SyncReport
+from instrument.start.cli import app
+from instrument.syncs.dryrun.run import dry_run_file
 from tests.support import warm
 from tests.support.programs import environment
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import instrument
-from instrument.findings import Fix, Site, SyncFinding
-from instrument.syncs import fixes, operations, wrappers
-from instrument.syncs.events import SyncEvent
-from instrument.syncs.fixes import fix_of
-from instrument.syncs.recorder import findings_of
-from instrument.syncs.report import SyncReport
+from instrument.base.findings import Fix, Site, SyncFinding
+from instrument.explain.waits import fixes, operations
+from instrument.explain.waits.events import SyncEvent, findings_of
+from instrument.explain.waits.fixes import fix_of
+from instrument.explain.waits.report import SyncReport
+from instrument.syncs import wrappers
 from tests.support.torch_versions import copies_numbers
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.errors import SyncError
+from instrument.base.errors import SyncError
 from instrument.syncs.live import detect_syncs, no_syncs
 from tests.support import programs
 
@@ -357,7 +357,7 @@ RAISES = """
     import torch
 
     import instrument
-    from instrument.errors import SyncError
+    from instrument.base.errors import SyncError
 
     message = ""
     try:

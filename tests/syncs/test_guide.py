@@ -18,7 +18,7 @@ from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "syncs.md").read_text()
-PLUGIN = "instrument.pytest_plugin"
+PLUGIN = "instrument.start.pytest_plugin"
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from instrument.syncs.instruction import Expression, callee_in, describe
+from instrument.syncs.calls import Expression, callee_in, operation_at
 
 
 class CallerRecorder:
@@ -19,23 +19,23 @@ class CallerRecorder:
     def note(self, *_: Any, **__: Any) -> Any:
         frame = sys._getframe(1)
         assert frame is not None
-        self.seen.append(describe(frame))
+        self.seen.append(operation_at(frame))
         return self
 
     def text(self, *_: Any) -> str:
-        self.seen.append(describe(sys._getframe(1)))
+        self.seen.append(operation_at(sys._getframe(1)))
         return "1"
 
     def truth(self, *_: Any) -> bool:
-        self.seen.append(describe(sys._getframe(1)))
+        self.seen.append(operation_at(sys._getframe(1)))
         return True
 
     def number(self, *_: Any) -> int:
-        self.seen.append(describe(sys._getframe(1)))
+        self.seen.append(operation_at(sys._getframe(1)))
         return 1
 
     def __iter__(self) -> Any:
-        self.seen.append(describe(sys._getframe(1)))
+        self.seen.append(operation_at(sys._getframe(1)))
         return iter((1, 2))
 
     item = cpu = to = sum = note
@@ -107,7 +107,7 @@ def run(source: str, filename: str) -> list[Expression]:
     exec(compile(code, filename, "exec"), scope)
 
     def function(value: Any) -> None:
-        recorder.seen.append(describe(sys._getframe(1)))
+        recorder.seen.append(operation_at(sys._getframe(1)))
 
     scope["function_of"](recorder, recorder.note, function, [function], Holder, Nothing())
     return recorder.seen

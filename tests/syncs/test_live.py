@@ -15,13 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda import _gpu_trace as trace
 
 import instrument
-from instrument.errors import SyncError
-from instrument.guard import guard
+from instrument.base.errors import SyncError
+from instrument.base.guard import guard
+from instrument.explain.waits.events import Recorder
 from instrument.syncs import monitor
-from instrument.syncs.detector import SyncDetector
-from instrument.syncs.live import detect_syncs, no_syncs
+from instrument.syncs.live import SyncDetector, detect_syncs, no_syncs
 from instrument.syncs.policy import allow_sync
-from instrument.syncs.recorder import Recorder
 from tests.support.gpu_waits import Gpu, gpu, here, shown
 
 __all__ = ["gpu"]
@@ -146,7 +145,7 @@ def test_filters_closed_after_the_detector(gpu: Gpu) -> None:
 def test_torch_without_callbacks(gpu: Gpu) -> None:
     """If torch only warns afterwards, synchronizations are counted without a time."""
     gpu.configure(trace=False)
-    from instrument.compat import cuda
+    from instrument.base.compat import cuda
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "sync_callbacks", lambda: None)

@@ -18,13 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import instrument
-from instrument.config import settings
-from instrument.errors import SyncError
-from instrument.syncs import coverage, instruction, wrappers
+from instrument.base.config import settings
+from instrument.base.errors import SyncError
+from instrument.explain.waits.events import SyncEvent
+from instrument.syncs import calls, coverage, wrappers
 from instrument.syncs.budget import Budget
-from instrument.syncs.detector import SyncDetector
-from instrument.syncs.events import SyncEvent
-from instrument.syncs.live import detect_syncs, no_syncs
+from instrument.syncs.live import SyncDetector, detect_syncs, no_syncs
 from instrument.syncs.policy import allow_sync
 from tests.support.gpu_waits import Gpu, gpu, here, shown, state
 
@@ -366,7 +365,7 @@ def test_internal_errors_are_contained(gpu: Gpu, lenient: None, monkeypatch: pyt
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(instruction, "describe", fail)
+        patch.setattr(calls, "describe", fail)
         with detect_syncs("error"), no_syncs():
             gpu.x.item()
             str(torch.ones(1))

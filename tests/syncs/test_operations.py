@@ -10,9 +10,10 @@ import numpy
 import pytest
 import torch
 
-from instrument.dryrun import rules
-from instrument.syncs import instruction, operations
-from instrument.syncs.operations import KERNELS, OPERATIONS, operation, public_name
+from instrument.explain.waits import operations
+from instrument.explain.waits.operations import KERNELS, OPERATIONS, operation, public_name
+from instrument.syncs import calls
+from instrument.syncs.dryrun import rules
 from instrument.syncs.wrappers import patches
 
 PUBLIC = (
@@ -57,7 +58,7 @@ def test_wrapped_calls_have_rows() -> None:
 
 def test_instructions_have_rows() -> None:
     """Instructions that read one tensor's value have a row; the others are operators."""
-    reported = {op for _, op in instruction._INSTRUCTIONS}
+    reported = {op for _, op in calls._INSTRUCTIONS}
     assert {"delitem", "iter", "neg", "invert"} == {op for op in reported if operation(op) is None}
 
 
@@ -74,7 +75,7 @@ def test_rows_are_reachable(row: operations.Operation) -> None:
     """Each row belongs to a public function or method, an instruction, an operator or a kernel."""
     assert operation(row.name) is row
     public = any(hasattr(owner, name) for owner in PUBLIC for name in (row.name, f"__{row.name}__"))
-    done = row.name in {op for _, op in instruction._INSTRUCTIONS} | set(instruction._OPERATORS.values())
+    done = row.name in {op for _, op in calls._INSTRUCTIONS} | set(calls._OPERATORS.values())
     assert public or done or row.typical or row.operators or row.kernels or row.name in ("free", "pickle"), row
     for name in row.spellings:
         assert operation(name) is row

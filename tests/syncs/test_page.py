@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from instrument.cli import app
-from instrument.config import settings
-from instrument.findings import NOT_COVERED
-from instrument.syncs.page_sections import page_of
-from instrument.syncs.report import SyncReport
+from instrument.base.config import settings
+from instrument.base.findings import NOT_COVERED
+from instrument.explain.waits.report import SyncReport
+from instrument.show.sections.syncs import page_of
+from instrument.start.cli import app
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenedPage, OpenPage, in_notebook
 

@@ -11,8 +11,8 @@ import torch
 from torch.profiler import ProfilerActivity
 
 import instrument
-from instrument.config import settings
-from instrument.errors import SyncError
+from instrument.base.config import settings
+from instrument.base.errors import SyncError
 from instrument.syncs.live import detect_syncs, no_syncs
 from tests.support.gpu_waits import Gpu, gpu, here, shown
 from tests.windows.training import recorded
@@ -97,7 +97,7 @@ def test_sync_error_inside_a_window(gpu: Gpu, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["torch.autograd.profiler", "torch.profiler._cupti_monitor", "instrument.gpu_wait"]
+    "name", ["torch.autograd.profiler", "torch.profiler._cupti_monitor", "instrument.record.gpu_wait"]
 )
 @pytest.mark.parametrize("what", ["stream", "device"])
 def test_synchronizations_reported_by_torch_alone(gpu: Gpu, name: str, what: str) -> None:

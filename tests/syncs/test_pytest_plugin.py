@@ -196,7 +196,7 @@ def run(
     path = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
     more = {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "100"} | environment
     more |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    named = ["-p", "instrument.pytest_plugin"] if plugin else []
+    named = ["-p", "instrument.start.pytest_plugin"] if plugin else []
     options = ["-p", "no:cacheprovider", "--strict-markers", "-W", "error", "--rootdir", str(folder)]
     command = [sys.executable, "-m", "pytest", *named, *options, *args]
     result = start(command, env=os.environ | more, cwd=folder)
@@ -329,7 +329,7 @@ import sys
 def test_light():
     assert "torch" not in sys.modules
     loaded = {name for name in sys.modules if name.startswith("instrument")}
-    assert loaded <= {"instrument", "instrument.pytest_plugin"}
+    assert loaded <= {"instrument", "instrument.start.pytest_plugin"}
 """
 
 
@@ -343,11 +343,11 @@ def test_plugin_does_not_import_torch(tmp_path: Path) -> None:
 def test_entry_point(tmp_path: Path) -> None:
     """The installed plugin loads by itself; `-p no:instrument` disables it."""
     project = (Path(__file__).parent.parent.parent / "pyproject.toml").read_text()
-    assert '[project.entry-points.pytest11]\ninstrument = "instrument.pytest_plugin"\n' in project
+    assert '[project.entry-points.pytest11]\ninstrument = "instrument.start.pytest_plugin"\n' in project
     installed = tmp_path / "installed" / "probe-1.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: probe\nVersion: 1\n")
-    (installed / "entry_points.txt").write_text("[pytest11]\ninstrument = instrument.pytest_plugin\n")
+    (installed / "entry_points.txt").write_text("[pytest11]\ninstrument = instrument.start.pytest_plugin\n")
     path = os.pathsep.join([SOURCE, str(installed.parent)])
     (tmp_path / "test_it.py").write_text("import pytest\n\n@pytest.mark.syncs\ndef test(): assert 0\n")
     only = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "", "PYTHONPATH": path}

@@ -14,11 +14,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from instrument.findings import NOT_COVERED, Site
-from instrument.printable import printable
-from instrument.syncs.events import SyncEvent
-from instrument.syncs.recorder import findings_of
-from instrument.syncs.report import SyncReport, render
+from instrument.base.findings import NOT_COVERED, Site
+from instrument.base.printable import printable
+from instrument.explain.waits.events import SyncEvent, findings_of
+from instrument.explain.waits.report import SyncReport, render
 
 from .reports import finding, report, script
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from instrument.findings import NOT_COVERED, Site
+from instrument.base.findings import NOT_COVERED, Site
+from instrument.explain.waits.report import SyncReport
+from instrument.show.text.sarif import to_sarif
 from instrument.syncs.baseline import Baseline, BaselineEntry
-from instrument.syncs.report import SyncReport
-from instrument.syncs.sarif import to_sarif
 
 from .reports import finding, report, script
 

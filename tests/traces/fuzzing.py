@@ -23,14 +23,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from instrument.diagnosis.diagnose import diagnose
-from instrument.diagnosis.metrics import metrics
-from instrument.errors import TraceError
-from instrument.report.trace_report import print_trace
-from instrument.syncs.audit import audit_syncs
-from instrument.syncs.report import render
-from instrument.traces.read import read_trace
-from instrument.traces.trace import Trace
+from instrument.base.errors import TraceError
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.metrics.metrics import metrics
+from instrument.explain.waits.audit import audit_syncs
+from instrument.explain.waits.report import render
+from instrument.read.jobs.read import read_trace
+from instrument.read.tables.trace import Trace
+from instrument.show.terminal.trace_report import print_trace
 from tests.support.memory import peak_kib
 
 from .mutants import MAKERS

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from instrument.diagnosis.metrics import metrics
-from instrument.errors import TraceError
-from instrument.traces.read import read_trace
-from instrument.traces.summary import summarize
-from instrument.traces.table import KERNEL, MEMCPY
-from instrument.traces.trace import Device, Thread, Trace
+from instrument.base.errors import TraceError
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.jobs.read import read_trace
+from instrument.read.measures.summary import summarize
+from instrument.read.tables.table import KERNEL, MEMCPY
+from instrument.read.tables.trace import Device, Thread, Trace
 from tests.support.shared_traces import shared
 
 PYTHON, CANN, NPU, HCCL, OVERLAP = 10, 1010, 1020, 1030, 1040

@@ -18,14 +18,14 @@ from rich.console import Console
 from torch.profiler import ProfilerActivity
 
 import instrument
-from instrument.diagnosis.metrics import metrics
-from instrument.report.summary import print_summary
-from instrument.traces.autograd import engine_node_name
-from instrument.traces.kineto import read_kineto
-from instrument.traces.nsight import read_nsight
-from instrument.traces.projection import projection
-from instrument.traces.summary import Summary, merge, summarize
-from instrument.traces.trace import Trace
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.measures.projection import projection
+from instrument.read.measures.summary import Summary, merge, summarize
+from instrument.read.profilers.nsight import read_nsight
+from instrument.read.tables.autograd import engine_node_name
+from instrument.read.tables.trace import Trace
+from instrument.show.terminal.summary import print_summary
 
 from ..support.shared_traces import shared
 from ..support.torch_versions import records_all_threads

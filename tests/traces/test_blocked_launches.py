@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from instrument.diagnosis.metrics import metrics_of
-from instrument.traces.blocked_launches import find_blocked_launches
-from instrument.traces.step_lengths import StepLengths
-from instrument.traces.step_work import step_lengths
-from instrument.traces.trace import Trace
+from instrument.explain.metrics.metrics import metrics_of
+from instrument.read.measures.launches import find_blocked_launches
+from instrument.read.measures.step_lengths import StepLengths
+from instrument.read.measures.step_work import step_lengths
+from instrument.read.tables.trace import Trace
 from tests.support.loops import BASE_US, Loop
 
 US = 1_000

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from instrument.errors import TraceError
-from instrument.traces import text
-from instrument.traces.kineto import read_kineto
-from instrument.traces.table import COLUMNS
-from instrument.traces.trace import ReadLosses, Trace
+from instrument.base.errors import TraceError
+from instrument.read.kineto import text
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.tables.table import COLUMNS
+from instrument.read.tables.trace import ReadLosses, Trace
 
 from ..support.kineto_oracle import check_columns, events_of
 from ..support.kineto_text import Event, dumps, ordinary, written

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import instrument
-from instrument.diagnosis.diagnose import diagnosis_of
-from instrument.diagnosis.trace_facts import TraceFacts
-from instrument.errors import TraceError
-from instrument.traces.compile_log import PATTERN, CompileLog, read_compile_logs
+from instrument.base.errors import TraceError
+from instrument.explain.diagnosis.diagnose import diagnosis_of
+from instrument.explain.rules.trace_facts import TraceFacts
+from instrument.read.profilers.compile_log import PATTERN, CompileLog, read_compile_logs
 from tests.diagnosis.made_loops import MadeLoop
 from tests.diagnosis.test_diagnose import write
 from tests.support.shared_traces import shared

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instrument.traces.export import to_arrow, to_pandas, to_parquet
-from instrument.traces.kineto import read_kineto
-from instrument.traces.links import assemble
-from instrument.traces.table import COLUMNS, TEXT, Strings
-from instrument.traces.trace import Device, ReadLosses, Thread, Trace
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.tables.links import assemble
+from instrument.read.tables.table import COLUMNS, TEXT, Strings
+from instrument.read.tables.trace import Device, ReadLosses, Thread, Trace, to_arrow, to_pandas, to_parquet
 from tests.support.shared_traces import shared
 
 arrow = pytest.importorskip("pyarrow")
@@ -177,7 +176,7 @@ def test_missing_libraries(missing: str, call: str, tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 sys.modules[{missing!r}] = None
-from instrument.traces import export, kineto
+from instrument.read.tables import export, kineto
 trace = kineto.read_kineto(Path({str(DATA)!r}))
 assert "pyarrow" not in sys.modules or sys.modules["pyarrow"] is None
 try:

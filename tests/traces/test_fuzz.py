@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from instrument.errors import TraceError
-from instrument.traces import text
-from instrument.traces.read import read_file
-from instrument.traces.table import COLUMNS
-from instrument.traces.trace import Trace
+from instrument.base.errors import TraceError
+from instrument.read.jobs.read import read_file
+from instrument.read.kineto import text
+from instrument.read.tables.table import COLUMNS
+from instrument.read.tables.trace import Trace
 
 from ..support.kineto_text import STYLES, Event, dumps, events, ordinary, since_1970, written
 
@@ -168,8 +168,8 @@ ROOT = Path(__file__).parents[2]
 MEMORY = """
 import sys
 from pathlib import Path
-from instrument.errors import TraceError
-from instrument.traces.read import read_file
+from instrument.base.errors import TraceError
+from instrument.read.jobs.read import read_file
 from tests.support.memory import peak_kib
 before = peak_kib()
 try:

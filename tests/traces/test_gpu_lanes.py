@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from instrument.cli import app
-from instrument.diagnosis.metrics import metrics
-from instrument.traces.add_lanes import CATEGORY, add_gpu_lanes
-from instrument.traces.gpu_lanes import LaneSpan, gpu_lanes
-from instrument.traces.kineto import read_kineto
-from instrument.traces.summary import summarize
-from instrument.traces.trace import Trace
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.kineto.gpu_lanes import CATEGORY, LaneSpan, add_gpu_lanes, gpu_lanes
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.measures.summary import summarize
+from instrument.read.tables.trace import Trace
+from instrument.start.cli import app
 
 from ..support.shared_traces import shared
 from .nsys_report import Database, thread
@@ -287,7 +286,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("instrument.traces.insert_events.read_blocks", full)
+    monkeypatch.setattr("instrument.read.kineto.insert_events.read_blocks", full)
     assert f"cannot write {out}: No space left on device" in refused(trace, "--add-gpu-lanes", out)
     assert out.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import instrument
-from instrument.traces.kineto import read_kineto
-from instrument.traces.step_lengths import StepLengths
-from instrument.traces.step_work import step_lengths
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.measures.step_lengths import StepLengths
+from instrument.read.measures.step_work import step_lengths
 
 pytestmark = pytest.mark.gpu
 

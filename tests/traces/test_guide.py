@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from instrument.traces.table import COLUMNS
+from instrument.read.tables.table import COLUMNS
 
 from ..memory.snapshots import event, write
 

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from instrument.diagnosis.metrics import metrics
-from instrument.errors import TraceError
-from instrument.traces import text
-from instrument.traces.read import read_file
-from instrument.traces.table import COLUMNS
+from instrument.base.errors import TraceError
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.jobs.read import read_file
+from instrument.read.kineto import text
+from instrument.read.tables.table import COLUMNS
 
 from ..support.programs import ROOT
 from .mutants import MAKERS, kineto
@@ -61,8 +61,8 @@ CHILD = """
 import resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 from pathlib import Path
-from instrument.traces import database
-from instrument.traces.read import read_file
+from instrument.read.tables import database
+from instrument.read.jobs.read import read_file
 from tests.support.memory import peak_kib
 database._SECONDS = 1.0
 before = peak_kib()

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from instrument.traces import chunks, text
-from instrument.traces.kineto import read_kineto
-from instrument.traces.table import COLUMNS
-from instrument.traces.trace import Device, Trace
+from instrument.read.kineto import chunks, text
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.tables.table import COLUMNS
+from instrument.read.tables.trace import Device, Trace
 
 from ..support.kineto_oracle import check_columns, events_of
 from ..support.kineto_text import STYLES, Event, events, ordinary, since_1970, written

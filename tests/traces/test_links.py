@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from instrument.diagnosis.metrics import metrics
-from instrument.trace_marks import OVERLAPPING
-from instrument.traces.communication import communication_mask
-from instrument.traces.kineto import read_kineto
-from instrument.traces.summary import summarize
-from instrument.traces.trace import Trace
-from instrument.traces.trace_files import rank_from_name
+from instrument.base.trace_marks import OVERLAPPING
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.jobs.trace_files import rank_from_name
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.measures.summary import summarize
+from instrument.read.tables.trace import Trace
+from instrument.read.tables.work_classes import communication_mask
 
 Event = dict[str, Any]
 

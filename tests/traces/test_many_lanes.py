@@ -13,14 +13,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from instrument.diagnosis.metrics import metrics
-from instrument.traces.kineto import read_kineto
-from instrument.traces.nest import NestedRanges
-from instrument.traces.projection import projection
-from instrument.traces.step_content import StepIndex
-from instrument.traces.summary import summarize
-from instrument.traces.table import table
-from instrument.traces.trace import Thread, Trace
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.measures.projection import projection
+from instrument.read.measures.summary import summarize
+from instrument.read.tables.nest import NestedRanges
+from instrument.read.tables.steps import StepIndex
+from instrument.read.tables.table import table
+from instrument.read.tables.trace import Thread, Trace
 
 KINDS = ("cpu_op", "user_annotation", "python_function", "cuda_runtime", "kernel", "cuda_sync")
 COUNT = 600

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import instrument
-from instrument.cli import app
-from instrument.errors import TraceError
-from instrument.slimming.slim import slim
-from instrument.traces import merge
-from instrument.traces.add_lanes import add_gpu_lanes
-from instrument.traces.merge import MergedTrace, merge_traces
+from instrument.base.errors import TraceError
+from instrument.explain.slimming.slim import slim
+from instrument.read.jobs import merge
+from instrument.read.jobs.merge import MergedTrace, merge_traces
+from instrument.read.kineto.gpu_lanes import add_gpu_lanes
+from instrument.start.cli import app
 from tests.support import warm
 from tests.support.kineto_text import Event, dumps, events
 from tests.support.shared_traces import shared
@@ -163,7 +163,9 @@ def test_the_events_are_those_of_the_ranks(
                 one["id"] = seed
         write(folder / f"rank{rank}.json", content, rank, baseTimeNanoseconds=epoch_ns)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("instrument.traces.ranks.usable_cores", lambda: 1)  # processes would take most of the time
+        patched.setattr(
+            "instrument.read.jobs.ranks.usable_cores", lambda: 1
+        )  # processes would take most of the time
         merged = merge_traces(folder, folder / "all.json")
     found = own(merged)
     for rank in numbers:
@@ -229,7 +231,7 @@ def test_one_clock(job: Path) -> None:
     assert merged.clocks[1].source == "collectives"
     assert merged.clocks[1].offset_ns == 5_000_250
     trace = instrument.read_trace(merged.path)
-    ends = trace.gpu.end_ns[trace.gpu.matching("name", instrument.traces.align._NAME)]
+    ends = trace.gpu.end_ns[trace.gpu.matching("name", instrument.read.jobs.align._NAME)]
     assert ends.tolist() == [950_000, 950_000, 1_950_000, 1_950_000]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from instrument.errors import TraceError
-from instrument.report.kernels import print_measured_kernels
-from instrument.traces.ncu import MeasuredKernel, read_kernels
+from instrument.base.errors import TraceError
+from instrument.read.profilers.ncu import MeasuredKernel, read_kernels
+from instrument.show.terminal.kernels import print_measured_kernels
 
 NAMES = (
     "gpu__time_duration.sum",

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrument.traces.kineto import read_kineto
-from instrument.traces.nest import NestedRanges
-from instrument.traces.table import Table
-from instrument.traces.trace import Trace
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.tables.nest import NestedRanges
+from instrument.read.tables.table import Table
+from instrument.read.tables.trace import Trace
 
 from ..support.kineto_text import Event, written
 from ..support.shared_traces import shared

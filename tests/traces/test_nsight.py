@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from instrument.errors import TraceError
-from instrument.traces.nsight import read_nsight
-from instrument.traces.projection import projection
-from instrument.traces.table import COLUMNS, KERNEL, MEMCPY, MEMSET
-from instrument.traces.trace import Coverage, Device, Thread, Trace
+from instrument.base.errors import TraceError
+from instrument.read.measures.projection import projection
+from instrument.read.profilers.nsight import read_nsight
+from instrument.read.tables.table import COLUMNS, KERNEL, MEMCPY, MEMSET
+from instrument.read.tables.trace import Coverage, Device, Thread, Trace
 from tests.support import nsys
 from tests.traces.nsys_report import Database, one_of_each_kind, random_database, stats, thread
 
@@ -28,7 +28,7 @@ PROGRAM = """
     import threading
     import time
     from instrument import annotate, mark, profile, schedule
-    from instrument.compat.nvtx import nvtx_domain
+    from instrument.base.compat.nvtx import nvtx_domain
 
     domain = nvtx_domain("loader")
     attributes = domain.get_event_attributes
@@ -229,7 +229,7 @@ def test_projection_matches_its_definition(
     seed: int, pairs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The projection follows its definition, however many pairs are processed at once."""
-    monkeypatch.setattr("instrument.traces.projection._PAIRS", pairs)
+    monkeypatch.setattr("instrument.read.measures.projection._PAIRS", pairs)
     trace = read_nsight(random_database(seed).write(tmp_path / "made.sqlite"))
     regions, runtime, gpu = trace.regions, trace.runtime, trace.gpu
     found = projection(trace)

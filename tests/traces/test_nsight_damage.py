@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from instrument.errors import TraceError
-from instrument.traces.nsight import read_nsight
-from instrument.traces.projection import projection
-from instrument.traces.table import COLUMNS, Table
+from instrument.base.errors import TraceError
+from instrument.read.measures.projection import projection
+from instrument.read.profilers.nsight import read_nsight
+from instrument.read.tables.table import COLUMNS, Table
 from tests.traces import nsys_report
 from tests.traces.nsys_report import one_of_each_kind
 

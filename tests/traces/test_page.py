@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import instrument
-from instrument.config import settings
-from instrument.page.samples import samples_section
-from instrument.traces.page_sections import page_of
-from instrument.traces.table import COLUMNS, Table
-from instrument.traces.trace import Coverage, Device, ReadLosses, Trace, UnreadDevice
-from instrument.units import duration
+from instrument.base.config import settings
+from instrument.base.units import duration
+from instrument.read.tables.table import COLUMNS, Table
+from instrument.read.tables.trace import Coverage, Device, ReadLosses, Trace, UnreadDevice
+from instrument.show.sections.kinds import samples_section
+from instrument.show.sections.trace import page_of
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenedPage, OpenPage, in_notebook
 from tests.support.timeline_slices import slices

@@ -21,15 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from instrument.errors import TraceError
-from instrument.report.ranks import print_rank_table
-from instrument.traces.align import Clock, align, collective_kernels
-from instrument.traces.kineto import read_kineto
-from instrument.traces.links import assemble
-from instrument.traces.ranks import TraceSet, read_ranks
-from instrument.traces.table import KERNEL, Strings
-from instrument.traces.trace import ReadLosses, Thread, Trace
-from instrument.traces.trace_files import find_trace_files, rank_from_name
+from instrument.base.errors import TraceError
+from instrument.read.jobs.align import Clock, align, collective_kernels
+from instrument.read.jobs.ranks import TraceSet, read_ranks
+from instrument.read.jobs.trace_files import find_trace_files, rank_from_name
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.tables.links import assemble
+from instrument.read.tables.table import KERNEL, Strings
+from instrument.read.tables.trace import ReadLosses, Thread, Trace
+from instrument.show.terminal.ranks import print_rank_table
 from tests.support.readers import die, talk
 from tests.support.shared_traces import shared
 
@@ -149,7 +149,7 @@ def test_misbehaving_reader(
     tmp_path: Path, read: Callable[[Path], Trace], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that ends its process, prints or raises loses only its own file."""
-    monkeypatch.setattr("instrument.traces.ranks.usable_cores", lambda: 2)
+    monkeypatch.setattr("instrument.read.jobs.ranks.usable_cores", lambda: 2)
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json")
     traces = read_ranks(tmp_path, read)
@@ -223,7 +223,7 @@ def test_script_without_a_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\n"
-        "from instrument.traces import kineto, ranks\n"
+        "from instrument.read.tables import kineto, ranks\n"
         "ranks.usable_cores = lambda: 2\n"
         "def own(path): return kineto.read_kineto(path)\n"
         f"print(ranks.read_ranks({str(tmp_path)!r}, kineto.read_kineto))\n"
@@ -510,13 +510,13 @@ def test_files_that_are_not_traces(tmp_path: Path) -> None:
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many files are an error that says what to do."""
-    monkeypatch.setattr("instrument.traces.trace_files.MAX_FILES", 3)
+    monkeypatch.setattr("instrument.read.jobs.trace_files.MAX_FILES", 3)
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json", rank, 4)
     with pytest.raises(TraceError, match="4 files that may be traces, and up to 3 are read together"):
         find_trace_files(tmp_path)
     assert len(find_trace_files(tmp_path / "rank[12].json").files) == 2
-    monkeypatch.setattr("instrument.traces.trace_files._MAX_NAMES", 3)
+    monkeypatch.setattr("instrument.read.jobs.trace_files._MAX_NAMES", 3)
     with pytest.raises(TraceError, match="more than 3 files and folders"):
         find_trace_files(tmp_path / "**" / "*.json")
 

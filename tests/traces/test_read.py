@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from instrument.diagnosis.metrics import metrics
-from instrument.errors import TraceError
-from instrument.traces.ranks import TraceSet
-from instrument.traces.read import read_file, read_trace, read_traces
-from instrument.traces.trace import Trace
+from instrument.base.errors import TraceError
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.jobs.ranks import TraceSet
+from instrument.read.jobs.read import read_file, read_trace, read_traces
+from instrument.read.tables.trace import Trace
 
 from ..support.kineto_oracle import check_columns
 from ..support.kineto_text import ordinary, written

@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 import instrument
-from instrument.cli import app
-from instrument.diagnosis.metrics import metrics
-from instrument.traces.read import read_trace
-from instrument.traces.region_steps import steps_found, steps_from_regions
-from instrument.traces.summary import summarize
-from instrument.traces.trace import Trace
+from instrument.explain.metrics.metrics import metrics
+from instrument.read.jobs.read import read_trace
+from instrument.read.measures.region_steps import steps_found, steps_from_regions
+from instrument.read.measures.summary import summarize
+from instrument.read.tables.trace import Trace
+from instrument.start.cli import app
 from tests.diagnosis.small_traces import Row, kernel, on_cpu, trace_of
 from tests.support.shared_traces import shared
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from instrument.traces.intervals import merge_overlaps, total_ns
-from instrument.traces.rocpd import read_rocpd
-from instrument.traces.rocprof import read_rocprof
-from instrument.traces.table import KERNEL, MEMCPY
-from instrument.traces.trace import Device, Trace
+from instrument.read.profilers.rocpd import read_rocpd
+from instrument.read.profilers.rocprof import read_rocprof
+from instrument.read.tables.intervals import merge_overlaps, total_ns
+from instrument.read.tables.table import KERNEL, MEMCPY
+from instrument.read.tables.trace import Device, Trace
 
 from ..support.shared_traces import shared
 from .rocm_files import STEP, Call, Kernel, Recording, as_json, write_json, write_rocpd

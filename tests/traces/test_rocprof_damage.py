@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from instrument.errors import TraceError
-from instrument.traces.rocpd import read_rocpd
-from instrument.traces.rocprof import read_rocprof
-from instrument.traces.trace import Trace
+from instrument.base.errors import TraceError
+from instrument.read.profilers.rocpd import read_rocpd
+from instrument.read.profilers.rocprof import read_rocprof
+from instrument.read.tables.trace import Trace
 
 from .rocm_files import STEP, Kernel, Recording, as_json, write_rocpd
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrument.traces.read import read_trace
-from instrument.traces.step_lengths import StepLengths, merge_step_lengths
-from instrument.traces.step_work import step_lengths
-from instrument.traces.summary import merge, summarize
-from instrument.traces.trace import Trace
+from instrument.read.jobs.read import read_trace
+from instrument.read.measures.step_lengths import StepLengths, merge_step_lengths
+from instrument.read.measures.step_work import step_lengths
+from instrument.read.measures.summary import merge, summarize
+from instrument.read.tables.trace import Trace
 from tests.support.loops import BASE_US, LATENCY_US, Loop
 from tests.support.shared_traces import shared
 

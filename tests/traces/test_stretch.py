@@ -7,10 +7,9 @@ from pathlib import Path
 from random import Random
 
 import instrument
-from instrument.report.steps import describe_steps
-from instrument.traces.stretch import Stretch
-from instrument.traces.summary import summarize
-from instrument.traces.timing import Timing
+from instrument.read.measures.summary import summarize
+from instrument.read.measures.timing import Stretch, Timing
+from instrument.show.terminal.steps import describe_steps
 from tests.support.loops import Loop
 
 MS = 1_000_000

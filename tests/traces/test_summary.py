@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from instrument.errors import InstrumentError, TraceError
-from instrument.traces.kineto import read_kineto
-from instrument.traces.summary import OperatorStat, RegionStat, Summary, merge
-from instrument.traces.summary import summarize as summarize_trace
+from instrument.base.errors import InstrumentError, TraceError
+from instrument.read.kineto.kineto import read_kineto
+from instrument.read.measures.summary import OperatorStat, RegionStat, Summary, merge
+from instrument.read.measures.summary import summarize as summarize_trace
 from tests.support.shared_traces import shared
 from tests.support.torch_versions import records_all_threads
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.traces.nsight import read_nsight
-from instrument.traces.read import read_trace
-from instrument.traces.table import Strings
-from instrument.traces.torch_ranges import split_off_operators
-from instrument.traces.trace import Trace
+from instrument.read.jobs.read import read_trace
+from instrument.read.profilers.nsight import read_nsight
+from instrument.read.tables.table import Strings
+from instrument.read.tables.torch_ranges import split_off_operators
+from instrument.read.tables.trace import Trace
 from tests.support.shared_traces import shared
 
 from .nsys_report import Database, thread

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from instrument.cli import app
-from instrument.traces.read import read_trace
-from instrument.traces.trace import Trace, UnreadDevice
+from instrument.read.jobs.read import read_trace
+from instrument.read.tables.trace import Trace, UnreadDevice
+from instrument.start.cli import app
 from tests.support.shared_traces import shared
 
 Event = dict[str, Any]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from instrument.cli import app
-from instrument.traces.read import read_trace
-from instrument.traces.table import KERNEL, MEMCPY, MEMSET
-from instrument.traces.trace import Trace
+from instrument.read.jobs.read import read_trace
+from instrument.read.tables.table import KERNEL, MEMCPY, MEMSET
+from instrument.read.tables.trace import Trace
+from instrument.start.cli import app
 from tests.support.programs import program, python, run
 
 # Four steps of jax 0.10.2 on the CPU: StepTraceAnnotation("train", step_num=...) around TraceAnnotation("forward")

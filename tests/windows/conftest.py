@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from instrument.config import settings
-from instrument.windows.background_process import BackgroundProcess
+from instrument.base.config import settings
+from instrument.record.handover.background_process import BackgroundProcess
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from instrument.windows import agreement
-from instrument.windows.agreement import Agreement
-from instrument.windows.requests import WindowRequest
+from instrument.record.planning import agreement
+from instrument.record.planning.agreement import Agreement
+from instrument.record.planning.requests import WindowRequest
 
 from ..support import programs, warm
 from ..support.finalizers import eventually

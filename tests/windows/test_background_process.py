@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from instrument.windows import background_process, finalizer_process
-from instrument.windows.background_process import BackgroundProcess
-from instrument.windows.finalizer_process import FinalizerProcess
+from instrument.record.handover import background_process, finalizer_process
+from instrument.record.handover.background_process import BackgroundProcess
+from instrument.record.handover.finalizer_process import FinalizerProcess
 
 from ..support import programs, warm
 from ..support.finalizers import LOOKS_OFTEN, eventually, processes
@@ -39,7 +39,7 @@ def run(code: str, folder: Path, **options: Any) -> str:
 # Starts the process that finishes windows on its own; a program that trains takes longer to start.
 BEGIN = """
 import os, signal, sys, threading, time
-from instrument.windows.finalizer_process import FinalizerProcess
+from instrument.record.handover.finalizer_process import FinalizerProcess
 
 def begin():
     ended = threading.Event()
@@ -257,8 +257,8 @@ print(*[before.raw[part] == after.raw[part] != bytes(16) for part in (handler_an
 def test_a_fork_while_sigchld_is_blocked(tmp_path: Path) -> None:
     """A fork made at that moment, as by another thread, has the handler and can start a process itself."""
     code = f"""{WITH_HANDLER}
-from instrument.sigaction import c_library
-from instrument.windows.sigchld import hidden_sigchld
+from instrument.base.sigaction import c_library
+from instrument.record.handover.background_process import hidden_sigchld
 with hidden_sigchld(c_library()):
     fork = os.fork()
     if fork == 0:
@@ -331,12 +331,13 @@ except ChildProcessError:
 
 
 @pytest.mark.parametrize(
-    "missing", ["instrument.windows.background_process._SHELL = '/nowhere'", "sys.modules['ctypes'] = None"]
+    "missing",
+    ["instrument.record.handover.background_process._SHELL = '/nowhere'", "sys.modules['ctypes'] = None"],
 )
 def test_a_system_without_a_shell_or_ctypes(tmp_path: Path, missing: str) -> None:
     """Without a shell or ctypes, the process is started as a child."""
     code = f"""{BEGIN}
-import instrument.windows.background_process
+import instrument.record.handover.background_process
 {missing}
 process, ended = begin()
 process._process.kill()
@@ -399,7 +400,7 @@ def test_the_process_ends_without_readable_input(tmp_path: Path, gone: bool) -> 
     training = subprocess.Popen(["/bin/true"])
     training.wait()
     code = f"""
-        from instrument.windows import finalizer_main
+        from instrument.record.windows import finalizer_main
         finalizer_main._CHECK_INTERVAL_S = 0.1
         finalizer_main.main({training.pid if gone else os.getpid()})
     """

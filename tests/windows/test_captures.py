@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import instrument
-from instrument import cuda_graphs
-from instrument.exporters.torch_profiler import TorchProfilerCapture
-from instrument.windows.profile import Profile
-from instrument.windows.schedule import Schedule
+from instrument.record import cuda_graphs
+from instrument.record.exporters.torch_profiler import TorchProfilerCapture
+from instrument.record.planning.schedule import Schedule
+from instrument.record.windows.profile import Profile
 
 from ..support.cuda_graphs import Device, Training, emulate
 from .training import Recorder, manifest, recorded, statuses
@@ -165,7 +165,7 @@ def test_a_loop_that_ends_while_another_thread_captures(out: Path, device: Devic
 
     thread = threading.Thread(target=Training().capture, args=(inside,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("instrument.cuda_graphs.Event", ObservedEvent)
+        patch.setattr("instrument.record.cuda_graphs.Event", ObservedEvent)
         thread.start()
         begun.wait(60)
         prof.stop()

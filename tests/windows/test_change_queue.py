@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from instrument.windows.change_queue import ChangeQueue
+from instrument.record.call_queues import ChangeQueue
 
 
 def call_interrupted(call: Callable[[], None], at: int) -> bool:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import instrument
-from instrument.guard import guard
-from instrument.run_folder import entry_of, files_of, last_window, traces_in
-from instrument.traces.compile_log import read_compile_logs
+from instrument.base.guard import guard
+from instrument.base.run_folder import entry_of, files_of, last_window, traces_in
+from instrument.read.profilers.compile_log import read_compile_logs
 
 from ..support import programs, warm
 from .training import content, manifest, obstruct, reasons, run, statuses, traces

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import instrument
-from instrument.config import settings
-from instrument.errors import CaptureError
-from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
-from instrument.guard import guard
-from instrument.regions import dispatch
-from instrument.windows.api import uncounted_profile
+from instrument.base.config import settings
+from instrument.base.errors import CaptureError
+from instrument.base.guard import guard
+from instrument.record.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
+from instrument.record.regions import dispatch
+from instrument.record.windows.api import uncounted_profile
 
 from ..support import programs, warm
 from .training import (
@@ -105,8 +105,8 @@ def test_a_recording_that_cannot_be_stopped(tmp_path: Path) -> None:
     """While torch cannot stop an earlier recording, later windows have that as their reason."""
     code = """
 import torch, instrument
-from instrument.compat import kineto
-from instrument.exporters import sessions, torch_profiler
+from instrument.base.compat import kineto
+from instrument.record.exporters import sessions, torch_profiler
 
 def fail(*_):
     raise RuntimeError("cannot stop on purpose")

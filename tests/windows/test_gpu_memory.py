@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.memory.snapshot import MemorySnapshot
+from instrument.read.memory.snapshot import MemorySnapshot
 
 from .training import manifest
 

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 import instrument
-from instrument.exporters.sessions import sessions
-from instrument.exporters.torch_profiler import TorchProfilerCapture
-from instrument.regions import dispatch
-from instrument.regions.dispatch import ActiveEmitters
-from instrument.windows.profile import Profile
-from instrument.windows.recording import Recording
-from instrument.windows.steps import LoopStepCounter, StepIterator
+from instrument.record.exporters.sessions import sessions
+from instrument.record.exporters.torch_profiler import TorchProfilerCapture
+from instrument.record.regions import dispatch
+from instrument.record.regions.dispatch import ActiveEmitters
+from instrument.record.windows.profile import Profile
+from instrument.record.windows.recording import Recording
+from instrument.record.windows.steps import LoopStepCounter, StepIterator
 
 from ..support import programs, warm
 from .training import manifest, statuses
@@ -104,9 +104,9 @@ HANDLE_ANYWHERE = """
     from pathlib import Path
 
     import torch, instrument
-    from instrument.cuda_graphs import cuda_graphs
-    from instrument.exporters.sessions import sessions
-    from instrument.windows.profile import Profile
+    from instrument.record.cuda_graphs import cuda_graphs
+    from instrument.record.exporters.sessions import sessions
+    from instrument.record.windows.profile import Profile
 
     out, what, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     draw = random.Random(int(sys.argv[4]))

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from instrument import open_window, process_id
-from instrument.run_folder import entries_of, files_of
-from instrument.windows import finalizer_main
-from instrument.windows.storage import Storage
+from instrument.base import process_id, run_folder
+from instrument.base.run_folder import entries_of, files_of
+from instrument.finish import finalizer_main
+from instrument.record.handover.storage import Storage
 
 from ..support import programs, warm
 from ..support.finalizers import eventually, processes
@@ -101,7 +101,7 @@ def test_two_finishing_processes_after_a_kill(tmp_path: Path, monkeypatch: pytes
         (tmp_path / name).write_text(json.dumps({"window": window}))
 
     def killed_beside_another(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-        first, second = open_window.killed(folder)
+        first, second = run_folder.killed(folder)
         first[0].unlink()  # the other process was faster
         yield from (first, second)
 

@@ -17,9 +17,9 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity
 
-from instrument.exporters.sessions import sessions
-from instrument.exporters.torch_profiler import TorchProfilerExporter
-from instrument.guard import guard
+from instrument.base.guard import guard
+from instrument.record.exporters.sessions import sessions
+from instrument.record.exporters.torch_profiler import TorchProfilerExporter
 
 from ..support import counted_gpu, programs, warm
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import instrument
+from instrument.base.run_folder import entries_of, files_of
 from instrument.integrations.loop import Loop
-from instrument.regions import dispatch
-from instrument.run_folder import entries_of, files_of
-from instrument.windows import manifest as module
-from instrument.windows.manifest import Manifest, append
+from instrument.record.handover import manifest as module
+from instrument.record.handover.manifest import Manifest, append
+from instrument.record.regions import dispatch
 
 from .training import Recorder, manifest, train
 

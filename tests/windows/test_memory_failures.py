@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import instrument
-from instrument.allocator_history import dump, window_memory
-from instrument.allocator_history.options import MemoryHistory
-from instrument.guard import guard
-from instrument.windows import window_finalizer
+from instrument.base.guard import guard
+from instrument.record.allocator_history import dump, window_memory
+from instrument.record.allocator_history.options import MemoryHistory
+from instrument.record.handover import window_finalizer
 
 from ..support.allocator import Allocator, allocator
 from .test_memory_history import memories, run, snapshots

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import instrument
-from instrument.allocator_history import region_log
-from instrument.allocator_history.dump import SnapshotDump
-from instrument.config import settings
-from instrument.run_folder import files_of, traces_of
-from instrument.windows.window_finalizer import WindowFinalizer
+from instrument.base.config import settings
+from instrument.base.run_folder import files_of, traces_of
+from instrument.record.allocator_history import window_memory
+from instrument.record.allocator_history.dump import SnapshotDump
+from instrument.record.handover.window_finalizer import WindowFinalizer
 
 from ..support.allocator import FREE, Allocator, allocator
 from ..support.finalizers import eventually
@@ -131,7 +131,7 @@ def test_options(out: Path, allocator: Allocator) -> None:
 
 def test_more_regions_than_are_kept(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest begins and ends are there, and the manifest says that there were more."""
-    monkeypatch.setattr(region_log, "MOST", 3)
+    monkeypatch.setattr(window_memory, "MOST", 3)
     run(out, allocating(allocator), schedule=instrument.schedule(at=1, warmup=0), memory="snapshot")
     (memory,), (path,) = memories(out), snapshots(out)
     assert ("recorded", 3) == (memory["status"], memory["regions"])
@@ -346,7 +346,7 @@ def test_the_summary_in_json(
 ) -> None:
     """The event has the paths of the snapshots; without a trace, the sentence."""
     monkeypatch.setattr(settings, "summary", True)
-    monkeypatch.setattr("instrument.log.output.format", "json")
+    monkeypatch.setattr("instrument.base.log.output.format", "json")
     monkeypatch.chdir(out.parent.parent)
     caplog.set_level(logging.INFO, "instrument")
     run_with_torch(out, allocating(allocator), schedule="2", memory="snapshot")
@@ -474,7 +474,7 @@ def test_cuda_is_not_used(out: Path, allocator: Allocator, monkeypatch: pytest.M
 
 def test_without_a_gpu(out: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said once that there is nothing to record, and the windows are recorded as ever."""
-    monkeypatch.setattr("instrument.allocator_history.window_memory._logged", set())
+    monkeypatch.setattr("instrument.record.allocator_history.window_memory._logged", set())
     monkeypatch.setattr(torch.version, "cuda", None)
     run(out, schedule="2,5", memory="snapshot")
     assert [("recorded", None)] * 2 == reasons(manifest(out))

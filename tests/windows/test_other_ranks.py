@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import instrument
-from instrument.traces.ranks import read_ranks
-from instrument.traces.read import read_trace
-from instrument.windows.other_ranks import gather_times
-from instrument.windows.stored_windows import StoredWindows, files_on_disk
+from instrument.finish.other_ranks import gather_times
+from instrument.finish.stored_windows import StoredWindows, files_on_disk
+from instrument.read.jobs.ranks import read_ranks
+from instrument.read.jobs.read import read_trace
 
 from ..support import programs, warm
 from ..support.finalizers import NORMAL_PRIORITY

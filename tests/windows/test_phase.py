@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import instrument
-from instrument.config import settings
-from instrument.windows.window_finalizer import WindowFinalizer
+from instrument.base.config import settings
+from instrument.record.handover.window_finalizer import WindowFinalizer
 
 from .training import Recorder, expected, manifest, names, statuses, train
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 import instrument
-from instrument import gpu
-from instrument.config import settings as instrument_settings
-from instrument.errors import CaptureError
-from instrument.windows.options import TorchProfilerOptions
-from instrument.windows.schedule import Schedule, StepAction
+from instrument.base import gpu
+from instrument.base.config import settings as instrument_settings
+from instrument.base.errors import CaptureError
+from instrument.record.planning.schedule import Schedule, StepAction
+from instrument.record.windows.options import TorchProfilerOptions
 
 from ..support.torch_versions import has_a_timeout, names_activities
 from .training import (

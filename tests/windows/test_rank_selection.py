@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from instrument import choose_ranks, profile
-from instrument.windows.rank_selection import chosen_ranks
+from instrument.record.planning.ranks import chosen_ranks
 
 from ..support import programs, warm
 

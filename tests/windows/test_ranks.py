@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import instrument
-from instrument.stepping.program_steps import program_steps
-from instrument.traces.ranks import read_ranks
-from instrument.traces.read import read_trace
+from instrument.read.jobs.ranks import read_ranks
+from instrument.read.jobs.read import read_trace
+from instrument.record.stepping.explicit_steps import program_steps
 
 from ..support import programs, warm
 from .training import Recorder, content, train

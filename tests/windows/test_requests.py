@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import instrument
-from instrument.windows.requests import RequestedWindows, WindowRequest
-from instrument.windows.schedule import Schedule, StepAction, Window
+from instrument.record.planning.requests import RequestedWindows, WindowRequest
+from instrument.record.planning.schedule import Schedule, StepAction, Window
 
 from .training import manifest, recorded, statuses, steps, traces, train
 

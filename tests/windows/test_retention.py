@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.run_folder import entries_of, traces_in
-from instrument.windows.manifest import append
-from instrument.windows.requests import WindowRequest
-from instrument.windows.retention import remove_old_windows
-from instrument.windows.storage import Keep, Storage
-from instrument.windows.stored_windows import StoredWindows
+from instrument.base.run_folder import entries_of, traces_in
+from instrument.finish.stored_windows import StoredWindows, remove_old_windows
+from instrument.record.handover.manifest import append
+from instrument.record.handover.storage import Keep, Storage
+from instrument.record.planning.requests import WindowRequest
 
 from .training import manifest, run, train
 
@@ -294,7 +293,7 @@ def test_a_summary_names_the_files_that_are_left(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The summary covers all windows."""
-    from instrument.config import settings
+    from instrument.base.config import settings
 
     monkeypatch.setattr(settings, "summary", True)
     with instrument.profile(

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.exporters import torch_options
-from instrument.windows.schedule import Schedule, StepAction, Window, schedule
-from instrument.windows.steps import SCHEDULE_OPTIONS
+from instrument.record.exporters import torch_options
+from instrument.record.planning.schedule import Schedule, StepAction, Window, schedule
+from instrument.record.windows.steps import SCHEDULE_OPTIONS
 
 ACTION = torch.profiler.ProfilerAction
 ACTIONS = {
@@ -315,6 +315,6 @@ def test_names_of_the_arguments() -> None:
 def test_imports_no_torch() -> None:
     """The module imports neither torch nor other large packages."""
     heavy = {"torch", "numpy", "structlog"}
-    code = f"import sys, instrument.windows.schedule; print({heavy} & set(sys.modules))"
+    code = f"import sys, instrument.record.planning.schedule; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

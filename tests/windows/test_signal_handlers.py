@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.config import settings
-from instrument.syncs.events import SyncEvent
-from instrument.syncs.recorder import Recorder as SyncRecorder
-from instrument.syncs.recorder import Tally
-from instrument.windows import finalizer_process, window_finalizer
-from instrument.windows import manifest as manifests
+from instrument.base.config import settings
+from instrument.explain.waits.events import Recorder as SyncRecorder
+from instrument.explain.waits.events import SyncEvent, Tally
+from instrument.record.handover import finalizer_process, window_finalizer
+from instrument.record.handover import manifest as manifests
 
 from .training import Recorder, manifest, statuses, train
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.config import settings
-from instrument.diagnosis.panels.overview import overview_section
-from instrument.run_folder import traces_in
-from instrument.slow_steps import step_clock
+from instrument.base.config import settings
+from instrument.base.run_folder import traces_in
+from instrument.record.slow_steps import step_clock
+from instrument.show.sections.diagnosis import overview_section
 
 from ..support import programs, warm
 from .training import manifest, traces, train

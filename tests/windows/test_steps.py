@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import instrument
-import instrument.windows.steps
-from instrument.config import settings
+import instrument.record.windows.steps
+from instrument.base.config import settings
 from instrument.integrations.loop import Loop
 from instrument.integrations.server import Server
-from instrument.windows.api import new_profile
+from instrument.record.windows.api import new_profile
 from tests.support import programs, warm
 from tests.support.programs import environment
 
@@ -145,7 +145,7 @@ def test_a_known_place_reuses_its_profile(out: Path, monkeypatch: pytest.MonkeyP
         created.append(named)
         return new_profile(*arguments, **named)
 
-    monkeypatch.setattr(instrument.windows.steps, "new_profile", count_profiles)
+    monkeypatch.setattr(instrument.record.windows.steps, "new_profile", count_profiles)
     for options in ({}, {}, {}, {"recrod_shapes": True}):
         with contextlib.nullcontext() if not options else pytest.raises(TypeError, match="recrod_shapes"):
             batches = instrument.steps(range(2), out, at=9, **options)
@@ -211,7 +211,7 @@ def test_equal_code_of_two_files_has_two_counts(out: Path) -> None:
 def test_calls_with_separate_counts(out: Path) -> None:
     """Another folder, plan or place, a nested loop, and a changed `first_step` start a new count."""
 
-    def loop(folder: str, at: int, first_step: int = 0) -> instrument.windows.steps.StepIterator[int]:
+    def loop(folder: str, at: int, first_step: int = 0) -> instrument.record.windows.steps.StepIterator[int]:
         return instrument.steps(range(4), out / folder, at=at, first_step=first_step, exporter=Recorder())
 
     for _ in loop("a", 1):

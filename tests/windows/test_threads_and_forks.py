@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.exporters.sessions import OTHER_WINDOW
+from instrument.record.exporters.sessions import OTHER_WINDOW
 
 from ..support import programs, warm
 from .training import (

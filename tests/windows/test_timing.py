@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import instrument
-from instrument.config import settings
+from instrument.base.config import settings
+from instrument.base.run_folder import entry_of
 from instrument.integrations.server import OnDemandSchedule
-from instrument.run_folder import entry_of
-from instrument.windows import profile, timing
-from instrument.windows.timing import AROUND
+from instrument.record.windows import profile, timing
+from instrument.record.windows.timing import AROUND
 
 from .training import Recorder, content, manifest, traces, train
 

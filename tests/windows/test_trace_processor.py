@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from instrument.integrations.torchtitan import process_trace
-from instrument.windows.trace_processor import finish
+from instrument.record.handover.trace_processor import finish
 
 
 def export(path: Path) -> Path:

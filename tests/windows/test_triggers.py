@@ -20,11 +20,11 @@ import torch
 from typer.testing import CliRunner
 
 import instrument
-from instrument.cli import app
-from instrument.windows import agreement, command_socket
-from instrument.windows.command_socket import CommandSocket, ask, sockets_of
-from instrument.windows.requests import WindowRequest
-from instrument.windows.triggers import DailyAt, Every, TouchedFile
+from instrument.record.planning import agreement, command_socket
+from instrument.record.planning.command_socket import CommandSocket, ask, sockets_of
+from instrument.record.planning.requests import WindowRequest
+from instrument.record.planning.triggers import DailyAt, Every, TouchedFile
+from instrument.start.cli import app
 
 from ..support import programs, warm
 from ..support.finalizers import eventually

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from instrument.run_folder import files_of
+from instrument.base.run_folder import files_of
 
 from ..support import programs, warm
 from ..support.finalizers import eventually, processes
@@ -23,7 +23,7 @@ pytestmark = [
 PROGRAM = """
 import os, signal, sys, time, warnings
 import torch, instrument
-from instrument.config import settings
+from instrument.base.config import settings
 from tests.support.finalizers import eventually, finalizer
 
 warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.config import settings
+from instrument.base.config import settings
 
 from ..support import programs, warm
 from .training import (

@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.run_folder import entries_of, files_of
-from instrument.windows import upload as module
-from instrument.windows.file_keeping import FileKeeping
-from instrument.windows.remote import masked
-from instrument.windows.storage import Storage
-from instrument.windows.stored_windows import StoredWindows
-from instrument.windows.upload import Upload, Uploader
+from instrument.base.run_folder import entries_of, files_of
+from instrument.finish import file_keeping as module
+from instrument.finish.file_keeping import FileKeeping, Upload, Uploader
+from instrument.finish.stored_windows import StoredWindows
+from instrument.record.handover.storage import Storage, masked
 
 from ..support.finalizers import eventually, finalizer
 from .test_retention import write_window
@@ -258,7 +256,7 @@ def test_uploads_in_this_process(out: Path, memory: Any) -> None:
 
 def module_lines(out: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a manifest."""
-    from instrument.run_folder import parse_lines
+    from instrument.base.run_folder import parse_lines
 
     return list(parse_lines((out / "manifest.jsonl").read_bytes().splitlines()))
 

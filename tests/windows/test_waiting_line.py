@@ -15,8 +15,8 @@ from typing import IO, Any
 import pytest
 
 import instrument
-from instrument.windows import waiting_line
-from instrument.windows.waiting_line import WaitingLine
+from instrument.record.handover import summary_output
+from instrument.record.handover.summary_output import WaitingLine
 
 from ..support.finalizers import finalizer
 from .training import expected, manifest, statuses, train
@@ -35,7 +35,7 @@ def terminal() -> Iterator[tuple[int, IO[str]]]:
 
 def test_a_long_wait(out: Path, terminal: tuple[int, IO[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The line names the windows and their size, and is erased when they are finished."""
-    monkeypatch.setattr(waiting_line, "_AFTER_S", 0.0)
+    monkeypatch.setattr(summary_output, "_AFTER_S", 0.0)
     monkeypatch.setattr(sys, "stderr", terminal[1])
     shown: list[str] = []
 
@@ -80,7 +80,7 @@ def test_a_short_wait(out: Path, terminal: tuple[int, IO[str]]) -> None:
 
 def test_a_stream_that_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file gets nothing."""
-    monkeypatch.setattr(waiting_line, "_AFTER_S", 0.0)
+    monkeypatch.setattr(summary_output, "_AFTER_S", 0.0)
     stream = io.StringIO()
     line = WaitingLine("waiting", stream)
     line.update()
@@ -90,7 +90,7 @@ def test_a_stream_that_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_erased_line_does_not_come_back(terminal: tuple[int, IO[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """It would hide the summary that follows."""
-    monkeypatch.setattr(waiting_line, "_AFTER_S", 0.0)
+    monkeypatch.setattr(summary_output, "_AFTER_S", 0.0)
     line = WaitingLine("waiting", terminal[1])
     line.update()
     line.erase()

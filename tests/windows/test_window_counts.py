@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import instrument
-from instrument.windows.finalizer_main import FinalizerJobs
-from instrument.windows.manifest import Manifest
+from instrument.finish.finalizer_main import FinalizerJobs
+from instrument.record.handover.manifest import Manifest
 
 from ..support.shared_traces import shared
 from .training import content, manifest, traces, train

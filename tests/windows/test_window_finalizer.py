@@ -21,12 +21,12 @@ import pytest
 import torch
 
 import instrument
-from instrument.config import settings
-from instrument.descriptors import OwnSocket
-from instrument.guard import guard
-from instrument.windows import timing
-from instrument.windows import window_finalizer as module
-from instrument.windows.finalizer_process import FEATURE, FinalizerProcess
+from instrument.base.config import settings
+from instrument.base.descriptors import OwnSocket
+from instrument.base.guard import guard
+from instrument.record.handover import window_finalizer as module
+from instrument.record.handover.finalizer_process import FEATURE, FinalizerProcess
+from instrument.record.windows import timing
 
 from ..support import programs, warm
 from ..support.finalizers import LOOKS_OFTEN, eventually, finalizer, processes
@@ -75,8 +75,9 @@ def test_the_training_process_imports_no_reader_or_report(tmp_path: Path) -> Non
             with instrument.annotate("forward"):
                 torch.ones(3).sum()
         assert before == random.getstate()
+        wings = tuple(f"instrument.{wing}" for wing in ("read", "explain", "show", "finish"))
         print([name for name in sorted(sys.modules) if name.split(".")[0] in ("rich", "structlog", "msgspec")
-               or name.startswith(("instrument.traces", "instrument.report", "instrument.diagnosis"))])
+               or name.startswith(wings)])
     """
     done = run(code, tmp_path)
     assert "[]\n" == done.stdout
@@ -472,7 +473,7 @@ def test_a_summary_that_is_never_read(tmp_path: Path) -> None:
     """The program ends normally although its standard error is a full pipe."""
     code = """
         import os, sys, torch, instrument
-        from instrument.windows import summary_output
+        from instrument.record.windows import summary_output
         summary_output._ROOM_S = 0.2
         reader, writer = os.pipe()
         os.set_blocking(writer, False)

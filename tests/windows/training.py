@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 import instrument
-from instrument.exporters.raw_trace import packed
-from instrument.windows.schedule import Window
+from instrument.record.exporters.raw_trace import packed
+from instrument.record.planning.schedule import Window
 
 from ..conftest import annotations
 

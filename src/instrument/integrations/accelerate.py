@@ -16,9 +16,9 @@ from typing import Any
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from ..arguments import integer
-from ..guard import guard
-from ..windows.steps import SCHEDULE_OPTIONS
+from ..base.arguments import integer
+from ..base.guard import guard
+from ..record.windows.steps import SCHEDULE_OPTIONS
 from .adapter import Adapter, CallWrapper
 from .loop import Loop
 

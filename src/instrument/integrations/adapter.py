@@ -10,12 +10,12 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, ClassVar, TypeVar
 
-from .. import log
-from ..config import settings
-from ..guard import exiting, guard
-from ..imports import ImportHook
-from ..patch import Change, Patch, transparent, undo
-from ..regions import dispatch
+from ..base import log
+from ..base.config import settings
+from ..base.guard import exiting, guard
+from ..base.imports import ImportHook
+from ..base.patch import Change, Patch, transparent, undo
+from ..record.regions import dispatch
 from .loop import Loop
 
 FEATURE = "following the framework"

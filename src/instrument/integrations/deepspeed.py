@@ -23,13 +23,12 @@ import torch
 
 import instrument
 
-from ..guard import guard
-from ..imports import loaded_modules
-from ..patch import Patch, transparent
-from ..regions import dispatch
+from ..base.guard import guard
+from ..base.imports import loaded_modules
+from ..base.patch import Patch, transparent
+from ..record.regions import dispatch
 from .adapter import Adapter, require
-from .environment import loop_from_environment
-from .loop import Loop
+from .loop import Loop, loop_from_environment
 
 __all__ = ["attach", "install"]
 

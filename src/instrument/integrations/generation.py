@@ -12,9 +12,9 @@ from torch import nn
 
 import instrument
 
-from ..guard import guard
-from ..modules.service import Handle, PatchService, contain_request
-from ..patch import Patch, apply, undo
+from ..base.guard import guard
+from ..base.patch import Patch, apply, undo
+from ..record.modules.service import Handle, PatchService, contain_request
 
 FEATURE = "naming a part of generate"
 

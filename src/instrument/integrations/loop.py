@@ -1,7 +1,9 @@
-"""`Loop`: windows, regions and synchronization detection for a training loop that a framework runs."""
+"""`Loop`: windows, regions and synchronizations of a framework's loop; what `instrument run` requests."""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,13 +13,14 @@ from typing import Any, ClassVar
 
 import instrument
 
-from .. import log
-from ..guard import guard, uncaught_error
-from ..identity import IdentitySet
-from ..windows.api import DEPTH, STEP_PARTS, Driver, new_profile
-from ..windows.profile import Profile
-from ..windows.schedule import Schedule, StepAction
-from ..windows.steps import SCHEDULE_OPTIONS, schedule_of
+from ..base import log
+from ..base.config import RUN
+from ..base.guard import guard, uncaught_error
+from ..base.live_objects import IdentitySet
+from ..record.planning.schedule import Schedule, StepAction
+from ..record.windows.api import DEPTH, STEP_PARTS, Driver, new_profile
+from ..record.windows.profile import Profile
+from ..record.windows.steps import SCHEDULE_OPTIONS, schedule_of
 
 FEATURE = "following the framework"
 
@@ -370,3 +373,29 @@ class AutomaticLoop(Loop):
                 f"the program records windows of its own, so these are ignored: {' '.join(self._run_options)}"
             )
             self._run_options = ()
+
+
+@functools.cache
+def loop_from_environment() -> AutomaticLoop | None:
+    """Return the loop that the environment requests; None if it requests none.
+
+    The adapters that ``instrument run`` attaches drive this loop, which yields to a loop of the program's own.
+    """
+    text = os.environ.get(RUN)
+    if not text:
+        return None
+    try:
+        loop = _loop(**json.loads(text))
+    except (TypeError, ValueError) as error:  # an environment variable must not stop a training job
+        log.warning(f"{RUN} is ignored", reason=str(error))
+        return None
+    if not loop.initialized:
+        return None
+    Loop.requested = loop
+    return loop
+
+
+def _loop(**given: Any) -> AutomaticLoop:
+    """Return the loop of the arguments ``given``, in which ``keep`` and ``memory`` have those of a function."""
+    made: dict[str, Callable[..., Any]] = {"keep": instrument.keep, "memory": instrument.memory_history}
+    return AutomaticLoop(**{name: made[name](**value) if name in made else value for name, value in given.items()})

@@ -22,11 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, cast
 
-from .. import log
-from ..arguments import integer
-from ..guard import guard
-from ..interrupts import Suppressed
-from ..windows.schedule import Schedule, StepAction, Window
+from ..base import log
+from ..base.arguments import integer
+from ..base.guard import guard
+from ..base.interrupts import Suppressed
+from ..record.planning.schedule import Schedule, StepAction, Window
 from .adapter import Adapter, Removal, leave_inert
 from .loop import Loop
 

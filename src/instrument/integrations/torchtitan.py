@@ -17,13 +17,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .. import log
-from ..guard import guard
-from ..patch import Change, undo
-from ..windows.trace_processor import process_trace
+from ..base import log
+from ..base.guard import guard
+from ..base.patch import Change, undo
+from ..record.handover.trace_processor import process_trace
 from .adapter import Adapter, CallWrapper, Removal, require
-from .environment import loop_from_environment
-from .loop import Loop
+from .loop import Loop, loop_from_environment
 
 __all__ = ["attach", "install", "process_trace"]
 

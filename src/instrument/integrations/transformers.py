@@ -12,15 +12,14 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from .. import log
-from ..config import settings
-from ..guard import guard
-from ..imports import ImportHook
-from ..patch import Patch
+from ..base import log
+from ..base.config import settings
+from ..base.guard import guard
+from ..base.imports import ImportHook
+from ..base.patch import Patch
 from .adapter import Adapter, Removal
-from .environment import loop_from_environment
 from .generation import annotate_generation
-from .loop import Loop
+from .loop import Loop, loop_from_environment
 
 try:
     from transformers import TrainerCallback

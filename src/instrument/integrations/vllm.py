@@ -16,12 +16,11 @@ from typing import Any
 
 import instrument
 
-from .. import log
-from ..guard import guard
-from ..regions import dispatch
+from ..base import log
+from ..base.guard import guard
+from ..record.regions import dispatch
 from .adapter import Adapter, Removal, require
-from .environment import loop_from_environment
-from .loop import Loop
+from .loop import Loop, loop_from_environment
 from .server import Server
 
 __all__ = ["attach", "install"]

@@ -1,1 +1,1 @@
-"""Finds the lines that make the CPU wait for the GPU."""
+"""Finds the lines that make the CPU wait for the GPU, in a program that runs; never reads a trace."""

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..findings import SyncFinding
-from ..source_paths import portable
-from .report_data import ReportData
+from ..base.findings import SyncFinding
+from ..base.source_paths import portable
+from ..explain.waits.report_data import ReportData
 
 _HEAD = """\
 # Known synchronizations, for `instrument syncs --baseline` and `--allowlist`. One line for each:

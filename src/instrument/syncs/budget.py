@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..findings import Site
-from .events import SyncEvent
-from .nearest import nearest
-from .report_data import times
+from ..base.findings import Site
+from ..explain.waits.events import SyncEvent
+from ..explain.waits.report_data import times
+
+_MAX_LISTED = 5
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the end of a sentence that names the nearest of ``known``, or some of them if none is near."""
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f'; did you mean "{close[0]}"?'
+    if not known:
+        return "; there was none at all"
+    listed = ", ".join(f'"{one}"' for one in known[:_MAX_LISTED])
+    return f"; there were {listed}{', ...' * (len(known) > _MAX_LISTED)}"
+
 
 WHOLE_STEP = ""
 _MAX_PATHS = 1000  # of regions to suggest: a program may make names at run time

@@ -1,21 +1,155 @@
-"""`SyncCall`: a call that synchronizes, from the moment it begins, with an event for each listener."""
+"""`SyncCall`: a call that synchronizes, named after the instruction it runs, with an event for each listener."""
 
 from __future__ import annotations
 
 import contextvars
+import dis
+import linecache
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
+from functools import lru_cache
+from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
 
-from .. import gpu_wait
-from ..compat import autograd
-from ..findings import Direction
-from . import instruction, operations, policy, sites
-from .events import SyncEvent
+from ..base.compat import autograd
+from ..base.findings import Direction
+from ..explain.waits import operations, sites
+from ..explain.waits.events import SyncEvent
+from ..record import gpu_wait
+from . import policy
 from .listener import SyncListener
+
+
+class Expression(NamedTuple):
+    """An operation ("item", "bool", "getitem"), and its source text, empty if the source is missing."""
+
+    op: str | None
+    text: str
+
+
+# Operations of instructions that are not calls, by the beginnings of their names across Python versions
+_INSTRUCTIONS = (
+    (("POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL", "JUMP_BACKWARD_IF"), "bool"),
+    (("BINARY_SUBSCR", "BINARY_SLICE"), "getitem"),
+    (("STORE_SUBSCR", "STORE_SLICE"), "setitem"),
+    (("DELETE_SUBSCR",), "delitem"),
+    (("FORMAT_", "CONVERT_VALUE", "BUILD_STRING"), "format"),
+    (("CONTAINS_OP",), "contains"),
+    (("GET_ITER", "FOR_ITER", "UNPACK_", "LIST_EXTEND", "SET_UPDATE"), "iter"),
+    (("UNARY_NEGATIVE",), "neg"),
+    (("UNARY_INVERT",), "invert"),
+)
+_OPERATORS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
+    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift", "[]": "getitem",
+    "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
+}  # fmt: skip
+_SPELLING = {
+    "subtract": "sub", "multiply": "mul", "true_divide": "truediv", "floor_divide": "floordiv", "modulo": "mod",
+    "power": "pow", "matrix_multiply": "matmul",
+}  # fmt: skip
+_POSITIONS = sys.version_info >= (3, 11)
+_MAX_TEXT = 80  # characters of a text
+
+
+def operation_at(frame: FrameType) -> Expression:
+    """Return the operation that ``frame`` carries out now."""
+    return _operation_at(frame.f_code, frame.f_lasti, frame.f_lineno or 0)
+
+
+@lru_cache(maxsize=4096)
+def _operation_at(code: CodeType, last: int, line: int) -> Expression:
+    """Return the operation of an instruction, cached: disassembling a long function takes 1 ms."""
+    instructions = list(dis.get_instructions(code))
+    # Cache entries that follow an instruction belong to it.
+    now = max(
+        (found for found in instructions if found.offset <= last), key=lambda found: found.offset, default=None
+    )
+    if now is None:
+        return Expression(None, "")
+    source = linecache.getline(code.co_filename, line).strip()
+    text = _segment(code.co_filename, now) or source
+    name = now.opname
+    if name.startswith(("CALL", "PRECALL")) and not name.startswith("CALL_INTRINSIC"):
+        known, called = _callee(instructions, now) if _POSITIONS else (False, None)
+        called = called if known else callee_in(text)
+        return Expression(_name_of(called), text)
+    if name.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+        return Expression(_name_of(now.argval), text)
+    if name.startswith(("BINARY_OP", "COMPARE_OP")):
+        return Expression(_operator(now.argrepr, text), text)
+    for beginnings, op in _INSTRUCTIONS:
+        if name.startswith(beginnings):
+            return Expression(op, text)
+    if name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10 has one instruction for each operator
+        operator = name.split("_", 1)[1].lower()
+        return Expression(_SPELLING.get(operator, operator), text)
+    return Expression(None, text)
+
+
+def _operator(shown: str, text: str) -> str | None:
+    sign = shown.removeprefix("bool(").removesuffix(")")
+    if sign == "%" and text.startswith(('"', "'", 'f"', "f'")):
+        return "format"
+    return _OPERATORS.get(sign) or _OPERATORS.get(sign.removesuffix("="))
+
+
+def _name_of(name: object) -> str | None:
+    if isinstance(name, tuple):
+        name = name[0]
+    if not isinstance(name, str):
+        return None
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+    return operations.name_of_call(name)
+
+
+def _callee(instructions: list[dis.Instruction], call: dis.Instruction) -> tuple[bool, object]:
+    """Return whether the callee of a call was found, and its name, None if it has none.
+
+    The callee begins where the call does, and ends before its brackets. Code that torch.compile made has no
+    positions, so nothing is found there.
+    """
+    span = getattr(call, "positions", None)
+    if span is None or span.col_offset is None:
+        return False, None
+    start, end = (span.lineno, span.col_offset), (span.end_lineno, span.end_col_offset)
+    best, name = (0, 0), None
+    for found in instructions:
+        at = getattr(found, "positions", None)
+        if at is None or at.col_offset is None or (at.lineno, at.col_offset) != start:
+            continue
+        if found.opname == "LOAD_CONST":  # names of arguments, from Python 3.13 on
+            continue
+        until = (at.end_lineno or 0, at.end_col_offset or 0)
+        if best < until < end or (until == best and found.opname.startswith("LOAD_")):
+            best = until
+            name = found.argval if found.opname.startswith("LOAD_") else None
+    return best > (0, 0), name
+
+
+def callee_in(line: str) -> str | None:
+    """Return the name of the call on ``line`` that most likely synchronizes; None if the text does not show it."""
+    names = re.findall(r"(\w+)\s*\(", line)
+    known = [name for name in names if name in operations.TYPICAL_CALLS]
+    return known[-1] if known else names[0] if len(set(names)) == 1 else None
+
+
+def _segment(filename: str, instruction: dis.Instruction) -> str:
+    """Return the source of ``instruction`` on one line; columns count bytes."""
+    at = getattr(instruction, "positions", None)
+    if at is None or None in (at.lineno, at.end_lineno, at.col_offset, at.end_col_offset):
+        return ""
+    lines = [linecache.getline(filename, number).encode() for number in range(at.lineno, at.end_lineno + 1)]
+    lines[-1] = lines[-1][: at.end_col_offset]
+    lines[0] = lines[0][at.col_offset :]
+    text = " ".join(b"".join(lines).decode(errors="replace").split())
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+
 
 CAUSES: dict[Target, str] = {"stream": operations.STREAM, "event": operations.EVENT, "device": operations.DEVICE}
 # Modules in which a profiler itself synchronizes, at the beginning and the end of a recording
@@ -85,7 +219,7 @@ def begin_call(
     if place.site is None and caller is not None:
         frame = caller.frame
     innermost = place.frame or sites.locate(frame).frame
-    op = op or (instruction.describe(innermost).op if innermost is not None else None) or "synchronize"
+    op = op or (operation_at(innermost).op if innermost is not None else None) or "synchronize"
     direction, size = copy() if copy is not None else (None, None)
     if direction is None:
         direction = operations.direction_of(op)

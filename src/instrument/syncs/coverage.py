@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import gpu
-from ..config import settings
+from ..base import gpu
+from ..base.config import settings
 
 SWITCHED_OFF = "INSTRUMENT=0 turns everything off: synchronizations are not detected"
 IN_DRY_RUN = "a dry run is in progress, and lists the synchronizations itself"

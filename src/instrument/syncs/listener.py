@@ -9,12 +9,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ..compat import autograd
-from ..errors import SyncError
-from ..findings import Site
-from . import comments, policy, sites
-from .events import SyncEvent
-from .recorder import Recorder
+from ..base.compat import autograd
+from ..base.errors import SyncError
+from ..base.findings import Site
+from ..explain.waits import comments, sites
+from ..explain.waits.events import Recorder, SyncEvent
+from . import policy
 
 
 class LiveRecorder(Recorder):

@@ -1,23 +1,246 @@
-"""`detect_syncs` and `no_syncs`: synchronizations of a program while it runs."""
+"""`detect_syncs` and `no_syncs`: finds or forbids the synchronizations of a program while it runs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from ..arguments import integer
-from ..guard import guard
-from ..patch import transparent
-from ..regions import dispatch as regions
+from ..base import log
+from ..base.arguments import integer
+from ..base.findings import Site, SyncFinding
+from ..base.guard import guard
+from ..base.patch import transparent
+from ..explain.waits.comments import mistaken_comments
+from ..explain.waits.events import CountByStep, SyncEvent
+from ..explain.waits.report import SyncReport
+from ..record.regions import dispatch as regions
+from ..record.regions.dispatch import active
+from ..record.regions.emitters import RegionPath
 from . import coverage, policy
 from .budget import Budget
-from .detector import SyncDetector
-from .events import SyncEvent
-from .listener import SyncListener, describe
+from .listener import LiveRecorder, SyncListener, describe
 from .monitor import monitor
+
+ALWAYS_CHECKED_STEPS = 3  # steps that are always checked
+_MAX_LOGGED = 20  # findings in the log
+
+
+class SyncDetector(SyncListener):
+    """Finds synchronizations from `start` to `stop`; each start drops earlier findings."""
+
+    def __init__(self, level: str, budget: Budget | None, every: int) -> None:
+        super().__init__()
+        self._level = level
+        self._budget = budget
+        self._every = every
+        self._path = RegionPath()
+        self._follower: Any = None  # counts steps until `step` is called
+        self._step_called = False
+        self._explanation: str | None = None  # what counts as a step
+        self._starts = 0
+        self._running = False
+        self._attached = False
+        self._unavailable: str | None = "not started"  # why nothing is checked
+        self._traced = self._error_mode = False
+        self._warned: set[tuple[Site | None, str]] = set()
+
+    @property
+    def findings(self) -> list[SyncFinding]:
+        """The findings so far, worst first."""
+        return self.report.findings
+
+    @property
+    def report(self) -> SyncReport:
+        """The report so far."""
+        recorder = self.recorder
+        reason = self._unavailable or self._reason_nothing_was_checked()
+        covered = coverage.sentences(
+            reason, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
+        )
+        unmatched = [] if self._running or reason is not None else self._unmatched(recorder.findings)
+        covered += unmatched
+        explanation = self._explanation if self._follower is None else self._follower.explanation
+        covered += [explanation] if explanation else []
+        return SyncReport(
+            "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped,
+            unavailable_reason=reason or "", budgeted=self._budget is not None,
+            exceeded=[] if self._budget is None else self._budget.exceeded(recorder.steps), unmatched=unmatched,
+        )  # fmt: skip
+
+    def _unmatched(self, findings: list[SyncFinding]) -> list[str]:
+        return [*(self._budget.unmatched() if self._budget is not None else ()), *mistaken_comments(findings)]
+
+    def start(self) -> None:
+        """Begin without findings; nested calls have no effect, and the outermost `stop` ends it."""
+        self._starts += 1
+        if self._starts > 1:
+            return
+        self._path = RegionPath(None if self._budget is None else self._budget.note_region)
+        self.recorder = LiveRecorder(self._path.names)
+        self._warned.clear()
+        self.clear_pending()
+        self._unavailable = coverage.reason_unavailable()
+        if self._unavailable is not None:
+            if self._unavailable == coverage.NO_GPU:
+                log.warning(self._unavailable)
+            return
+        self._running, self._step_called, self._explanation = True, False, None
+        self.recorder.step = 0
+        if self._budget is not None:
+            self._budget.clear()
+        with guard.contained("counting the steps"):
+            from ..record.stepping.follower import StepFollower  # which imports torch
+
+            self._follower = StepFollower(self._on_follower_step, self._restart_steps)
+            self._follower.follow()
+        self._attach()
+
+    def stop(self) -> None:
+        """End; at level "log", log the findings.
+
+        Raises:
+            SyncError: at level "error", for a synchronization that could not be raised where it happened.
+        """
+        if self._is_outermost_stop() and self._running:
+            self._end()
+            self.raise_pending()
+
+    def step(self) -> None:
+        """End the current step and begin the next one."""
+        if not self._running:
+            return
+        if not self._step_called:
+            self._step_called = True
+            self._stop_following()
+            self._restart_steps()
+        self._next_step(counts=True)
+
+    def __enter__(self) -> SyncDetector:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.stop()
+        elif self._is_outermost_stop() and self._running:  # nothing may hide the program's error
+            self._end()
+
+    def _reason_nothing_was_checked(self) -> str | None:
+        """Return why nothing was found, if the program did not initialize CUDA meanwhile."""
+        return coverage.reason_unused() if self._running and self.recorder.empty else None
+
+    def _is_outermost_stop(self) -> bool:
+        self._starts = max(self._starts - 1, 0)
+        return not self._starts
+
+    def check(self, event: SyncEvent, thread: int) -> None:
+        """Queue a warning or an error for ``event`` by the level, or if it exceeds a budget."""
+        if event.allowed is not None:
+            return
+        limited, exceeded = self._budget.count_sync(event) if self._budget is not None else (False, None)
+        if (limited and exceeded is None) or (exceeded is None and self._level == "log"):
+            return
+        text = describe(event) + (f"; {exceeded}" if exceeded else "")
+        if self._level == "error":
+            self.queue(text, event, thread, error=True)
+            return
+        key = (event.site, event.op)
+        if key in self._warned:
+            return
+        self._warned.add(key)
+        if self._level == "warn":
+            self.queue(text, event, thread, error=False)
+        else:
+            log.warning(text)
+
+    def _attach(self) -> None:
+        with guard.contained("detecting synchronizations"):
+            active.add(self._path)
+            self._attached = True
+            monitor.add(self)
+            self._traced, self._error_mode = monitor.traced, monitor.error_mode
+
+    def _detach(self) -> None:
+        if self._attached:
+            self._attached = False
+            monitor.remove(self)
+            active.remove(self._path)
+
+    def _stop_following(self) -> None:
+        if self._follower is not None:
+            self._explanation = self._follower.explanation
+            self._follower.remove()
+            self._follower = None
+
+    def _end(self) -> None:
+        self._unavailable = self._reason_nothing_was_checked()
+        if self._unavailable is not None:
+            log.warning(self._unavailable)
+        self._running = False
+        self._stop_following()
+        self._detach()
+        if self.recorder.steps:
+            self._relabel(None, self.recorder.step)  # events after the last step are outside steps
+        if self._level == "log":
+            self._log()
+        for sentence in self._unmatched(self.recorder.findings) if self._unavailable is None else ():
+            log.warning(sentence)
+
+    def _restart_steps(self) -> None:
+        """Make everything so far a part of the first step."""
+        self.recorder.step = self.recorder.steps = 0
+        self._relabel(0)
+
+    def _on_follower_step(self) -> None:
+        """Begin the next step; everything before the end of the first step is outside steps."""
+        first = self.recorder.step == 0
+        if first:
+            monitor.flush()
+            self._relabel(None, 0)
+        self._next_step(counts=not first)
+
+    def _next_step(self, *, counts: bool) -> None:
+        if self._attached:
+            monitor.flush()
+            self.recorder.steps += counts
+        self.recorder.step = number = (self.recorder.step or 0) + 1
+        if self._budget is not None:
+            self._budget.next_step()
+        wanted = number < ALWAYS_CHECKED_STEPS or number % self._every == 0
+        if wanted and not self._attached:
+            self._attach()
+        elif not wanted:
+            self._detach()
+        self.raise_pending(threading.get_ident())
+
+    def _relabel(self, new: int | None, old: int | None = None) -> None:
+        """Move the synchronizations of step ``old``, or of all steps, to step ``new``."""
+
+        def assign(steps: CountByStep) -> CountByStep:
+            for step in [old] if old is not None else list(steps):
+                calls = steps.pop(step, 0)
+                if calls:
+                    steps[new] += calls
+            return steps
+
+        self.recorder.reassign_steps(assign)
+
+    def _log(self) -> None:
+        report = self.report
+        syncs = report.syncs
+        for found in syncs[:_MAX_LOGGED]:
+            log.warning(
+                "sync.found", at=str(found.site or found.via or found.thread), op=found.op, count=found.count,
+                seconds=None if found.blocked_ns is None else found.blocked_ns / 1e9,
+                often=str(report.pattern(found)),
+            )  # fmt: skip
+        if len(syncs) > _MAX_LOGGED:
+            log.warning("the CPU waited for the GPU at more lines than shown", lines=len(syncs) - _MAX_LOGGED)
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from ..compat import autograd
-from ..guard import guard
-from ..modules.uncompiled import skip_package
+from ..base.compat import autograd
+from ..base.guard import guard
+from ..record.modules.uncompiled import skip_package
 from . import wrappers
 from .calls import (
     Caller,
@@ -28,9 +28,8 @@ from .calls import (
     is_profiler_frame,
     returns_to_python,
 )
-from .gpu_trace import GpuTrace
 from .listener import SyncListener
-from .sync_warning import SyncWarning
+from .torch_reports import GpuTrace, SyncWarning
 
 FEATURE = "recording a synchronization"
 

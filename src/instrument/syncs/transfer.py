@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..compat import operators
+from ..base.compat import operators
 
 # CUDA returns at once from a copy of that much pageable memory to the GPU (CUDA C++ Programming Guide, "Concurrent
 # Execution between Host and Device"): it takes the bytes into the command.

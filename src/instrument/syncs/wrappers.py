@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
-from .. import gpu
-from ..compat import autograd, operators
-from ..findings import Direction
-from ..guard import guard
-from ..patch import Patch
-from ..regions import dispatch
-from . import operations
+from ..base import gpu
+from ..base.compat import autograd, operators
+from ..base.findings import Direction
+from ..base.guard import guard
+from ..base.patch import Patch
+from ..explain.waits import operations
+from ..record.regions import dispatch
 from .calls import Copy
 from .transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy, parse_cuda, parse_to
 

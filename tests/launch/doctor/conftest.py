@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from instrument.launch.doctor.machine import Machine
+from instrument.start.doctor.machine import Machine
 from tests.launch.doctor.support import CPU, VERSION
 from tests.support.programs import TOOL_VARIABLES
 

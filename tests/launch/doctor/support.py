@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-from instrument.launch.doctor.machine import Check, Machine
-from instrument.launch.doctor.trials import TorchTrial
+from instrument.start.doctor.machine import Check, Machine
+from instrument.start.doctor.trials import TorchTrial
 
 VERSION = "NVIDIA Nsight Systems version 2023.4.1.97"
 CPU = TorchTrial(version="2.13.0+cpu", region=True)

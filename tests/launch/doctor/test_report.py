@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from instrument.launch.doctor.machine import Check, Machine, Status
-from instrument.launch.doctor.report import SECTIONS, CheckResult, examine, render, to_json
+from instrument.start.doctor.machine import Check, Machine, Status
+from instrument.start.doctor.report import SECTIONS, CheckResult, examine, render, to_json
 from tests.launch.doctor.support import command
 from tests.support import nsys
 from tests.support.programs import ROOT

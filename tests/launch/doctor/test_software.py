@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from instrument.launch.doctor import software
-from instrument.launch.doctor.machine import Machine, Status
-from instrument.launch.doctor.report import examine
-from instrument.launch.doctor.trials import TorchTrial
+from instrument.start.doctor import software
+from instrument.start.doctor.machine import Machine, Status
+from instrument.start.doctor.report import examine
+from instrument.start.doctor.trials import TorchTrial
 from tests.launch.doctor.support import CPU, CUDA, FULL, ROCM, install, put, summary
 
 

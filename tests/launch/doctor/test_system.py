@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from instrument.launch.doctor import system
-from instrument.launch.doctor.machine import ADMIN, PTRACE, Machine
+from instrument.start.doctor import system
+from instrument.start.doctor.machine import ADMIN, PTRACE, Machine
 from tests.launch.doctor.support import capabilities, install, put, summary
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from instrument.launch.doctor import profilers, software, system, trials
-from instrument.launch.doctor.machine import Machine
-from instrument.launch.doctor.trials import TorchTrial
-from instrument.traces.read import read_file
+from instrument.read.jobs.read import read_file
+from instrument.start.doctor import profilers, software, system, trials
+from instrument.start.doctor.machine import Machine
+from instrument.start.doctor.trials import TorchTrial
 from tests.launch.doctor.support import BUSY, install, summary
 from tests.support import nsys
 from tests.support.programs import ROOT

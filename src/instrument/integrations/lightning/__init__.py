@@ -7,8 +7,7 @@ accumulated batches; several optimizers that take turns make one step; an update
 in ``trainer.global_step``.
 """
 
-from .auto import callbacks, install
-from .callback import InstrumentCallback
+from .callback import InstrumentCallback, callbacks, install
 from .profiler import InstrumentProfiler
 
 __all__ = ["InstrumentCallback", "InstrumentProfiler", "callbacks", "install"]

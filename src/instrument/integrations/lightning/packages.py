@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any, ClassVar
 
-from ...guard import guard
+from ...base.guard import guard
 
 FEATURE = "following Lightning"
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ... import log
-from ...guard import guard
+from ...base import log
+from ...base.guard import guard
 from .callback import InstrumentCallback
 from .packages import FEATURE, LightningMixin
 

@@ -12,19 +12,17 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ...arguments import integer
-from ...guard import guard
+from ...base.arguments import integer
+from ...base.guard import guard
 from ..adapter import require
-from ..environment import loop_from_environment
-from ..loop import Loop
-from . import core, nvtx, training
-from .adapter import Hooks, MegatronAdapter
-from .references import FEATURE
+from ..loop import Loop, loop_from_environment
+from . import core, training
+from .adapter import FEATURE, Hooks, MegatronAdapter
 
 __all__ = ["MegatronAdapter", "attach", "install"]
 
 HOOKS: Mapping[str, Hooks] = {
-    "megatron.core.utils": nvtx.patches,
+    "megatron.core.utils": core.nvtx_ranges,
     "megatron.core.pipeline_parallel.schedules": core.schedules,
     "megatron.core.optimizer": core.optimizers,
     "megatron.core.distributed": core.distributed,

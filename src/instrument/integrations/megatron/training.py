@@ -8,13 +8,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from ... import log
-from ...guard import guard
-from ...patch import Change, Patch
-from ...windows.schedule import schedule
-from .adapter import MegatronAdapter
-from .references import FEATURE, CallArguments
-from .wrap import with_region_named
+from ...base import log
+from ...base.guard import guard
+from ...base.patch import Change, Patch
+from ...record.planning.schedule import schedule
+from .adapter import FEATURE, CallArguments, MegatronAdapter, with_region_named
 
 REGIONS = {"evaluate": "evaluation", "save_checkpoint_and_time": "checkpoint"}
 

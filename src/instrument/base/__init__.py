@@ -1,0 +1,1 @@
+"""Errors, settings, containment, patches and private names of torch; nothing of the other wings."""

@@ -1,1 +1,0 @@
-"""Metrics of traces: exact numbers, each with its definition, window and coverage."""

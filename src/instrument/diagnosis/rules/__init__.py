@@ -1,1 +1,0 @@
-"""The rules of `instrument.diagnose`, one function each, by where the time goes."""

@@ -1,0 +1,1 @@
+"""Says what the tables mean: metrics, waits, rules, replay, comparison; never imports torch, prints nothing."""

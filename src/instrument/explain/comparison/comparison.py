@@ -1,0 +1,327 @@
+"""`compare`: says whether steps became faster or slower, which parts changed, and what else differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...base.findings import Finding
+from ...base.guard import guard
+from ...base.units import counted, duration
+from ...read.jobs.ranks import TraceSet
+from ...read.measures.timing import Stretch
+from ...read.tables.table import Array
+from ...read.tables.trace import Trace
+from ...read.tables.work_classes import Collectives, count_gpus
+from ..diagnosis.chosen_trace import reject_snapshot
+from ..diagnosis.diagnose import Diagnosis, diagnose
+from ..diagnosis.diagnosis_data import DiagnosisData
+from ..replay.loop_steps import loop_steps
+from ..replay.replayer import lower_median
+from ..rules.trace_facts import TraceFacts
+from .comparison_data import ComparisonData, Part, Verdict
+from .significance import ALPHA, Significance, significance
+from .step_parts import KINDS, Amount, Key, step_parts
+
+_STRETCH = 1.3  # times: a profile that stretches one side so much more than the other hides the change
+_VERSIONS = {
+    "CUDA runtime": ("cuda_runtime_version",),
+    "driver": ("cuda_driver_version", "CudaDriverVersion"),
+    "HIP runtime": ("hip_runtime_version",),
+}
+
+
+class Difference(NamedTuple):
+    """A difference between two recordings.
+
+    Attributes:
+        text: the difference, in words.
+        prevents: whether the lengths of the steps say nothing about the program because of it.
+    """
+
+    text: str
+    prevents: bool
+
+
+def differences(before: DiagnosisData, after: DiagnosisData, change: float) -> list[Difference]:
+    """Return the differences, those that prevent a comparison first.
+
+    Args:
+        before: one recording.
+        after: the other one.
+        change: the length of a step after / before, as recorded; 1 if no change was seen.
+    """
+    found = [*_of_machines(facts_of(before), facts_of(after)), *_of_recordings(before, after, change)]
+    return sorted(found, key=lambda each: not each.prevents)
+
+
+def facts_of(diagnosis: DiagnosisData) -> TraceFacts:
+    """Return the facts of a diagnosis.
+
+    Raises:
+        ValueError: the diagnosis has none, as it was not made by `instrument.diagnose`.
+    """
+    if diagnosis.facts is None:
+        raise ValueError("only diagnoses from instrument.diagnose can be compared")
+    return diagnosis.facts
+
+
+def _of_machines(before: TraceFacts, after: TraceFacts) -> Iterator[Difference]:
+    one, two = _used_devices(before), _used_devices(after)
+    if bool(before.trace.gpu) != bool(after.trace.gpu):
+        which = "before" if before.trace.gpu else "after"
+        yield Difference(f"only the trace {which} the change has GPU work", prevents=True)
+    elif one and two and one != two:
+        yield Difference(f"the devices differ: {', '.join(one)} and {', '.join(two)}", prevents=True)
+    gpus = [count_gpus(facts.trace.gpu) for facts in (before, after)]
+    if gpus[0] != gpus[1] and all(gpus):
+        yield Difference(f"the numbers of GPUs differ: {gpus[0]} and {gpus[1]}", prevents=True)
+    ranks = [facts.trace.world_size or 1 for facts in (before, after)]
+    if ranks[0] != ranks[1]:
+        yield Difference(f"the numbers of ranks differ: {ranks[0]} and {ranks[1]}", prevents=True)
+    own = [facts.trace.rank for facts in (before, after)]
+    if own[0] != own[1]:
+        yield Difference(f"the ranks differ: {own[0]} and {own[1]}", prevents=False)
+    for name, keys in _VERSIONS.items():
+        versions = [_value(facts.trace.metadata, keys) for facts in (before, after)]
+        if None not in versions and versions[0] != versions[1]:
+            yield Difference(f"the versions of the {name} differ: {versions[0]} and {versions[1]}", prevents=False)
+
+
+def _of_recordings(before: DiagnosisData, after: DiagnosisData, change: float) -> Iterator[Difference]:
+    one, two = _stretch_of(before), _stretch_of(after)
+    if one is not None and two is not None and _stretch_apart(one, two):
+        text = f"recording made steps {one:.2f} and {two:.2f} times as long"
+        yield Difference(text, prevents=_explains(one, two, change))
+    if before.has_steps != after.has_steps:
+        which = "before" if before.has_steps else "after"
+        yield Difference(f"only the trace {which} the change has steps", prevents=True)
+    formats = [facts_of(each).trace.format for each in (before, after)]
+    if formats[0] != formats[1]:
+        yield Difference(f"the profilers differ: {formats[0]} and {formats[1]}", prevents=False)
+    options = [_value(facts_of(each).trace.metadata, ("with_stack",)) or 0 for each in (before, after)]
+    if options[0] != options[1]:
+        yield Difference("only one was recorded with stacks, which slows the CPU", prevents=False)
+
+
+def _stretch_of(diagnosis: DiagnosisData) -> Stretch | None:
+    ratio = diagnosis.stretch
+    return None if ratio is None else Stretch(ratio, *(diagnosis.stretch_range or (ratio, ratio)))
+
+
+def _stretch_apart(one: Stretch, two: Stretch) -> bool:
+    """Return whether one stretch is much larger than the other, by more than chance."""
+    less, more = sorted((one, two))
+    return more.ratio > _STRETCH * less.ratio and more.low > less.high
+
+
+def _explains(one: Stretch, two: Stretch, change: float) -> bool:
+    """Return whether recording may be all of a change that is seen, or may hide one where none is seen."""
+    less, more = sorted((one, two))
+    grown = change if more is two else 1 / change  # in the direction of the recording
+    return 1 <= grown <= more.high / less.low if less.low else True
+
+
+def _used_devices(facts: TraceFacts) -> list[str]:
+    """Return the product names of the GPUs that did work or, if the file numbers them differently, of all."""
+    used = set(np.unique(facts.trace.gpu.device).tolist())
+    names = {device.name for device in facts.trace.devices if device.id in used and device.name}
+    return sorted(names or {device.name for device in facts.trace.devices if device.name})
+
+
+def _value(metadata: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((metadata[key] for key in keys if key in metadata), None)
+
+
+Recording = Diagnosis | Trace | TraceSet | str | os.PathLike[str]
+_NOTHING = Amount(0, 0)
+_LOADER = re.compile(r"_(?:SingleProcess|MultiProcessing)(?=DataLoaderIter)")
+
+
+class Comparison(ComparisonData):
+    """What changed between two recordings; read the attributes of `ComparisonData`."""
+
+    def to_json(self) -> str:
+        """Return the comparison as JSON text; see `as_dict` for its keys."""
+        return json.dumps(as_dict(self), indent=2, allow_nan=False)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the comparison as one HTML file, which needs no network, and return its path.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from ...show.page.document import write_page
+        from ...show.sections.comparison import page_of
+
+        return write_page(path, page_of(self))
+
+    def __repr__(self) -> str:
+        lengths = f"{duration(self.before_ns)} -> {duration(self.after_ns)}"
+        return f"<comparison: {self.verdict}, {lengths}, {counted(len(self.parts), 'part')}>"
+
+    @guard.contained("page in a notebook")
+    def _repr_html_(self) -> str | None:
+        from ...show.page.document import frame
+        from ...show.sections.comparison import page_of
+
+        return frame(page_of(self))
+
+
+def compare(
+    before: Recording,
+    after: Recording,
+    *,
+    collectives: Collectives = "auto",
+    steps_from: str | None = None,
+    rank: int | None = None,
+) -> Comparison:
+    """Return what changed between two recordings of a program.
+
+    The steps are the sample; see `significance`. The parts divide the two median steps; see
+    `step_parts`.
+
+    Args:
+        before: the recording before the change: a diagnosis, a trace, the traces of several ranks, or a path.
+        after: the recording after the change.
+        collectives: which kernels communicate, as in `instrument.metrics`.
+        steps_from: a regular expression for the names of the regions that are the steps, as in
+            `instrument.diagnose`.
+        rank: the rank to compare, of several.
+
+    The last three do not apply to diagnoses, which were made with arguments of their own.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: a rank or a region does not exist, a regular expression is invalid, or a trace has no events on
+            the CPU.
+        TraceError, OSError: a file cannot be read, or is a memory snapshot.
+    """
+    one, two = (
+        each
+        if isinstance(each, Diagnosis)
+        else diagnose(each, collectives=collectives, steps_from=steps_from, rank=rank, what_if=False)
+        for each in (before, after)
+    )
+    facts = facts_of(one), facts_of(two)
+    samples = [_Steps(each) for each in facts]
+    before_ns, after_ns = (lower_median(steps.lengths_ns) for steps in samples)
+    tested = significance(*(steps.lengths_ns for steps in samples))
+    seen = before_ns and after_ns and (tested.p_value is None or tested.p_value <= ALPHA)
+    found = differences(one, two, after_ns / before_ns if seen else 1)
+    verdict, reasons = _verdict(found, tested, after_ns - before_ns, (one.has_steps, two.has_steps))
+    return Comparison(
+        verdict,
+        before_ns,
+        after_ns,
+        _parts(*(steps.median_parts() for steps in samples)),
+        tested.p_value,
+        tested.detectable,
+        reasons,
+        tuple(each.text for each in found if not each.prevents),
+        _without(one.worth(), two.worth()),
+        _without(two.worth(), one.worth()),
+        (tuple(samples[0].lengths_ns.tolist()), tuple(samples[1].lengths_ns.tolist())),
+        one,
+        two,
+    )
+
+
+class _Steps:
+    """The steps of one recording.
+
+    Attributes:
+        lengths_ns: their lengths, each from the end of the step before.
+    """
+
+    def __init__(self, facts: TraceFacts) -> None:
+        reject_snapshot(facts.trace)
+        if not facts.replayer.has_cpu:
+            raise ValueError(f"the trace has no events on the CPU: {facts.trace.path}")
+        self._facts = facts
+        self._starts, self._ends = loop_steps(facts.trace).recorded_bounds(facts.trace)
+        self.lengths_ns: Array = self._ends - self._starts
+
+    def median_parts(self) -> dict[Key, Amount]:
+        """Return the parts of the first step whose length is the lower median."""
+        step = int(np.flatnonzero(self.lengths_ns == lower_median(self.lengths_ns))[0])
+        return step_parts(self._facts, int(self._starts[step]), int(self._ends[step]))
+
+
+def _verdict(
+    found: list[Difference], tested: Significance, delta_ns: int, has_steps: tuple[bool, bool]
+) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict and why it is not "faster" or "slower"."""
+    prevented = tuple(each.text for each in found if each.prevents)
+    if prevented:
+        return "not comparable", prevented
+    if not all(has_steps):
+        return "no change seen", ("the traces have no steps",)
+    if tested.p_value is None:
+        return "no change seen", (tested.unknown,)
+    if tested.p_value > ALPHA:
+        return "no change seen", ()
+    if tested.sign * delta_ns <= 0:
+        return "no change seen", ("the means and the medians of the steps differ in opposite directions",)
+    return ("slower" if delta_ns > 0 else "faster"), ()
+
+
+def _parts(before: Mapping[Key, Amount], after: Mapping[Key, Amount]) -> tuple[Part, ...]:
+    parts = []
+    for key in before.keys() | after.keys():
+        one, two = before.get(key, _NOTHING), after.get(key, _NOTHING)
+        parts.append(Part(*key, one.ns, two.ns, one.calls, two.calls))
+    return tuple(
+        sorted(parts, key=lambda part: (-abs(part.ns), part.kind, part.region, part.operator, part.kernel))
+    )
+
+
+def _without(findings: list[Finding], others: list[Finding]) -> tuple[Finding, ...]:
+    """Return the findings whose rule and place the others lack."""
+    known = set(map(_rule_and_place, others))
+    return tuple(each for each in findings if _rule_and_place(each) not in known)
+
+
+def _rule_and_place(found: Finding) -> tuple[str, ...]:
+    """Return what identifies a finding in both recordings: a DataLoader is the same with and without workers."""
+    return found.rule, *(_LOADER.sub("", str(part)) for part in found.where._replace(step=None, rank=None))
+
+
+def as_dict(change: Comparison) -> dict[str, Any]:
+    """Return a comparison as a dict of JSON values.
+
+    ``verdict``, ``before_ns``, ``after_ns``, ``delta_ns``, ``relative``, ``p_value``, ``detectable``, ``reasons``,
+    ``notes`` and ``steps`` are attributes of `Comparison`. ``before`` and ``after`` are the paths. ``kinds`` are
+    the differences by kind, each with ``ns`` and ``definition``; ``parts`` are all parts with the attributes of
+    `Part` and their ``ns`` and ``change``. Both add up to ``delta_ns``. ``gone`` and ``new`` are findings, each
+    with ``rule``, ``title`` and ``where``.
+    """
+    return {
+        "verdict": change.verdict,
+        "before": change.before.path,
+        "after": change.after.path,
+        "before_ns": change.before_ns,
+        "after_ns": change.after_ns,
+        "delta_ns": change.delta_ns,
+        "relative": change.relative,
+        "p_value": change.p_value,
+        "detectable": change.detectable,
+        "reasons": list(change.reasons),
+        "notes": list(change.notes),
+        "steps": list(change.steps),
+        "kinds": {kind: {"ns": ns, "definition": KINDS[kind]} for kind, ns in change.by_kind().items()},
+        "parts": [
+            {**vars(part), "region": list(part.region), "ns": part.ns, "change": part.change}
+            for part in change.parts
+        ],
+        **{
+            name: [{"rule": each.rule, "title": each.title, "where": str(each.where)} for each in findings]
+            for name, findings in (("gone", change.gone), ("new", change.new))
+        },
+    }

@@ -1,0 +1,345 @@
+"""The verdict: the parts of a step, which of them bounds it, and how much longer recording made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ...base.run_folder import entries_of, entry_of
+from ...base.units import counted, duration
+from ...read.measures.timing import Timing
+from ...read.memory.snapshot import peak_text
+from ...read.tables.intervals import clip, merge_overlaps, total_ns
+from ...read.tables.table import Array, Table
+from ..metrics.idle import CAUSES, INPUT
+from ..metrics.matmul import tile_of
+from ..metrics.steps import CPU_PARTS, cpu_parts
+from ..rules.trace_facts import TraceFacts
+from .chosen_trace import FORMAT
+from .longest import outermost_regions
+
+Bound = Literal["overhead", "compute", "memory", "communication", "input", "synchronization"]
+
+PARTS = {
+    "compute": "kernels that compute, and memsets",
+    "communication": "communication while nothing computes",
+    "copies": "memcpys while nothing computes or communicates",
+    "input": "an idle GPU while the loop waits for its next batch",
+    "synchronization": "an idle GPU after the CPU has waited for it",
+    "overhead": "an idle GPU while the CPU launches, compiles, allocates or collects garbage",
+    "latency": "an idle GPU between kernels that were launched in time, in gaps of less than 30 us",
+    "other": "an idle GPU while the driver starts, or for a reason that the trace does not show",
+}
+"""The parts of the recorded time, which add up to it exactly."""
+
+_OVERHEAD = {
+    "launch_overhead": "idles because the CPU is too slow to launch its work",
+    "compilation": "idles while torch.compile compiles",
+    "garbage_collection": "idles while Python collects garbage",
+    "allocation": "idles while the driver allocates or frees memory",
+    "module_loading": "idles while the driver loads the code of kernels",
+}
+_OTHER = ("initialization", "other", "unknown")
+_COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
+    "normalization", "softmax", "elementwise", "reduction", "copy", "optimizer", "embedding", "memory",
+)  # fmt: skip
+_THIN = 16  # rows of a tile: a matmul with so few rows spends its time reading its other factor
+_LEAST = 1 / 3  # of the step: a smaller part does not bound it
+_CLOSE = 0.05  # of the step: a second part this close to the first is named as well
+_UNEVEN, _LISTED_GPUS = 0.2, 8  # of the window; the GPUs of a process that are named
+_COVERAGE = 0.5  # of the kernels' time: with less known, compute and memory are not distinguished
+
+_SENTENCES: dict[Bound, str] = {
+    "input": "idles while the loop waits for the next batch",
+    "synchronization": "idles after calls that make the CPU wait for it",
+    "communication": "communicates without computing",
+    "compute": "runs kernels limited by arithmetic",
+    "memory": "runs kernels limited by memory bandwidth",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What bounds a step.
+
+    Attributes:
+        bound: the part with the largest share of the time, where compute is split by what limits the kernels;
+            None if it has no third of the time, if latency or other is larger, or if the evidence is missing.
+        text: the verdict in one sentence.
+        parts: the time of each of `PARTS` per step in ns; they add up to the step.
+        coverage: why it abstains, or on what share of the GPU time the split into compute and memory rests.
+    """
+
+    bound: Bound | None
+    text: str
+    parts: Mapping[str, int]
+    coverage: str
+
+
+def verdict_of(facts: TraceFacts) -> Verdict:
+    """Return what bounds the recorded steps."""
+    bound: Bound | None
+    if uses_no_gpu(facts):
+        bound, text, parts = cpu_verdict(facts, _what(facts))
+        because = "what the thread of the loop does" if bound else "no part takes a third of the time"
+        return Verdict(bound, text, parts, because)
+    if facts.unknown_gpu:
+        return Verdict(None, _without_gpu(facts), {}, facts.unknown_gpu)
+    parts = _parts(facts)
+    memory, coverage = _memory_share(facts)
+    busy = parts["compute"]
+    classes: dict[Bound, float] = {
+        "input": parts["input"],
+        "synchronization": parts["synchronization"],
+        "overhead": parts["overhead"],
+        "communication": parts["communication"],
+    }
+    if memory is None:
+        classes["memory"] = parts["copies"]
+    else:
+        classes |= {"compute": busy * (1 - memory), "memory": busy * memory + parts["copies"]}
+    window = max(facts.window_ns, 1)
+    order = sorted(classes, key=lambda name: -classes[name])
+    bound = order[0]
+    per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
+    rest = max(("latency", "other"), key=lambda name: parts[name])
+    if parts[rest] >= max(_LEAST * window, classes[order[0]], busy if memory is None else 0):
+        bound, coverage = None, _of_rest(facts, rest, parts[rest] / window)
+    elif memory is None and busy > classes[order[0]]:
+        bound, coverage = None, "whether compute or memory limits the kernels is unknown: " + coverage
+    elif classes[order[0]] < _LEAST * window:
+        bound, coverage = None, "no part takes a third of the time"
+    text = _sentence(facts, bound, order, classes, parts) + _uneven_gpus(facts)
+    return Verdict(bound, text, per_step, coverage)
+
+
+def definition_of_part(name: str, gpu: bool) -> str:
+    """Return what a part of the step is, in a trace with or without work of a GPU."""
+    return PARTS[name] if gpu else CPU_PARTS[name]
+
+
+def _of_rest(facts: TraceFacts, name: str, share: float) -> str:
+    """Return why a step has no bound whose largest part is latency or other."""
+    what = PARTS[name]
+    if name == "other":
+        what = f"the GPU idles while {CAUSES[max(_OTHER, key=facts.idle.total)]}"
+    return f"{'most' if share > 0.5 else f'{100 * share:.0f} %'} of the time is {name}: {what}"
+
+
+def _parts(facts: TraceFacts) -> dict[str, int]:
+    done, idle = facts.activity, facts.idle.totals()
+    compute, working, busy = map(total_ns, (done.compute, done.working, done.busy))
+    parts = {
+        "compute": compute,
+        "communication": working - compute,
+        "copies": busy - working,
+        "input": idle.get("input", 0),
+        "synchronization": idle.get("synchronization", 0),
+        "overhead": sum(idle.get(cause, 0) for cause in _OVERHEAD),
+        "latency": idle.get("launch_latency", 0),
+        "other": sum(idle.get(cause, 0) for cause in _OTHER),
+    }
+    assert sum(parts.values()) == facts.window_ns
+    return parts
+
+
+def _memory_share(facts: TraceFacts) -> tuple[float | None, str]:
+    """Return the share of the compute time that memory limits, and the evidence for it, in words."""
+    line = facts.roofline
+    compute, memory = line.bound_ns("compute"), line.bound_ns("memory")
+    kernel_ns = int(facts.kernels.duration_ns[~_of_kernels(facts)].sum())
+    if kernel_ns and (compute + memory) >= _COVERAGE * kernel_ns:
+        share = min((compute + memory) / kernel_ns, 1)
+        return memory / (compute + memory), f"the rooflines of operators with {100 * share:.0f} % of the GPU time"
+    kernels = facts.kernels
+    priced, limits = 100 * min((compute + memory) / max(kernel_ns, 1), 1), _limits_by_name(kernels)
+    compute, memory = (int(kernels.duration_ns[limits == sign].sum()) for sign in (1, -1))
+    if kernel_ns and (compute + memory) >= _COVERAGE * kernel_ns:
+        share = 100 * min((compute + memory) / kernel_ns, 1)
+        coverage = (
+            f"the names of kernels with {share:.0f} % of the GPU time; rooflines are known for {priced:.0f} %"
+        )
+        return memory / (compute + memory), coverage
+    known = (compute + memory) / kernel_ns if kernel_ns else 0
+    return None, f"the limit is known only for kernels with {100 * known:.0f} % of the GPU time"
+
+
+def _limits_by_name(kernels: Table) -> Array:
+    """Return 1 for kernels that arithmetic limits by their family, -1 for those that memory limits, 0 if unknown.
+
+    A matmul is judged by the tile in its name, and is unknown without one: a matmul of few rows, which memory
+    limits, can take as long as one of many rows.
+    """
+    limits = np.array([_COMPUTE.count(word) - _MEMORY.count(word) for word in kernels.strings])[kernels.family]
+    matmul = np.array([word == "gemm" for word in kernels.strings], bool)[kernels.family]
+    for code in np.unique(kernels.short_name[matmul]).tolist():
+        name = kernels.strings[code]
+        tile = (1, 1) if "gemv" in name.lower() else tile_of(name)
+        limits[matmul & (kernels.short_name == code)] = 0 if tile is None else 1 if min(tile) > _THIN else -1
+    known: Array = limits
+    return known
+
+
+def _of_kernels(facts: TraceFacts) -> Array:
+    """Return which rows of `TraceFacts.kernels` communicate, as a mask."""
+    mask: Array = facts.communication[facts.kernel_rows]
+    return mask
+
+
+def _sentence(
+    facts: TraceFacts,
+    bound: Bound | None,
+    order: list[Bound],
+    classes: Mapping[Bound, float],
+    parts: Mapping[str, int],
+) -> str:
+    window, busy, copies = max(facts.window_ns, 1), parts["compute"], parts["copies"]
+    on = f" on rank {facts.trace.rank or 0}" if facts.job and facts.job.world_size > 1 else ""
+    what, said = _what(facts) + on, _SENTENCES | {"overhead": _of_overhead(facts)}
+    if copies > classes.get("memory", 0) / 2:
+        said["memory"] = "copies data while nothing computes"
+    if bound is None and "compute" not in classes and busy > (1 - _LEAST) * window:
+        share = 100 * busy / window
+        return f"For {share:.0f} % of {what}, the GPU computes; whether arithmetic or memory limits it is unknown."
+    if bound is None:
+        idle_ns = window - facts.busy_ns
+        text = f"No clear bound: of {what}, the GPU idles {100 * idle_ns / window:.0f} %"
+        for cause, ns in [*facts.idle.totals().items()][:1]:
+            text += f" (mostly while {CAUSES[cause]})" if ns > max(idle_ns / 2, _LEAST * window) else ""
+        return f"{text} and computes {100 * busy / window:.0f} %."
+    second = order[1]
+    text = f"Bound by {bound}: for {100 * classes[bound] / window:.0f} % of {what}, the GPU {said[bound]}"
+    if classes[bound] - classes[second] < _CLOSE * window:
+        text += f"; for {100 * classes[second] / window:.0f} % it {said[second]}"
+    return text + "."
+
+
+def _uneven_gpus(facts: TraceFacts) -> str:
+    """Return for how much of the window each GPU is busy, if they differ: the parts are those of all together."""
+    window = max(facts.window_ns, 1)
+    shares = {}
+    for gpu, rows in facts.gpus.items():
+        busy = merge_overlaps(facts.gpu.start_ns[rows], facts.gpu.end_ns[rows])
+        shares[gpu] = total_ns(clip(busy, *facts.window)) / window
+    if max(shares.values(), default=0) - min(shares.values(), default=0) < _UNEVEN:
+        return ""
+    each = [f"GPU {gpu} is busy {100 * share:.0f} %" for gpu, share in shares.items()]
+    return f" Of that time, {', '.join(each[:_LISTED_GPUS])}{', ...' * (len(each) > _LISTED_GPUS)}."
+
+
+def _of_overhead(facts: TraceFacts) -> str:
+    """Return the part of the sentence on overhead: what the CPU does meanwhile, by the longest cause."""
+    cause = max(_OVERHEAD, key=facts.idle.total)
+    if cause == "launch_overhead" and facts.idle.long_gaps(cause) is not None:
+        return "idles while the CPU does something other than launching its work"
+    return _OVERHEAD[cause]
+
+
+def _what(facts: TraceFacts) -> str:
+    on = f" on {len(facts.gpus)} GPUs" if len(facts.gpus) > 1 else ""
+    if not facts.trace.steps:
+        return f"the {duration(facts.window_ns)}{' of GPU work' * bool(facts.gpus)} recorded{on}"
+    if facts.steps == 1:
+        return f"the recorded step of {duration(facts.step_ns)}{on}"
+    steps = counted(facts.steps, "overlapping step" if facts.steps_overlap else "step")
+    return f"{steps} of {duration(facts.step_ns)} each{on}"
+
+
+def _without_gpu(facts: TraceFacts) -> str:
+    if facts.trace.gpu:
+        return f"The bound of {_what(facts)} is unknown: {facts.unknown_gpu}."
+    left = sum(device.events for device in facts.trace.unread_devices.values())
+    if left:
+        names = ", ".join(facts.trace.unread_devices)
+        return f"The GPU work is unknown: {counted(left, 'event')} of {names} could not be interpreted."
+    if facts.trace.format == FORMAT and facts.snapshot is not None:  # which has no times
+        return peak_text(facts.snapshot)
+    if not facts.trace.operators and not facts.trace.regions:
+        calls = counted(len(facts.trace.runtime), "call") + " of the runtime"
+        seen = f", only {calls}: the profiler saw none of the work, which ran on another thread or at another time"
+        return f"The trace has neither operators nor GPU work{seen if facts.trace.runtime else ''}."
+    if not facts.trace.operators and not facts.trace.runtime:
+        return f"The trace has {counted(len(facts.trace.regions), 'region')}, and neither operators nor GPU work."
+    return "The trace has no GPU work, so what bounds the step is unknown."
+
+
+CpuBound = Literal["input", "communication", "compute", "overhead"]
+_LEAST_REGION = 0.1  # of the step: a smaller one explains nothing
+_BOUND_BY: dict[CpuBound, str] = {
+    "input": "The DataLoader bounds the step: the loop waits for it for",
+    "communication": "Communication bounds the step: collectives take",
+    "compute": "Operators on the CPU bound the step: they run for",
+    "overhead": "Python bounds the step: no operator runs for",
+}
+
+
+def uses_no_gpu(facts: TraceFacts) -> bool:
+    """Return whether a trace is of a program without a GPU, with operators; not one whose GPU work is lost."""
+    trace = facts.trace
+    return (
+        bool(trace.operators) and not (trace.gpu or trace.runtime or trace.unread_devices) and facts.window_ns > 0
+    )
+
+
+def cpu_verdict(facts: TraceFacts, what: str) -> tuple[CpuBound | None, str, Mapping[str, int]]:
+    """Return the part that bounds the steps of a program without a GPU, the verdict, and the parts per step.
+
+    Args:
+        facts: what the trace says.
+        what: the steps in words, such as "3 steps of 50.4 ms each".
+    """
+    parts = cpu_parts(facts.trace, facts.window)
+    largest = max(_BOUND_BY, key=lambda name: parts[name])
+    share = parts[largest] / facts.window_ns
+    bound = largest if share >= _LEAST else None
+    said = _BOUND_BY[bound] if bound else f"No clear bound: the largest part, {largest}, is"
+    text = f"{said} {100 * share:.0f} % of {what}"
+    regions = [region for region in outermost_regions(facts) if not INPUT.search(region.name)]
+    part = regions[0].cpu_ns / facts.step_ns if regions else 0.0
+    if largest in ("compute", "overhead") and _LEAST_REGION <= part <= 1:
+        text += f"; the largest region is {regions[0].name}, with {100 * part:.0f} %"
+    elif largest in ("compute", "overhead") and part < _LEAST_REGION:
+        text += ", most of it in no region: name its parts with instrument.annotate"
+    per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
+    return bound, f"{text}. No GPU is used.", per_step
+
+
+def timing_of(path: Path) -> Timing | None:
+    """Return the timing of the window in this file, from the manifest beside it; None if there is none."""
+    return with_steps_of_run(Timing.from_manifest(entry_of(path)), path)
+
+
+def with_steps_of_run(timing: Timing | None, path: Path) -> Timing | None:
+    """Return the timing of the window in this file, with the steps outside it.
+
+    A window without a timed step around it, as the first of a run often is, has the steps around the other windows
+    of the same run and rank.
+    """
+    if timing is None or timing.around_ns or (entry := entry_of(path)) is None:
+        return timing
+    for other in entries_of(path.absolute().parent.parent):
+        same = all(other.get(key) == entry.get(key) for key in ("run", "rank"))
+        if same and (known := Timing.from_manifest(other)) and known.around_ns:
+            around = timing + known
+            timing = replace(
+                timing,
+                around_ns=around.around_ns,
+                around_steps=around.around_steps,
+                around_each_ns=around.around_each_ns,
+            )
+    return timing
+
+
+def verdict_text(facts: TraceFacts, text: str | None = None) -> str:
+    """Return a verdict, by default that of `verdict_of`, with how long recording made the steps, if it did."""
+    text = verdict_of(facts).text if text is None else text
+    stretch = facts.stretch
+    if stretch is None or not stretch.differs:
+        return text
+    if stretch.ratio < 1:
+        return f"{text} A recorded step took {stretch:.2f} times as long as the steps outside the window."
+    return f"{text} Recording made a step {stretch:.2f} times as long."

@@ -1,0 +1,304 @@
+"""The critical path: the chain of work and waits that determines the length of steps; as a lane, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ...read.kineto.insert_events import (
+    FIRST_LANE,
+    check_copy,
+    event_text,
+    insert_events,
+    microseconds,
+    taken_lanes,
+)
+from ...read.tables.intervals import covered_ns
+from ...read.tables.lanes import group_rows
+from ...read.tables.nest import NestedRanges
+from ...read.tables.steps import main_thread
+from ...read.tables.table import MEMCPY, Array, Table
+from ...read.tables.trace import Trace
+from .graph import ANCHORED, CALLED, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, Graph
+from .replay import Replay, step_bounds
+
+_FOREVER = 2**62
+
+CLASSES = {
+    "cpu": "work of the CPU",
+    "launch": "from a launch to the start of its work, on an idle stream",
+    "compute": "kernels that compute, and memsets",
+    "communication": "kernels that communicate",
+    "copies": "memcpys",
+    "latency": "from the end of GPU work to the start of work after it",
+    "synchronization": "from the end of GPU work to the return of a call that waited for it",
+    "before": "work that was launched before the recording",
+}
+"""The classes of the critical path, in words."""
+
+
+class Segment(NamedTuple):
+    """A part of the critical path.
+
+    Attributes:
+        kind: one of `CLASSES`.
+        name: the kernel, memcpy or memset by its short name; empty for other classes.
+        region: the names of the regions around, outermost first.
+        start_ns: the recorded start.
+        duration_ns: the duration in the replay.
+        thread: the thread of the CPU's work; -1 for other classes.
+        row: the row of `Trace.gpu`; -1 for other classes.
+    """
+
+    kind: str
+    name: str
+    region: tuple[str, ...]
+    start_ns: int
+    duration_ns: int
+    thread: int
+    row: int
+
+
+class OffPath(NamedTuple):
+    """GPU work of one name that is never on the critical path.
+
+    Attributes:
+        name: its short name.
+        duration_ns: the sum of its durations.
+        slack_ns: how much later any of it could end without making the steps longer.
+    """
+
+    name: str
+    duration_ns: int
+    slack_ns: int
+
+
+class CriticalPath(NamedTuple):
+    """The critical path of the recorded steps, and how far the other work is from it.
+
+    Attributes:
+        segments: its parts in order of time; their durations add up to ``total_ns``.
+        total_ns: the time from the start of the first step to the end of the last.
+        slack_ns: for each row of `Trace.gpu`, how much later it could end without making the steps longer; 0 on
+            the critical path.
+        off_path: the GPU work of the steps that is never on it, the longest first.
+    """
+
+    segments: tuple[Segment, ...]
+    total_ns: int
+    slack_ns: Array
+    off_path: tuple[OffPath, ...]
+
+    def __repr__(self) -> str:
+        return f"<critical path of {self.total_ns:,} ns: {self.by_class()}>"
+
+    def by_class(self) -> dict[str, int]:
+        """Return the time of each class in ns, the longest first."""
+        sums: Counter[str] = Counter()
+        for segment in self.segments:
+            sums[segment.kind] += segment.duration_ns
+        return dict(sums.most_common())
+
+    def by_region(self) -> dict[tuple[tuple[str, ...], str], int]:
+        """Return the time of each pair of regions and class in ns, the longest first."""
+        sums: Counter[tuple[tuple[str, ...], str]] = Counter()
+        for segment in self.segments:
+            sums[segment.region, segment.kind] += segment.duration_ns
+        return dict(sums.most_common())
+
+
+def critical_path(graph: Graph, replayed: Replay, communication: Array) -> CriticalPath:
+    """Return the critical path of a replay.
+
+    Args:
+        graph: the graph.
+        replayed: the replay.
+        communication: a mask of the GPU work that communicates.
+    """
+    times = replayed.times_ns
+    start, last = int(step_bounds(graph, times)[0].min()), _last_node(graph, times)
+    path = _binding_edges(replayed, last, start)
+    in_regions = _Regions(graph.trace.regions)
+    segments = [
+        piece
+        for edge in path
+        for part in _parts(graph, replayed, communication, edge)
+        for piece in in_regions.pieces(part, replayed)
+    ]
+    total = int(times[last]) - start
+    segments = _without_overlaps(segments)
+    segments = _without_beginning(segments, sum(part.duration_ns for part in segments) - total)
+    slack = _slack(graph, replayed, int(times[last]))
+    return CriticalPath(tuple(segments), total, slack, tuple(_off_path(graph, slack)))
+
+
+def _last_node(graph: Graph, times_ns: Array) -> int:
+    """Return the node at which the last step ends, on the CPU or the GPU."""
+    nodes = np.concatenate((graph.end_nodes, graph.work_nodes[graph.loop.of_work >= 0]))
+    return int(nodes[np.argmax(times_ns[nodes])])
+
+
+def _binding_edges(replayed: Replay, last: int, start_ns: int) -> list[int]:
+    """Return the edges of the longest chain to a node in order of time, from a node no later than the start."""
+    edges, weight, times, _ = replayed
+    rows = np.flatnonzero(times[edges.source] + weight == times[edges.target])[::-1]
+    binding = np.full(len(times), -1)
+    binding[edges.target[rows]] = rows
+    path, node = [], last
+    while node and times[node] > start_ns:
+        path.append(int(binding[node]))
+        node = int(edges.source[path[-1]])
+    return path[::-1]
+
+
+def _parts(graph: Graph, replayed: Replay, communication: Array, edge: int) -> Iterator[Segment]:
+    """Yield the parts of an edge: the delay and the GPU work after it, or the work of the CPU."""
+    edges, gpu = replayed.edges, graph.trace.gpu
+    kind, target, weight = int(edges.kind[edge]), int(edges.target[edge]), int(replayed.weight_ns[edge])
+    row, until = int(graph.work[target]), int(graph.recorded_ns[target]) + graph.start_ns
+    if row < 0:
+        waited = kind in (CALLED, RETURNED)
+        since, ran = until - weight, weight
+        if kind in (ON_CPU, HANDED_OFF):  # as recorded; a change may have removed a part of it
+            since, ran = int(edges.since_ns[edge]), int(edges.until_ns[edge] - edges.since_ns[edge])
+        yield Segment("synchronization" if waited else "cpu", "", (), since, ran, int(graph.thread[target]), -1)
+        return
+    delayed = min(max(int(edges.delay_ns[edge]), 0), weight)
+    ran = weight - delayed
+    region = region_path(graph.trace.regions, int(gpu.region[row]))
+    begun = until - int(gpu.duration_ns[row])
+    if delayed:
+        what = {LAUNCHED: "launch", ANCHORED: "before"}.get(kind, "latency")
+        yield Segment(what, "", region, begun - delayed, delayed, -1, -1)
+    if ran:
+        what = "copies" if gpu.category[row] == MEMCPY else "communication" if communication[row] else "compute"
+        yield Segment(what, gpu.strings[gpu.short_name[row]], region, begun, ran, -1, row)
+
+
+def _without_overlaps(segments: list[Segment]) -> list[Segment]:
+    """Shorten what still runs when the next part begins, such as a memcpy whose call returns before its end."""
+    found: list[Segment] = []
+    for part in segments:
+        while found and part.duration_ns < 0:
+            last = found.pop()
+            part = last._replace(duration_ns=last.duration_ns + part.duration_ns)
+        found.append(part)
+    return [part for part in found if part.duration_ns > 0]
+
+
+def _without_beginning(segments: list[Segment], surplus_ns: int) -> list[Segment]:
+    """Remove the beginning of a chain, which lies before the first step."""
+    for number, part in enumerate(segments):
+        removed = min(surplus_ns, part.duration_ns)
+        surplus_ns -= removed
+        if surplus_ns <= 0:
+            first = part._replace(start_ns=part.start_ns + removed, duration_ns=part.duration_ns - removed)
+            return [first, *segments[number + 1 :]]
+    return segments
+
+
+class _Regions:
+    """Splits the work of the CPU where regions begin and end."""
+
+    def __init__(self, regions: Table) -> None:
+        self._regions = regions
+        self._nested = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
+        self._edges = {
+            thread: np.unique(np.concatenate((regions.start_ns[rows], regions.end_ns[rows])))
+            for thread, rows in group_rows(regions.thread)
+        }
+
+    def pieces(self, part: Segment, replayed: Replay) -> Iterator[Segment]:
+        """Yield the pieces of a segment, without the work of the CPU that the change removes."""
+        if part.thread < 0:
+            yield part
+            return
+        since, until = part.start_ns, part.start_ns + part.duration_ns
+        own = self._edges.get(part.thread, np.empty(0, np.int64))
+        inside = own[np.searchsorted(own, since, "right") : np.searchsorted(own, until)]
+        starts, ends = np.concatenate(([since], inside)), np.concatenate((inside, [until]))
+        took = ends - starts
+        if part.kind == "cpu" and part.thread in replayed.removed:
+            took = took - covered_ns(replayed.removed[part.thread], starts, ends)
+        rows = self._nested.innermost_at(starts, np.full(len(starts), part.thread)).tolist()
+        for start, ns, row in zip(starts.tolist(), took.tolist(), rows, strict=True):
+            yield part._replace(region=region_path(self._regions, row), start_ns=start, duration_ns=ns)
+
+
+def _slack(graph: Graph, replayed: Replay, end_ns: int) -> Array:
+    """Return how much later each work could end without a later end of the last step."""
+    edges, weight, times, _ = replayed
+    until = np.full(len(times), _FOREVER)
+    until[graph.end_nodes] = until[graph.work_nodes[graph.loop.of_work >= 0]] = end_ns
+    latest = until.tolist()
+    rows = zip(edges.source.tolist()[::-1], edges.target.tolist()[::-1], weight.tolist()[::-1], strict=True)
+    for source, target, took in rows:
+        time = latest[target] - took
+        if time < latest[source]:
+            latest[source] = time
+    slack: Array = np.clip(np.array(latest, np.int64) - times, 0, end_ns)[graph.work_nodes]
+    return slack
+
+
+def _off_path(graph: Graph, slack_ns: Array) -> list[OffPath]:
+    gpu, rows = graph.trace.gpu, np.flatnonzero(graph.loop.of_work >= 0)
+    found = [
+        OffPath(gpu.strings[name], int(gpu.duration_ns[own].sum()), int(slack_ns[own].min()))
+        for name, own in ((name, rows[places]) for name, places in group_rows(gpu.short_name[rows]))
+    ]
+    return sorted((work for work in found if work.slack_ns > 0), key=lambda work: -work.duration_ns)
+
+
+def region_path(regions: Table, row: int) -> tuple[str, ...]:
+    """Return the names of a region and those around it, outermost first; empty for row -1."""
+    names: list[str] = []
+    while row >= 0:
+        names.append(regions.strings[regions.name[row]])
+        row = int(regions.parent[row])
+    return tuple(names[::-1])
+
+
+CATEGORY = "critical_path"
+"""The category of the added events."""
+
+
+def add_critical_path(trace: Trace, path: CriticalPath, out: Path) -> int:
+    """Write a copy of the file of a trace with a lane for its critical path, and return the number of its parts.
+
+    The lane belongs to the process of the loop. A copy is gzipped if ``out`` ends in ".gz"; an existing file is
+    replaced once the copy is complete.
+
+    Args:
+        trace: the trace that `read_trace` returned; its file must not have changed.
+        path: the critical path of the steps as they were recorded.
+        out: the path of the copy.
+
+    Raises:
+        ValueError: the trace comes from another profiler, or has such a lane already; its file is missing; or
+            ``out`` is the same file or cannot be replaced.
+        OSError: the file cannot be read, or ``out`` cannot be written.
+    """
+    check_copy(trace, out, CATEGORY)
+    insert_events(trace, out, _events(trace, path))
+    return len(path.segments)
+
+
+def _events(trace: Trace, path: CriticalPath) -> Iterator[str]:
+    """Yield the events of the lane as JSON; a part ends at the latest where the next begins."""
+    process, number = trace.threads[main_thread(trace)].process, FIRST_LANE
+    while (process, number) in taken_lanes(trace):
+        number += 1
+    place = {"pid": process, "tid": number}
+    since = microseconds(path.segments[0].start_ns if path.segments else 0)
+    yield event_text({"ph": "M", "name": "thread_name"} | place, since, {"name": "critical path"})
+    yield event_text({"ph": "M", "name": "thread_sort_index"} | place, since, {"sort_index": -1})
+    following = [part.start_ns for part in path.segments[1:]]
+    for part, start in zip(path.segments, [*following, None], strict=True):
+        length = part.duration_ns if start is None else min(part.duration_ns, max(start - part.start_ns, 0))
+        about = {"ph": "X", "cat": CATEGORY, "name": part.name or part.kind} | place
+        times = f'{microseconds(part.start_ns)}, "dur": {microseconds(length)}'
+        yield event_text(about, times, {"class": part.kind, "region": " > ".join(part.region)})

@@ -1,0 +1,302 @@
+"""Finds the GPU work that work on another stream, or a synchronization, waits for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...read.measures.synchronizations import COPY, FREE, Synchronization
+from ...read.tables.lanes import group_rows, latest
+from ...read.tables.table import Array
+from ...read.tables.trace import Trace
+from .gpu_order import EVENT_NS, NEVER, Delays, GpuOrder, median
+
+RECORDED_WAIT = re.compile("Stream Wait Event|Event Sync")
+_MAX_ROWS = 100_000
+
+
+class RecordedWait(NamedTuple):
+    """One wait for an event.
+
+    Attributes:
+        thread: the thread of the call.
+        called_ns: its start.
+        stream: the number of the stream that waits, as in `GpuOrder.stream`; -1 if the thread waits.
+        target: the last work before the event, a row of `Trace.gpu`.
+    """
+
+    thread: int
+    called_ns: int
+    stream: int
+    target: int
+
+
+def recorded_waits(trace: Trace, order: GpuOrder) -> list[RecordedWait]:
+    """Return the waits for events whose recording is in the trace; empty if the profiler does not record them."""
+    rows = np.flatnonzero(trace.syncs.matching("name", RECORDED_WAIT))[:_MAX_ROWS]
+    if not len(rows) or trace.look_up is None:
+        return []
+    return list(_recorded(trace, order, rows.tolist()))
+
+
+def _recorded(trace: Trace, order: GpuOrder, rows: list[int]) -> Iterator[RecordedWait]:
+    gpu, runtime = trace.gpu, trace.runtime
+    numbers = {}
+    for device, stream, number in zip(
+        gpu.device.tolist(), gpu.stream.tolist(), order.stream.tolist(), strict=True
+    ):
+        numbers[device, stream] = number
+    works = {number: np.flatnonzero(order.stream == number) for number in set(numbers.values())}
+    calls = {number: row for row, number in enumerate(runtime.correlation.tolist())}
+    for row in rows:
+        about = trace.args(trace.syncs, row)
+        device = int(trace.syncs.device[row])
+        call = calls.get(int(trace.syncs.correlation[row]))
+        record = calls.get(about.get("wait_on_cuda_event_record_corr_id", -1))
+        awaited = numbers.get((device, about.get("wait_on_stream")))
+        if call is None or record is None or awaited is None:
+            continue
+        own = works[awaited]
+        last = int(np.searchsorted(order.queued_ns[own], runtime.start_ns[record])) - 1
+        if last >= 0:
+            stream = numbers.get((device, int(trace.syncs.stream[row])), -1)
+            yield RecordedWait(int(runtime.thread[call]), int(runtime.start_ns[call]), stream, int(own[last]))
+
+
+_WAIT_CALL = re.compile("StreamWaitEvent")
+_SKEW_NS = 1_000  # work may start so long before the recorded end of the work that it waits for
+_LATE_NS = 10_000  # a start that is later than expected by more has a reason
+_RELEASED_NS = 40_000  # from the end of one work to the start of the work that waited for it
+_TAIL_NS = 100_000  # before the end of a kernel, its last blocks leave room for another kernel
+_SEARCHED = 400  # earlier launches of the thread
+
+
+class StreamWaits(NamedTuple):
+    """The work that waits for another stream.
+
+    Attributes:
+        work: the row of the work that waits; may occur twice.
+        target: the row of the work that it waits for.
+        delay_ns: the time from the end of the target to the start of the work, if nothing else delays it.
+    """
+
+    work: Array
+    target: Array
+    delay_ns: Array
+
+
+def find_event_waits(trace: Trace, order: GpuOrder) -> Array:
+    """Return pairs of work that waits for an event and the work before the event, as the rows of an array.
+
+    A profiler that records synchronizations says which stream waits for which event. Else, a trace only says which
+    thread called ``cudaStreamWaitEvent``: the first launch after such a call is taken to wait for the work that
+    its thread launched last on another stream and that had ended when this work started.
+    """
+    recorded = [wait for wait in recorded_waits(trace, order) if wait.stream >= 0]
+    found = _of_recorded(order, recorded) if recorded else _after_event_waits(trace, order)
+    return np.array([*found], np.int64).reshape(-1, 2)
+
+
+def find_stream_waits(trace: Trace, order: GpuOrder, delays: Delays, event_waits: Array) -> StreamWaits:
+    """Return the waits between streams of the same GPU: those for events, and those that only times show.
+
+    Work that starts over 10 us later than its launch, its stream and events explain is taken to wait for the work
+    on another stream whose end is closest to its start: from 100 us after it, as the last blocks of a kernel leave
+    room for the next, to 40 us before it.
+
+    Args:
+        trace: the trace.
+        order: its order.
+        delays: its delays.
+        event_waits: what `find_event_waits` found.
+    """
+    gpu, found = trace.gpu, event_waits
+    expected = _expected_start(trace, order, delays)
+    work, target = found.T
+    released = gpu.start_ns[work] - gpu.end_ns[target]
+    bound = (gpu.start_ns[work] - expected[work] > _LATE_NS) & (released < _RELEASED_NS)
+    usual = median(released[bound], EVENT_NS)
+    expected[work] = np.maximum(expected[work], gpu.end_ns[target] + usual)
+    more = np.array([*_after_unexplained_delays(trace, order, expected)], np.int64).reshape(-1, 2)
+    gap = gpu.start_ns[more[:, 0]] - gpu.end_ns[more[:, 1]]
+    delay = np.where(gap < 0, median(gap[gap < 0], 0), median(gap[gap >= 0], EVENT_NS))
+    work, target = np.concatenate((found, more)).T
+    return StreamWaits(work, target, np.concatenate((np.full(len(found), usual), delay)))
+
+
+def _expected_start(trace: Trace, order: GpuOrder, delays: Delays) -> Array:
+    """Return when each work starts if nothing but its launch and the work before it on its stream delays it."""
+    by_launch = np.where(order.launched_ns == NEVER, NEVER, order.launched_ns + delays.launch)
+    by_stream = np.where(order.previous >= 0, trace.gpu.end_ns[order.previous] + delays.stream, NEVER)
+    latest: Array = np.maximum(by_launch, by_stream)
+    return latest
+
+
+def _of_recorded(order: GpuOrder, waits: list[RecordedWait]) -> Iterator[tuple[int, int]]:
+    """Yield the first work on the waiting stream after each call, and the work that it waits for."""
+    for wait in waits:
+        own = np.flatnonzero(order.stream == wait.stream)
+        following = int(np.searchsorted(order.queued_ns[own], wait.called_ns))
+        if following < len(own) and order.queued_ns[wait.target] <= order.queued_ns[own[following]]:
+            yield int(own[following]), wait.target
+
+
+def _after_event_waits(trace: Trace, order: GpuOrder) -> Iterator[tuple[int, int]]:
+    """Yield the first work after each call of ``cudaStreamWaitEvent``, and the work that it waits for."""
+    gpu, runtime = trace.gpu, trace.runtime
+    calls = np.flatnonzero(runtime.matching("name", _WAIT_CALL))
+    waits = {thread: runtime.start_ns[calls[rows]] for thread, rows in group_rows(runtime.thread[calls])}
+    linked = np.flatnonzero(gpu.launch >= 0)
+    linked = linked[np.lexsort((gpu.start_ns[linked], order.launched_ns[linked]))]
+    for thread, some in group_rows(runtime.thread[gpu.launch[linked]]):
+        if thread not in waits:
+            continue
+        rows = linked[some]
+        times = order.launched_ns[rows]
+        earlier = np.concatenate(([NEVER], times[:-1]))
+        first = np.searchsorted(waits[thread], times) > np.searchsorted(waits[thread], earlier)
+        for place in np.flatnonzero(first).tolist():
+            work = rows[place]
+            others = rows[max(place - _SEARCHED, 0) : place][::-1]
+            fits = (order.stream[others] != order.stream[work]) & (gpu.device[others] == gpu.device[work])
+            fits &= gpu.end_ns[others] <= gpu.start_ns[work] + _SKEW_NS
+            fits &= order.queued_ns[others] <= order.queued_ns[work]
+            if fits.any():
+                yield int(work), int(others[np.argmax(fits)])
+
+
+def _after_unexplained_delays(trace: Trace, order: GpuOrder, expected_ns: Array) -> Iterator[tuple[int, int]]:
+    """Yield the work that starts later than expected, and the work on another stream that ends about then."""
+    gpu = trace.gpu
+    late = np.flatnonzero((gpu.start_ns - expected_ns > _LATE_NS) & (order.queued_ns != NEVER))
+    by_end = np.argsort(gpu.end_ns, kind="stable")
+    ends = gpu.end_ns[by_end]
+    first = np.searchsorted(ends, gpu.start_ns[late] - _RELEASED_NS)
+    after = np.searchsorted(ends, gpu.start_ns[late] + _TAIL_NS)
+    for work, low, high in zip(late.tolist(), first.tolist(), after.tolist(), strict=True):
+        others = by_end[low : min(high, low + _SEARCHED)]
+        fits = (order.stream[others] != order.stream[work]) & (gpu.device[others] == gpu.device[work])
+        fits &= (order.queued_ns[others] <= order.queued_ns[work]) & (gpu.start_ns[others] < gpu.start_ns[work])
+        others = others[fits]
+        if len(others):
+            yield work, int(others[np.argmin(np.abs(gpu.end_ns[others] - gpu.start_ns[work]))])
+
+
+_DEVICE = re.compile("Device|Ctx|Context|Thread")
+_EVENT = re.compile("Event")
+_RETURN_SKEW_NS = 2_000
+_SEARCHED_ENDED = 100  # works that ended before
+MAX_PAIRS = 10_000_000
+"""The number of pairs of synchronizations and streams above which waits for a whole device are left out."""
+
+
+class SyncTargets(NamedTuple):
+    """The work that synchronizations wait for.
+
+    Attributes:
+        sync: the number of the synchronization; may occur several times.
+        work: the row of the work.
+    """
+
+    sync: Array
+    work: Array
+
+
+def find_sync_targets(trace: Trace, waits: Sequence[Synchronization], order: GpuOrder) -> SyncTargets:
+    """Return the work that each synchronization waits for.
+
+    A blocking memcpy waits for itself, and a call that waits for the device or frees memory for all work launched
+    before. A call that waits for a stream waits for the work launched before into the stream that the driver
+    recorded or, if it did not, into the stream of the memcpy right before or else of the thread's last launch. A
+    call that waits for an event waits for the work before the event, if the driver recorded it, else for the work
+    that ended last before the call returned.
+    """
+    began = np.array([wait.start_ns for wait in waits], np.int64)
+    pairs = [np.empty((2, 0), np.int64)]
+    kinds = [_kind(wait) for wait in waits]
+    copies = [(number, waits[number].copy) for number, kind in enumerate(kinds) if kind == "copy"]
+    pairs.append(np.array(copies, np.int64).reshape(-1, 2).T)
+    streams = dict(group_rows(order.stream))
+    device_of = trace.gpu.device
+    device_syncs = np.array([number for number, kind in enumerate(kinds) if kind == "device"], np.int64)
+    device = np.array([waits[number].device for number in device_syncs.tolist()], np.int64)
+    if len(device_syncs) * len(streams) > MAX_PAIRS:
+        device_syncs, device = device_syncs[:0], device[:0]
+    for rows in streams.values():
+        own = device_syncs[(device == device_of[rows[0]]) | (device < 0)]
+        pairs.append(_last_before(rows, order, own, began))
+    chosen = _streams_of(trace, waits, order, kinds)
+    for stream, own in group_rows(chosen):
+        if stream >= 0:
+            pairs.append(_last_before(streams[stream], order, own, began))
+    events = np.array([number for number, kind in enumerate(kinds) if kind == "event"], np.int64)
+    until = np.array([waits[number].start_ns + waits[number].blocked_ns for number in events.tolist()], np.int64)
+    ended = work_ended_by(trace, order, until, began[events])
+    recorded = {(wait.thread, wait.called_ns): wait.target for wait in recorded_waits(trace, order)}
+    for place, number in enumerate(events.tolist()):
+        ended[place] = recorded.get((waits[number].thread, waits[number].start_ns), ended[place])
+    pairs.append(np.stack((events[ended >= 0], ended[ended >= 0])))
+    return SyncTargets(*np.concatenate(pairs, axis=1))
+
+
+def _kind(wait: Synchronization) -> str:
+    if wait.kind == COPY:
+        return "copy" if wait.copy >= 0 else "nothing"
+    if wait.kind == FREE or _DEVICE.search(wait.call):
+        return "device"
+    return "event" if _EVENT.search(wait.call) else "stream"
+
+
+def _last_before(rows: Array, order: GpuOrder, syncs: Array, began: Array) -> Array:
+    """Return pairs of these synchronizations and the last of these rows of one stream launched before each."""
+    last = np.searchsorted(order.queued_ns[rows], began[syncs]) - 1
+    some = (last >= 0) & ~order.unknown[rows[np.maximum(last, 0)]]
+    return np.stack((syncs[some], rows[last[some]]))
+
+
+def _streams_of(trace: Trace, waits: Sequence[Synchronization], order: GpuOrder, kinds: Sequence[str]) -> Array:
+    """Return the stream that each call waits for; -1 for calls that wait for something else."""
+    gpu = trace.gpu
+    recorded = _recorded_streams(trace, order)
+    linked = np.flatnonzero(gpu.launch >= 0)
+    threads = np.array([wait.thread for wait in waits], np.int64)
+    began = np.array([wait.start_ns for wait in waits], np.int64)
+    last = latest(trace.runtime.thread[gpu.launch[linked]], order.launched_ns[linked], threads, began)
+    chosen = np.full(len(waits), -1)
+    for number, (wait, kind) in enumerate(zip(waits, kinds, strict=True)):
+        if kind == "stream":
+            copied = int(order.stream[wait.copy]) if wait.copy >= 0 and wait.adjacent else -1
+            launched = int(order.stream[linked[last[number]]]) if last[number] >= 0 else -1
+            signs = (recorded.get((wait.thread, wait.start_ns), -1), copied, launched)
+            chosen[number] = next((stream for stream in signs if stream >= 0), -1)
+    return chosen
+
+
+def _recorded_streams(trace: Trace, order: GpuOrder) -> dict[tuple[int, int], int]:
+    """Return the stream that the driver recorded for calls that wait, by their thread and start."""
+    gpu, syncs, runtime = trace.gpu, trace.syncs, trace.runtime
+    if not syncs:
+        return {}
+    names = zip(gpu.device.tolist(), gpu.stream.tolist(), strict=True)
+    numbers = dict(zip(names, order.stream.tolist(), strict=True))
+    known = zip(syncs.correlation.tolist(), syncs.device.tolist(), syncs.stream.tolist(), strict=True)
+    stream_of = {call: numbers.get((device, stream), -1) for call, device, stream in known if call >= 0}
+    rows = np.flatnonzero(np.isin(runtime.correlation, list(stream_of)))
+    columns = (column[rows].tolist() for column in (runtime.thread, runtime.start_ns, runtime.correlation))
+    return {(thread, start): stream_of[call] for thread, start, call in zip(*columns, strict=True)}
+
+
+def work_ended_by(trace: Trace, order: GpuOrder, until_ns: Array, launched_ns: Array) -> Array:
+    """Return the work that ended last before each of these times, among work launched before; -1 for none."""
+    by_end = np.argsort(trace.gpu.end_ns, kind="stable")
+    after = np.searchsorted(trace.gpu.end_ns[by_end], until_ns + _RETURN_SKEW_NS, "right")
+    found = np.full(len(until_ns), -1)
+    for number, (last, launched) in enumerate(zip(after.tolist(), launched_ns.tolist(), strict=True)):
+        earlier = by_end[max(last - _SEARCHED_ENDED, 0) : last]
+        earlier = earlier[order.queued_ns[earlier] < launched]
+        if len(earlier):
+            found[number] = earlier[-1]
+    return found

@@ -1,0 +1,282 @@
+"""`Graph`: the events that a replay times, as nodes, and what each waits for, as edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...read.measures.launches import BlockedLaunches, find_blocked_launches
+from ...read.measures.synchronizations import Synchronization, find_synchronizations
+from ...read.tables.intervals import Intervals, merge_overlaps
+from ...read.tables.lanes import group_rows
+from ...read.tables.table import Array, Table
+from ...read.tables.trace import Trace
+from .cpu_points import (
+    END,
+    FORK,
+    JOIN,
+    LAUNCH,
+    MAX_THREADS,
+    RETURN,
+    START,
+    SYNC,
+    UNBLOCKED,
+    CpuPoints,
+    Handoffs,
+    cpu_points,
+    find_handoffs,
+)
+from .gpu_order import RETURN_NS, GpuOrder, gpu_order, measure_delays, median
+from .gpu_waits import MAX_PAIRS, find_event_waits, find_stream_waits, find_sync_targets, work_ended_by
+from .loop_steps import LoopSteps, loop_steps
+
+ANCHORED, ON_CPU, HANDED_OFF, CALLED, LAUNCHED, STREAM, EVENT, RETURNED = range(8)
+"""Kinds of edges; see `Edges`."""
+
+
+class Edges(NamedTuple):
+    """Edges of a graph, one row each.
+
+    Attributes:
+        kind: why the target waits for the source:
+
+            - ANCHORED: the recording starts with the target.
+            - ON_CPU: the CPU works on the same thread in between.
+            - HANDED_OFF: it works on another thread after the source.
+            - CALLED: a call that waits for the GPU takes this time even if the GPU is done.
+            - LAUNCHED: the target is work that the source launches.
+            - STREAM: the source is the work before it on its stream.
+            - EVENT: the source is work on another stream.
+            - RETURNED: the target is the return of a call that waits for the source.
+        source: the node that is waited for; node 0 is the start of the recording.
+        target: the node that waits; edges are in the order of their targets.
+        delay_ns: the time between, without the work of the CPU and of the target.
+        since_ns: the start of the CPU's recorded work in between, for ON_CPU and HANDED_OFF.
+        until_ns: its end.
+    """
+
+    kind: Array
+    source: Array
+    target: Array
+    delay_ns: Array
+    since_ns: Array
+    until_ns: Array
+
+
+def edges(
+    kind: int,
+    source: Array | int,
+    target: Array,
+    delay_ns: Array | int = 0,
+    since_ns: Array | int = 0,
+    until_ns: Array | int = 0,
+) -> Edges:
+    """Return edges of one kind; a number stands for that number in each row."""
+    columns = (kind, source, target, delay_ns, since_ns, until_ns)
+    return Edges(*(np.broadcast_to(np.asarray(column, np.int64), target.shape) for column in columns))
+
+
+def in_order(parts: Sequence[Edges]) -> Edges:
+    """Return all edges, in the order of their targets."""
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.argsort(columns[2], kind="stable")
+    return Edges(*(column[order] for column in columns))
+
+
+_LONGEST_CALL_NS = 50_000  # of a call that has nothing to wait for; a longer one waits for something unknown
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The events that a replay times, as nodes, and what each waits for, as edges from earlier nodes.
+
+    Nodes are points on threads and ends of GPU work. Node 0 is the start of the recording.
+
+    Attributes:
+        trace: the trace.
+        loop: the steps and their work.
+        waits: the synchronizations.
+        order: the order of the GPU work.
+        edges: the edges.
+        start_ns: the start of the recording.
+        recorded_ns: the recorded time of each node after it.
+        thread: the thread of each node; -1 for GPU work.
+        work: the row of the GPU work that ends at each node, or -1.
+        work_nodes: the node of each row of `Trace.gpu`.
+        start_nodes: the node of the start of each step.
+        end_nodes: the node of the end of each step on the CPU.
+        return_nodes: the node at which each synchronization returns.
+        incomplete: what the graph lacks because the trace has too much of something; empty if it lacks nothing.
+    """
+
+    trace: Trace
+    loop: LoopSteps
+    waits: list[Synchronization]
+    order: GpuOrder
+    edges: Edges
+    start_ns: int
+    recorded_ns: Array
+    thread: Array
+    work: Array
+    work_nodes: Array
+    start_nodes: Array
+    end_nodes: Array
+    return_nodes: Array
+    incomplete: str
+
+
+class _Points:
+    """The points on threads with their nodes.
+
+    Attributes:
+        points: the points.
+        node: the node of each.
+    """
+
+    def __init__(self, points: CpuPoints, node: Array) -> None:
+        self.points, self.node = points, node
+
+    def nodes(self, kind: int, count: int) -> Array:
+        """Return the nodes of the points of a kind by what they belong to, for this many of these."""
+        found, rows = np.zeros(count, np.int64), self.points.kind == kind
+        found[self.points.of[rows]] = self.node[rows]
+        return found
+
+
+def build_graph(trace: Trace) -> Graph:
+    """Return the graph of a trace with a `loop_thread`; without steps, the whole trace counts as one step."""
+    loop = loop_steps(trace)
+    steps, gpu, order, full = loop.table, trace.gpu, gpu_order(trace), find_blocked_launches(trace)
+    waits = [wait for wait in find_synchronizations(trace) if wait.thread >= 0 and wait.blocked_ns > 0]
+    threads = _threads(trace, steps, waits)
+    handoffs = find_handoffs(trace, threads, _blocked(waits))
+    points = cpu_points(trace, steps, waits, full, handoffs)
+
+    times = np.concatenate((points.time_ns, order.queued_ns))
+    kinds = np.concatenate((points.kind, np.full(len(gpu), SYNC + 1)))
+    ties = np.concatenate((np.zeros(len(points.kind), np.int64), gpu.start_ns))
+    node = np.empty(len(times), np.int64)
+    node[np.lexsort((ties, kinds, times))] = np.arange(1, len(times) + 1)
+    on_cpu, work_nodes = _Points(points, node[: len(points.kind)]), node[len(points.kind) :]
+    recorded = np.concatenate((points.time_ns, gpu.end_ns))
+    start = int(min(points.time_ns.min(), gpu.start_ns.min(initial=points.time_ns.min())))
+    parts = (
+        *_cpu_edges(on_cpu, handoffs, full, start),
+        *_gpu_edges(trace, order, on_cpu, work_nodes, start),
+        *_return_edges(trace, waits, order, full, on_cpu, work_nodes),
+    )
+    return Graph(
+        trace,
+        loop,
+        waits,
+        order,
+        in_order(parts),
+        start,
+        _by_node(node, recorded - start, 0),
+        _by_node(node, np.concatenate((points.thread, np.full(len(gpu), -1))), -1),
+        _by_node(node, np.concatenate((np.full(len(points.kind), -1), np.arange(len(gpu)))), -1),
+        work_nodes,
+        on_cpu.nodes(START, len(steps)),
+        on_cpu.nodes(END, len(steps)),
+        on_cpu.nodes(RETURN, len(waits)),
+        _incomplete(len(threads), len(waits), int(order.stream.max(initial=0)) + 1),
+    )
+
+
+def _incomplete(threads: int, waits: int, streams: int) -> str:
+    if threads > MAX_THREADS:
+        return f"{threads:,} threads launch work or wait for the GPU, more than {MAX_THREADS}"
+    if waits * streams > MAX_PAIRS:
+        return f"the trace has {waits:,} synchronizations and {streams:,} streams"
+    return ""
+
+
+def _by_node(node: Array, values: Array, of_start: int) -> Array:
+    found = np.full(len(node) + 1, of_start, np.int64)
+    found[node] = values
+    return found
+
+
+def _threads(trace: Trace, steps: Table, waits: Sequence[Synchronization]) -> list[int]:
+    """Return the threads that run steps, launch work or wait for the GPU."""
+    launching = trace.runtime.thread[trace.gpu.launch[trace.gpu.launch >= 0]]
+    waiting = np.array([wait.thread for wait in waits], np.int64)
+    return [
+        number for number in np.unique(np.concatenate((steps.thread, launching, waiting))).tolist() if number >= 0
+    ]
+
+
+def _blocked(waits: Sequence[Synchronization]) -> dict[int, Intervals]:
+    """Return the times during which each thread waits for the GPU."""
+    times = np.array([(wait.thread, wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in waits], np.int64)
+    thread, start, end = times.reshape(-1, 3).T
+    return {number: merge_overlaps(start[rows], end[rows]) for number, rows in group_rows(thread)}
+
+
+def _cpu_edges(on_cpu: _Points, handoffs: Handoffs, full: BlockedLaunches, start_ns: int) -> Iterator[Edges]:
+    """Yield the edges between points on threads."""
+    points, node = on_cpu.points, on_cpu.node
+    first = np.ones(len(node), bool)
+    first[1:] = points.thread[1:] != points.thread[:-1]
+    begin = first & (points.kind != JOIN)
+    yield edges(ANCHORED, 0, node[begin], points.time_ns[begin] - start_ns)
+    after = np.flatnonzero(~first & (points.kind != JOIN) & (points.kind != RETURN))
+    until = points.time_ns[after]
+    blocked = points.kind[after] == UNBLOCKED
+    since = points.time_ns[after - 1]
+    until[blocked] = np.maximum(full.start_ns[points.of[after[blocked]]], since[blocked])
+    yield edges(ON_CPU, node[after - 1], node[after], 0, since, until)
+    count = len(handoffs.thread)
+    forks, joins = on_cpu.nodes(FORK, count), on_cpu.nodes(JOIN, count)
+    yield edges(HANDED_OFF, forks, joins, 0, handoffs.by_ns, handoffs.time_ns)
+
+
+def _gpu_edges(
+    trace: Trace, order: GpuOrder, on_cpu: _Points, work_nodes: Array, start_ns: int
+) -> Iterator[Edges]:
+    """Yield the edges to the ends of GPU work."""
+    gpu, event_waits = trace.gpu, find_event_waits(trace, order)
+    delays = measure_delays(trace, order, event_waits[:, 0])
+    launch_nodes = on_cpu.nodes(LAUNCH, len(trace.runtime))
+    launched = np.flatnonzero((gpu.launch >= 0) & ~order.same_launch)
+    yield edges(LAUNCHED, launch_nodes[gpu.launch[launched]], work_nodes[launched], delays.launch[launched])
+    queued = np.flatnonzero((order.previous >= 0) & ~order.before)
+    yield edges(STREAM, work_nodes[order.previous[queued]], work_nodes[queued], delays.stream[queued])
+    first = np.flatnonzero(order.before | ((order.previous < 0) & (gpu.launch < 0)))
+    yield edges(ANCHORED, 0, work_nodes[first], gpu.start_ns[first] - start_ns)
+    work, target, delay = find_stream_waits(trace, order, delays, event_waits)
+    yield edges(EVENT, work_nodes[target], work_nodes[work], delay)
+
+
+def _return_edges(
+    trace: Trace,
+    waits: Sequence[Synchronization],
+    order: GpuOrder,
+    full: BlockedLaunches,
+    on_cpu: _Points,
+    work_nodes: Array,
+) -> Iterator[Edges]:
+    """Yield the edges to the returns of calls that wait for the GPU."""
+    sync, work = find_sync_targets(trace, waits, order)
+    began, returned = (
+        np.array(times, np.int64)
+        for times in ([wait.start_ns for wait in waits], [wait.start_ns + wait.blocked_ns for wait in waits])
+    )
+    done = began.copy()
+    np.maximum.at(done, sync, trace.gpu.end_ns[work])
+    blocked, (after, alone) = done > began, np.full((2, len(waits)), RETURN_NS)
+    _, call = np.unique([f"{wait.kind} {wait.call}" for wait in waits], return_inverse=True)
+    for _, rows in group_rows(call):
+        some, others = rows[blocked[rows]], rows[~blocked[rows]]
+        after[rows] = median((returned - done)[some], RETURN_NS)
+        alone[rows] = min(median((returned - began)[others], RETURN_NS), _LONGEST_CALL_NS)
+    nodes, calls = on_cpu.nodes(RETURN, len(waits)), on_cpu.nodes(SYNC, len(waits))
+    yield edges(CALLED, calls, nodes, alone)
+    yield edges(RETURNED, work_nodes[work], nodes[sync], after[sync])
+    freed = work_ended_by(trace, order, full.end_ns, full.start_ns)
+    some = np.flatnonzero(freed >= 0)
+    delay = median((full.end_ns - trace.gpu.end_ns[freed])[some], 0) if len(some) else 0
+    yield edges(RETURNED, work_nodes[freed[some]], on_cpu.nodes(UNBLOCKED, len(full.end_ns))[some], delay)

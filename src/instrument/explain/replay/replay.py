@@ -1,0 +1,209 @@
+"""Replays a graph, unchanged or with a `Change`: the time of each event, and the lengths of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps, union
+from ...read.tables.lanes import group_rows
+from ...read.tables.table import Array, Table
+from .graph import CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, Graph
+
+_LONG_AGO = -(2**62)
+_NOTHING: Mapping[int, Intervals] = MappingProxyType({})
+
+
+class Replay(NamedTuple):
+    """One replay of a graph.
+
+    Attributes:
+        edges: the edges.
+        weight_ns: the time of each edge: its delay, the CPU's work in between, and the duration of its target.
+        times_ns: the time of each node.
+        removed: for each thread, the times during which the CPU's work costs nothing.
+    """
+
+    edges: Edges
+    weight_ns: Array
+    times_ns: Array
+    removed: Mapping[int, Intervals] = _NOTHING
+
+
+def weights(graph: Graph) -> Array:
+    """Return the recorded time of each edge in ns."""
+    found: Array = graph.edges.delay_ns + graph.edges.until_ns - graph.edges.since_ns
+    work = graph.work[graph.edges.target]
+    on_gpu = work >= 0
+    found[on_gpu] += graph.trace.gpu.duration_ns[work[on_gpu]]
+    return found
+
+
+def replay(graph: Graph, edges: Edges, weight_ns: Array, removed: Mapping[int, Intervals] = _NOTHING) -> Replay:
+    """Return the replay of a graph with these edges: each node happens as soon as all edges to it allow."""
+    times = [_LONG_AGO] * len(graph.recorded_ns)
+    times[0] = 0
+    rows = zip(edges.source.tolist(), edges.target.tolist(), weight_ns.tolist(), strict=True)
+    for source, target, weight in rows:
+        time = times[source] + weight
+        if time > times[target]:
+            times[target] = time
+    return Replay(edges, weight_ns, np.array(times, np.int64), removed)
+
+
+def step_bounds(graph: Graph, times_ns: Array) -> tuple[Array, Array]:
+    """Return when each step starts and ends in a replay; see `LoopSteps.bounds`."""
+    return graph.loop.bounds(times_ns[graph.start_nodes], times_ns[graph.end_nodes], times_ns[graph.work_nodes])
+
+
+def step_lengths(graph: Graph, times_ns: Array) -> Array:
+    """Return the lengths of the steps in ns: from the end of the step before, or the start of the first step."""
+    starts, ends = step_bounds(graph, times_ns)
+    lengths: Array = ends - starts
+    return lengths
+
+
+def steps_on_cpu(graph: Graph, times_ns: Array) -> Array:
+    """Return the lengths of the steps on the CPU in a replay; see `LoopSteps.on_cpu`."""
+    return graph.loop.on_cpu(times_ns[graph.start_nodes], times_ns[graph.end_nodes])
+
+
+_NEVER: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would cost less than recorded.
+
+    Attributes:
+        cpu: for each thread, the times during which its work costs nothing and it waits for nothing. The same
+            holds for threads that work in its place meanwhile, such as autograd's.
+        saved: the part of its duration that each row of `Trace.gpu` saves; None if none saves any. Work that saves
+            all of it also needs no launch.
+        asynchronous: the synchronizations that no longer wait, as numbers in `Graph.waits`.
+        overlapped: a mask of the GPU work that other work no longer waits for; None for no work.
+    """
+
+    cpu: Mapping[int, Intervals] = field(default_factory=dict)
+    saved: Array | None = None
+    asynchronous: frozenset[int] = frozenset()
+    overlapped: Array | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.cpu or self.asynchronous) or self.saved is not None or self.overlapped is not None
+
+    @property
+    def slows(self) -> bool:
+        """Whether any work takes longer."""
+        return self.saved is not None and bool((self.saved < 0).any())
+
+    def __or__(self, other: Change) -> Change:
+        """Return both changes at once."""
+        threads = self.cpu.keys() | other.cpu.keys()
+        saved, overlapped = self.saved, self.overlapped
+        if saved is None or other.saved is None:
+            saved = other.saved if saved is None else saved
+        else:
+            saved = 1 - (1 - saved) * (1 - other.saved)
+        if overlapped is None or other.overlapped is None:
+            overlapped = other.overlapped if overlapped is None else overlapped
+        else:
+            overlapped = overlapped | other.overlapped
+        return Change(
+            {number: union(self.cpu.get(number, _NEVER), other.cpu.get(number, _NEVER)) for number in threads},
+            saved,
+            self.asynchronous | other.asynchronous,
+            overlapped,
+        )
+
+
+def without_events(*tables: Table, part: float = 1.0) -> Change:
+    """Return the change in which the CPU spends no time in these events; those of unknown threads do not count.
+
+    Args:
+        tables: the events.
+        part: the part of each that is saved.
+    """
+    change = Change()
+    for events in tables:
+        for thread, rows in group_rows(events.thread):
+            if thread >= 0:
+                starts, ends = merge_overlaps(events.start_ns[rows], events.end_ns[rows])
+                change |= Change({thread: (starts, starts + ((ends - starts) * part).astype(np.int64))})
+    return change
+
+
+def replay_changed(graph: Graph, change: Change) -> Replay:
+    """Return the replay of a graph with a change."""
+    source, weight, kept = graph.edges.source.copy(), weights(graph), np.ones(len(graph.edges.kind), bool)
+    removed = _with_threads_in_its_place(graph, change.cpu)
+    for thread, times in removed.items():
+        _remove_cpu_work(graph, thread, times, weight, kept)
+    returns = np.isin(graph.edges.target, graph.return_nodes[sorted(change.asynchronous)])
+    kept[returns & (graph.edges.kind == RETURNED)] = False
+    if change.saved is not None and len(change.saved):
+        _shorten_work(graph, change.saved, weight, kept)
+    if change.overlapped is not None and len(change.overlapped):
+        _overlap_work(graph, change.overlapped, source, kept)
+    columns = graph.edges._replace(source=source)
+    return replay(graph, Edges(*(column[kept] for column in columns)), weight[kept], removed)
+
+
+def _with_threads_in_its_place(graph: Graph, cpu: Mapping[int, Intervals]) -> dict[int, Intervals]:
+    """Add the threads that another thread waited for during the times of that thread."""
+    edges, found = graph.edges, dict(cpu)
+    handed = edges.kind == HANDED_OFF
+    by, to, until = graph.thread[edges.source[handed]], graph.thread[edges.target[handed]], edges.until_ns[handed]
+    for thread, (starts, ends) in cpu.items():
+        for other in np.unique(by[to == thread]).tolist():
+            joined = until[(to == thread) & (by == other)]
+            held = np.searchsorted(joined, ends, "right") > np.searchsorted(joined, starts)
+            found[other] = union(found.get(other, _NEVER), (starts[held], ends[held]))
+    return found
+
+
+def _remove_cpu_work(graph: Graph, thread: int, times: Intervals, weight: Array, kept: Array) -> None:
+    """Let the work of a thread cost nothing at these times."""
+    edges = graph.edges
+    own = graph.thread[edges.target] == thread
+    works = np.flatnonzero(own & ((edges.kind == ON_CPU) | (edges.kind == HANDED_OFF)))
+    weight[works] -= covered_ns(times, edges.since_ns[works], edges.until_ns[works])
+    returns = np.flatnonzero(own & ((edges.kind == CALLED) | (edges.kind == RETURNED)))
+    at = graph.recorded_ns[edges.target[returns]] + graph.start_ns
+    inside = returns[covered_ns(times, at - 1, at) > 0]
+    weight[inside] = 0
+    kept[inside[edges.kind[inside] == RETURNED]] = False
+
+
+def _shorten_work(graph: Graph, saved: Array, weight: Array, kept: Array) -> None:
+    """Let GPU work save parts of its duration."""
+    edges, gpu = graph.edges, graph.trace.gpu
+    row = graph.work[edges.target]
+    some = np.flatnonzero((row >= 0) & (saved[row] != 0))
+    weight[some] -= np.rint(gpu.duration_ns[row[some]] * saved[row[some]]).astype(np.int64)
+    gone = (row >= 0) & (saved[row] >= 1)
+    queued = np.zeros(len(gpu), bool)
+    queued[row[gone & (edges.kind == STREAM)]] = True
+    gone &= queued[row]
+    weight[gone] = 0
+    kept[gone & ((edges.kind == LAUNCHED) | (edges.kind == EVENT))] = False
+
+
+def _overlap_work(graph: Graph, overlapped: Array, source: Array, kept: Array) -> None:
+    """Let no other work wait for this work, neither on its own stream nor on another."""
+    edges = graph.edges
+    before = np.full(len(overlapped), -1)
+    for _, rows in group_rows(graph.order.stream):
+        last = np.maximum.accumulate(np.where(overlapped[rows], -1, np.arange(len(rows))))[:-1]
+        before[rows[1:]] = np.where(last >= 0, rows[last], -1)
+    row, awaited = graph.work[edges.target], graph.work[edges.source]
+    waits = (row >= 0) & (awaited >= 0) & ~overlapped[row] & overlapped[awaited]
+    kept[waits & (edges.kind == EVENT)] = False
+    on_stream = np.flatnonzero(waits & (edges.kind == STREAM))
+    earlier = before[row[on_stream]]
+    kept[on_stream[earlier < 0]] = False
+    source[on_stream] = np.where(earlier >= 0, graph.work_nodes[earlier], source[on_stream])

@@ -1,0 +1,294 @@
+"""Rules on memcpys and memsets, and on kernels that only convert layouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from ...base.findings import Evidence, Finding, Fix
+from ...base.units import count, duration
+from ...read.measures.launches import GRAPH_LAUNCH
+from ...read.measures.synchronizations import direction
+from ...read.tables.intervals import clip, merge_overlaps, overlap_ns, total_ns
+from ...read.tables.nest import inside_rows
+from ...read.tables.table import MEMCPY, MEMSET, Array, Table
+from ..metrics.groups import sum_by_group, unique_codes
+from ..replay.replay import Change
+from ..replay.what_if import without_copies
+from .rule import rule
+from .trace_facts import TraceFacts, Win, both
+
+_DEVICE_COPY = re.compile("DtoD|CopyDeviceToDevice")
+_PAGEABLE = re.compile("Pageable")
+_LAYOUT = re.compile(r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", re.IGNORECASE)
+_TRANSPOSE = re.compile(r"batched_transpose|transpose_readWrite|convertTensor")  # inside a convolution
+
+
+@rule("exposed-copies")
+def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """Copies between CPU and GPU run while nothing computes.
+
+    Needs memcpys. The time to win is exactly the time of these copies outside compute and communication. From
+    pageable memory, the driver copies through a buffer of its own, and the CPU waits. On a stream with kernels, a
+    copy delays them; on a stream of its own it can run ahead, unless the copies take longer than the kernels.
+    """
+    facts.require_gpu()
+    for way, text, host in (("H2D", "to the GPU", "from"), ("D2H", "to the CPU", "to")):
+        codes = [code for code in np.unique(facts.gpu.name).tolist() if direction(facts.gpu.strings[code]) == way]
+        rows = np.flatnonzero((facts.gpu.category == MEMCPY) & np.isin(facts.gpu.name, codes))
+        if not len(rows):
+            continue
+        copies = facts.gpu.where(rows)
+        times = clip(merge_overlaps(copies.start_ns, copies.end_ns), *facts.window)
+        exposed = total_ns(times) - overlap_ns(times, facts.activity.working)
+        win = Win(facts.per_step(exposed), partial(_without, facts, rows))
+        if facts.share(win) < share:
+            continue
+        pageable = float(np.mean(copies.matching("name", _PAGEABLE)))
+        alone = len(set(facts.gpu.stream[facts.kernel_rows].tolist()) | set(copies.stream.tolist())) == 1
+        shared = _on_streams_of_kernels(facts, copies)
+        hideable = total_ns(times) < total_ns(facts.activity.working)
+        size = int(np.maximum(copies.bytes, 0).sum())
+        title = f"Copies {text} take {duration(win)} {facts.each_step} during which nothing computes"
+        title += f", {host} pageable memory" if pageable > 0.5 else ""
+        title += "; all work is on one stream" if alone else ""
+        yield facts.finding(
+            title,
+            win_ns=win,
+            evidence=(
+                facts.gpu_count("copies_per_step", len(rows), "Copies per step."),
+                facts.gpu_count("bytes_per_step", size, "Bytes per step, as far as known.", "bytes"),
+                Evidence("pageable", pageable, "1", "Share of the copies from or to pageable memory."),
+                Evidence("on_streams_of_kernels", shared, "1", "Share of the copies on streams with kernels."),
+            ),
+            fix=_faster_copies(way, pageable > 0.5, shared > 0.5, hideable),
+            at=facts.place_of(copies),
+        )
+
+
+def _without(facts: TraceFacts, rows: Array) -> Change:
+    """Return the change without the memcpys in these rows of `TraceFacts.gpu`."""
+    mask = np.zeros(len(facts.trace.gpu), bool)
+    mask[facts.gpu_rows[rows]] = True
+    return without_copies(facts.replayer.graph, mask)
+
+
+def _on_streams_of_kernels(facts: TraceFacts, copies: Table) -> float:
+    """Return the share of the copies that are on a stream with kernels."""
+    streams = [each.device.astype(np.int64) << 32 | each.stream & 0xFFFF_FFFF for each in (facts.kernels, copies)]
+    return float(np.mean(np.isin(streams[1], streams[0])))
+
+
+def _faster_copies(way: str, pageable: bool, shared: bool, hideable: bool) -> Fix:
+    """Return what to do about copies: pin the memory, else give them a stream, else copy less.
+
+    Args:
+        way: "H2D" or "D2H".
+        pageable: whether most are from or to pageable memory.
+        shared: whether most are on streams that run kernels.
+        hideable: whether they take less time than the kernels, so that overlap could hide them.
+    """
+    if pageable and way == "H2D":
+        return Fix(
+            "Copy from pinned memory without blocking.",
+            "batch = batch.cuda()",
+            "loader = DataLoader(..., pin_memory=True)\nbatch = batch.cuda(non_blocking=True)",
+        )
+    if pageable:
+        return Fix(
+            "Keep results on the GPU, and copy them without blocking, to pinned memory, when they are needed.",
+            "losses.append(loss.cpu())",
+            "losses.append(loss.detach())  # torch.stack(losses).cpu() every 100 steps",
+        )
+    if not hideable:
+        return Fix(
+            "The copies take longer than all kernels, so overlap cannot hide them: keep data that is copied "
+            "repeatedly on the GPU, or copy fewer bytes (a smaller type, no offloading)."
+        )
+    if shared:
+        return Fix(
+            "Copy on a separate stream, ahead of use: the next batch during the current step.",
+            "batch = batch.cuda(non_blocking=True)",
+            "with torch.cuda.stream(copying): following = following.cuda(non_blocking=True)\n"
+            "torch.cuda.current_stream().wait_stream(copying)  # before the next step",
+        )
+    return Fix(
+        "The copies already use pinned memory and a separate stream: start them earlier, or copy fewer bytes.",
+    )
+
+
+@rule("device-copies")
+def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001) -> Iterator[Finding]:
+    """Many small copies within the GPU, as for the buckets and buffers of DistributedDataParallel.
+
+    Needs memcpys and operators. The copies take little time on the GPU, but each costs the CPU an operator and a
+    launch. The time to win is the CPU time of these operators, at most the time that the GPU idles for later
+    launches, and the time of the copies during which nothing computes. 50 copies per step is the library's choice.
+    """
+    facts.require_gpu()
+    rows = np.flatnonzero(_within_device(facts))
+    copies = facts.gpu.where(rows)
+    if facts.calls(len(copies)) < per_step:
+        return
+    operators = facts.trace.operators
+    linked = np.unique(copies.operator[copies.operator >= 0])
+    outer = np.unique(np.where(operators.parent[linked] >= 0, operators.parent[linked], linked))
+    copying, cpu_ns = facts.of_one_process(operators.where(outer if len(outer) < len(linked) else linked))
+    gpu_ns, gpu_win = int(copies.duration_ns.sum()), facts.gpu_win(rows)
+    win = both(facts.cpu_win(copying), gpu_win)
+    if facts.share(win) < share:
+        return
+    inside = [operators.strings[code] for code in np.unique(operators.name[outer]).tolist()]
+    names = inside + [facts.trace.strings[code] for code in np.unique(_regions(facts, copies)).tolist()]
+    ddp = any("bucket" in name or "DistributedDataParallel" in name for name in names)
+    of = " for DistributedDataParallel's buckets and buffers" if ddp else ""
+    yield facts.finding(
+        f"{count(facts.calls(len(copies)))} copies {facts.each_gpu_step} within the GPU{of}: "
+        f"{duration(facts.per_gpu(gpu_ns))} on the GPU, {duration(facts.per_step(cpu_ns))} on the CPU",
+        win_ns=win,
+        evidence=(
+            facts.gpu_count("copies_per_step", len(copies), "Memcpys within a GPU per step."),
+            Evidence(
+                "cpu_ns",
+                facts.per_step(cpu_ns),
+                "ns",
+                "CPU time per step of the operators that copy." + facts.whose,
+            ),
+            facts.gpu_time("gpu_ns", gpu_ns, "Their time on the GPU per step."),
+            Evidence("gpu_win_ns", gpu_win, "ns", "Part of their GPU time that can be won."),
+        ),
+        fix=Fix(
+            "Make gradients views of the buckets, and do not broadcast buffers that may differ between ranks.",
+            "DDP(model)",
+            "DDP(model, gradient_as_bucket_view=True, broadcast_buffers=False)",
+        )
+        if ddp
+        else Fix(
+            "Copy many tensors with one call, or write results directly to their destination.",
+            "for target, source in pairs: target.copy_(source)",
+            "torch._foreach_copy_(targets, sources)",
+        ),
+        coverage=len(copies.operator[copies.operator >= 0]) / len(copies),
+        at=facts.place_of(copies),
+    )
+
+
+def _within_device(facts: TraceFacts) -> Array:
+    """Return a mask of the rows of `TraceFacts.gpu` that are memcpys within a GPU."""
+    mask: Array = (facts.gpu.category == MEMCPY) & facts.gpu.matching("name", _DEVICE_COPY)
+    return mask
+
+
+def _regions(facts: TraceFacts, work: Table) -> Array:
+    names: Array = facts.trace.regions.name[work.region[work.region >= 0]]
+    return names
+
+
+@rule("bias-copies")
+def bias_copies(facts: TraceFacts, *, share: float = 0.005) -> Iterator[Finding]:
+    """Addmm copies the bias into its result before the matmul.
+
+    Needs operators. ``addmm`` copies biases that cuBLAS cannot add itself, such as matrices. The time to win is
+    the time of these copies.
+    """
+    facts.require_gpu()
+    rows = facts.rows(facts.trace.operators, "aten::addmm", "aten::baddbmm")
+    work = facts.work_of(rows)
+    rows = work[_within_device(facts)[work]]
+    copies = facts.gpu.where(rows)
+    win = facts.gpu_win(rows)
+    if len(copies) and facts.share(win) >= share:
+        yield facts.finding(
+            f"addmm copies its bias {count(facts.calls(len(copies)))} times {facts.each_gpu_step} before the "
+            "matmul",
+            win_ns=win,
+            operator="aten::addmm",
+            evidence=(
+                facts.gpu_count("copies", len(copies), "Copies of a bias per step."),
+                facts.gpu_time("gpu_ns", int(copies.duration_ns.sum()), "GPU time of these copies per step."),
+            ),
+            fix=Fix(
+                "Pass the bias as a vector, which the matmul adds itself.",
+                "torch.addmm(bias_matrix, x, w)",
+                "torch.nn.functional.linear(x, w.t(), bias_vector)",
+            ),
+            at=facts.place_of(copies),
+        )
+
+
+@rule("layout-conversions")
+def layout_conversions(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """Kernels convert between NCHW and NHWC around convolutions of cuDNN or MIOpen.
+
+    Found by the names of kernels. Tensor Cores need NHWC: a model in ``channels_last`` has no conversions. The
+    time to win is the time of the kernels that convert.
+    """
+    facts.require_gpu()
+    convolutions = facts.rows_matching(facts.trace.operators, "[cC]onv")
+    inside = np.append(inside_rows(convolutions, facts.trace.operators.parent), False)[facts.kernels.operator]
+    converts = facts.kernels.matching("name", _LAYOUT)
+    rows = facts.kernel_rows[converts | (inside & facts.kernels.matching("name", _TRANSPOSE))]
+    gpu_ns = int(facts.gpu.duration_ns[rows].sum())
+    win = facts.gpu_win(rows)
+    if len(rows) and facts.share(win) >= share:
+        yield facts.finding(
+            f"{count(facts.calls(len(rows)))} kernels {facts.each_gpu_step} only convert between NCHW and NHWC",
+            win_ns=win,
+            evidence=(
+                facts.gpu_count("kernels", len(rows), "Kernels that convert per step."),
+                facts.gpu_time("gpu_ns", gpu_ns, "Their time per step."),
+            ),
+            fix=Fix(
+                "Keep the model and its input in channels_last.",
+                "model = model.cuda()",
+                "model = model.cuda().to(memory_format=torch.channels_last)",
+            ),
+            at=facts.place_of(facts.gpu.where(rows)),
+        )
+
+
+@rule("memsets")
+def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> Iterator[Finding]:
+    """Many memsets, each with a launch of its own.
+
+    Needs memsets. Libraries clear workspaces before split matmuls and reductions. The time to win is the time of
+    the memsets on the GPU, and the CPU time of their launches, at most the time that the GPU idles for later ones.
+    Launches of CUDA graphs do not count, because they launch other work as well. The thresholds are this library's
+    choice.
+    """
+    facts.require_gpu()
+    memset = facts.gpu.category == MEMSET
+    rows = facts.gpu.where(memset)
+    if facts.calls(len(rows)) < per_step:
+        return
+    launches = facts.trace.runtime.where(np.unique(rows.launch[rows.launch >= 0]))
+    alone, cpu_ns = facts.of_one_process(launches.where(~launches.matching("name", GRAPH_LAUNCH)))
+    win = both(facts.gpu_win(memset), facts.cpu_win(alone))
+    if facts.share(win) < share:
+        return
+    operators = facts.trace.operators
+    by_operator, of = unique_codes(operators.name[rows.operator[rows.operator >= 0]])
+    calls = sum_by_group(np.ones_like(of), of, len(by_operator))
+    most = operators.strings[by_operator[np.argmax(calls)]] if len(by_operator) else ""
+    yield facts.finding(
+        f"{count(facts.calls(len(rows)))} memsets {facts.each_gpu_step}" + (f", most of {most}" if most else ""),
+        win_ns=win,
+        operator=most,
+        evidence=(
+            facts.gpu_count("memsets", len(rows), "Memsets per step."),
+            facts.gpu_time("gpu_ns", int(rows.duration_ns.sum()), "GPU time of the memsets per step."),
+            Evidence(
+                "launch_ns", facts.per_step(cpu_ns), "ns", "CPU time of their launches per step." + facts.whose
+            ),
+        ),
+        fix=Fix(
+            "Run fewer and larger matmuls, which clear fewer workspaces; let zero_grad() set gradients to None "
+            "instead of clearing them.",
+            "optimizer.zero_grad(set_to_none=False)",
+            "optimizer.zero_grad()",
+        ),
+        at=facts.place_of(rows),
+    )

@@ -1,0 +1,385 @@
+"""Rules on an idle GPU: input, synchronizations, the driver, the compiler, and unexplained idle time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from ...base.findings import Evidence, Finding, Fix, SyncFinding
+from ...base.trace_marks import CORES
+from ...base.units import count, counted, duration
+from ...read.tables.intervals import covered_ns, merge_overlaps, total_ns
+from ..metrics.idle import (
+    ALLOCATION,
+    CAUSES,
+    COLLECTION,
+    COMPILATION,
+    LOADING,
+    input_ranges,
+    named_ranges,
+    slow_calls,
+)
+from ..replay.replay import Change, without_events
+from ..replay.what_if import contexts_of_waits
+from .rule import rule
+from .trace_facts import MissingEvidenceError, TraceFacts, Win
+
+_WORKERS = 8  # processes of a DataLoader that are suggested at the most
+_FEW_CORES = 2  # fewer than a loop and several workers can use
+
+
+def idle_of(facts: TraceFacts, cause: str) -> Evidence:
+    """Return the idle time with this cause as evidence."""
+    about = f"Idle time of the GPU per step while {CAUSES[cause]}."
+    return Evidence(f"{cause}_ns", facts.per_step(facts.idle.total(cause)), "ns", about)
+
+
+def percent_of_step(facts: TraceFacts, ns: float) -> str:
+    """Return a time per step as a share of the step, in words."""
+    return f"{100 * facts.share(ns):.0f} % of the {'step' if facts.trace.steps else 'window'}"
+
+
+@rule("input-wait", on_cpu=True)
+def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The loop waits for its next batch.
+
+    Needs the ranges that torch records around a DataLoader, or regions of Lightning or this library. The time to
+    win is the time during which the loop waits and the GPU idles; if times of the GPU are not known, the time of
+    the ranges on the thread of the loop. Of a DataLoader without workers, what the suggested ones leave is taken
+    off: they load no batch in less than its time divided by their number, nor the cores all work in less than its
+    time divided by theirs. The default threshold, 5 % of the step, is that of torch_tb_profiler.
+    """
+    tables = input_ranges(facts.trace)
+    if not tables:
+        raise MissingEvidenceError("the trace has no ranges of a DataLoader")
+    first, last = facts.recorded
+    starts, ends = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start_ns", "end_ns"))
+    times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
+    waited = facts.per_step(total_ns(times))
+    known = not facts.unknown_gpu
+    longest = tables[0]
+    row = int(np.argmax(longest.duration_ns))
+    name = longest.strings[longest.name[row]]
+    single = "SingleProcess" in name
+    workers = "MultiProcess" in name
+    part = _part_to_win(facts, waited) if single else 1.0
+    all_ns = facts.per_step(facts.idle.total("input")) if known else waited
+    win = Win(round(all_ns * part), lambda: without_events(*tables, part=part))
+    if facts.share(win) < share:
+        return
+    why = "The DataLoader has no worker processes" * single + "The workers do not keep up" * workers
+    share_of_step = "the GPU idles " * known + percent_of_step(facts, win)
+    yield facts.finding(
+        f"The loop waits {duration(waited)} {facts.each_step} for the next batch: {share_of_step}",
+        win_ns=win,
+        evidence=(
+            Evidence("waited_ns", waited, "ns", "Time per step that the loop spends in the DataLoader."),
+            *([idle_of(facts, "input")] if known else []),
+        ),
+        fix=_more_workers(facts, why, waited, single),
+        at=(int(longest.thread[row]), int(longest.start_ns[row])),
+    )
+
+
+def _cores(facts: TraceFacts) -> int | None:
+    recorded = str(facts.trace.metadata.get(CORES, ""))
+    return int(recorded) if recorded.isdecimal() else None
+
+
+def _workers(facts: TraceFacts, waited: int) -> int:
+    """Return how many workers to suggest: the loop needs a core of its own, unless it waits most of the time."""
+    cores = _cores(facts)
+    own = 2 * waited < facts.step_ns
+    return _WORKERS if cores is None else max(min(_WORKERS, cores - own), 1)
+
+
+def _part_to_win(facts: TraceFacts, waited: int) -> float:
+    """Return the part of its waiting that the loop saves with workers, where it loaded by itself."""
+    rest = facts.step_ns - waited
+    least = max(waited / _workers(facts, waited), facts.step_ns / (_cores(facts) or np.inf))
+    return 1 - max(least - rest, 0) / waited if waited else 0.0
+
+
+def _more_workers(facts: TraceFacts, why: str, waited: int, single: bool) -> Fix:
+    """Return the fix of a loop that waits for batches, as far as the CPU cores of the machine allow it."""
+    cores = _cores(facts)
+    text = f"{why}: load" if why else "Load"
+    if cores is not None and cores <= _FEW_CORES and not single:
+        cheaper = f"{why}: make a batch" if why else "Make a batch"
+        return Fix(
+            f"{cheaper} cheaper, such as by preparing the data once and storing the result: the "
+            f"{counted(cores, 'CPU core')} of the machine that recorded the trace leave no room for more worker "
+            "processes."
+        )
+    workers = _workers(facts, waited)
+    options = [f"num_workers={workers}", "pin_memory=True" * bool(facts.trace.gpu), "persistent_workers=True"]
+    known = (
+        ""
+        if cores is None
+        else f", of which the {counted(cores, 'CPU core')} of the machine that recorded the trace allow {workers}"
+    )
+    return Fix(
+        f"{text} batches ahead of the loop, in {'more ' * (not single)}worker processes{known}.",
+        "DataLoader(dataset, ...)",
+        f"DataLoader(dataset, ..., {', '.join(filter(None, options))})",
+    )
+
+
+@rule("long-synchronization", on_cpu=True)
+def long_synchronization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """A line makes the CPU wait for the GPU, and the GPU then idles until the CPU has launched more work.
+
+    Needs calls of the CUDA or HIP runtime. The profiler's own synchronizations are left out. The time to win is
+    the idle time after the synchronization, at most the time that the CPU was blocked: for that long, the CPU
+    could have run ahead. Idle time with a more specific cause, such as a DataLoader, does not count.
+    """
+    facts.require_gpu()
+    if not facts.trace.runtime and not facts.trace.syncs:
+        raise MissingEvidenceError("the trace has no calls of the runtime")
+    budget = facts.per_step(facts.idle.total("synchronization"))
+    for found in facts.syncs.syncs:
+        win = Win(min(found.win_ns or 0, budget), partial(_asynchronous, facts, found))
+        budget -= win
+        if facts.share(win) < share:
+            continue
+        yield facts.finding(
+            f"{found.op} makes the CPU wait for the GPU, which then idles {duration(win)} {facts.each_step}",
+            win_ns=win,
+            evidence=tuple(_per_step(facts, each) for each in found.evidence),
+            fix=found.fix,
+            coverage=found.coverage,
+            region=found.region,
+            site=found.site or found.via,
+            operator=found.op,
+        )
+
+
+def _per_step(facts: TraceFacts, total: Evidence) -> Evidence:
+    """Return a total of all steps as a number per step."""
+    if not isinstance(total.value, (int, float)):
+        return total
+    value = total.value / facts.steps
+    about = f"{total.definition.rstrip('.')}, per step."
+    return total._replace(value=round(value) if total.unit == "ns" else value, definition=about)
+
+
+def _asynchronous(facts: TraceFacts, found: SyncFinding) -> Change:
+    """Return the change in which the synchronizations of a line no longer wait."""
+    contexts = contexts_of_waits(facts.replayer.graph)
+    at = found.site or found.via
+    own = [row for row, each in enumerate(contexts) if (each.site or each.via) == at and each.op == found.op]
+    return Change(asynchronous=frozenset(own))
+
+
+@rule("garbage-collection", on_cpu=True)
+def garbage_collection(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """Python's garbage collector stops the loop while the GPU idles.
+
+    Needs the pauses that torch records with ``record_python_gc_info``, or regions named ``gc.collect``.
+    """
+    facts.require_gpu()
+    pauses = [rows for rows in named_ranges(facts.trace, COLLECTION) if rows]
+    if not pauses:
+        raise MissingEvidenceError("the trace has no pauses of the garbage collector")
+    yield from _of_cause(
+        facts,
+        facts.idle_win("garbage_collection", *pauses),
+        "garbage_collection",
+        share,
+        "Python's garbage collector stops the loop",
+        Fix(
+            "Freeze long-lived objects, and collect garbage between steps, at times of your choice.",
+            "for batch in loader: ...",
+            "gc.freeze(); gc.disable()\nfor batch in loader: ...  # gc.collect(1) every 1,000 steps",
+        ),
+    )
+
+
+@rule("driver-allocation", on_cpu=True)
+def driver_allocation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """The driver allocates or frees memory in the loop, which also synchronizes.
+
+    Needs calls of the CUDA or HIP runtime. A loop with fixed shapes allocates in its first steps only;
+    frees in later steps come from an allocator that is short of memory and retries, or from ``empty_cache()``.
+    """
+    facts.require_gpu()
+    runtime = facts.trace.runtime
+    calls = facts.within(runtime.where(runtime.matching("name", ALLOCATION)))
+    frees = len(facts.rows_matching(calls, "Free|Unmap|Release"))
+    yield from _of_cause(
+        facts,
+        facts.idle_win("allocation", calls),
+        "allocation",
+        share,
+        f"The driver allocates or frees memory {counted(len(calls), 'time')} in the window",
+        Fix(
+            "Let the caching allocator keep its memory: remove torch.cuda.empty_cache() from the loop, keep "
+            "shapes fixed, and reduce fragmentation with expandable segments.",
+            "torch.cuda.empty_cache()",
+            '# PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"',
+        ),
+        Evidence("calls", len(calls), "events", "Calls that allocate or free memory, in the window."),
+        Evidence("frees", frees, "events", "Calls that free memory, in the window."),
+    )
+
+
+@rule("module-loading", on_cpu=True)
+def module_loading(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """The driver loads the code of kernels in the recorded window.
+
+    Needs calls of the driver. CUDA loads a kernel at its first launch (lazy loading): a warm-up with all shapes
+    moves the loading out of the window.
+    """
+    facts.require_gpu()
+    loading = facts.within(facts.trace.runtime.where(facts.trace.runtime.matching("name", LOADING)))
+    calls = len(loading)
+    yield from _of_cause(
+        facts,
+        facts.idle_win("module_loading", loading),
+        "module_loading",
+        share,
+        f"The driver loads the code of kernels in {counted(calls, 'call')}",
+        Fix("Record after a warm-up. In production, CUDA_MODULE_LOADING=EAGER loads everything at the start."),
+        Evidence("calls", calls, "events", "Calls that load code."),
+    )
+
+
+@rule("initialization", on_cpu=True)
+def initialization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """The driver starts, or first loads code, in the recorded window.
+
+    Needs calls of the CUDA or HIP runtime. In a loop, no call takes 100 ms while the GPU idles, except calls that
+    copy, synchronize or pin memory; at the start of a program, the first launch and the first ``cudaFree`` take
+    seconds. The cost occurs once.
+    """
+    facts.require_gpu()
+    slow = facts.within(slow_calls(facts.trace))
+    idle_ns = covered_ns((facts.idle.start_ns, facts.idle.end_ns), slow.start_ns, slow.end_ns)
+    by_name: Counter[str] = Counter()
+    for name, ns in zip(slow.text("name"), idle_ns.tolist(), strict=True):
+        by_name[name] += ns
+    for name, ns in by_name.most_common(1):
+        yield from _of_cause(
+            facts,
+            facts.idle_win("initialization", slow),
+            "initialization",
+            share,
+            f"The driver starts while the trace is recorded ({name} takes {duration(ns)})",
+            Fix(
+                "Record after a warm-up.",
+                "instrument.schedule(wait=0, warmup=0, active=3)",
+                "instrument.schedule(wait=5, warmup=2, active=3)",
+            ),
+            Evidence("calls", len(slow), "events", "Calls of the driver in the window that take over 100 ms."),
+            Evidence("longest", _listed(by_name), "", "Idle time of the GPU during these calls, by name."),
+        )
+
+
+def _listed(times: Counter[str]) -> str:
+    """Return the four longest times in words."""
+    return ", ".join(f"{name} {duration(ns)}" for name, ns in times.most_common(4))
+
+
+@rule("launch-latency")
+def launch_latency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The GPU pauses between kernels that were launched in time.
+
+    Needs GPU work with known launches. Gaps shorter than 30 us count, which is HTA's limit for a delay by the
+    kernel itself: a GPU takes one or two us from the end of a kernel to the start of the next. Fewer and longer
+    kernels have fewer gaps, and the gaps in a CUDA graph are shorter. The threshold is half of xprof's for all
+    idle time.
+    """
+    facts.require_gpu()
+    by_gap = facts.idle.by_cause["launch_latency"]
+    win, gaps = facts.per_step(facts.idle.total("launch_latency")), int(np.count_nonzero(by_gap))
+    if facts.share(win) < share or not gaps:
+        return
+    yield facts.finding(
+        f"The GPU pauses {count(gaps / facts.steps)} times {facts.each_step} between kernels "
+        f"that were launched in time, {percent_of_step(facts, win)}",
+        win_ns=win,
+        confidence="medium",
+        evidence=(
+            idle_of(facts, "launch_latency"),
+            Evidence("gaps", gaps / facts.steps, "events", "Gaps of less than 30 us per step."),
+            Evidence("median_gap_ns", float(np.median(by_gap[by_gap > 0])), "ns", "Median length of a gap."),
+        ),
+        fix=Fix(
+            "Run fewer and longer kernels: fuse them with torch.compile, or enlarge the batch. CUDA graphs "
+            "shorten the gaps (reduce-overhead uses them).",
+            "model = MyModel().cuda()",
+            'model = torch.compile(MyModel().cuda(), mode="reduce-overhead")',
+        ),
+        coverage=facts.metrics.about("gaps_device_ns").coverage,
+    )
+
+
+@rule("compilation", on_cpu=True)
+def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+    """torch.compile compiles in the recorded window.
+
+    Needs the phases that torch records while it compiles.
+    """
+    facts.require_gpu()
+    phases: Counter[str] = Counter()
+    for events in map(facts.within, named_ranges(facts.trace, COMPILATION)):
+        for name, took_ns in zip(events.text("name"), events.duration_ns.tolist(), strict=True):
+            phases[name.removesuffix(" (dynamo_timed)")] += took_ns
+    yield from _of_cause(
+        facts,
+        facts.idle_win("compilation", *(rows for rows in named_ranges(facts.trace, COMPILATION) if rows)),
+        "compilation",
+        share,
+        "torch.compile compiles while the GPU idles",
+        Fix(
+            "Record after the warm-up. If torch.compile compiles in every step, shapes or code change: mark the "
+            "dimensions that change as dynamic.",
+            "step = torch.compile(step)",
+            "step = torch.compile(step, dynamic=True)",
+        ),
+        Evidence("phases", _listed(phases), "", "The longest phases, which may contain one another."),
+    )
+
+
+def _of_cause(
+    facts: TraceFacts, win: Win, cause: str, share: float, title: str, fix: Fix, *evidence: Evidence
+) -> Iterator[Finding]:
+    """Yield the finding of one cause of idle time, if it takes at least this share of the step."""
+    if win and facts.share(win) >= share:
+        yield facts.finding(
+            f"{title}: the GPU idles {percent_of_step(facts, win)}",
+            win_ns=win,
+            evidence=(idle_of(facts, cause), *evidence),
+            fix=fix,
+        )
+
+
+@rule("unexplained-idle", on_cpu=True)
+def unexplained_idle(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The GPU idles although its next work was launched in time, or the launch is not in the trace.
+
+    Possible reasons are streams that wait for each other, the driver, and another process on the GPU.
+    The threshold is half of xprof's for all idle time.
+    """
+    facts.require_gpu()
+    win = facts.per_step(facts.idle.total("other") + facts.idle.total("unknown"))
+    if facts.share(win) < share:
+        return
+    gaps = facts.idle.end_ns - facts.idle.start_ns
+    yield facts.finding(
+        f"The GPU idles {percent_of_step(facts, win)} for a reason that the trace does not show",
+        win_ns=win,
+        confidence="low",
+        evidence=(
+            idle_of(facts, "other"),
+            idle_of(facts, "unknown"),
+            Evidence("longest_gap_ns", int(gaps.max(initial=0)), "ns", "The longest gap of any cause."),
+        ),
+        fix=Fix(
+            "Look at the longest gaps in Perfetto: do streams wait for events, or do other processes use the GPU?"
+        ),
+        coverage=facts.metrics.about("gaps_device_ns").coverage,
+    )

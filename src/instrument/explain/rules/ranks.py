@@ -1,0 +1,133 @@
+"""Rules on the ranks of a job: stragglers, uneven work, and missing traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import mean
+
+from ...base.findings import Evidence, Finding, Fix
+from ...base.units import counted, duration
+from ..metrics.job import Job
+from .rule import rule
+from .trace_facts import MissingEvidenceError, TraceFacts
+
+_LISTED = 10
+
+
+def _job(facts: TraceFacts) -> Job:
+    if facts.job is None or facts.job.world_size < 2:
+        raise MissingEvidenceError("the trace is of one rank only")
+    return facts.job
+
+
+def _in_a_step(facts: TraceFacts, ns: float) -> int:
+    """Return a time of other ranks per step, at most a step of this one: theirs may be longer."""
+    return min(facts.per_step(ns), int(facts.step_ns))
+
+
+@rule("late-rank")
+def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The other ranks wait for one rank at the collectives.
+
+    Needs the traces of several ranks. In a collective, the last rank to arrive has the shortest kernel, because
+    all kernels end together: clocks are not compared. The time to win is the time that another rank waits for this
+    one on average, at most one step. traceml warns about stragglers from 10 % on; 5 % is this library's choice.
+    """
+    job = _job(facts)
+    facts.require_gpu()
+    found = job.arrivals
+    if not found.collectives:
+        raise MissingEvidenceError(found.unknown)
+    rank = found.latest
+    if rank is None:
+        return
+    others = len(found.ranks) - 1
+    win = _in_a_step(facts, found.ranks[rank].caused_ns / max(others, 1))
+    if facts.share(win) < share:
+        return
+    yield facts.finding(
+        f"The other ranks wait for rank {rank}, {duration(win)} {facts.each_step} each; it arrives last at "
+        f"{found.ranks[rank].last} of {counted(found.collectives, 'collective')}",
+        win_ns=win,
+        rank=rank,
+        evidence=(
+            Evidence("last", found.ranks[rank].last, "events", "Collectives at which it arrives last."),
+            Evidence("collectives", found.collectives, "events", "Collectives that were compared."),
+            Evidence(
+                "caused_ns",
+                facts.per_step(found.ranks[rank].caused_ns),
+                "ns",
+                "Time per step that all other ranks together wait for it.",
+            ),
+            Evidence(
+                "waited_ns",
+                facts.per_step(found.ranks[rank].waited_ns),
+                "ns",
+                "Time per step that this rank waits for others.",
+            ),
+        ),
+        fix=Fix(
+            "Find out what differs on this rank: data, machine, logging or checkpoints. The other findings are "
+            "about this rank, unless --rank chose another."
+        ),
+    )
+
+
+@rule("uneven-compute")
+def uneven_compute(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """The ranks do different amounts of work.
+
+    Needs the traces of several ranks. The rule compares the time during which kernels compute. The time to
+    win is the time of the busiest rank above the mean, which evenly divided work would save.
+    """
+    job = _job(facts)
+    facts.require_gpu()
+    computes = {rank: trace.compute_ns for rank, trace in job.ranks.items() if trace.compute_ns}
+    if len(computes) < 2:
+        raise MissingEvidenceError("fewer than two ranks compute")
+    most = max(computes, key=lambda rank: computes[rank])
+    usual = mean(computes.values())
+    win = _in_a_step(facts, computes[most] - usual)
+    if facts.share(win) < share:
+        return
+    least = min(computes, key=lambda rank: computes[rank])
+    yield facts.finding(
+        f"Rank {most} computes {duration(facts.per_step(computes[most]))} {facts.each_step}, rank {least} "
+        f"{duration(facts.per_step(computes[least]))}",
+        win_ns=win,
+        rank=most,
+        evidence=(
+            Evidence("most_ns", facts.per_step(computes[most]), "ns", "Compute of the busiest rank per step."),
+            Evidence("mean_ns", facts.per_step(usual), "ns", "Mean over the ranks, per step."),
+            Evidence(
+                "least_ns", facts.per_step(computes[least]), "ns", "Compute of the least busy rank per step."
+            ),
+        ),
+        fix=Fix("Give each rank the same amount of work: sort samples by length, balance experts and stages."),
+    )
+
+
+@rule("missing-ranks")
+def missing_ranks(facts: TraceFacts) -> Iterator[Finding]:
+    """The traces of some ranks are missing.
+
+    Needs the number of ranks, which the files state. A missing rank may be the straggler.
+    """
+    job = _job(facts)
+    if not job.missing and not job.failed:
+        return
+    listed = ", ".join(map(str, job.missing[:_LISTED])) + ", ..." * (len(job.missing) > _LISTED)
+    known = f"{len(job.ranks)} of {counted(job.world_size, 'rank')}"
+    yield facts.finding(
+        f"Only {known} have a trace" + (f"; missing: {listed}" if listed else ""),
+        win_ns=None,
+        severity="medium",
+        evidence=(
+            Evidence("missing", len(job.missing), "events", "Ranks without a trace."),
+            Evidence("unreadable", len(job.failed), "events", "Files that cannot be read."),
+            Evidence(
+                "known", len(job.ranks) / job.world_size, "1", "Share of the ranks with a trace that was read."
+            ),
+        ),
+        fix=Fix("Record all ranks, or copy their files into one folder."),
+    )

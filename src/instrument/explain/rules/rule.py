@@ -1,0 +1,233 @@
+"""Rules: functions that read the facts of a trace and yield findings; registered, applied, checked."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from typing import Any, TypeVar, get_args
+
+from ...base.config import settings
+from ...base.findings import Evidence, Finding, Fix, Severity, Site, Where
+from .trace_facts import MissingEvidenceError, TraceFacts, Win
+
+GROUP = "instrument.rules"
+"""The group of entry points whose modules define rules."""
+
+Function = TypeVar("Function", bound=Callable[..., Iterable[Finding]])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule.
+
+    Attributes:
+        name: the name, in lower case with hyphens.
+        function: takes `TraceFacts` and the thresholds as keywords, and yields findings.
+        on_cpu: whether its times are measured on the CPU, where a profiler inflates them.
+    """
+
+    name: str
+    function: Callable[..., Iterable[Finding]]
+    on_cpu: bool = False
+
+    @property
+    def thresholds(self) -> dict[str, Any]:
+        """The thresholds with their defaults: the keyword-only parameters of the function."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Check thresholds that a user gives.
+
+        Raises:
+            TypeError: ``values`` is not a mapping.
+            ValueError: a name that the rule does not have, or a value that is not a finite number.
+        """
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f'"thresholds" of the rule "{self.name}" must be a mapping to numbers: {values!r:.200}'
+            )
+        for name, value in values.items():
+            if name not in self.thresholds:
+                known = ", ".join(self.thresholds) or "none"
+                raise ValueError(f'the rule "{self.name}" has no threshold {name!r}; it has: {known}')
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(
+                    f'the threshold "{name}" of the rule "{self.name}" must be a finite number: {value!r}'
+                )
+
+
+RULES: dict[str, Rule] = {}
+"""The rules by name, in order of definition."""
+
+
+def rule(name: str, *, on_cpu: bool = False) -> Callable[[Function], Function]:
+    """Register the decorated function as a rule.
+
+    The function takes a `TraceFacts`, and thresholds as keyword-only arguments with defaults; it yields findings.
+    It raises `MissingEvidenceError` if the trace lacks what it needs. What raises another error, or yields what is
+    not a finding, is listed in `Diagnosis.failed`. A later rule of the same name replaces the earlier one;
+    `Diagnosis.replaced` lists the rules of the library that were replaced.
+
+    Args:
+        name: the name of the rule, in lower case with hyphens.
+        on_cpu: whether its times are measured on the CPU, where a profiler inflates them.
+
+    Example:
+        >>> @rule("many-fills")
+        ... def many_fills(facts, *, most=100):
+        ...     fills = facts.rows(facts.trace.operators, "aten::fill_")
+        ...     if len(fills) > most * facts.steps:
+        ...         number = Evidence("fills", len(fills) / facts.steps, "events", "Fills per step.")
+        ...         yield facts.finding("Tensors are filled again and again", win_ns=None, evidence=[number])
+
+    Raises:
+        TypeError: ``name`` is not a string.
+        ValueError: ``name`` is not in lower case with hyphens.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f'"name" must be a string: {name!r}')
+    if not name.replace("-", "").isalnum() or name != name.lower():
+        raise ValueError(f'"name" must be in lower case with hyphens: {name!r}')
+
+    def register(function: Function) -> Function:
+        RULES[name] = Rule(name, function, on_cpu)
+        return function
+
+    return register
+
+
+def load_rules() -> Iterator[tuple[str, BaseException]]:
+    """Import the modules of the entry points of `GROUP`, once each; yield those that fail."""
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()
+        except (Exception, SystemExit) as error:  # somebody else's module must not stop a diagnosis
+            yield point.name, error
+
+
+_STRETCHED = 1.3  # times as long as outside the window: times on the CPU are inflated
+_SEVERITIES = get_args(Severity)
+_WORTH = 0.01  # of a step, to be replayed
+_ROUNDED = 1.001  # a win may exceed the step by this factor
+
+
+def apply_rules(
+    facts: TraceFacts,
+    rules: Collection[Rule],
+    thresholds: Mapping[str, Mapping[str, float]],
+    *,
+    what_if: bool = True,
+) -> tuple[tuple[Finding, ...], dict[str, str], dict[str, str]]:
+    """Return the findings by time to win, the rules that abstained, and those that failed, each with the reason.
+
+    What a rule found before it failed counts.
+
+    Args:
+        facts: the facts.
+        rules: the rules.
+        thresholds: the thresholds to change, by rule.
+        what_if: whether the steps are replayed without the cause of each finding worth more than 1 % of a step.
+    """
+    abstained, failed = dict[str, str](), dict[str, str]()
+    found: list[tuple[Rule, Finding]] = []
+    for each_rule in rules:
+        try:
+            for each in each_rule.function(facts, **thresholds.get(each_rule.name, {})):
+                check_finding(each, facts.step_ns)
+                found.append((each_rule, each))
+        except MissingEvidenceError as reason:
+            abstained[each_rule.name] = str(reason)
+        except (Exception, SystemExit) as error:  # one rule must not hide what the others found
+            if settings.strict:
+                raise
+            failed[each_rule.name] = repr(error)
+    wins = [facts.win_of(each) for _, each in found]
+    located = facts.located([each for _, each in found])
+    findings = [_finished(facts, by, each) for (by, _), each in zip(found, located, strict=True)]
+    if what_if:
+        findings = [_replayed(facts, each, win) for each, win in zip(findings, wins, strict=True)]
+    findings.sort(key=_order)
+    return tuple(findings), abstained, failed
+
+
+def _order(found: Finding) -> tuple[float, int, float, str]:
+    return (
+        -(found.likely_win_ns or 0),
+        _SEVERITIES.index(found.severity),
+        -(found.win_bytes or 0),
+        found.rule,
+    )
+
+
+def check_finding(found: Any, step_ns: float) -> None:
+    """Check what a rule, perhaps a user's, has yielded.
+
+    Raises:
+        TypeError: it is not a finding, or one of its fields has another type.
+        ValueError: a number is negative, infinite, or more than the step; or a word is not one of the known.
+    """
+    if not isinstance(found, Finding):
+        raise TypeError(f"a rule must yield findings, such as facts.finding(...) returns: {found!r:.200}")
+    if not isinstance(found.title, str) or not found.title:
+        raise TypeError(f'"title" must be a sentence: {found.title!r}')
+    for name in ("severity", "confidence"):
+        if getattr(found, name) not in _SEVERITIES:
+            raise ValueError(f'"{name}" must be "high", "medium" or "low": {getattr(found, name)!r}')
+    if found.win_ns is not None:
+        _check_number("win_ns", found.win_ns, most=step_ns * _ROUNDED + 1)
+    if found.win_bytes is not None:
+        _check_number("win_bytes", found.win_bytes)
+    if found.coverage is not None:
+        _check_number("coverage", found.coverage, most=_ROUNDED)
+    if not (found.fix is None or isinstance(found.fix, Fix)):
+        raise TypeError(f'"fix" must be a Fix or None: {found.fix!r:.200}')
+    if not isinstance(found.where, Where) or not _is_place(found.where):
+        raise TypeError(f'"where" must be a Where with fields of its types: {found.where!r:.200}')
+    if not isinstance(found.evidence, tuple):
+        raise TypeError(f'"evidence" must be a tuple: {found.evidence!r:.200}')
+    for each in found.evidence:
+        if not isinstance(each, Evidence):
+            raise TypeError(f'"evidence" must hold instances of Evidence: {each!r:.200}')
+        if not (each.value is None or isinstance(each.value, str)):
+            _check_number(f"evidence {each.name}", each.value, least=-math.inf)
+
+
+def _is_place(where: Where) -> bool:
+    return (
+        isinstance(where.region, tuple)
+        and all(isinstance(name, str) for name in (*where.region, where.module, where.operator, where.kernel))
+        and all(number is None or isinstance(number, int) for number in (where.step, where.rank))
+        and (where.site is None or isinstance(where.site, Site))
+    )
+
+
+def _check_number(name: str, value: Any, least: float = 0, most: float = math.inf) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f'"{name}" must be a number: {value!r:.200}')
+    if not math.isfinite(value) or not least <= value <= most:
+        accepted = "finite" if math.isinf(most) else f"from {least:g} to {most:,.0f}"
+        raise ValueError(f'"{name}" must be {accepted}: {value!r}')
+
+
+def _finished(facts: TraceFacts, by: Rule, found: Finding) -> Finding:
+    """Return a finding with the name of its rule and, if it rests on inflated times, a statement of that."""
+    found = replace(found, rule=by.name)
+    stretch = facts.stretch
+    if not by.on_cpu or stretch is None or not stretch.differs or stretch.ratio <= _STRETCHED:
+        return found
+    inflated = Evidence(
+        "stretch", stretch.ratio, "1", "Times on the CPU are inflated: step in the window / step outside."
+    )
+    title = f"{found.title} (inflated: recording made steps {stretch:.2f} times as long)"
+    return replace(found, title=title, evidence=(*found.evidence, inflated), confidence="low")
+
+
+def _replayed(facts: TraceFacts, found: Finding, win: Win | None) -> Finding:
+    """Return a finding with the time that a replay without its cause wins, if it may be worth more than 1 %."""
+    if win is None or facts.share(win) <= _WORTH:
+        return found
+    return replace(found, replayed_ns=facts.replayed_ns(win))

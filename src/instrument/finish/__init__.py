@@ -1,0 +1,1 @@
+"""Runs in the process beside the training, which finishes windows; never imported by the training."""

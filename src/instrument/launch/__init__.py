@@ -1,1 +1,0 @@
-"""Runs a program under a vendor's profiler: command lines, reports and installed tools."""

@@ -1,0 +1,1 @@
+"""Reduces rows of a trace to trees, lanes and names that a page can draw."""

@@ -1,0 +1,377 @@
+"""The flame graph: regions, modules and operators by nesting, with their CPU time and their GPU work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...base.printable import shown_name
+from ...base.trace_marks import TASKS
+from ..tables.autograd import engine_node_name
+from ..tables.intervals import Intervals, covered_ns, merge_overlaps
+from ..tables.lanes import latest
+from ..tables.nest import NestedRanges, ancestor_levels, inside_rows
+from ..tables.steps import main_thread, span
+from ..tables.table import Array, Table
+from ..tables.trace_data import MODULE as MODULE_NAME
+from ..tables.trace_data import MODULE_PREFIX, TraceData
+from ..tables.work_classes import CLASSES, work_classes, work_names
+from .tree import Tree, packed_tree, tree_of
+
+REGION, MODULE, OPERATOR = range(3)
+"""The values of `Ranges.kind`."""
+
+
+class Ranges(NamedTuple):
+    """The ranges that run during the steps, in order of start; of those that start together, the outermost first.
+
+    Attributes:
+        kind: `REGION`, `MODULE` or `OPERATOR`.
+        row: the row in `Trace.regions`, `Trace.frames` or `Trace.operators`.
+        name: the number of the name in `Trace.strings`.
+        thread: the number of the thread.
+        start_ns: the start.
+        end_ns: the end.
+        nest: the nesting on each thread.
+    """
+
+    kind: Array
+    row: Array
+    name: Array
+    thread: Array
+    start_ns: Array
+    end_ns: Array
+    nest: NestedRanges
+
+    def places(self, kind: int, rows: Array) -> Array:
+        """Return the index of the range of each row of a table; -1 for -1, and for rows that are no range here."""
+        mine = np.flatnonzero(self.kind == kind)
+        index = np.full(max(int(self.row[mine].max(initial=-1)), int(rows.max(initial=-1))) + 2, -1)
+        index[self.row[mine]] = mine
+        return index[rows]
+
+
+def ranges_of(trace: TraceData, times: Intervals) -> Ranges:
+    """Return the ranges that run between the first and the last of these times."""
+    begin, end = (times[0][0], times[1][-1]) if len(times[0]) else (0, 0)
+    tables = (trace.regions, trace.frames, trace.operators)
+    rows = [np.flatnonzero((table.end_ns >= begin) & (table.start_ns < end)) for table in tables]
+    rows[MODULE] = np.intersect1d(rows[MODULE], np.flatnonzero(trace.frames.matching("name", MODULE_NAME)))
+    kind = np.repeat(np.arange(len(tables)), [len(each) for each in rows])
+    start, end, name, thread = (
+        np.concatenate([column[row] for column, row in zip(columns, rows, strict=True)])
+        for columns in zip(
+            *((table.start_ns, table.end_ns, table.name, table.thread) for table in tables), strict=True
+        )
+    )
+    order = np.lexsort((start - end, start))
+    start, end, thread = start[order], end[order], thread[order]
+    ranges = Ranges(
+        kind[order], np.concatenate(rows)[order], name[order], thread, start, end, NestedRanges(start, end, thread)
+    )
+    if TASKS in trace.metadata:
+        _nest_in_tasks(ranges, trace.regions)
+    return ranges
+
+
+def _nest_in_tasks(ranges: Ranges, regions: Table) -> None:
+    """Put each region into the region around it in its task, unless it is in an operator or a module."""
+    parents = ranges.nest.parents
+    mine = np.flatnonzero((ranges.kind == REGION) & ((parents < 0) | (ranges.kind[parents] == REGION)))
+    around = ranges.places(REGION, regions.parent[ranges.row[mine]])
+    parents[mine] = np.where(ranges.thread[around] == ranges.thread[mine], around, -1)
+
+
+def times_of_steps(trace: TraceData) -> Intervals:
+    """Return when steps run on the CPU; without steps, the time from the first event to the last."""
+    if trace.steps:
+        return merge_overlaps(trace.steps.start_ns, trace.steps.end_ns)
+    start, end = span(trace.operators, trace.regions, trace.runtime)
+    return np.array([start]), np.array([end])
+
+
+def own_ns(ranges: Ranges, times: Intervals, main: int) -> tuple[Array, int]:
+    """Return the CPU time of each range during these times, without that of the ranges inside it.
+
+    At each time, the time of a thread belongs to the range that started last, also where ranges overlap without
+    nesting, so that the sum is exact.
+
+    Args:
+        ranges: the ranges.
+        times: the times that count.
+        main: the main thread, whose time outside of ranges counts as well; -1 for none.
+
+    Returns:
+        The time of each range, and the time of the main thread outside of ranges.
+    """
+    edges = np.concatenate((ranges.start_ns, ranges.end_ns, *times))
+    thread = np.concatenate((ranges.thread, ranges.thread, np.full(2 * len(times[0]), main)))
+    order = np.lexsort((edges, thread))
+    edges, thread = edges[order], thread[order]
+    changes = np.flatnonzero((np.diff(edges) > 0) & (np.diff(thread) == 0))
+    begin, end = edges[changes], edges[changes + 1]
+    owner = ranges.nest.innermost_at(begin, thread[changes])
+    took = covered_ns(times, begin, end)
+    own = np.zeros(len(ranges.start_ns), np.int64)
+    np.add.at(own, owner[owner >= 0], took[owner >= 0])
+    outside = (owner < 0) & (thread[changes] == main) & (main >= 0)
+    return own, int(took[outside].sum())
+
+
+_BACKWARD = re.compile(r"(?<![a-z])backward(?![a-z])", re.IGNORECASE)
+_NODE = re.compile(r"(?:Backward\d*|AccumulateGrad)$")  # without the engine around it: torch before 1.9
+_SEARCHED = 2048  # characters of a name
+
+
+class BackwardRanges:
+    """The backward passes among ranges.
+
+    Args:
+        trace: the trace.
+        ranges: its ranges.
+
+    Attributes:
+        autograd: a mask of the autograd threads; the last element is for thread -1.
+        in_node: a mask of the nodes that autograd runs, and of the ranges inside them.
+    """
+
+    def __init__(self, trace: TraceData, ranges: Ranges) -> None:
+        self._trace, self._ranges, self._above = trace, ranges, ranges.nest.parents
+        self.autograd = np.array([*(thread.autograd for thread in trace.threads), False])
+        operators = ranges.kind == OPERATOR
+        engine = operators & self._named(lambda name: engine_node_name(name) is not None)
+        alone = operators & self._named(lambda name: bool(_NODE.search(name[-_SEARCHED:])))
+        alone &= ~inside_rows(np.flatnonzero(engine), self._above)
+        self._node = engine | alone
+        self.in_node = inside_rows(np.flatnonzero(self._node), self._above)
+
+    @property
+    def mask(self) -> Array:
+        """The ranges on autograd threads, inside nodes of autograd, and inside regions named "backward"."""
+        regions = self._ranges.kind == REGION
+        named = regions & self._named(lambda name: bool(_BACKWARD.search(name[:_SEARCHED])))
+        inside = inside_rows(np.flatnonzero(named), self._above)
+        mask: Array = inside | self.in_node | self.autograd[self._ranges.thread]
+        return mask
+
+    @property
+    def parents(self) -> Array:
+        """The range above each range: the one around it on its thread.
+
+        For a node of autograd, it is the region or module of the operator that created the node, if the sequence
+        numbers of a single thread tell it.
+        """
+        nodes, made = self._nodes()
+        parents: Array = self._above.copy()
+        unknown = np.ones(len(nodes), bool)
+        for which, above in ancestor_levels(made, self._above):
+            found = unknown[which] & (self._ranges.kind[above] != OPERATOR)
+            parents[nodes[which[found]]] = above[found]
+            unknown[which[found]] = False
+        return parents
+
+    def _nodes(self) -> tuple[Array, Array]:
+        """Return the nodes that ran, and the operator that created each, or -1.
+
+        Operators that create no node have the sequence number of the next node, so that the last operator with
+        the number creates it.
+        """
+        ranges, operators = self._ranges, np.flatnonzero(self._ranges.kind == OPERATOR)
+        sequence = np.full(len(ranges.kind), -1)
+        sequence[operators] = self._trace.operators.sequence[ranges.row[operators]]
+        nodes = np.flatnonzero(self._node & (sequence >= 0))
+        makers = np.flatnonzero((sequence >= 0) & ~self.in_node & ~self.autograd[ranges.thread])
+        numbers, of = np.unique(sequence[makers], return_inverse=True)
+        of = of.reshape(-1)
+        lowest, highest = np.full(len(numbers), len(self.autograd)), np.full(len(numbers), -1)
+        np.minimum.at(lowest, of, ranges.thread[makers])
+        np.maximum.at(highest, of, ranges.thread[makers])
+        one = np.flatnonzero(np.isin(sequence[nodes], numbers[lowest == highest]))  # numbers are per thread
+        wanted = np.searchsorted(numbers, sequence[nodes[one]])
+        last = latest(of, ranges.start_ns[makers], wanted, ranges.start_ns[nodes[one]])
+        made = np.full(len(nodes), -1)
+        made[one] = np.append(makers, -1)[last]
+        return nodes, made
+
+    def _named(self, condition: Callable[[str], bool]) -> Array:
+        """Return a mask of the ranges whose name meets a condition."""
+        strings = self._trace.strings
+        codes = np.unique(self._ranges.name)
+        meets = np.array([condition(strings[code]) for code in codes.tolist()], bool)
+        mask: Array = np.isin(self._ranges.name, codes[meets])
+        return mask
+
+
+_KINDS = ("region", "module", "operator", "thread", *CLASSES)
+_THREAD, _WORK = 3, 4
+_MOST = 2500  # nodes of a view; with the joined ones twice as many
+_VIEWS = {
+    "cpu": (
+        "CPU time",
+        "The CPU time of the steps by thread: that of the main thread adds up to the steps, that of another thread"
+        " is its time inside ranges.",
+    ),
+    "gpu": (
+        "GPU time",
+        "The durations of the GPU work of the steps, below the range that launched it; work that runs at the same"
+        " time counts in full. A backward pass is below the region or module of its forward pass where sequence"
+        " numbers tell it.",
+    ),
+}
+"""The trees of the graph: the title of each, and what its numbers are."""
+
+
+def flame_of(trace: TraceData, gpu: Table, communication: Array, steps: int, each: str) -> dict[str, Any] | None:
+    """Return the section of a page: the graphs by CPU time and by GPU time; None for a trace without ranges.
+
+    Values are sums over the steps: for each node a time and a number of calls outside backward passes, and inside.
+
+    Args:
+        trace: the trace.
+        gpu: the GPU work of the steps: rows of ``trace.gpu``.
+        communication: a mask of the rows of ``gpu`` that communicate.
+        steps: the number of steps, by which the page divides.
+        each: what the page says of the quotients: "per step".
+    """
+    times = times_of_steps(trace)
+    ranges = ranges_of(trace, times)
+    if not len(ranges.kind):
+        return None
+    rows = _Rows(trace, gpu, communication, ranges)
+    views = {"cpu": rows.cpu_tree(*own_ns(ranges, times, rows.main_thread))}
+    if gpu:
+        views["gpu"] = rows.gpu_tree()
+    names: dict[int, int] = {}
+    packed = {view: _about(view) | packed_tree(tree, rows.base, names) for view, tree in views.items()}
+    return {
+        "id": "flame",
+        "type": "flame",
+        "title": "Flame graph",
+        "unit": "ns",
+        "steps": steps,
+        "each": each,
+        "words": {
+            "views": "Time",
+            "parts": "Pass",
+            "value": "Time",
+            "own": "Self time",
+            "second": "In backward passes",
+            "count": "Calls",
+        },
+        "parts": [["all", "Both passes"], ["forward", "Forward and other"], ["backward", "Backward"]],
+        "kinds": _KINDS,
+        "names": [rows.text(key) for key in names],
+        "about": {},
+        "views": packed,
+    }
+
+
+def _about(view: str) -> dict[str, str]:
+    title, note = _VIEWS[view]
+    return {"title": title, "note": note}
+
+
+class _Rows:
+    """The rows of the trees: a row for each thread, then the ranges, then the GPU work.
+
+    The key of a row is its kind times ``base``, and its name.
+    """
+
+    def __init__(self, trace: TraceData, gpu: Table, communication: Array, ranges: Ranges) -> None:
+        self._trace, self._gpu, self._communication, self._ranges = trace, gpu, communication, ranges
+        self.main_thread = main_thread(trace)
+        backward = BackwardRanges(trace, ranges)
+        self._parents, self._backward = backward.parents, backward.mask
+        self._autograd, self._in_node = backward.autograd, backward.in_node
+        self._threads = len(trace.threads) + 1
+        self.base = max(len(trace.strings), self._threads)
+        self._keys = ranges.kind * self.base + ranges.name
+
+    def cpu_tree(self, own: Array, outside_ns: int) -> Tree:
+        """Return the tree of the CPU time; the roots are threads, the main thread first."""
+        thread, main = self._ranges.thread, self.main_thread
+        order = np.argsort(np.arange(self._threads) != main % self._threads, kind="stable")
+        root = np.argsort(order)
+        outside = np.zeros(self._threads, np.int64)
+        outside[0] = outside_ns
+        # A node whose operator ran on another thread stays below the range around it: time is by thread.
+        same = np.append(thread, -1)[self._parents] == thread
+        parents = np.where(same, self._parents, self._ranges.nest.parents)
+        parents = np.where(parents >= 0, parents + self._threads, root[thread])
+        times, calls = np.concatenate((outside, own)), np.concatenate((outside * 0, own * 0 + 1))
+        in_backward = np.concatenate((outside != outside, self._backward))
+        return tree_of(
+            np.concatenate((np.full(self._threads, -1), parents)),
+            np.concatenate((_THREAD * self.base + order, self._keys)),
+            _by_pass(times, in_backward),
+            _by_pass(calls, in_backward),
+            _MOST,
+        )
+
+    def gpu_tree(self) -> Tree:
+        """Return the tree of the durations of GPU work, which is its leaves; the only root is the GPU work."""
+        gpu, count = self._gpu, len(self._ranges.kind)
+        above, in_backward = self._launched_in()
+        kind, name = _WORK + work_classes(gpu, self._communication), work_names(gpu)
+        parents = np.concatenate((self._gpu_parents(above), above)) + 1
+        mask = np.concatenate((self._backward, in_backward))
+        return tree_of(
+            np.concatenate(([-1], parents)),
+            np.concatenate(([_THREAD * self.base + self._threads], self._keys, kind * self.base + name)),
+            _by_pass(np.concatenate((np.zeros(count + 1, np.int64), gpu.duration_ns)), np.append(False, mask)),
+            _by_pass(np.append(0, np.ones(count + len(gpu), np.int64)), np.append(False, mask)),
+            _MOST,
+        )
+
+    def _launched_in(self) -> tuple[Array, Array]:
+        """Return the range that launched each GPU work, or -1, and whether that was in a backward pass."""
+        gpu, runtime, ranges = self._gpu, self._trace.runtime, self._ranges
+        thread, at = (np.append(column, -1)[gpu.launch] for column in (runtime.thread, runtime.start_ns))
+        above = np.where(gpu.launch >= 0, ranges.nest.innermost_at(at, thread), -1)
+        for kind, rows in ((OPERATOR, gpu.operator), (MODULE, gpu.module), (REGION, gpu.region)):
+            above = np.where(above >= 0, above, ranges.places(kind, rows))
+        in_backward: Array = np.append(self._backward, False)[above] | self._autograd[thread]
+        return above, in_backward
+
+    def _gpu_parents(self, launched_in: Array) -> Array:
+        """Return the range above each range; of the outermost ones of other threads, the region of their work."""
+        ranges, regions = self._ranges, self._trace.regions
+        parents: Array = self._parents.copy()
+        outer = np.flatnonzero((parents < 0) & (ranges.kind == REGION))
+        parents[outer] = ranges.places(REGION, regions.parent[ranges.row[outer]])
+        region = ranges.places(REGION, self._gpu.region)
+        linked = np.flatnonzero((launched_in >= 0) & (region >= 0))
+        launched_in, region = launched_in[linked], region[linked]
+        top = launched_in.copy()
+        for which, above in ancestor_levels(launched_in, parents):
+            top[which] = above
+        # Only from the thread of the launch to another, and never into a node, which may be below this range.
+        other = (ranges.thread[top] == ranges.thread[launched_in]) & (ranges.thread[top] != ranges.thread[region])
+        other &= ~self._autograd[ranges.thread[region]] & ~self._in_node[region]
+        parents[top[other]] = region[other]
+        return parents
+
+    def text(self, key: int) -> str:
+        """Return the name of the nodes with a key."""
+        kind, code = divmod(key, self.base)
+        trace = self._trace
+        if kind == _THREAD:
+            return self._thread_name(code) if code < self._threads else "GPU work"
+        return shown_name(trace.strings[code].removeprefix(MODULE_PREFIX if kind == MODULE else ""))
+
+    def _thread_name(self, number: int) -> str:
+        if number == self._threads - 1:
+            return "unknown thread"
+        thread = self._trace.threads[number]
+        if number == self.main_thread:
+            return "main thread"
+        name = thread.name or f"thread {thread.thread}"
+        return shown_name(f"autograd: {name}" if thread.autograd else name)
+
+
+def _by_pass(values: Array, backward: Array) -> Array:
+    """Return two columns: the values outside backward passes, and those inside."""
+    return np.stack((np.where(backward, 0, values), np.where(backward, values, 0)), axis=1)

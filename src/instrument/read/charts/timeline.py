@@ -1,0 +1,399 @@
+"""The timeline of a trace: its steps, and what the GPUs and the threads did meanwhile, by zoom level."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...base.printable import shown_name
+from ...base.units import counted, duration
+from ..tables.intervals import merge_overlaps
+from ..tables.lanes import group_rows
+from ..tables.table import Array, Table
+from ..tables.trace_data import MODULE, MODULE_PREFIX, TraceData
+from ..tables.work_classes import gpu_numbers, work_classes, work_names
+from .lanes import Slices, Zoom, packed, stacked, zoom_levels
+
+CLASSES = (
+    "compute", "communication", "copies", "input", "synchronization", "overhead", "latency", "other",
+    "region", "module", "operator", "runtime",
+)  # fmt: skip
+"""The classes of slices, which give their colors; those from "input" to "other" are of idle time."""
+
+_TITLES = {"region": "regions", "module": "modules", "operator": "operators", "runtime": "runtime calls"}
+_MOST_LANES = 32  # of streams, and of threads
+_MOST_DEPTH = 32
+
+
+class Lane(NamedTuple):
+    """The slices of one lane, in order of start; of equal starts, the longest first.
+
+    Attributes:
+        group: what the lane belongs to: GPUs or a thread.
+        title: the name of the lane.
+        start_ns: the starts, on the clock of the trace.
+        end_ns: the ends.
+        name: the numbers of the names in the strings of the trace; those of `TimelineSource.causes` follow.
+        kind: the numbers of the classes in `CLASSES`.
+        work: the rows of `TimelineSource.gpu` that the slices are, or that end idle time; -1 for none.
+        depth: the depth of each slice.
+    """
+
+    group: str
+    title: str
+    start_ns: Array
+    end_ns: Array
+    name: Array
+    kind: Array
+    work: Array
+    depth: Array
+
+    @property
+    def columns(self) -> tuple[Array, ...]:
+        """All columns."""
+        return self.start_ns, self.end_ns, self.name, self.kind, self.work, self.depth
+
+    @property
+    def rows(self) -> int:
+        """The number of depths."""
+        return int(self.depth.max(initial=-1)) + 1
+
+    def where(self, rows: Array) -> Lane:
+        """Return the lane with some of its slices."""
+        return Lane(self.group, self.title, *(column[rows] for column in self.columns))
+
+
+class TimelineSource(NamedTuple):
+    """What a timeline is made of.
+
+    Attributes:
+        trace: the trace.
+        gpu: the GPU work to show: rows of `TraceData.gpu`.
+        communication: a mask of the rows of ``gpu`` that communicate.
+        window: the time to show, in ns on the clock of the trace.
+        origin_ns: the time that the page counts from.
+        causes: the names of idle time, which follow the strings of the trace, each with a sentence on it.
+    """
+
+    trace: TraceData
+    gpu: Table
+    communication: Array
+    window: tuple[int, int]
+    origin_ns: int
+    causes: Mapping[str, str] = MappingProxyType({})
+
+
+class Lanes(NamedTuple):
+    """The lanes of a timeline.
+
+    Attributes:
+        streams: those of streams, by GPU.
+        threads: those of threads, the most used thread first.
+        notes: sentences on what is left out.
+    """
+
+    streams: list[Lane]
+    threads: list[Lane]
+    notes: list[str]
+
+
+def lanes_of(source: TimelineSource) -> Lanes:
+    """Return the lanes of streams and threads."""
+    streams, no_streams = _stream_lanes(source)
+    threads, no_threads = _thread_lanes(source)
+    deep = sum(int((lane.depth >= _MOST_DEPTH).sum()) for lane in streams + threads)
+    too_deep = [f"Not shown: {counted(deep, 'slice')} nested deeper than {_MOST_DEPTH} levels."] if deep else []
+    streams, threads = ([lane.where(lane.depth < _MOST_DEPTH) for lane in lanes] for lanes in (streams, threads))
+    return Lanes(streams, threads, no_streams + no_threads + too_deep)
+
+
+def _stream_lanes(source: TimelineSource) -> tuple[list[Lane], list[str]]:
+    """Return the streams with work in the window, by GPU, the most used first, and a note on the rest."""
+    gpu, inside = source.gpu, _inside(source.gpu, source.window)
+    device, stream = gpu_numbers(gpu)[inside], gpu.stream[inside]
+    first, of_place = distinct(device, stream)
+    rows_of = {number: inside[rows] for number, rows in group_rows(of_place)}
+    used = {number: int(gpu.duration_ns[rows].sum()) for number, rows in rows_of.items()}
+    kind, name = work_classes(gpu, source.communication), work_names(gpu)
+    products = {device.id: device.name for device in source.trace.devices}
+    lanes = []
+    for number in sorted(_most(used), key=lambda number: device[first[number]]):
+        rows, on, at = rows_of[number], int(device[first[number]]), int(stream[first[number]])
+        group = shown_name(f"GPU {on} {products.get(on, '')}".strip()) if on >= 0 else "GPU"
+        lanes.append(
+            _lane(group, f"stream {at}" if at >= 0 else "stream", gpu, rows, name[rows], kind[rows], rows)
+        )
+    return lanes, _left_out(used, "stream")
+
+
+def _thread_lanes(source: TimelineSource) -> tuple[list[Lane], list[str]]:
+    """Return the lanes of the threads with events in the window, the most used first, and notes on the rest."""
+    trace = source.trace
+    rows_of: dict[int, dict[str, Array]] = defaultdict(dict)
+    tables = {
+        "region": trace.regions,
+        "module": trace.frames,
+        "operator": trace.operators,
+        "runtime": trace.runtime,
+    }
+    for kind, table in tables.items():
+        rows = _inside(table, source.window)
+        if kind == "module":
+            rows = rows[table.matching("name", MODULE)[rows]]
+        for thread, of_thread in group_rows(table.thread[rows]):
+            rows_of[thread][kind] = rows[of_thread]
+    used = {
+        thread: sum(int(tables[kind].duration_ns[rows].sum()) for kind, rows in own.items())
+        for thread, own in rows_of.items()
+    }
+    titles = _thread_titles(trace, used)
+    lanes = []
+    for thread in _most(used):
+        for kind, rows in rows_of[thread].items():
+            name, kinds = tables[kind].name[rows], np.full(len(rows), CLASSES.index(kind))
+            none = np.full(len(rows), -1)
+            lanes.append(_lane(titles[thread], _TITLES[kind], tables[kind], rows, name, kinds, none))
+    idle = len(np.unique(np.concatenate([table.thread for table in tables.values()]))) - len(used)
+    notes = [f"Not shown: {counted(idle, 'thread')} without events in the window."] if idle else []
+    return lanes, _left_out(used, "thread") + notes
+
+
+def _most(used: Mapping[int, int]) -> list[int]:
+    """Return the keys with the largest values, the largest first."""
+    return sorted(used, key=lambda key: -used[key])[:_MOST_LANES]
+
+
+def _left_out(used: Mapping[int, int], word: str) -> list[str]:
+    rest = len(used) - _MOST_LANES
+    return [f"Not shown: the {counted(rest, f'least used {word}')}."] if rest > 0 else []
+
+
+def _lane(group: str, title: str, events: Table, rows: Array, name: Array, kind: Array, work: Array) -> Lane:
+    start, end = events.start_ns[rows], events.start_ns[rows] + events.duration_ns[rows]
+    return Lane(group, title, start, end, name, kind.astype(np.int8), work.astype(np.int32), stacked(start, end))
+
+
+def distinct(*columns: Array) -> tuple[Array, Array]:
+    """Return a row with each combination of values, in ascending order, and the place of each row's combination.
+
+    `numpy.unique` with an axis compares whole rows, which takes ten times as long.
+    """
+    place = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, of_value = np.unique(column, return_inverse=True)
+        place = np.unique(place * len(values) + of_value, return_inverse=True)[1]
+    return np.unique(place, return_index=True)[1], place
+
+
+def _inside(events: Table, window: tuple[int, int]) -> Array:
+    """Return the rows of the events that take time in the window."""
+    duration, start = events.duration_ns, events.start_ns
+    return np.flatnonzero((duration > 0) & (start < window[1]) & (start + duration > window[0]))
+
+
+def _thread_titles(trace: TraceData, used: Collection[int]) -> dict[int, str]:
+    """Return the title of each thread, with its process if there are several."""
+    several = len({trace.threads[number].process for number in used if number >= 0}) > 1
+    titles = {-1: "Unknown thread"}
+    for number in used:
+        if number >= 0:
+            thread = trace.threads[number]
+            words = thread.name if str(thread.thread) in thread.name else f"thread {thread.thread} {thread.name}"
+            words = words.strip() + " (autograd)" * (thread.autograd and "autograd" not in words)
+            title = f"process {thread.process}, {words}" if several else words
+            titles[number] = shown_name(title[:1].upper() + title[1:])
+    return titles
+
+
+class TimelineTexts:
+    """The texts of the slices that are shown one by one.
+
+    Args:
+        source: what the timeline is made of.
+        name: the name of each slice, as in `Lane`.
+        work: its GPU work, as in `Lane`.
+        used: the slices whose texts are needed.
+
+    Attributes:
+        texts: the texts; the first is empty.
+        name: the place of each slice's name in ``texts``; 0 if it is not needed.
+        about: the place of each slice's launch in the columns of ``launches``; 0 for none.
+        launches: what launched GPU work, and its own name (``work``), as places in ``texts``.
+        causes: for each cause of idle time in ``texts``, its place there and a sentence that explains it.
+    """
+
+    def __init__(self, source: TimelineSource, name: Array, work: Array, used: Array) -> None:
+        rows, of_row = np.unique(work[used], return_inverse=True)
+        columns = {key: column[rows] for key, column in _launches(source).items()}
+        columns = {key: np.append(0, column) for key, column in columns.items()}
+        numbers = np.unique(np.concatenate((name[used], *columns.values())))
+        places = {key: np.searchsorted(numbers, column) for key, column in columns.items()}
+        first, place = distinct(*places.values())
+        self.launches = {key: column[first].tolist() for key, column in places.items()}
+        self.name, self.about = np.zeros(len(name), np.int64), np.zeros(len(name), np.int64)
+        self.name[used] = np.searchsorted(numbers, name[used])
+        self.about[used] = place[1:][of_row]
+        self.texts = [text_of(source, number) for number in numbers.tolist()]
+        strings, sentences = len(source.trace.strings), list(source.causes.values())
+        self.causes = [
+            (place, sentences[number - strings])
+            for place, number in enumerate(numbers.tolist())
+            if number >= strings
+        ]
+
+
+def text_of(source: TimelineSource, number: int) -> str:
+    """Return a text by its number in the strings of the trace, which the causes of idle time follow."""
+    strings = source.trace.strings
+    if number >= len(strings):
+        return list(source.causes)[number - len(strings)]
+    return shown_name(strings[number].removeprefix(MODULE_PREFIX))
+
+
+def _launches(source: TimelineSource) -> dict[str, Array]:
+    """Return for each row of `TimelineSource.gpu`, and then for none, the numbers of the names of its launch."""
+    gpu, trace = source.gpu, source.trace
+
+    def names(events: Table, rows: Array) -> Array:
+        return np.append(np.append(events.name, 0)[rows], 0)
+
+    return {
+        "work": np.append(work_names(gpu), 0),
+        "call": names(trace.runtime, gpu.launch),
+        "operator": names(trace.operators, gpu.operator),
+        "region": names(trace.regions, gpu.region),
+        "module": names(trace.frames, gpu.module),
+    }
+
+
+_MOST_SLICES = 200_000
+_FEW_STEPS = 2  # up to so many, all have the same detail
+_LONGEST = 5  # of each lane
+
+
+def timeline_of(source: TimelineSource, lanes: list[Lane], notes: Sequence[str]) -> dict[str, Any] | None:
+    """Return the section of a page; None without lanes.
+
+    Times are in ns from the origin. The levels are those of `lanes.packed`. The ``name`` of a slice is its
+    place in ``texts`` times the number of classes, plus its place in ``classes``; its ``about`` is a place in the
+    columns of ``launches``. The parts of the steps and the gaps of the GPUs are left empty.
+
+    Args:
+        source: what the timeline is made of.
+        lanes: the lanes, those of a group one after the other.
+        notes: sentences on what is left out.
+    """
+    if not lanes:
+        return None
+    trace, window, low = source.trace, source.window, source.origin_ns
+    rows = rows_of_steps(trace)
+    steps = trace.steps.where(rows)
+    detailed = _detailed(steps)
+    slices, name, work = _joined(lanes)
+    zoom = zoom_levels(slices, window, _spans(source, rows[detailed]), _MOST_SLICES)
+    single = np.concatenate([level.single for level in zoom.levels])
+    texts = TimelineTexts(source, name, work, single)
+    levels = packed(slices, zoom, low, name=texts.name * len(CLASSES) + slices.kind, about=texts.about)
+    return {
+        "id": "timeline",
+        "type": "timeline",
+        "title": "Timeline",
+        "start_ns": window[0] - low,
+        "end_ns": window[1] - low,
+        "classes": CLASSES,
+        "groups": _groups(lanes),
+        "whole": zoom.whole,
+        "detailed": [[start - low, end - low] for start, end in zoom.detailed],
+        "levels": levels,
+        "texts": texts.texts,
+        "launches": texts.launches,
+        "causes": texts.causes,
+        "steps": _step_rows(steps, low),
+        "gaps": [],
+        "longest": [row for lane in lanes for row in _longest_rows(source, lane)],
+        "notes": [*_hidden(zoom, steps.number[detailed].tolist()), *notes],
+    }
+
+
+def _joined(lanes: list[Lane]) -> tuple[Slices, Array, Array]:
+    """Return the slices of all lanes, in one row for each depth of a lane, with their names and work."""
+    above = np.cumsum([0, *(lane.rows for lane in lanes)]).tolist()
+    row = np.concatenate([lane.depth + first for lane, first in zip(lanes, above, strict=False)])
+    order = np.argsort(row, kind="stable")
+    joined = (np.concatenate(columns)[order] for columns in zip(*(lane.columns for lane in lanes), strict=True))
+    start, end, name, kind, work, _ = joined
+    return Slices(row[order], start, end, kind), name, work
+
+
+def _groups(lanes: list[Lane]) -> list[dict[str, Any]]:
+    """Return the groups with their lanes, each with its number of rows."""
+    return [
+        {"title": title, "lanes": [[lane.title, lane.rows] for lane in group]}
+        for title, group in groupby(lanes, key=lambda lane: lane.group)
+    ]
+
+
+def rows_of_steps(trace: TraceData) -> Array:
+    """Return the rows of the steps of the thread that ran most of them."""
+    thread = trace.steps.thread
+    threads, counts = np.unique(thread, return_counts=True)
+    return np.flatnonzero(thread == threads[np.argmax(counts)]) if len(threads) else np.empty(0, np.int64)
+
+
+def _detailed(steps: Table) -> list[int]:
+    """Return the step whose length is closest to the median, and the longest; none if there are few."""
+    if len(steps) <= _FEW_STEPS:
+        return []
+    length = steps.duration_ns
+    typical = int(np.argmin(np.abs(length - np.median(length))))
+    return sorted({typical, int(np.argmax(length))})
+
+
+def _spans(source: TimelineSource, rows: Array) -> list[tuple[int, int]]:
+    """Return the times of these steps, each up to the end of the work that it launched."""
+    gpu, steps, spans = source.gpu, source.trace.steps, []
+    for row in rows.tolist():
+        done = int(gpu.end_ns[gpu.step == row].max(initial=steps.end_ns[row]))
+        spans.append((int(steps.start_ns[row]), done))
+    starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
+    return [*zip(*(side.tolist() for side in merge_overlaps(starts, ends)), strict=True)]
+
+
+def _step_rows(steps: Table, low: int) -> list[list[int | None]]:
+    """Return the number, start and length of each step, and None for each part of it."""
+    times = (steps.number, steps.start_ns - low, steps.duration_ns)
+    return [[*row, *[None] * 4] for row in zip(*(column.tolist() for column in times), strict=True)]
+
+
+def _longest_rows(source: TimelineSource, lane: Lane) -> list[list[Any]]:
+    """Return the name, the lane, the length and the start of the longest slices of a lane."""
+    length = lane.end_ns - lane.start_ns
+    return [
+        [
+            text_of(source, int(lane.name[row])),
+            f"{lane.group}, {lane.title}",
+            int(length[row]),
+            int(lane.start_ns[row]) - source.origin_ns,
+        ]
+        for row in np.argsort(-length, kind="stable")[:_LONGEST].tolist()
+    ]
+
+
+def _hidden(zoom: Zoom, detailed: list[int]) -> list[str]:
+    """Return a sentence on the slices that no level shows one by one, if there are any."""
+    rest = zoom.levels[zoom.whole - 1]
+    if not len(rest.merged.row):
+        return []
+    whole = f"Slices shorter than {duration(rest.resolution_ns)} are shown merged"
+    if zoom.detailed:
+        numbers = " and ".join(map(str, detailed))
+        whole += f" outside of {'step' if len(detailed) == 1 else 'steps'} {numbers}"
+        finest = zoom.levels[-1]
+        if len(finest.merged.row):
+            whole += f", and those shorter than {duration(finest.resolution_ns)} everywhere"
+    return [f"{whole}: open the trace in Perfetto to see each."]

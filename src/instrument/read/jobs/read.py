@@ -1,0 +1,289 @@
+"""Reads traces: finds out from the content of a file which profiler wrote it, and picks the reader."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import sys
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...base.errors import TraceError
+from ...base.imports import import_without_drawing
+from ...base.printable import printable
+from ..kineto.kineto import read_kineto_ranks
+from ..kineto.text import BLOCK
+from ..measures.region_steps import steps_from_regions
+from ..profilers.ascend import is_ascend, read_ascend
+from ..profilers.database import is_database, open_database
+from ..tables.table import TooLargeError
+from ..tables.trace import Trace
+from .archives import unpack
+from .formats import foreign_format
+
+if TYPE_CHECKING:
+    from .ranks import TraceSet
+
+_DATABASES = (".sqlite", ".db")
+_REPORTS = (".nsys-rep", ".qdrep")
+_HEAD_BYTES = 1 << 16
+_MOST_LAYERS = 3  # of archives and compression; an archive may hold itself
+
+
+def read_trace(path: str | os.PathLike[str], *, steps_from: str | None = None) -> Trace:
+    """Read the trace of one process.
+
+    Kineto JSON of torch.profiler, plain or gzip, damaged files included; reports of Nsight Systems, ``.sqlite``
+    or ``.nsys-rep``; JSON and databases of rocprofv3. `Trace.lost` says which parts of the file could not be
+    read. `read_traces` reads the ranks of a job.
+
+    Args:
+        path: a file, or "-" for standard input.
+        steps_from: a regular expression: the regions in whose names it is found are the steps, for programs that
+            mark steps in their own way; None takes the steps that the profiler knows.
+
+    Raises:
+        TypeError: ``path`` is not a path.
+        ValueError: ``steps_from`` is not a regular expression, or no region has such a name.
+        TraceError: ``path`` is a folder or a pattern; or the file is not a trace, or no event can be read.
+        FileNotFoundError: the file does not exist.
+        OSError: the file cannot be opened.
+    """
+    _check_path(path)
+    if _is_file(path):
+        trace = read_file(Path(path))
+        return trace if steps_from is None else steps_from_regions(trace, steps_from)
+    if not str(path):
+        raise TraceError(Path(), '"path" must not be empty')
+    if Path(path).is_dir():
+        raise TraceError(Path(path), "this is a folder; read_traces reads the traces of the ranks in it")
+    if glob.has_magic(str(path)):
+        raise TraceError(Path(path), "this is a pattern; read_traces reads the files that match it")
+    raise _not_found(path)
+
+
+def read_traces(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    steps_from: str | None = None,
+    executor: Executor | None = None,
+) -> TraceSet:
+    """Read the traces of the ranks of one job.
+
+    Files that cannot be read are listed in `TraceSet.failed` and do not stop the others. Where a rank has several
+    windows, the set holds the last window that most ranks have, and `TraceSet.left_out` lists the other files.
+
+    Args:
+        paths: a folder, a pattern such as ``"runs/*.json.gz"``, several files, or one file in which a program
+            merged several ranks. `read_trace` reads a file of one rank.
+        steps_from: as in `read_trace`, for each rank.
+        executor: reads the files; by default processes of this machine, one for each core.
+
+    Raises:
+        ValueError: ``steps_from`` is not a regular expression, or a rank has no region with such a name.
+        TypeError: ``paths`` is neither a path nor an iterable of paths.
+        TraceError: ``paths`` is one file; or no file matches, or none of the files can be read.
+        FileNotFoundError: the folder does not exist.
+    """
+    if not isinstance(paths, (str, os.PathLike, Iterable)):
+        raise TypeError(f'"paths" must be a folder, a pattern or several paths: {paths!r:.200}')
+    if isinstance(paths, (str, os.PathLike)) and _is_file(paths):
+        found = None if str(paths) == "-" else read_contents(Path(paths))
+        if not isinstance(found, Mapping):
+            raise TraceError(Path(paths), "this is one file; read_trace reads it")
+        traces = found
+    else:
+        traces = _read_ranks(paths, executor)
+    return traces if steps_from is None else traces.map(lambda trace: steps_from_regions(trace, steps_from))
+
+
+def read_any(path: str | os.PathLike[str]) -> Trace | TraceSet:
+    """Read one file as `read_trace` does, or several ranks as `read_traces` does; errors as theirs."""
+    return read_contents(Path(path)) if _is_file(path) else _read_ranks(path, None)
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        several = "; read_traces reads several files" * isinstance(path, Iterable)
+        raise TypeError(f'"path" must be the path of one file{several}: {path!r:.200}')
+
+
+def _is_file(path: str | os.PathLike[str]) -> bool:
+    file = Path(path)
+    return str(path) == "-" or (bool(str(path)) and file.exists() and not file.is_dir())
+
+
+def _read_ranks(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], executor: Executor | None
+) -> TraceSet:
+    from .ranks import read_ranks
+
+    if isinstance(paths, (str, os.PathLike)) and str(paths):
+        check_ranks_path(paths)
+    return read_ranks(paths, read_file, executor)
+
+
+def check_ranks_path(path: str | os.PathLike[str]) -> None:
+    """Raise FileNotFoundError if the path is neither a folder nor a pattern."""
+    if not Path(path).is_dir() and not glob.has_magic(str(path)):
+        raise _not_found(path)
+
+
+def _not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
+    return FileNotFoundError(2, "No such file or folder", str(path))
+
+
+def read_file(path: Path) -> Trace:
+    """Read one file; errors as `read_trace`."""
+    found = read_contents(path)
+    if not isinstance(found, Trace):
+        raise TraceError(path, f"it holds the traces of {len(found)} ranks, which read_traces reads")
+    return found
+
+
+def read_contents(path: Path, layers: int = _MOST_LAYERS) -> Trace | TraceSet:
+    """Read one file, which may hold the traces of several ranks; errors as `read_trace`.
+
+    Args:
+        path: the file.
+        layers: how many layers of archives and compression are unpacked.
+    """
+    try:
+        return _read_file(path, layers)
+    except TooLargeError as error:
+        raise TraceError(path, str(error)) from None
+    except MemoryError:
+        raise TraceError(path, "its content does not fit into memory") from None
+
+
+def _read_file(path: Path, layers: int) -> Trace | TraceSet:
+    if str(path) == "-":
+        return _read_copy(path, iter(lambda: sys.stdin.buffer.read(BLOCK), b""), "", layers)
+    if not stat.S_ISREG(path.stat().st_mode):
+        with path.open("rb") as source:
+            return _read_copy(path, iter(lambda: source.read(BLOCK), b""), "", layers)
+    head = _head(path)
+    if is_database(path):
+        return _read_database(path)
+    if layers and (inside := unpack(path, head)):
+        name, blocks = inside
+        return _read_copy(path, blocks, name, layers - 1)
+    if foreign := foreign_format(path, head):
+        raise TraceError(path, foreign)
+    if path.suffix in _DATABASES and not head.lstrip().startswith((b"{", b"[")):
+        raise TraceError(path, "it is empty" if not head else "it is not an SQLite database")
+    if path.suffix in _REPORTS:
+        from ..profilers.nsight import read_nsight
+
+        return read_nsight(path)
+    if b'"rocprofiler-sdk-tool"' in head and b'"traceEvents"' not in head:
+        from ..profilers.rocprof import read_rocprof
+
+        return read_rocprof(path)
+    if is_ascend(path, head):
+        with suppress(TraceError):  # a damaged file is read below, without the work of the NPU
+            return read_ascend(path)
+    with progress_bar(path) as advance:
+        found = read_kineto_ranks(path, advance)
+    if len(found) == 1:
+        return found[0]
+    from .ranks import TraceSet
+
+    return TraceSet({trace.rank or 0: trace for trace in found})
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith(b"\x1f\x8b"):
+        with suppress(zlib.error):
+            return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+    return head
+
+
+def _read_database(path: Path) -> Trace:
+    from ..profilers.nsight import read_nsight
+    from ..profilers.rocpd import read_rocpd
+
+    with open_database(path) as database:
+        query = "SELECT count(*) FROM sqlite_master WHERE name LIKE 'rocpd%'"
+        found = database.execute(query).fetchone()
+    return read_rocpd(path) if found[0] else read_nsight(path)
+
+
+def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> Trace | TraceSet:
+    """Read a copy of what is not a plain file; `Trace.args` needs the copy, which is removed with the traces.
+
+    Args:
+        path: where the content comes from.
+        blocks: the content.
+        name: a file name, whose suffix may say what the content is.
+        layers: as in `read_contents`.
+    """
+    suffix = "".join(Path(name).suffixes[-2:]) or ".trace"
+    with tempfile.NamedTemporaryFile(prefix="instrument-", suffix=suffix, delete=False) as copy:
+        spool = Path(copy.name)
+        try:
+            copy.writelines(blocks)
+            copy.close()
+            found = read_contents(spool, layers)
+        except BaseException as error:
+            spool.unlink(missing_ok=True)
+            if isinstance(error, TraceError):
+                raise TraceError(path, error.reason) from None
+            raise
+    traces = [found] if isinstance(found, Trace) else list(found.values())
+    for trace in traces:
+        trace.path = path
+    _remove_after([trace.look_up for trace in traces if trace.look_up is not None], spool)
+    return found
+
+
+def _remove_after(users: Sequence[object], file: Path) -> None:
+    """Remove ``file`` when the last of its users is gone: copies of a trace share what looks up its arguments."""
+    left = iter(range(len(users) - 1, -1, -1))
+
+    def remove() -> None:
+        if next(left) == 0:
+            file.unlink(missing_ok=True)
+
+    for user in users:
+        weakref.finalize(user, remove)
+    if not users:
+        file.unlink(missing_ok=True)
+
+
+_MIN_BYTES = 100_000_000  # bytes; smaller files take about a second
+
+
+@contextmanager
+def progress_bar(path: Path) -> Iterator[Callable[[int], None]]:
+    """Yield a function that takes the number of bytes read; at a terminal, it moves a bar for a large file."""
+    size = path.stat().st_size
+    if size < _MIN_BYTES or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda read: None
+        return
+    try:
+        import_without_drawing("rich.style")
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:  # a program may have a module of that name
+        yield lambda read: None
+        return
+    columns = (
+        TextColumn("reading {task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+        task = bar.add_task(printable(path.name), total=size)
+        yield lambda read: bar.advance(task, read)

@@ -1,0 +1,288 @@
+"""Decodes the ``args`` of Kineto events into columns."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Raw, Struct, field
+
+from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings
+
+_MAX_RATIO = 1e9  # blocks per multiprocessor, or percent; larger values are errors
+_GPU = {"gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
+
+
+class HasArgs(Protocol):
+    """The fields of an event that this module reads."""
+
+    name: str
+    cat: str | None
+    pid: Any
+    tid: Any
+    args: Raw
+    bind_id: Any
+
+
+class _Ids(Struct, gc=False):
+    correlation: int = -1
+    external: int = field(default=-1, name="External id")
+    external_2021: int = field(default=-1, name="external id")
+
+
+class _OperatorArgs(_Ids, gc=False):
+    sequence: int = field(default=-1, name="Sequence number")
+    shapes: Raw = field(default_factory=Raw, name="Input Dims")
+    types: Raw = field(default_factory=Raw, name="Input type")
+    scalars: Raw = field(default_factory=Raw, name="Concrete Inputs")
+
+
+class _GpuArgs(_Ids, gc=False):
+    device: int = -1
+    stream: int = -1
+    bytes: int = -1
+    size: int = -1  # MTIA's name
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    registers: int = field(default=-1, name="registers per thread")
+    shared_bytes: int = field(default=-1, name="shared memory")
+    blocks_per_sm: float = field(default=math.nan, name="blocks per SM")
+    occupancy_percent: float = field(default=math.nan, name="est. achieved occupancy %")
+    collective: str = field(default="", name="Collective name")
+    group: str = field(default="", name="Process Group Name")
+    elements_in: int = field(default=-1, name="In msg nelems")
+    elements_out: int = field(default=-1, name="Out msg nelems")
+    dtype: str = ""
+
+
+class _MemoryArgs(Struct, gc=False):
+    bytes: int = field(default=0, name="Bytes")
+    address: int = field(default=-1, name="Addr")
+    device_type: int = field(default=-1, name="Device Type")
+    device: int = field(default=-1, name="Device Id")
+    allocated_bytes: int = field(default=-1, name="Total Allocated")
+    reserved_bytes: int = field(default=-1, name="Total Reserved")
+
+
+class _JaxArgs(Struct, gc=False):
+    step: int | str = field(default=-1, name="step_num")
+    correlation: int | str = field(default=-1, name="correlation_id")
+
+
+class _NameArgs(Struct, gc=False):
+    name: str = ""
+    labels: str = ""
+
+
+_Args = TypeVar("_Args", bound=Struct)
+_DECODERS: dict[type[Struct], Callable[[bytes], Any]] = {
+    kind: msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+    for kind in (_Ids, _OperatorArgs, _GpuArgs, _MemoryArgs, _JaxArgs, _NameArgs)
+}
+
+
+def _read(kind: type[_Args], raws: Sequence[Raw]) -> list[_Args]:
+    """Decode the args of many events at once or, if that fails, one by one."""
+    try:
+        found: list[_Args] = _DECODERS[kind](b"[" + b",".join(raws) + b"]")
+        return found
+    except (ValueError, RecursionError):
+        return [_read_unusual(kind, raw) for raw in raws]
+
+
+def _read_unusual(kind: type[_Args], raw: Raw) -> _Args:
+    """Decode the valid fields of the args; the others are taken as missing."""
+    args = kind()
+    try:
+        content = json.loads(bytes(raw).decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return args
+    for info in msgspec.structs.fields(kind) if isinstance(content, dict) else ():
+        if info.encode_name in content:
+            value = content[info.encode_name]
+            with suppress(ValueError):
+                is_raw = info.type is Raw
+                found = (
+                    Raw(json.dumps(value).encode()) if is_raw else msgspec.convert(value, info.type, strict=False)
+                )
+                setattr(args, info.name, found)
+    return args
+
+
+def names(raws: Sequence[Raw]) -> list[str]:
+    """Return the ``name``, or the ``labels``, in the args of each event."""
+    return [args.name or args.labels for args in _read(_NameArgs, raws)]
+
+
+def values(raws: Sequence[Raw]) -> tuple[list[int], list[str], list[float]]:
+    """Return the numbers in the args of counters: the indexes of the events, the series and the values."""
+    rows, series, numbers = [], [], []
+    for row, raw in enumerate(raws):
+        try:
+            content = json.loads(bytes(raw).decode("utf-8", "replace"), parse_int=float)
+        except (ValueError, RecursionError):
+            continue
+        for name, value in content.items() if isinstance(content, dict) else ():
+            if isinstance(value, float) and abs(value) < math.inf:
+                rows.append(row)
+                series.append(name)
+                numbers.append(value)
+    return rows, series, numbers
+
+
+def _column(args: Sequence[Struct], name: str) -> Array:
+    """Return integers; values beyond 64 bits are taken as missing."""
+    get = attrgetter(name)
+    try:
+        return np.fromiter(map(get, args), np.int64, len(args))
+    except OverflowError:
+        return np.array([value if abs(value) < 2**63 else -1 for value in map(get, args)], np.int64)
+
+
+def _string_column(strings: Strings, args: Sequence[Struct], name: str) -> Array:
+    return np.fromiter(map(strings.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
+
+
+def _correlation(args: Sequence[_Ids], events: Sequence[HasArgs]) -> Array:
+    """Return CUPTI's correlation ids, whose 0 means none, or the ids of flows where there are none."""
+    found = _column(args, "correlation")
+    found = np.where(found == 0, -1, found)
+    for row in np.flatnonzero(found < 0).tolist():
+        if type(flow := events[row].bind_id) is int and 0 < flow < 2**63:
+            found[row] = flow
+    return found
+
+
+def _external(args: Sequence[_Ids]) -> Array:
+    today = _column(args, "external")
+    return today if np.all(today >= 0) else np.where(today >= 0, today, _column(args, "external_2021"))
+
+
+def _operators(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_OperatorArgs, [event.args for event in events])
+    texts = {name: _texts(strings, args, name) for name in ("shapes", "types")}
+    scalars = np.zeros(len(args), np.int32)
+    rows = [row for row, event in enumerate(events) if "convolution" in event.name]
+    scalars[rows] = _texts(strings, [args[row] for row in rows], "scalars")
+    return {"external": _external(args), "sequence": _column(args, "sequence"), "scalars": scalars} | texts
+
+
+def _texts(strings: Strings, args: Sequence[Struct], name: str) -> Array:
+    """Return the numbers of JSON texts; most texts occur many times and are decoded once."""
+    numbers: Interner[bytes] = Interner()
+    found = [numbers[text] for text in map(bytes, map(attrgetter(name), args))]
+    return np.array([strings[text.decode("utf-8", "replace")] for text in numbers], np.int32)[found]
+
+
+def _regions(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    return {"external": _external(_read(_Ids, [event.args for event in events]))}
+
+
+def _no_columns(_: Strings, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
+    return {}
+
+
+def _categories(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    """Return the categories and, for JAX's events, which have none, the number of the step and the correlation."""
+    found = (strings[(event.cat or "").lower()] for event in events)
+    args = _read(_JaxArgs, [event.args for event in events])
+    return {
+        "category": np.fromiter(found, np.int32, len(events)),
+        "number": _natural(item.step for item in args),
+        "correlation": _natural(item.correlation for item in args),
+    }
+
+
+def _natural(values: Iterable[int | str]) -> Array:
+    """Return natural numbers that may be written as text; -1 for other values."""
+    return np.array(
+        [int(each) if str(each).isdecimal() and len(str(each)) < 19 else -1 for each in values], np.int64
+    )
+
+
+def _category(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    return {"category": np.full(len(events), strings[category], np.int32)}
+
+
+def _calls(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_Ids, [event.args for event in events])
+    columns = {"correlation": _correlation(args, events), "external": _external(args)}
+    return columns | _category(strings, category, events)
+
+
+def _place(category: str, args: Sequence[_GpuArgs], events: Sequence[HasArgs]) -> dict[str, Array]:
+    """Return device and stream; some categories have them as process and thread."""
+    if category in ("gpu_user_annotation", "mtia_ccp_events"):
+        return {"device": _ids(event.pid for event in events), "stream": _ids(event.tid for event in events)}
+    return {"device": _column(args, "device"), "stream": _column(args, "stream")}
+
+
+def _ids(places: Iterable[Any]) -> Array:
+    return np.array([place if isinstance(place, int) and abs(place) < 2**31 else -1 for place in places], np.int64)
+
+
+def _gpu_regions(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_GpuArgs, [event.args for event in events])
+    return _place(category, args, events) | {"external": _external(args)} | _category(strings, category, events)
+
+
+def _syncs(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_GpuArgs, [event.args for event in events])
+    return (
+        _place(category, args, events)
+        | {"correlation": _correlation(args, events)}
+        | _category(strings, category, events)
+    )
+
+
+def _gpu(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_GpuArgs, [event.args for event in events])
+    size = _column(args, "bytes")
+    kind = np.full(len(events), _GPU.get(category, KERNEL), np.int32)
+    kind[[event.name == "dma_request" for event in events]] = MEMCPY  # MTIA's
+    columns = {
+        "category": kind,
+        "correlation": _correlation(args, events),
+        "external": _external(args),
+        "bytes": np.where(size >= 0, size, _column(args, "size")),
+        "blocks": _volumes(args, "grid", 2**62),
+        "block_threads": _volumes(args, "block", 2**31),
+    }
+    for name in ("registers", "shared_bytes", "elements_in", "elements_out"):
+        columns[name] = _column(args, name)
+    for name in ("blocks_per_sm", "occupancy_percent"):
+        values = np.fromiter(map(attrgetter(name), args), np.float64, len(args))
+        columns[name] = np.where((values >= 0) & (values < _MAX_RATIO), values, math.nan)
+    for name in ("collective", "group", "dtype"):
+        columns[name] = _string_column(strings, args, name)
+    return columns | _place(category, args, events)
+
+
+def _volumes(args: Sequence[_GpuArgs], name: str, limit: int) -> Array:
+    sizes = [math.prod(getattr(item, name)) if getattr(item, name) else -1 for item in args]
+    return np.array([size if -1 <= size < limit else -1 for size in sizes], np.int64)
+
+
+def _memory(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_MemoryArgs, [event.args for event in events])
+    return {info.name: _column(args, info.name) for info in msgspec.structs.fields(_MemoryArgs)}
+
+
+READERS: dict[str, Callable[[Strings, str, Sequence[HasArgs]], dict[str, Array]]] = {
+    "operators": _operators,
+    "regions": _regions,
+    "frames": _no_columns,
+    "runtime": _calls,
+    "gpu": _gpu,
+    "gpu_regions": _gpu_regions,
+    "syncs": _syncs,
+    "memory": _memory,
+    "others": _categories,
+}
+"""For each table, a function from strings, category and events to the columns in the args."""

@@ -1,0 +1,276 @@
+"""Reads the JSON of torch.profiler since 2021, also of several ranks in one file, and of JAX.
+
+Without such labels, several processes with steps of their own are several ranks, unless there is work of GPUs,
+which does not say whose it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base.errors import TraceError
+from ...base.trace_marks import STEP_PREFIX
+from ...base.units import natural_key
+from ..tables.intervals import merge_overlaps, total_ns
+from ..tables.links import assemble
+from ..tables.notes import about_ranks, add_losses, merge_note, metadata_of, note_of, number_gpus, own_threads
+from ..tables.table import Array
+from ..tables.trace import Device, ReadLosses, Thread, Trace, UnreadDevice
+from .chunks import EventChunks, EventIndex
+from .events import Collector
+from .jax import HOST, sort_events
+from .salvage import metadata
+from .text import event_limit, read_blocks, text_limit
+
+_BRACKETS = re.compile(r"^\[([^\]]{1,60})\]")  # "[TP00-DP01] 4000", as SGLang writes
+_RANK = re.compile(r"(?<![a-z])(?:rank|worker|[tpdec]p)[-_ =:]?\d{1,6}(?!\d)", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,6}")
+_OF_PROGRAMS = ("operators", "regions", "runtime", "gpu")
+
+
+def ranks_in(
+    columns: Mapping[str, Mapping[str, Array]],
+    threads: Sequence[Any],
+    processes: Mapping[Any, str],
+    metadata: Mapping[str, Any],
+    strings: Iterable[str],
+) -> dict[int, Array]:
+    """Return the threads of each rank; empty if the file holds one process, or does not say.
+
+    Args:
+        columns: the columns of each table.
+        threads: the process of each thread.
+        processes: the name of each process.
+        metadata: the metadata of the file. Traces of `merge_traces` have a note, and are one trace.
+        strings: the texts that the codes of names stand for.
+    """
+    if about_ranks(metadata):
+        return {}
+    stepping = _processes_with_steps(columns, threads, strings)
+    if len(stepping) > 1:
+        ranks = {process: rank for rank, process in enumerate(stepping)}
+    else:
+        ranks = _labelled_processes(columns, threads, processes)
+    of = np.array([ranks.get(process, -1) for process in threads])
+    return {rank: np.flatnonzero(of == rank) for rank in sorted(set(ranks.values()))}
+
+
+def _labelled_processes(
+    columns: Mapping[str, Mapping[str, Array]], threads: Sequence[Any], processes: Mapping[Any, str]
+) -> dict[Any, int]:
+    """Return the rank of each process that has the label of one; empty unless all that run have one."""
+    labels = {process: _label(process) or _label(processes.get(process)) for process in dict.fromkeys(threads)}
+    used = {threads[row] for name in _OF_PROGRAMS if name in columns for row in np.unique(columns[name]["thread"])}
+    found = sorted({labels[process] for process in used}, key=natural_key)
+    if len(found) < 2 or not all(found):
+        return {}
+    numbers = _numbers(found)
+    return {process: numbers[label] for process, label in labels.items() if label in numbers}
+
+
+def _processes_with_steps(
+    columns: Mapping[str, Mapping[str, Array]], threads: Sequence[Any], strings: Iterable[str]
+) -> list[int]:
+    """Return the processes without a label that marked steps, in ascending order; none beside work of a GPU."""
+    if "regions" not in columns or "gpu" in columns:
+        return []
+    steps = [code for code, text in enumerate(strings) if text.startswith(STEP_PREFIX)]
+    rows = np.isin(columns["regions"]["name"], steps)
+    found = {threads[thread] for thread in np.unique(columns["regions"]["thread"][rows]).tolist()}
+    return sorted(found) if all(isinstance(process, int) for process in found) else []
+
+
+def part_of(columns: Mapping[str, Mapping[str, Array]], own: Array, threads: int) -> dict[str, dict[str, Array]]:
+    """Return the rows of some threads, which are renumbered in their order."""
+    numbers = np.full(threads, -1)
+    numbers[own] = np.arange(len(own))
+    return {
+        table: {name: (numbers[part["thread"]] if name == "thread" else part[name])[rows] for name in part}
+        for table, part in columns.items()
+        for rows in [numbers[part["thread"]] >= 0]
+    }
+
+
+def _label(name: object) -> str:
+    """Return what a process id or a name says of the rank; "" for nothing."""
+    if not isinstance(name, str):
+        return ""
+    found = _BRACKETS.match(name)
+    return found[1] if found else " ".join(_RANK.findall(name[:200]))
+
+
+def _numbers(labels: Iterable[str]) -> dict[str, int]:
+    """Return the ranks: the one number in each label, or their places if a label has several."""
+    found = {label: _NUMBER.findall(label) for label in labels}
+    if all(len(numbers) == 1 for numbers in found.values()):
+        ranks = {label: int(numbers[0]) for label, numbers in found.items()}
+        if len(set(ranks.values())) == len(ranks):
+            return dict(sorted(ranks.items(), key=lambda item: item[1]))
+    return {label: place for place, label in enumerate(found)}
+
+
+_PHASES = 10  # phases that are listed by name
+_OF_PROFILER = re.compile(r"^(?:trace|overhead)$")  # categories of what Kineto itself does
+DEVICE = re.compile(r"GPU|NPU|TPU|XPU|HPU|MTIA|Ascend|/device:(?!CPU)")
+"""What is found in the name of a process that stands for a device."""
+
+
+def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None) -> Trace:
+    """Read the trace of one process; see `read_kineto_ranks`.
+
+    Raises:
+        TraceError: the file holds no event, or several ranks.
+        OSError: the file cannot be opened.
+    """
+    found = read_kineto_ranks(path, progress)
+    if len(found) > 1:
+        raise TraceError(path, f"it holds the traces of {len(found)} ranks")
+    return found[0]
+
+
+def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size: None) -> list[Trace]:
+    """Read a file, plain or gzip: an object with ``traceEvents``, or the bare array.
+
+    Returns:
+        The trace; of a file in which a program merged the traces of several ranks, as `ranks_in` knows them, one
+        for each rank, in ascending order.
+
+    Args:
+        path: a file that can be read more than once.
+        progress: called with the number of bytes of each part that is read.
+
+    Raises:
+        TraceError: the file holds no event.
+        OSError: the file cannot be opened.
+    """
+    lost, collector = ReadLosses(), Collector(event_limit(path), text_limit(path))
+    with path.open("rb") as file:
+        chunks = EventChunks(path, read_blocks(path, file, lost, progress), collector.take, lost)
+        chunks.read()
+    about: dict[str, Any] = {}
+    if head := chunks.head.removeprefix(b"\xef\xbb\xbf").rstrip(b", \t\r\n"):
+        about |= metadata(head + b"}", lost)
+    if (tail := chunks.tail.strip(b", \t\r\n")) not in (b"", b"}"):
+        about |= metadata(b"{" + tail, lost)
+    if not collector.count and lost:
+        raise TraceError(path, f"none of its events can be read: {'; '.join(lost.reasons)}")
+    unread = list(collector.unread.items())
+    lost.left_out |= {f"events of phase {phase!r}": count for phase, count in unread[:_PHASES]}
+    if more := unread[_PHASES:]:
+        lost.left_out[f"events of {len(more):,} more phases"] = sum(count for _, count in more)
+    note = note_of(about) or merge_note(about)
+    add_losses(note, lost)
+    distributed = _mapping(about.get("distributedInfo"))
+    columns = collector.columns()
+    collector.ends.close(columns, list(collector.strings), lost)
+    own = own_threads(note, collector.threads)
+    for part in columns.values():
+        if "thread" in part:
+            part["thread"] = own[part["thread"]]
+    threads = [(*place, collector.thread_names.get(place, "")) for place in collector.threads]
+    devices = _devices(about.get("deviceProperties"))
+    if ranks := about_ranks(about):
+        numbers = number_gpus(columns, [process for process, _ in collector.threads], ranks)
+        devices = _devices_of_ranks(numbers, ranks)
+    found = ranks_in(
+        columns, [process for process, _ in collector.threads], collector.processes, about, collector.strings
+    )
+    if not found:
+        rank, size = (_integer(distributed.get(name)) for name in ("rank", "world_size"))
+        return [_trace(path, collector, columns, threads, devices, about, lost, rank, size, chunks.index)]
+    traces = []
+    for rank, rows in found.items():
+        tables, names = part_of(columns, rows, len(threads)), [threads[row] for row in rows.tolist()]
+        traces.append(_trace(path, collector, tables, names, devices, about, lost, rank, len(found), chunks.index))
+    return traces
+
+
+def _trace(
+    path: Path,
+    collector: Collector,
+    columns: dict[str, dict[str, Array]],
+    threads: list[tuple[Any, Any, str]],
+    devices: list[Device],
+    about: Mapping[str, Any],
+    lost: ReadLosses,
+    rank: int | None,
+    world_size: int | None,
+    look_up: EventIndex,
+) -> Trace:
+    jax = HOST in collector.processes.values() and "others" in columns
+    if jax:
+        places = [(process, name) for process, _, name in threads]
+        sort_events(columns, collector.strings, places, collector.processes)
+    trace = assemble(
+        path,
+        "jax" if jax else "kineto",
+        columns,
+        collector.strings,
+        [Thread(*thread) for thread in threads],
+        devices=devices,
+        metadata=about,
+        lost=lost,
+        rank=rank,
+        world_size=world_size,
+        epoch_ns=_integer(about.get("baseTimeNanoseconds")) or 0,
+        look_up=look_up,
+    )
+    if not (jax and trace.gpu):  # beside the streams of a device, JAX shows lanes that it derives from them
+        trace.unread_devices = _unread_devices(trace, collector.processes)
+    return trace
+
+
+def _unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, UnreadDevice]:
+    """Return the devices with events of unknown categories, or any process if no event has a known one."""
+    others = trace.others.where((trace.others.duration_ns > 0) & ~trace.others.matching("category", _OF_PROFILER))
+    anything = trace.operators or trace.regions or trace.gpu
+    names = [processes.get(thread.process, "") for thread in trace.threads]
+    found = {}
+    for name in dict.fromkeys(names if others else ()):
+        if DEVICE.search(name) or not anything:
+            threads = [number for number, each in enumerate(names) if each == name]
+            rows = others.where(np.isin(others.thread, threads))
+            if rows:
+                busy = merge_overlaps(rows.start_ns, rows.end_ns)
+                found[name or "an unnamed process"] = UnreadDevice(len(rows), total_ns(busy))
+    return found
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+
+
+def _devices_of_ranks(
+    numbers: Mapping[tuple[int, int], int], ranks: Mapping[int, Mapping[str, Any]]
+) -> list[Device]:
+    """Return the devices of a merged trace, with their new numbers."""
+    known = {rank: _devices(metadata_of(about).get("deviceProperties")) for rank, about in ranks.items()}
+    places = [(rank, device) for rank, devices in known.items() for device in devices]
+    return [
+        replace(device, id=numbers[rank, device.id]) for rank, device in places if (rank, device.id) in numbers
+    ]
+
+
+def _devices(properties: Any) -> list[Device]:
+    return [
+        Device(
+            _integer(item.get("id")) or 0,
+            str(item.get("name", "")),
+            _integer(item.get("numSms")) or 0,
+            _integer(item.get("maxThreadsPerMultiprocessor")) or 0,
+            _integer(item.get("totalGlobalMem")) or 0,
+        )
+        for item in map(_mapping, properties if isinstance(properties, list) else [])
+    ]

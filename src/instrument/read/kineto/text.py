@@ -1,0 +1,119 @@
+"""Reads the text of a trace, plain or gzip, in blocks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from ...base.errors import TraceError
+from ..tables.trace import ReadLosses
+
+BLOCK = 1 << 20
+_GZIP = b"\x1f\x8b"
+# Real traces shrink up to 40 to 1; gzip allows 1,032 to 1.
+_MAX_COMPRESSION_RATIO = 200
+_BOMB_BYTES = 1 << 28
+
+_BYTES_PER_EVENT = 4  # of a gzip file; real traces have at least 20
+_MIN_EVENT_LIMIT = 1 << 20  # allowed in any file
+
+
+def event_limit(path: Path) -> int:
+    """Return the number of events that a file may have: far more than a trace of its size holds."""
+    return max(_MIN_EVENT_LIMIT, path.stat().st_size // _BYTES_PER_EVENT)
+
+
+def text_limit(path: Path) -> int:
+    """Return the number of characters that the distinct strings in a file may have together."""
+    return _BOMB_BYTES + 40 * path.stat().st_size
+
+
+def read_blocks(
+    path: Path, file: BinaryIO, lost: ReadLosses, progress: Callable[[int], None] = lambda size: None
+) -> Iterator[bytes]:
+    """Yield the text in blocks; of a gzip file that is damaged or cut off, the text before the damage.
+
+    Args:
+        path: the file, for errors.
+        file: the open file.
+        lost: records the damage.
+        progress: called with the number of bytes of each part that is read.
+
+    Raises:
+        TraceError: the file unpacks to more than 256 MiB and 200 times its size, which no trace does.
+    """
+    parts = iter(lambda: file.read(BLOCK), b"")
+    first = next(parts, b"")
+    parts = _reporting(chain([first] if first else [], parts), progress)
+    yield from _unpacked(path, parts, lost) if first.startswith(_GZIP) else parts
+
+
+def limit_ratio(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield what a file unpacks to, as long as a trace may unpack to so much; see `read_blocks`."""
+    unpacked, size = 0, path.stat().st_size
+    for block in blocks:
+        unpacked += len(block)
+        _check_ratio(path, unpacked, size)
+        yield block
+
+
+def _check_ratio(path: Path, unpacked: int, packed: int) -> None:
+    if unpacked > max(_BOMB_BYTES, _MAX_COMPRESSION_RATIO * packed):
+        raise TraceError(
+            path, f"it unpacks to more than {_MAX_COMPRESSION_RATIO} times its size, which no trace does"
+        )
+
+
+def _reporting(parts: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
+    for part in parts:
+        progress(len(part))
+        yield part
+
+
+def _unpacked(path: Path, parts: Iterator[bytes], lost: ReadLosses) -> Iterator[bytes]:
+    unpacker, inside = zlib.decompressobj(wbits=31), False
+    data = next(parts)
+    packed, unpacked = len(data), 0
+    while data:
+        before = unpacker.copy()
+        try:
+            text = unpacker.decompress(data, BLOCK)
+        except zlib.error as error:
+            text = _before_damage(before, data)
+            if text or inside or not unpacked:
+                reason = f"damaged gzip: {error}"
+            else:
+                reason = "data after the end of the gzip stream"
+            if text:
+                yield text
+            lost.add(reason, size=len(data) + sum(map(len, parts)))
+            return
+        unpacked += len(text)
+        _check_ratio(path, unpacked, packed)
+        if text:
+            yield text
+        inside = not unpacker.eof
+        data = unpacker.unconsumed_tail if inside else unpacker.unused_data.lstrip(b"\0")
+        if not data:
+            data = next(parts, b"")
+            packed += len(data)
+        if not data and inside:
+            if rest := unpacker.flush():
+                yield rest
+            if not unpacker.eof:
+                lost.add("the gzip file is cut off")
+        elif not inside:
+            unpacker = zlib.decompressobj(wbits=31)
+
+
+def _before_damage(unpacker: zlib._Decompress, data: bytes) -> bytes:
+    """Unpack the data before the damage, byte by byte, because a failed call returns nothing."""
+    text = bytearray()
+    with suppress(zlib.error):
+        for place in range(len(data)):
+            text += unpacker.decompress(data[place : place + 1])
+    return bytes(text)

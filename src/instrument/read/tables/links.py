@@ -1,0 +1,341 @@
+"""Links GPU work to the call, operator, region, module and step that launched it, and assembles the trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base.trace_marks import OVERLAPPING, STEP_PREFIX, STEPS
+from ...base.units import counted
+from .autograd import BackwardCallers, autograd_nodes, autograd_threads
+from .kernel_families import add_names
+from .nest import NestedRanges, parents_in_tasks
+from .notes import about_ranks, metadata_of
+from .steps import main_threads
+from .table import COLUMNS, Array, Interner, Strings, Table, table
+from .torch_ranges import split_off_operators
+from .trace import MODULE, Coverage, Device, ReadLosses, Thread, Trace
+
+MAX_DURATION_NS = 1 << 53
+"""104 days; longer events are dropped."""
+
+_SUM = 2.0**61
+_MAX_QUANTITY = 1 << 50  # bytes or elements of one event
+_QUANTITIES = {
+    *("bytes", "blocks", "shared_bytes", "elements_in", "elements_out"),
+    *("allocated_bytes", "reserved_bytes"),
+}
+_DEVICE = {"id": 1 << 31, "sms": 1 << 16, "threads_per_sm": 1 << 20, "memory_bytes": 1 << 50}
+_EPOCH_NS = 1 << 61
+
+
+def plausible_rows(kind: str, columns: dict[str, Array], lost: ReadLosses) -> dict[str, Array]:
+    """Return the columns of a table without events that last too long, and with -1 for impossible quantities.
+
+    Args:
+        kind: the name of the table.
+        columns: its columns by name.
+        lost: records what is dropped.
+    """
+    if "duration_ns" in columns:
+        too_long = _too_large(columns["duration_ns"], MAX_DURATION_NS)
+        if too_long.any():
+            lost.add(f"{kind}: events that last longer than a trace can", events=int(too_long.sum()))
+            columns = {name: column[~too_long] for name, column in columns.items()}
+    for name in _QUANTITIES & columns.keys():
+        too_large = _too_large(columns[name], _MAX_QUANTITY)
+        if too_large.any():
+            lost.add(f"{kind}: impossible {name} of {counted(int(too_large.sum()), 'event')}")
+            columns = columns | {name: np.where(too_large, COLUMNS[kind][name][1], columns[name])}
+    return columns
+
+
+def plausible_devices(devices: list[Device], lost: ReadLosses) -> list[Device]:
+    """Return the devices that have a possible id, with 0 for their impossible numbers."""
+    found = []
+    for device in devices:
+        given = {item.name: getattr(device, item.name) for item in fields(device)}
+        impossible = [name for name, most in _DEVICE.items() if not 0 <= given[name] < most]
+        if impossible:
+            lost.add(f"a GPU with impossible {', '.join(impossible)}")
+        if "id" not in impossible:
+            found.append(Device(**given | dict.fromkeys(impossible, 0)))
+    return found
+
+
+def plausible_epoch_ns(epoch_ns: int, lost: ReadLosses) -> int:
+    """Return the start of the clock in ns since 1970; 0 if the given value is impossible."""
+    if 0 <= epoch_ns < _EPOCH_NS:
+        return epoch_ns
+    lost.add("an impossible start of the clock")
+    return 0
+
+
+def _too_large(values: Array, most: float) -> Array:
+    """Return a mask of the values beyond ``most``, or beyond a limit that keeps the sum in 64 bits."""
+    largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+    if largest <= most and largest * len(values) < _SUM:
+        return np.zeros(len(values), bool)
+    size = np.abs(values.astype(float))
+    while size[size <= most].sum() >= _SUM:
+        most /= 2
+    too_large: Array = size > most
+    return too_large
+
+
+_STEP = re.compile(rf"^{STEP_PREFIX}(\d{{1,18}})$")
+_RUN = re.compile(rf"{STEPS}=(\d{{1,18}})-(\d{{1,18}})")
+_EMPTY = {"start_ns": np.empty(0, np.int64)}
+_LINKS = ("launch", "operator", "region", "module", "step")
+
+
+def assemble(
+    path: Path,
+    format: str,
+    columns: dict[str, dict[str, Array]],
+    strings: Strings,
+    threads: list[Thread],
+    *,
+    devices: list[Device],
+    metadata: Mapping[str, Any],
+    lost: ReadLosses,
+    rank: int | None = None,
+    world_size: int | None = None,
+    epoch_ns: int = 0,
+    look_up: Callable[[int], dict[str, Any]] | None = None,
+) -> Trace:
+    """Make a trace from the columns that a reader found.
+
+    Args:
+        path: the file.
+        format: as in `Trace`.
+        columns: the known columns of each table of `COLUMNS`, with events in any order. The dict is emptied, which
+            saves memory. Steps are found among the regions unless given.
+        strings: the numbers of the strings that the columns hold.
+        threads: by the numbers that the columns hold.
+        devices: as in `Trace`.
+        metadata: as in `Trace`.
+        lost: as in `Trace`.
+        rank: as in `Trace`.
+        world_size: as in `Trace`.
+        epoch_ns: as in `Trace`.
+        look_up: returns the args of the event with a number.
+    """
+    if format != "kineto":
+        split_off_operators(columns, strings)
+    texts = list(strings)
+    tables: dict[str, Table] = {}
+    nests: dict[str, NestedRanges] = {}
+    if "steps" not in columns:
+        _split_off_steps(columns, texts)
+    _drop_fillers(columns, texts)
+    for kind in COLUMNS:
+        tables[kind] = _sorted(kind, plausible_rows(kind, columns.pop(kind, _EMPTY.copy()), lost), texts)
+        if "parent" in COLUMNS[kind]:
+            rows = tables[kind]
+            nests[kind] = NestedRanges(rows.start_ns, rows.end_ns, rows.thread)
+            rows.parent[:] = nests[kind].parents
+    tables["regions"].parent[:] = parents_in_tasks(tables["regions"], metadata, threads, texts)
+    add_names(tables["gpu"], strings, texts)
+    threads = list(threads)
+    unplaced = _link(tables, nests, threads, _recorded_steps(metadata, texts))
+    coverage = {link: link_coverage(tables["gpu"], link) for link in _LINKS}
+    return Trace(
+        path=path,
+        format=format,
+        **tables,
+        strings=texts,
+        threads=threads,
+        devices=plausible_devices(devices, lost),
+        metadata=metadata,
+        rank=rank,
+        world_size=world_size,
+        epoch_ns=plausible_epoch_ns(epoch_ns, lost),
+        lost=lost,
+        steps_from="",
+        unread_devices={},
+        unplaced=unplaced,
+        coverage=coverage,
+        look_up=look_up,
+    )
+
+
+def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
+    start = columns["start_ns"]
+    event, duration = (columns.get(name, np.zeros(len(start), np.int64)) for name in ("event", "duration_ns"))
+    in_order, keys = np.all(event[1:] >= event[:-1]), (-duration, start)
+    order = np.lexsort(keys if in_order else (event, *keys))
+    return table(kind, {name: columns.pop(name)[order] for name in list(columns)}, texts)
+
+
+def _split_off_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
+    """Move the steps out of the regions, or out of the operators in traces of 2021."""
+    numbers = {code: int(match[1]) for code, text in enumerate(texts) if (match := _STEP.fullmatch(text))}
+    for kind in ("regions", "operators") if numbers else ():
+        part = columns.get(kind)
+        if part is None:
+            continue
+        step = np.isin(part["name"], list(numbers))
+        if step.any() and "steps" not in columns:
+            found = {name: part[name][step] for name in COLUMNS["steps"] if name in part}
+            found["number"] = np.array([numbers[code] for code in found["name"].tolist()])
+            columns["steps"] = found
+            columns[kind] = {name: column[~step] for name, column in part.items()}
+
+
+def _drop_fillers(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
+    """Remove ranges that exist only for the GPU's lane and are not regions of the program."""
+    part = columns.get("regions")
+    if part is not None and OVERLAPPING in texts:
+        kept = part["name"] != texts.index(OVERLAPPING)
+        columns["regions"] = {name: column[kept] for name, column in part.items()}
+
+
+def _link(
+    tables: dict[str, Table],
+    nests: dict[str, NestedRanges],
+    threads: list[Thread],
+    run: list[tuple[int, int]],
+) -> int:
+    """Fill the columns that link to rows of other tables; return `Trace.unplaced`."""
+    gpu, runtime, operators = (tables[kind] for kind in ("gpu", "runtime", "operators"))
+    numbers: Interner[Any] = Interner()
+    # The last element is for thread -1.
+    process_of = np.array([*(numbers[thread.process] for thread in threads), -1])
+    # Tools that rewrite traces drop the correlation ids, and keep these.
+    ids = "correlation" if (gpu.correlation >= 0).any() or (runtime.correlation >= 0).any() else "external"
+    gpu.launch[:] = _match_rows(gpu[ids], runtime[ids])
+    gpu.launch[
+        np.isin(gpu.correlation, _ambiguous_correlations(runtime, process_of)) if len(numbers) > 1 else []
+    ] = -1
+    launched = gpu.launch >= 0
+    thread, at = np.full(len(gpu), -1), np.zeros(len(gpu), np.int64)
+    thread[launched] = runtime.thread[gpu.launch[launched]]
+    at[launched] = runtime.start_ns[gpu.launch[launched]]
+    gpu.operator[:] = nests["operators"].innermost_at(at, thread)
+
+    # In traces of 2022 the external id is a copy of the correlation id, and does not name an operator.
+    external = np.where(~launched & (gpu.external != gpu.correlation), gpu.external, -1)
+    named = _match_rows(external, operators.external)
+    found = named >= 0
+    gpu.operator[found] = named[found]
+    thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
+
+    tables["steps"] = _steps_that_ran(tables, at[thread >= 0], run)
+    gpu.region[:] = nests["regions"].innermost_at(at, thread)
+    gpu.module[:] = _modules(tables["frames"], thread, at)
+    return _link_processes(tables, nests["regions"], threads, (thread, at), process_of)
+
+
+def _link_processes(
+    tables: dict[str, Table],
+    nest: NestedRanges,
+    threads: list[Thread],
+    launches: tuple[Array, Array],
+    process_of: Array,
+) -> int:
+    """Link what lies outside the regions of its own thread to the regions of another, and GPU work to steps.
+
+    Regions and launches of autograd threads belong to the regions of the thread that waits for the backward pass,
+    launches of other threads to the regions of the thread of the steps.
+    """
+    gpu, steps, regions = tables["gpu"], tables["steps"], tables["regions"]
+    nodes = autograd_nodes(tables["operators"])
+    autograd = autograd_threads(threads, regions, nodes, steps.thread)
+    for number in np.flatnonzero(autograd).tolist():
+        threads[number] = replace(threads[number], autograd=True)
+    main = main_threads(steps, regions.where(~autograd[regions.thread]), process_of)
+    thread, at = launches
+    process = process_of[thread]
+    around = main[process]
+    elsewhere = np.flatnonzero((process >= 0) & (gpu.region < 0) & (thread != around))
+    unplaced = 0
+    if autograd.any():
+        callers = BackwardCallers(regions, nodes, autograd, main, process_of)
+        unplaced = _set_backward_parents(regions, nest, callers, autograd)
+        backward = elsewhere[autograd[thread[elsewhere]]]
+        around[backward] = callers.find(at[backward], thread[backward])[0]
+    gpu.region[elsewhere] = _innermost_open(nest, at[elsewhere], around[elsewhere])
+    found = NestedRanges(steps.start_ns, steps.end_ns, process_of[steps.thread]).innermost_at(at, process)
+    gpu.step[:] = np.where(process >= 0, found, -1)
+    return unplaced
+
+
+def _set_backward_parents(regions: Table, nest: NestedRanges, callers: BackwardCallers, autograd: Array) -> int:
+    """Set the parents of the outermost regions of autograd threads; return how many have several candidates."""
+    rows = np.flatnonzero(autograd[regions.thread] & (regions.parent < 0))
+    caller, unclear = callers.find(regions.start_ns[rows], regions.thread[rows])
+    parent = _innermost_open(nest, regions.start_ns[rows], caller)
+    while (later := parent > rows).any():  # of regions that start together, the longest comes first
+        parent[later] = nest.parents[parent[later]]
+    regions.parent[rows] = parent
+    return int(unclear.sum())
+
+
+def _innermost_open(nest: NestedRanges, times_ns: Array, threads: Array) -> Array:
+    """Return the innermost range that is open on each thread at each time; -1 for thread -1."""
+    return np.where(threads >= 0, nest.innermost_at(times_ns, threads), -1)
+
+
+def _ambiguous_correlations(runtime: Table, process_of: Array) -> Array:
+    """Return the correlation ids that several processes use: their work cannot be assigned to a process."""
+    process, keys = process_of[runtime.thread], runtime.correlation
+    order = np.lexsort((process, keys))
+    process, keys = process[order], keys[order]
+    several: Array = keys[1:][(keys[1:] == keys[:-1]) & (process[1:] != process[:-1])]
+    return several
+
+
+def _recorded_steps(metadata: Mapping[str, Any], texts: list[str]) -> list[tuple[int, int]]:
+    """Return the first and last step of each window, which `instrument.profile` records as metadata or a mark."""
+    marks = [text for text in texts if text.startswith(f"{STEPS}=")]
+    files = (metadata, *map(metadata_of, about_ranks(metadata).values()))
+    said = map(_RUN.fullmatch, [*marks, *(f"{STEPS}={each.get(STEPS)}" for each in files)])
+    return [(int(match[1]), int(match[2])) for match in said if match]
+
+
+def _steps_that_ran(tables: dict[str, Table], launches_ns: Array, run: list[tuple[int, int]]) -> Table:
+    """Return the steps that ran: a loop announces one more step before it ends.
+
+    If the trace does not record which steps ran, a last step in which nothing starts is dropped.
+    """
+    steps, work = tables["steps"], tables["operators"] or tables["regions"]
+    if run:
+        first, last = np.array(sorted(run)).T
+        at = np.searchsorted(first, steps.number, "right") - 1
+        return steps.where((at >= 0) & (steps.number <= np.maximum.accumulate(last)[at]))
+    if not steps or not work:
+        return steps
+    last_ns = max(int(work.start_ns[-1]), int(launches_ns.max(initial=work.start_ns[-1])))
+    return steps if last_ns >= steps.start_ns[-1] else steps.where(slice(-1))
+
+
+def _match_rows(wanted: Array, keys: Array) -> Array:
+    """Return the first row with each wanted key, or -1; negative keys do not match."""
+    rows = np.flatnonzero(keys >= 0)
+    rows = rows[np.argsort(keys[rows], kind="stable")]
+    places = np.searchsorted(keys[rows], wanted)
+    result = np.full(len(wanted), -1)
+    ok = (places < len(rows)) & (wanted >= 0)
+    ok[ok] = keys[rows[places[ok]]] == wanted[ok]
+    result[ok] = rows[places[ok]]
+    return result
+
+
+def _modules(frames: Table, thread: Array, at: Array) -> Array:
+    """Return the innermost frame that is a module, at each time on each thread."""
+    modules = np.flatnonzero(frames.matching("name", MODULE))
+    rows = frames.where(modules)
+    found = NestedRanges(rows.start_ns, rows.end_ns, rows.thread).innermost_at(at, thread)
+    return np.where(found >= 0, modules[found] if len(modules) else -1, -1)
+
+
+def link_coverage(gpu: Table, link: str) -> Coverage:
+    """Return how much GPU work has a link."""
+    linked = gpu[link] >= 0
+    return Coverage(int(linked.sum()), len(gpu), int(gpu.duration_ns[linked].sum()), int(gpu.duration_ns.sum()))

@@ -1,0 +1,137 @@
+"""Reads what merged and slim traces say, in their metadata, of the files that they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...base.trace_marks import MERGE, SLIM
+from .lanes import map_unique, map_unique_pairs
+from .table import Array
+from .trace import ReadLosses
+
+"""The key of the note in the metadata of a merged trace."""
+
+_ON_GPU = ("gpu", "gpu_regions", "syncs")
+
+
+def merge_note(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the note in the metadata of a trace; empty if the trace is not a merged one."""
+    return _mapping(metadata.get(MERGE))
+
+
+def about_ranks(metadata: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """Return what the note says of each rank, in ascending order; empty if the trace is not a merged one."""
+    ranks = _mapping(merge_note(metadata).get("ranks"))
+    known = {int(rank): _mapping(about) for rank, about in ranks.items() if rank.isdecimal() and len(rank) < 8}
+    return dict(sorted(known.items()))
+
+
+def metadata_of(about: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metadata of the file of a rank, from what the note says of the rank."""
+    return _mapping(about.get("metadata"))
+
+
+def number_gpus(
+    columns: Mapping[str, dict[str, Array]], processes: Sequence[Any], ranks: Mapping[int, Mapping[str, Any]]
+) -> dict[tuple[int, int], int]:
+    """Number the GPUs in order of the ranks, in place: GPUs of several ranks have the same number in their files.
+
+    Args:
+        columns: the columns of each table.
+        processes: the process of each thread.
+        ranks: what the note says of each rank.
+
+    Returns:
+        The new number of each pair of a rank and the number in its file.
+    """
+    own = {
+        int(process): (rank, before)
+        for rank, about in ranks.items()
+        for process, before in _mapping(about.get("processes")).items()
+        if process.isdecimal() and len(process) < 10
+    }
+    numbers = {process: before for process, (_, before) in own.items() if type(before) is int}
+    rank_of = np.array([own[each][0] if type(each) is int and each in own else -1 for each in processes], np.int64)
+    tables = [columns[name] for name in _ON_GPU if name in columns]
+    places = set[tuple[int, int]]()
+    for part in tables:
+        # Some categories have the process instead of the number of the GPU.
+        part["device"] = map_unique(part["device"], lambda device: numbers.get(device, device))
+        places.update(zip(rank_of[part["thread"]].tolist(), part["device"].tolist(), strict=True))
+    found = {place: number for number, place in enumerate(sorted(place for place in places if place[1] >= 0))}
+    for part in tables:
+        part["device"] = map_unique_pairs(
+            rank_of[part["thread"]], part["device"], lambda rank, device: found.get((rank, device), -1)
+        )
+    return found
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+"""The key of the note in the metadata of a slim trace."""
+
+_MOST = 1 << 62  # events or bytes
+
+
+def note_of(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the note in the metadata of a trace; empty if the trace is not a slim one."""
+    note = metadata.get(SLIM)
+    return note if isinstance(note, Mapping) else {}
+
+
+def note_losses(lost: ReadLosses) -> dict[str, Any]:
+    """Return what could not be read of a file, as a value of its note."""
+    return {"events": lost.events, "bytes": lost.bytes, "repaired": lost.repaired, "reasons": dict(lost.reasons)}
+
+
+def add_losses(note: Mapping[str, Any], lost: ReadLosses) -> None:
+    """Add what could not be read of the files from which a slim or merged trace was made."""
+    before = note.get("lost")
+    if not isinstance(before, Mapping):
+        return
+    lost.events += _count(before.get("events"))
+    lost.bytes += _count(before.get("bytes"))
+    lost.repaired += _count(before.get("repaired"))
+    reasons = before.get("reasons")
+    for reason, count in reasons.items() if isinstance(reasons, Mapping) else ():
+        lost.reasons[str(reason)] = lost.reasons.get(str(reason), 0) + _count(count)
+
+
+def lanes_of(note: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the lanes of overlapping events: the process, the thread id of the lane, and the one of its thread."""
+    lanes = note.get("lanes")
+    for lane in lanes if isinstance(lanes, list) else ():
+        if isinstance(lane, list) and len(lane) == 3 and not any(isinstance(each, (list, dict)) for each in lane):
+            yield lane[0], lane[1], lane[2]
+
+
+def own_threads(note: Mapping[str, Any], threads: Mapping[Any, int]) -> Array:
+    """Return for each thread the thread that its events belong to: another one for lanes of overlapping events.
+
+    Args:
+        note: the note in the metadata of a slim or merged trace.
+        threads: the number of each pair of process and thread.
+    """
+    found = np.arange(len(threads))
+    for process, lane, thread in lanes_of(note):
+        if (process, lane) in threads and (process, thread) in threads:
+            found[threads[process, lane]] = threads[process, thread]
+    return found[found]  # a slim trace of a slim trace may have lanes of lanes
+
+
+def kept_steps(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the number of steps of a slim trace, and of the file that it was made from; None if it has all."""
+    steps = note_of(metadata).get("steps")
+    if not isinstance(steps, Mapping):
+        return None
+    kept, of = _count(steps.get("kept")), _count(steps.get("of"))
+    return (kept, of) if 0 < kept < of else None
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < _MOST else 0

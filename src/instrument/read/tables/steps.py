@@ -1,0 +1,213 @@
+"""The loop of a program: the thread that runs it, and the step to which each event belongs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .intervals import covered_ns, merge_overlaps, total_ns
+from .lanes import LaneAxis, group_rows
+from .table import Array, Table
+from .trace_data import TraceData
+
+
+def main_thread(trace: TraceData) -> int:
+    """Return the thread of the steps; without steps, the thread that spent the most time in regions; or -1.
+
+    Without regions as well, it is the thread that spent the most time in outermost operators.
+    """
+    autograd = np.array([*(thread.autograd for thread in trace.threads), False])
+    regions = trace.regions
+    operators = trace.operators.where(trace.operators.parent < 0)
+    rows = trace.steps or regions.where(~autograd[regions.thread]) or regions
+    rows = rows or operators.where(~autograd[operators.thread]) or operators
+    times = _time_on_threads(rows, int(rows.thread.max(initial=-1)) + 1)
+    return int(np.argmax(times)) if len(times) else -1
+
+
+def main_threads(steps: Table, regions: Table, process_of: Array) -> Array:
+    """Return the `main_thread` of each process; the last element is -1, for no process."""
+    count = len(process_of) - 1
+    process, times = process_of[:count], _time_on_threads(steps, count)
+    main = np.full(int(process.max(initial=-1)) + 2, -1)
+    stepping = np.zeros(len(main), bool)
+    stepping[process[times >= 0]] = True
+    times = np.where(stepping[process], times, _time_on_threads(regions, count))
+    order = np.lexsort((-np.arange(count), times, process))  # the longest of each process last
+    order = order[times[order] >= 0]
+    main[process[order]] = order
+    return main
+
+
+def _time_on_threads(rows: Table, count: int) -> Array:
+    """Return the time that each of ``count`` threads spent in the rows; -1 for a thread without rows."""
+    known = rows.thread >= 0
+    threads = rows.thread[known]
+    return np.where(
+        np.bincount(threads, minlength=count) > 0, np.bincount(threads, rows.duration_ns[known], count), -1
+    )
+
+
+def process_of_threads(trace: TraceData) -> Array:
+    """Return a number for the process of each thread; the last element, for no thread, is -1."""
+    known = {thread.process: number for number, thread in reversed(list(enumerate(trace.threads)))}
+    return np.array([*(known[thread.process] for thread in trace.threads), -1])
+
+
+def steps_of_process(trace: TraceData) -> Array:
+    """Return the starts and ends of the steps of the process that recorded most; repeated steps count once."""
+    steps, process_of = trace.steps, process_of_threads(trace)
+    times = np.stack((steps.start_ns, steps.end_ns), axis=1)
+    found = [np.unique(times[rows], axis=0) for _, rows in group_rows(process_of[steps.thread])]
+    return max(found, key=len, default=times)
+
+
+class StepIndex:
+    """Finds the step at a time: the last started step of the process, if it or a step around it still runs."""
+
+    def __init__(self, trace: TraceData) -> None:
+        self._marked = bool(trace.steps)
+        self._process = process_of_threads(trace)
+        of = self._process[trace.steps.thread]
+        self._rows = np.argsort(of, kind="stable")
+        self._process_of_row = of[self._rows]
+        starts, ends = trace.steps.start_ns[self._rows], trace.steps.end_ns[self._rows]
+        self._lanes = LaneAxis(len(trace.threads), starts, ends)
+        self._starts = self._lanes.positions(self._process_of_row, starts)
+        self._reach = np.maximum.accumulate(self._lanes.positions(self._process_of_row, ends))
+        self._latest_process = _LatestOpenProcess(self._process_of_row, starts, ends)
+
+    def rows_at(self, times_ns: Array, threads: Array) -> Array:
+        """Return the row of the step at each time on each thread, or -1; 0 for all in a trace without steps."""
+        if not self._marked:
+            return np.zeros(len(times_ns), np.int64)
+        process = self._process[threads]
+        found = self._row_in_process(times_ns, process)
+        # Events without a process may be in the steps of any process, and steps without one hold events of any.
+        if (unknown := np.flatnonzero(process < 0)).size:
+            found[unknown] = self._row_in_process(times_ns[unknown], self._latest_process.last(times_ns[unknown]))
+        if self._process_of_row[0] < 0 and (rest := np.flatnonzero(found < 0)).size:
+            found[rest] = self._row_in_process(times_ns[rest], np.full(len(rest), -1))
+        return found
+
+    def _row_in_process(self, times_ns: Array, process: Array) -> Array:
+        """Return the row of the step of the process at each time, or -1."""
+        places = self._lanes.positions(process, times_ns)
+        at = np.searchsorted(self._starts, places, "right") - 1
+        inside = (at >= 0) & (self._process_of_row[at] == process) & (places < self._reach[at])
+        return np.where(inside, self._rows[at], -1)
+
+
+class _LatestOpenProcess:
+    """Finds the highest-numbered process that has a step open at a time."""
+
+    def __init__(self, of: Array, starts: Array, ends: Array) -> None:
+        self._edges = np.unique(np.concatenate((starts, ends)))
+        first, end = np.searchsorted(self._edges, starts), np.searchsorted(self._edges, ends)
+        some = end > first
+        of, first, size = of[some], first[some], (end - first)[some]
+        # Each step is covered by two ranges whose length is a power of two; these are halved down to length 1.
+        power = np.frexp(size)[1] - 1
+        last = np.full(len(self._edges), -1)
+        for level in range(int(power.max(initial=0)), -1, -1):
+            half = 1 << level
+            if level < int(power.max(initial=0)):
+                last[half:] = np.maximum(last[half:], last[:-half])
+            chosen = power == level
+            np.maximum.at(last, first[chosen], of[chosen])
+            np.maximum.at(last, first[chosen] + size[chosen] - half, of[chosen])
+        self._last = last
+
+    def last(self, times_ns: Array) -> Array:
+        """Return the process for each time; -1 for none."""
+        at = np.searchsorted(self._edges, times_ns, "right") - 1
+        return np.where(at >= 0, self._last[at], -1)
+
+
+def steps_ns(trace: TraceData) -> int:
+    """Return the sum of the durations of the steps; without steps, the time from the first event to the last."""
+    if trace.steps:
+        return int(trace.steps.duration_ns.sum())
+    start, end = span(trace.operators, trace.regions, trace.runtime, trace.gpu)
+    return end - start
+
+
+def span(*tables: Table) -> tuple[int, int]:
+    """Return the first start and the last end of the events in the tables."""
+    some = [table for table in tables if table]
+    if not some:
+        return 0, 0
+    return int(min(table.start_ns[0] for table in some)), int(max(table.end_ns.max() for table in some))
+
+
+def in_no_region_ns(trace: TraceData, regions: Table) -> int:
+    """Return how long no region was open on any thread, during the steps or, without steps, the whole trace."""
+    open_ = merge_overlaps(regions.start_ns, regions.end_ns)
+    if not trace.steps:
+        return steps_ns(trace) - total_ns(open_)
+    return int((trace.steps.duration_ns - covered_ns(open_, trace.steps.start_ns, trace.steps.end_ns)).sum())
+
+
+def outside_ns(trace: TraceData) -> int:
+    """Return how much of the time from the first event on the CPU to the last is outside steps."""
+    if not trace.steps:
+        return 0
+    start, end = span(trace.operators, trace.regions, trace.runtime)
+    within = covered_ns(
+        merge_overlaps(trace.steps.start_ns, trace.steps.end_ns), np.array([start]), np.array([end])
+    )
+    return end - start - int(within[0])
+
+
+class GpuWork(NamedTuple):
+    """Masks of the GPU work by its relation to the steps.
+
+    Attributes:
+        counted: Work that belongs to a step by its launch or, for ``by_time``, by its start; all work in a trace
+            without steps.
+        before: Work that was launched before the recording, and belongs to no step.
+        by_time: Work without a known launch, which belongs to the step in which it ran.
+    """
+
+    counted: Array
+    before: Array
+    by_time: Array
+
+
+def gpu_work(trace: TraceData, steps: StepIndex) -> GpuWork:
+    """Return which GPU work belongs to the steps."""
+    gpu = trace.gpu
+    by_call, by_operator = gpu.launch >= 0, (gpu.launch < 0) & (gpu.operator >= 0)
+    before = launched_before(trace)
+    at, thread = gpu.start_ns.copy(), np.full(len(gpu), -1)
+    for rows, calls, link in (
+        (by_call, trace.runtime, gpu.launch),
+        (by_operator, trace.operators, gpu.operator),
+    ):
+        at[rows], thread[rows] = calls.start_ns[link[rows]], calls.thread[link[rows]]
+    counted = steps.rows_at(at, thread) >= 0
+    if trace.steps:
+        counted &= ~before
+    return GpuWork(counted, before, ~(by_call | by_operator | before))
+
+
+def launched_before(trace: TraceData) -> Array:
+    """Return a mask of the GPU work that was launched before the recording.
+
+    Streams run in order: if the trace has launches, work before the first launched work of its stream was launched
+    before the recording. A profiler that does not record all launches gives no such evidence.
+    """
+    gpu = trace.gpu
+    known = (gpu.launch >= 0) | (gpu.operator >= 0)
+    before: Array = ~known & (gpu.correlation >= 0)
+    if not (known.any() and before.any()):
+        return np.zeros(len(gpu), bool)
+    before &= ~np.isin(gpu.correlation, trace.runtime.correlation)  # several processes may use the same id
+    streams, stream = np.unique(gpu.stream, return_inverse=True)
+    lane = np.unique(gpu.device, return_inverse=True)[1] * len(streams) + stream
+    lanes, first = np.unique(lane[known], return_index=True)  # work is in order of start
+    first_ns = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
+    first_ns[lanes] = gpu.start_ns[known][first]
+    before &= gpu.start_ns < first_ns[lane]
+    return before

@@ -1,0 +1,1 @@
+"""Names code and records steps, in the training process; never reads a trace."""

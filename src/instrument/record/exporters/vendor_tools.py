@@ -1,0 +1,277 @@
+"""Exporters of windows that torch.profiler does not record: Nsight, rocprofv3, VTune, none.
+
+Each exporter resumes and pauses its tool and writes no files. Started as below, a tool records only the windows:
+
+- ``ncu --profile-from-start off --nvtx ...``
+- ``rocprofv3 --selected-regions --marker-trace --kernel-trace ...``
+- ``vtune -collect hotspots -start-paused ...``
+
+`NsightSystemsExporter` has a module of its own, as it also writes the window and its steps into the report.
+
+``nsys profile -c nvtx -p 'capture@instrument' --capture-range-end=repeat:N ...`` records only the windows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, Literal
+
+from ...base import gpu
+from ...base.errors import CaptureError
+from ...base.trace_marks import STEP_PREFIX, STEPS
+from .. import gpu_wait
+from ..cuda_graphs import cuda_graphs
+from ..regions.region import DOMAIN, Region, by_name
+from ..regions.tool_emitters import IttEmitter, NvtxEmitter, RoctxEmitter, load_roctx
+
+_ALL_THREADS = 0
+
+
+class VendorCapture:
+    """Base class of captures whose files the tool writes; subclasses define `start` and `stop`."""
+
+    raw: Path | None = None
+
+    def step(self, number: int | None) -> None:
+        """Do nothing: the tool's results have no steps."""
+
+    def add_metadata(self, key: str, value: str) -> None:
+        """Do nothing: the tool's results have no place for metadata."""
+
+    def save(self, folder: Path, stem: str) -> list[Path]:
+        """Return no files: the tool writes them when the program ends."""
+        return []
+
+    def discard(self) -> None:
+        """Do nothing: nothing was started."""
+
+
+class NsightComputeExporter:
+    """Calls cudaProfilerStart and cudaProfilerStop around the recorded steps of each window."""
+
+    name = "nsight_compute"
+    hint = "marked for Nsight Compute; once written: ncu --import REPORT.ncu-rep, or open it in ncu-ui"
+
+    def prepare(self) -> None:
+        """Do nothing: the first capture is as fast as the next."""
+
+    def capture(self) -> NsightComputeCapture:
+        """Make the capture of one window."""
+        return NsightComputeCapture()
+
+
+class NsightComputeCapture(VendorCapture):
+    """Measures the kernels that are launched between `start` and `stop`."""
+
+    def start(self) -> None:
+        """Start measuring kernels."""
+        if not cuda_profiler("start"):
+            raise CaptureError("CUDA was not used before the window: leave a step before it (wait, warmup)")
+
+    def stop(self) -> None:
+        """Stop measuring kernels."""
+        cuda_profiler("stop")
+
+
+class RocprofExporter:
+    """Calls roctxProfilerResume and roctxProfilerPause around the recorded steps of each window."""
+
+    name = "rocprof"
+    hint = "marked for rocprofv3; once written: instrument summarize NAME_results.db"
+
+    def __init__(self) -> None:
+        self._roctx = RoctxEmitter()
+        self._library = load_roctx()
+
+    def prepare(self) -> None:
+        """Do nothing: the first capture is as fast as the next."""
+
+    def capture(self) -> RocprofCapture:
+        """Make the capture of one window."""
+        try:
+            resume, pause = self._library.roctxProfilerResume, self._library.roctxProfilerPause
+        except AttributeError:
+            raise CaptureError(
+                "this rocTX library lacks roctxProfilerResume: windows need the library of rocprofiler-sdk"
+            ) from None
+        resume.argtypes = pause.argtypes = [ctypes.c_uint64]
+        return RocprofCapture(self._roctx, resume, pause)
+
+
+class RocprofCapture(VendorCapture):
+    """One window, with a range for each step. Its name has the step's number, as rocTX has no payload."""
+
+    def __init__(self, roctx: RoctxEmitter, resume: Any, pause: Any) -> None:
+        self._roctx, self._resume, self._pause = roctx, resume, pause
+        self.incomplete: list[str] = []
+        self._step: int | None = None
+
+    def start(self) -> None:
+        """Resume the recording of all threads."""
+        if code := self._resume(_ALL_THREADS):
+            raise CaptureError(f"roctxProfilerResume failed with {code}")
+
+    def step(self, number: int | None) -> None:
+        """Close the range of the current step and open one for step ``number``."""
+        if self._step is not None:
+            self._roctx.end(self._step)
+            self._step = None
+        if number is not None:
+            name = f"{STEP_PREFIX}{number}"
+            self._step = self._roctx.start(Region(name, by_name(name)))
+
+    def stop(self) -> None:
+        """Pause the recording once the GPU has finished the work launched so far."""
+        try:
+            self.incomplete = gpu_wait.synchronize(captured=cuda_graphs.capturing)
+        finally:
+            self._pause(_ALL_THREADS)
+
+
+class VtuneExporter:
+    """Resumes the collection for the recorded steps of each window, and pauses it after them."""
+
+    name = "vtune"
+    hint = "marked for VTune; once written: vtune -report summary -r RESULT, or open it in vtune-gui"
+
+    def __init__(self) -> None:
+        self._itt = IttEmitter()
+
+    def prepare(self) -> None:
+        """Do nothing: the first capture is as fast as the next."""
+
+    def capture(self) -> VtuneCapture:
+        """Make the capture of one window."""
+        return VtuneCapture(self._itt)
+
+
+class VtuneCapture(VendorCapture):
+    """One window, with a task "step" for each step."""
+
+    def __init__(self, itt: IttEmitter) -> None:
+        self._itt = itt
+        self._step: Any = None
+
+    def start(self) -> None:
+        """Resume the collection, in all processes that VTune follows."""
+        import ittapi
+
+        ittapi.resume()
+
+    def step(self, number: int | None) -> None:
+        """End the task of the current step and begin one for the next."""
+        if self._step is not None:
+            self._itt.end(self._step)
+            self._step = None
+        if number is not None:
+            self._step = self._itt.start(Region("step", by_name("step")))
+
+    def stop(self) -> None:
+        """Pause the collection."""
+        import ittapi
+
+        ittapi.pause()
+
+
+class NsightSystemsExporter:
+    """Opens an NVTX range ``capture@instrument`` around the recorded steps of each window."""
+
+    name = "nsight_systems"
+    hint = "marked for Nsight Systems; once written: instrument summarize REPORT.nsys-rep, or nsys-ui"
+
+    def __init__(self) -> None:
+        self._nvtx = NvtxEmitter()
+
+    def prepare(self) -> None:
+        """Do nothing: the first capture is as fast as the next."""
+
+    def capture(self) -> NsightSystemsCapture:
+        """Make the capture of one window."""
+        if self._nvtx.domain(DOMAIN) is None:
+            raise CaptureError("Nsight Systems does not trace NVTX: add nvtx to its option --trace")
+        return NsightSystemsCapture(self._nvtx)
+
+
+class NsightSystemsCapture:
+    """Opens a range around one window, and in it a range "step" with the number as payload for each step."""
+
+    def __init__(self, nvtx: NvtxEmitter) -> None:
+        self._nvtx = nvtx
+        self.raw: Path | None = None
+        self.incomplete: list[str] = []
+        self._window: Any = None
+        self._step: Any = None
+
+    def start(self) -> None:
+        """Open the capture range, and call cudaProfilerStart for tools that wait for it."""
+        self._window = self._nvtx.start(Region("capture", by_name("capture")))
+        cuda_profiler("start")
+
+    def step(self, number: int | None) -> None:
+        """End the range of the current step, and begin one for step ``number``."""
+        if self._step is not None:
+            self._nvtx.end(self._step)
+            self._step = None
+        if number is not None:
+            self._step = self._nvtx.start(Region("step", by_name("step"), payload=number))
+
+    def add_metadata(self, key: str, value: str) -> None:
+        """Mark the steps of the window, which `read_trace` needs; a report has no place for other metadata."""
+        if key == STEPS:
+            self._nvtx.mark(Region(f"{key}={value}", by_name(key)))
+
+    def stop(self) -> None:
+        """Close the capture range once the GPU has finished the work launched in it."""
+        try:
+            self.incomplete = gpu_wait.synchronize(captured=cuda_graphs.capturing)
+        finally:
+            window, self._window = self._window, None  # `stop` is called again after an interrupt
+            try:
+                cuda_profiler("stop")
+            finally:
+                if window is not None:
+                    self._nvtx.end(window)
+
+    def save(self, folder: Path, stem: str) -> list[Path]:
+        """Return no files: nsys writes them."""
+        return []
+
+    def discard(self) -> None:
+        """Do nothing: nothing was started."""
+
+
+class NoProfiler:
+    """Makes captures that record nothing."""
+
+    name = "none"
+    hint = ""
+
+    def prepare(self) -> None:
+        """Do nothing."""
+
+    def capture(self) -> EmptyCapture:
+        """Make the capture of one window."""
+        return EmptyCapture()
+
+
+class EmptyCapture(VendorCapture):
+    """The capture of one window, without files."""
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+def cuda_profiler(action: Literal["start", "stop"]) -> bool:
+    """Call cudaProfilerStart or cudaProfilerStop; return False, without a call, if CUDA is not in use.
+
+    CPU builds of torch raise, and a process that has not used CUDA would get a context on the wrong device.
+    """
+    profiler = getattr(gpu.in_use(), "profiler", None)
+    if profiler is None:
+        return False
+    getattr(profiler, action)()
+    return True

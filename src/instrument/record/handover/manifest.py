@@ -1,0 +1,253 @@
+"""`Manifest`: writes the line of each window into ``manifest.jsonl``; whether the disk can take a window."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from ...base import log
+from ...base.config import settings
+from ...base.errors import CaptureError
+from ...base.guard import guard
+from ...base.interrupts import Suppressed, is_interrupt
+from ...base.part_file import make_folder
+from ...base.run_folder import NAME
+from ...base.units import size
+
+_NUMBERS = count(1)  # the numbers of the runs in this process
+
+
+class Manifest:
+    """Appends a line for each window, and keeps the lines of this process in ``entries``.
+
+    A line that cannot be written is tried again with the next one, and by `flush`.
+
+    Args:
+        folder: the folder of ``manifest.jsonl``; created with the first line.
+
+    Each line has ``run`` (one value for all lines of one `profile`), ``rank``, ``window`` (its number in the
+    schedule, from 1; "step-812" for one that was requested and records from step 812 on), ``opened_by``
+    ("schedule", and the reasons of requests), ``status`` ("recorded", "partial", "skipped", "failed" or "not
+    reached"), ``reason`` (in words, null without problems), ``planned_steps`` and ``steps`` (first and last, both
+    included; null if there are none), ``cut_step`` (a step that did not end, which is one of ``steps`` only if it
+    is the only one; usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files``
+    (``path`` relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees
+    them), ``timing`` (see `StepTimes.timing`; null if nothing was recorded), ``cost`` (see `WindowCost.entry`;
+    null if no window was open), ``memory`` (see `WindowMemory.entry`; null without ``memory="snapshot"``),
+    ``trace`` (see `trace_counts`; null without a trace of torch.profiler) and ``diagnosis`` (like ``files``).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lines: list[bytes] = []  # as bytes, which take a quarter of the memory
+        self._unwritten: list[bytes] = []
+        self._lock = threading.RLock()  # held while writing; never waited for
+        self._warned = False
+        self.run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The lines so far, written or not."""
+        return [json.loads(line) for line in self._lines]
+
+    def entry(
+        self,
+        *,
+        rank: int,
+        window: int | str,
+        opened_by: Sequence[str],
+        requested: bool = False,
+        status: str,
+        reason: str | None = None,
+        planned_steps: Sequence[int | None],
+        steps: Sequence[int] | None = None,
+        cut_step: int | None = None,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        exporter: str,
+        hidden_regions: Sequence[str] = (),
+        timing: Mapping[str, Any] | None = None,
+        cost: Mapping[str, Any] | None = None,
+        memory: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the line of one window, without files."""
+        return {
+            "run": self.run,
+            "rank": rank,
+            "window": window,
+            "opened_by": list(opened_by),
+            "requested": requested,
+            "status": status,
+            "reason": reason,
+            "planned_steps": list(planned_steps),
+            "steps": steps and list(steps),
+            "cut_step": cut_step,
+            "start_ns": start_ns,
+            "end_ns": end_ns,
+            "exporter": exporter,
+            "files": [],
+            "hidden_regions": list(hidden_regions),
+            "timing": timing and dict(timing),
+            "cost": cost and dict(cost),
+            "memory": memory and dict(memory),
+            "trace": None,
+            "diagnosis": [],
+        }
+
+    def add(self, entry: Mapping[str, Any], *, written: bool = False) -> None:
+        """Keep the line of one window, and write it unless it is ``written``; a failure is contained."""
+        line = json.dumps(entry).encode() + b"\n"
+        self._lines.append(line)
+        if not written:
+            self._unwritten.append(line)
+        self.flush()
+
+    @guard.contained("writing the manifest")
+    def flush(self) -> None:
+        """Write the lines that could not be written so far.
+
+        Never waits for another thread: the writing thread checks for new lines afterwards. A signal handler may
+        call this on the thread that it interrupted here, and writes the rest.
+        """
+        while self._unwritten and self._lock.acquire(blocking=False):
+            try:
+                append(self.folder, self._unwritten)
+            except OSError as error:
+                if settings.strict or is_interrupt(error):
+                    raise
+                self._warn(unwritable(self.folder) or f"cannot write the manifest: {error}")
+                return
+            finally:
+                self._lock.release()
+
+    @guard.contained("checking the folder")
+    def check(self, *, warned: bool = False) -> None:
+        """Warn if nothing can be written to the folder, unless the user was ``warned`` before."""
+        reason = unwritable(self.folder)
+        if reason is not None:
+            self._warned = self._warned or warned
+            self._warn(f"{reason}; the program goes on, but its windows will not be saved")
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(text)
+
+
+def unwritable(folder: Path) -> str | None:
+    """Return why ``folder``, which need not exist, cannot be written to, as a sentence; None if it can be.
+
+    The test leaves no file behind.
+    """
+    place = existing(folder)
+    try:
+        tempfile.TemporaryFile(dir=place).close()  # os.access says yes to root, also in /proc
+    except OSError as error:
+        if is_interrupt(error):
+            raise
+        where = "" if place == folder else f"nothing can be created in {place}: "
+        return f"cannot write to {folder}: {where}{error.strerror}"
+    return None
+
+
+def existing(folder: Path) -> Path:
+    """Return ``folder``, or the closest folder above it that is there."""
+    while folder != folder.parent:
+        with Suppressed(OSError, ValueError):  # `os.path.lexists` would drop errors of a signal handler too
+            folder.lstat()
+            break
+        folder = folder.parent
+    return folder
+
+
+def append(folder: Path, lines: list[bytes]) -> None:
+    """Append ``lines`` to the manifest in ``folder``; each that is written is removed from the list.
+
+    Raises:
+        OSError: a line cannot be written. The file may end with a part of it; the next call starts a new line.
+    """
+    make_folder(folder)
+    path = folder / NAME
+    # Each line is one write in append mode, and the file is never truncated: ranks share the folder.
+    with path.open("a+b", buffering=0) as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        for line in tuple(lines):
+            if line not in lines:  # a signal handler wrote it meanwhile
+                continue
+            # A nearly full disk takes only part of a line. Readers skip the part; the whole line is tried again.
+            if file.write(line) < len(line) and file.write(b"\n" + line) <= len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            with suppress(ValueError):  # nothing that may fail comes between, or the line is written twice
+                lines.remove(line)
+
+
+def uncompressed_entry(entry: Mapping[str, Any], kept: bool, why: str) -> dict[str, Any]:
+    """Return the line of a window whose trace was not compressed; ``kept``: whether the raw trace exists."""
+    reason = f"not compressed: {why}" if kept else f"not saved: {why}"
+    reasons = [entry["reason"], reason] if entry["reason"] else [reason]
+    return {**entry, "status": entry["status"] if kept else "failed", "reason": "; ".join(reasons)}
+
+
+def describe_files(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
+    """Return the ``files`` of a line: each path relative to ``folder``, and the size in bytes."""
+    return [{"path": str(path.relative_to(folder)), "bytes": size_of(path)} for path in files]
+
+
+def add_snapshot(entry: dict[str, Any], folder: Path) -> None:
+    """Complete the line of a window whose memory snapshot was being written, by whether its file is there."""
+    memory = entry["memory"]
+    path = folder / memory["file"] if memory and memory["file"] else None
+    if path is None:
+        return
+    if path.exists():  # whole, as it gets its name last
+        described = describe_files([path], folder)
+        entry["files"] = [*entry["files"], *described]
+        entry["memory"] = {**memory, "status": "recorded", "bytes": described[0]["bytes"]}
+    elif memory["status"] == "writing":
+        reasons = filter(None, (memory["reason"], "it was not written yet when this line was"))
+        entry["memory"] = {**memory, "status": "failed", "reason": "; ".join(reasons)}
+
+
+def size_of(path: Path) -> int | None:
+    """Return the size of a file in bytes; None if it cannot be read."""
+    with Suppressed(OSError):  # it was deleted
+        return path.stat().st_size
+    return None
+
+
+_FREE_BYTES = 1_000_000_000  # that a window leaves to the program, such as for its checkpoint ...
+_FREE_SHARE = 0.05  # ... or this share of a small disk
+
+
+def refuse_full_disk(folder: Path, window_bytes: int) -> None:
+    """Raise if a window might fill the disk; costs microseconds.
+
+    Args:
+        folder: where its files go; it need not exist.
+        window_bytes: the size of the trace of the last window, of which there is a compressed copy for a moment.
+
+    Raises:
+        CaptureError: less than 1 GB is free, or 5 % of a disk below 20 GB, beside the files of the window.
+    """
+    with Suppressed(OSError):  # the folder cannot be read: saving says why
+        place = existing(folder)
+        disk = shutil.disk_usage(place)
+        needed = min(_FREE_BYTES, int(disk.total * _FREE_SHARE)) + 2 * window_bytes
+        if disk.total and disk.free < needed:
+            raise CaptureError(
+                f"only {size(disk.free)} are free in {place}, and a window starts with {size(needed)}"
+            )

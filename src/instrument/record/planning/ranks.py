@@ -1,0 +1,173 @@
+"""The rank of this process in its job, and `choose_ranks`: by node, place, position in a mesh, at random."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from ...base.arguments import integer
+
+
+def rank() -> int:
+    """Return the rank of this process in its distributed job; 0 outside one."""
+    group = _process_group()
+    if group is not None:
+        return int(group.get_rank())
+    given = os.environ.get("RANK", "")
+    return int(given) if given.isdecimal() and len(given) < 10 else 0
+
+
+def world_size() -> int:
+    """Return the number of ranks of the job; 1 outside one."""
+    group = _process_group()
+    if group is not None:
+        return int(group.get_world_size())
+    given = os.environ.get("WORLD_SIZE", "")
+    return int(given) if given.isdecimal() and 0 < len(given) < 10 else 1
+
+
+def job_without_nccl() -> dict[str, Any] | None:
+    """Return the rank for a trace of Kineto's daemon; None outside a job, and with NCCL, whose calls give it."""
+    group = _process_group()
+    if group is None:
+        return {"backend": "none", "rank": rank(), "world_size": world_size()} if "RANK" in os.environ else None
+    backend = str(group.get_backend())
+    if "nccl" in backend:
+        return None
+    return {"backend": backend, "rank": rank(), "world_size": world_size()}
+
+
+def process_suffix() -> str:
+    """Return a suffix that keeps files of sibling processes apart; empty in a process group."""
+    if _process_group() is not None:
+        return ""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    child = multiprocessing is not None and multiprocessing.parent_process() is not None
+    return f"-pid{os.getpid()}" if child else ""
+
+
+def _process_group() -> Any:
+    """Return `torch.distributed` if this process is in a process group, else None."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if grouped else None
+
+
+ACCEPTED = 'ranks such as "0,7", or "node=0", "local=0" or "sample=4", also several with blanks between them'
+_TEXT = re.compile(r"(node|local|sample|seed)=(\d{1,9}(?:,\d{1,9})*)")
+
+
+def choose_ranks(
+    mesh: Any = None,
+    *,
+    node: int | Iterable[int] | None = None,
+    local: int | Iterable[int] | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+    **position: int | Iterable[int],
+) -> frozenset[int]:
+    """Return the ranks for the argument ``ranks`` of `profile`; with several conditions, those that meet all.
+
+    Args:
+        mesh: a `torch.distributed.device_mesh.DeviceMesh` with names of its dimensions.
+        node: the nodes, counted from 0, as torchrun numbers them (``RANK // LOCAL_WORLD_SIZE``).
+        local: the ranks on each node, counted from 0; ``local=0`` is one rank a node.
+        sample: how many of them, at random.
+        seed: the seed of the sample, the same on all ranks.
+        position: coordinates in the mesh, by the name of the dimension: ``choose_ranks(mesh, tp=0, pp=0)``.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted, or no rank meets the conditions.
+
+    Example:
+        >>> profile("runs/bert", ranks=choose_ranks(mesh, tp=0, pp=[0, 3]))
+    """
+    chosen = set(range(world_size()))
+    if mesh is not None or position:
+        chosen &= _in_mesh(mesh, position)
+    for name, numbers in (("node", node), ("local", local)):
+        if numbers is not None:
+            wanted, size = _numbers(name, numbers), _local_world_size()
+            chosen &= {rank for rank in chosen if (rank // size if name == "node" else rank % size) in wanted}
+    if not chosen:
+        raise ValueError(f"no rank of {world_size()} is at {_described(node=node, local=local, **position)}")
+    if sample is None:
+        return frozenset(chosen)
+    count = min(integer("sample", sample, least=1), len(chosen))
+    return frozenset(random.Random(seed).sample(sorted(chosen), count))
+
+
+def chosen_ranks(ranks: Iterable[int] | str | None) -> frozenset[int] | None:
+    """Return the argument ``ranks`` of a user as a set.
+
+    Raises:
+        TypeError, ValueError: it is not accepted.
+    """
+    if ranks is None:
+        return None
+    if isinstance(ranks, str):
+        return _parsed(ranks)
+    if not isinstance(ranks, Iterable):
+        raise TypeError(f'"ranks" must be several integers, such as [0]: {ranks!r}')
+    chosen = frozenset(ranks)
+    if not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
+        raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
+    return chosen
+
+
+def check_text(text: str) -> None:
+    """Check the form of ranks as text.
+
+    Raises:
+        ValueError: it is not accepted.
+    """
+    numbers = all(part.strip().isdecimal() for part in text.split(","))
+    if not numbers and not (text.split() and all(map(_TEXT.fullmatch, text.split()))):
+        raise ValueError(f'"ranks" must be {ACCEPTED}: {text!r}')
+
+
+def _parsed(text: str) -> frozenset[int]:
+    check_text(text)
+    if "=" not in text:
+        return frozenset(int(part) for part in text.split(","))
+    given: dict[str, Any] = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        numbers = [int(part) for part in value.split(",")]
+        given[name] = numbers if name in ("node", "local") else numbers[0]
+    return choose_ranks(**given)
+
+
+def _in_mesh(mesh: Any, position: dict[str, int | Iterable[int]]) -> set[int]:
+    names = getattr(mesh, "mesh_dim_names", None)
+    if not names or not hasattr(mesh, "mesh"):
+        raise TypeError(f'"mesh" must be a DeviceMesh whose dimensions have names: {mesh!r}')
+    found = mesh.mesh
+    for name, numbers in position.items():
+        if name not in names:
+            raise ValueError(f'"{name}" must be a dimension of the mesh, one of {", ".join(names)}')
+        axis = names.index(name)
+        wanted = sorted(number for number in _numbers(name, numbers) if number < found.shape[axis])
+        found = found.index_select(axis, found.new_tensor(wanted))
+    return set(found.flatten().tolist())
+
+
+def _numbers(name: str, given: int | Iterable[int]) -> set[int]:
+    numbers: set[Any] = set(given) if isinstance(given, Iterable) else {given}
+    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
+        raise ValueError(f'"{name}" must be an integer >= 0, or several: {given!r}')
+    return {int(number) for number in numbers}
+
+
+def _local_world_size() -> int:
+    """Return how many ranks a node has, as torchrun and most launchers say it; all ranks without that."""
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(int(given), 1) if given.isdecimal() else max(world_size(), 1)
+
+
+def _described(**conditions: Any) -> str:
+    return ", ".join(f"{name}={value}" for name, value in conditions.items() if value is not None)

@@ -1,0 +1,349 @@
+"""What opens a window besides its schedule: a command, a signal, a touched file, the time, or a slow step."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...base import log
+from ...base.guard import guard
+from ...base.interrupts import Suppressed, is_interrupt
+from ...base.part_file import make_folder, part_file
+from ...base.run_folder import BLACK_BOX
+from ..slow_steps.box import BlackBox
+from .command_socket import CommandSocket
+from .requests import WindowRequest
+
+FEATURE = "opening a window on a trigger"
+ACCEPTED = '"command", "file", "file=PATH", "signal=NAME", "every=DURATION" (such as 30s, 10m or 2h), "at=HH:MM"'
+FILE = "trigger"
+"""The file in the folder of a run that is watched by default."""
+_CHECK_INTERVAL_S = 0.5  # between checks of the clock, and of the file, which may be on a slow file system
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGRTMIN", "SIGRTMAX")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+
+Ask = Callable[[WindowRequest], None]
+
+
+class Trigger(Protocol):
+    """One thing that requests windows from `begin` to `end`; ``automatic`` if nobody asks for them."""
+
+    automatic: bool
+
+    def begin(self, ask: Callable[[str], None]) -> None:
+        """Begin; call ``ask`` with the reason, on any thread, for each window to open."""
+
+    def end(self) -> None:
+        """Stop, and put back what was changed."""
+
+
+class Triggers:
+    """All triggers of a profile; a failure of one is logged and leaves the others.
+
+    Args:
+        given: the triggers, in the form of `ACCEPTED`: several, or one text with commas between them.
+        folder: the folder of the run.
+        active: the number of recorded steps of a window that does not say it.
+
+    Raises:
+        TypeError, ValueError: a trigger is not accepted.
+    """
+
+    def __init__(self, given: str | Iterable[str], folder: Path, active: int) -> None:
+        self._request = WindowRequest("", active)
+        self._begun: list[Trigger | CommandSocket] = []
+        self._socket: CommandSocket | None = None
+        self._triggers: list[Trigger] = []
+        self._folder: Path | None = None  # created, so that a person finds it
+        files: list[Callable[[], str | None]] = []
+        times: list[Callable[[], str | None]] = []
+        for text in _texts(given):
+            kind, _, value = text.partition("=")
+            if text == "command":
+                self._socket = CommandSocket(folder, self._request)
+            elif kind == "signal":
+                self._triggers.append(SignalTrigger(_signal(text, value)))
+            elif text == "file":
+                self._folder = folder
+                files.append(TouchedFile(folder / FILE).check)
+            elif kind == "file" and value:
+                files.append(TouchedFile(Path(value).absolute()).check)
+            elif kind == "every":
+                times.append(Every(_seconds(text, value)).check)
+            elif kind == "at":
+                times.append(DailyAt(*_hour(text, value)).check)
+            else:
+                raise _refused(text)
+        for checks, automatic in ((files, False), (times, True)):
+            if checks:
+                self._triggers.append(Watch(checks, automatic=automatic))
+
+    def __bool__(self) -> bool:
+        return bool(self._triggers or self._socket)
+
+    def begin(
+        self,
+        ask: Ask,
+        answer: Callable[[WindowRequest], dict[str, Any]],
+        window_of: Callable[[str], dict[str, Any]],
+    ) -> None:
+        """Begin to request windows.
+
+        Args:
+            ask: called on any thread, and in a signal handler, with each request.
+            answer: called in its place with those of `instrument trigger`; returns what that prints.
+            window_of: called with the id of such a request; returns the window that serves it.
+        """
+        if self._folder is not None:
+            with guard.contained(FEATURE):
+                make_folder(self._folder)
+        if self._socket is not None:
+            with guard.contained(FEATURE):
+                self._begun.append(self._socket)
+                try:
+                    self._socket.begin(answer, window_of)
+                except OSError as error:
+                    if is_interrupt(error):
+                        raise
+                    log.warning(f"instrument trigger does not reach this process: {error}")
+        for trigger in self._triggers:
+            with guard.contained(FEATURE):
+                self._begun.append(trigger)
+                trigger.begin(partial(self._ask, ask, trigger.automatic))
+
+    def _ask(self, ask: Ask, automatic: bool, reason: str) -> None:
+        ask(replace(self._request, reason=reason, automatic=automatic))
+
+    def end(self) -> None:
+        """Stop; may be called again."""
+        while self._begun:
+            with guard.contained(FEATURE):
+                self._begun.pop().end()
+
+
+class SignalTrigger:
+    """Requests a window at each signal; the program's own handler is called too."""
+
+    automatic = False
+
+    def __init__(self, number: signal.Signals) -> None:
+        self._number = number
+        self._previous: Any = None
+        self._ask: Callable[[str], None] | None = None
+
+    def begin(self, ask: Callable[[str], None]) -> None:
+        """Handle the signal; only possible on the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            log.warning(f"{self._number.name} opens no window, as the profile did not start on the main thread")
+            return
+        self._ask = ask
+        self._previous = signal.signal(self._number, self._on_signal)
+
+    def end(self) -> None:
+        """Put back the program's handler, unless the program has installed another one since."""
+        mine = self._ask is not None and signal.getsignal(self._number) == self._on_signal
+        if mine and threading.current_thread() is threading.main_thread():
+            signal.signal(self._number, signal.SIG_DFL if self._previous is None else self._previous)
+        self._ask = None
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        with guard.contained(FEATURE):
+            if self._ask is not None:
+                self._ask(f"signal {self._number.name}")
+        if callable(self._previous):
+            self._previous(number, frame)
+
+
+class Watch:
+    """Checks the clock and files on a thread, twice a second.
+
+    Args:
+        checks: each returns the reason to open a window now, or None.
+        automatic: whether they look at the clock.
+    """
+
+    def __init__(self, checks: Sequence[Callable[[], str | None]], *, automatic: bool) -> None:
+        self._checks = checks
+        self.automatic = automatic
+        self._ended: threading.Event | None = None
+
+    def begin(self, ask: Callable[[str], None]) -> None:
+        """Start the thread."""
+        for check in self._checks:
+            check()  # sets the first state, on this thread: a later touch counts
+        ended = self._ended = threading.Event()
+        watch = guard.contained(FEATURE)(self._watch)
+        threading.Thread(target=watch, args=(ask, ended), name="instrument triggers", daemon=True).start()
+
+    def end(self) -> None:
+        """Let the thread end."""
+        if self._ended is not None:
+            self._ended.set()
+
+    def _watch(self, ask: Callable[[str], None], ended: threading.Event) -> None:
+        while not ended.wait(_CHECK_INTERVAL_S):
+            for check in self._checks:
+                reason = check()
+                if reason is not None:
+                    ask(reason)
+
+
+class TouchedFile:
+    """A file that requests a window when it appears, is written or touched."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._state: tuple[int | None] | None = None  # None before the first check
+
+    def check(self) -> str | None:
+        """Return the reason if the file was touched since the last check."""
+        modified_ns = None
+        with Suppressed(OSError):
+            modified_ns = self._path.stat().st_mtime_ns
+        before, self._state = self._state, (modified_ns,)
+        touched = before is not None and modified_ns is not None and before != self._state
+        return f"file {self._path} touched" if touched else None
+
+
+class Every:
+    """A period of wall time, which a change of the clock does not affect."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._due = 0.0
+
+    def check(self) -> str | None:
+        """Return the reason once a period."""
+        now = time.monotonic()
+        if not self._due:
+            self._due = now + self._seconds
+        if now < self._due:
+            return None
+        self._due += self._seconds * (1 + (now - self._due) // self._seconds)  # periods that a sleep left out
+        return f"every {self._seconds:g} s"
+
+
+class DailyAt:
+    """A time of day, in local time."""
+
+    def __init__(self, hour: int, minute: int) -> None:
+        self._hour, self._minute = hour, minute
+        self._due: datetime | None = None
+
+    def check(self) -> str | None:
+        """Return the reason once a day."""
+        now = datetime.now()
+        if self._due is not None and now < self._due:
+            return None
+        first = self._due is None
+        self._due = now.replace(hour=self._hour, minute=self._minute, second=0, microsecond=0)
+        if self._due <= now:
+            self._due += timedelta(days=1)
+        return None if first else f"at {self._hour:02}:{self._minute:02}"
+
+
+def _texts(given: str | Iterable[str]) -> list[str]:
+    texts = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f'"triggers" must hold texts such as {ACCEPTED}: {text!r}')
+    return [text.strip() for text in texts if text.strip()]
+
+
+def _refused(text: str) -> ValueError:
+    return ValueError(f'"triggers" must hold {ACCEPTED}: {text!r}')
+
+
+def _signal(text: str, value: str) -> signal.Signals:
+    if value not in _SIGNALS:  # others end programs, or are the system's
+        raise ValueError(f'"triggers" must name one of the signals {", ".join(_SIGNALS)}: {text!r}')
+    return signal.Signals[value]
+
+
+def _seconds(text: str, value: str) -> float:
+    found = _DURATION.fullmatch(value)
+    if not found or not (seconds := float(found[1]) * _SECONDS[found[2]]):
+        raise _refused(text)
+    return seconds
+
+
+def _hour(text: str, value: str) -> tuple[int, int]:
+    found = _TIME.fullmatch(value)
+    if not found:
+        raise _refused(text)
+    return int(found[1]), int(found[2])
+
+
+_SLOW_STEP_FEATURE = "opening a window at a slow step"
+_NAMED = 5  # slow steps in the summary
+
+
+class SlowStepWindows:
+    """Times the steps of a profile in a black box; a slow step requests a window.
+
+    Recorded steps are longer than others, so the box does not time them.
+
+    Args:
+        request: called with the request, on the loop's thread.
+        active: the number of recorded steps of such a window.
+
+    Attributes:
+        box: the black box.
+    """
+
+    def __init__(self, request: Callable[[WindowRequest], None], active: int) -> None:
+        self._request = request
+        self._active = active
+        self.box = BlackBox()
+
+    def begin(self, first_step: int) -> None:
+        """Begin with a new box, unless the run goes on."""
+        if self.box.step_num != first_step:
+            self.box = BlackBox(first_step=first_step)
+        self.box.start()
+
+    def followed_by(self, step: Callable[[int | None], None], left_out: Sequence[int]) -> Callable[..., None]:
+        """Return a function that ends a step in the box and calls ``step``, except on threads in ``left_out``."""
+        end_step = self.box.end_step
+
+        def end_and_count(global_step: int | None = None) -> None:
+            if left_out and threading.get_ident() in left_out:
+                return
+            try:
+                slow = end_step()
+                if slow is not None:
+                    self._request(WindowRequest(str(slow), self._active, automatic=True))
+            except Exception as error:
+                guard.failed(_SLOW_STEP_FEATURE, error)
+            step(global_step)
+
+        return end_and_count
+
+    @property
+    def worst(self) -> list[str]:
+        """The slow steps with the largest delays, each with its phase; the largest first."""
+        return [str(slow) for slow in self.box.worst[:_NAMED]]
+
+    @property
+    def nothing_slow(self) -> str:
+        """What a usual step takes, if no step was slow; else empty."""
+        return "" if self.box.worst else self.box.report().partition("\n")[0]
+
+    @guard.contained(_SLOW_STEP_FEATURE)
+    def write(self, trace: Path) -> Path | None:
+        """Write the times of the steps before a window beside its trace; return the file."""
+        path = trace.with_name(f"{trace.name.partition('.pt.trace')[0]}{BLACK_BOX}")
+        with part_file(path) as part:
+            part.write_text(self.box.to_json())
+            part.replace(path)  # the loop does not wait for the disk
+        return path

@@ -1,0 +1,394 @@
+"""`black_box` and `BlackBox`: says which steps of a running loop are slow, and in which phase, without a trace."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ...base.arguments import integer
+from ...base.config import settings
+from ...base.guard import guard
+from ...base.units import counted, duration
+from ..regions.dispatch import active
+from .judging import Alarms, Periods, UsualStep
+from .slow_step import OTHER, PHASES, PhaseTime, SlowStep
+from .step_clock import BLOCK, StepClock, StepTimes
+
+
+class Results(NamedTuple):
+    """What a black box found.
+
+    Attributes:
+        clock: has the times of the last steps.
+        usual: what a usual step takes.
+        alarms: the number of alarms.
+        slow_steps: the slow steps, without those that recur.
+        periodic: the last slow step of each period.
+        worst: the slow steps of the whole run with the largest delays, the largest first.
+    """
+
+    clock: StepClock
+    usual: UsualStep
+    alarms: int
+    slow_steps: list[SlowStep]
+    periodic: dict[int, SlowStep]
+    worst: list[SlowStep]
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        steps = counted(self.clock.step_num - self.clock.first_step, "step")
+        if not self.usual.usual_ns:
+            yield f"{steps}: too few to know what is usual"
+            return
+        yield (
+            f"{steps}, {duration(self.usual.usual_ns)} each as a rule; a step is slow from "
+            f"{duration(self.usual.limit_ns)}. {counted(len(self.slow_steps), 'slow step')}, "
+            f"{counted(self.alarms, 'alarm')}."
+        )
+        if len(self.slow_steps) > len(self.worst):
+            yield f"The {len(self.worst)} worst:"
+        yield from (f"  {slow}" for slow in sorted(self.worst, key=lambda slow: slow.step))
+        for every, slow in sorted(self.periodic.items()):
+            yield f"  one step in {every} is like this, and gives no alarm: {slow}"
+        if self.usual.shifts:
+            yield f"  the usual time changed at once {counted(self.usual.shifts, 'time')}"
+
+    def to_json(self) -> str:
+        """Return the results as JSON text."""
+        return json.dumps(self.as_dict(), indent=2, allow_nan=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the results as a dict of JSON values.
+
+        ``step`` is the number of the current step. ``usual_ns``, ``limit_ns`` and ``noise`` say what a usual step
+        takes now, and from which time one is slow; ``shifts`` is how often that changed at once. ``slow_steps``
+        and ``periodic`` are slow steps, with the keys of `SlowStep.as_dict`, and so are the ``worst`` ones, the
+        worst first; ``alarms`` is the number of alarms.
+        ``last_steps`` has the numbers, the durations and the phases of the steps in the ring, in columns.
+        """
+        last = self.clock.last_steps()
+        columns = zip(*(times.phases_ns for times in last), strict=True)
+        phases = zip(self.clock.phases, columns, strict=True) if last else ()
+        return {
+            "step": self.clock.step_num,
+            "usual_ns": self.usual.usual_ns,
+            "limit_ns": self.usual.limit_ns,
+            "noise": self.usual.noise,
+            "shifts": self.usual.shifts,
+            "alarms": self.alarms,
+            "slow_steps": [slow.as_dict() for slow in self.slow_steps],
+            "periodic": [slow.as_dict() for slow in self.periodic.values()],
+            "worst": [slow.as_dict() for slow in self.worst],
+            "last_steps": {
+                "step": [times.step for times in last],
+                "duration_ns": [times.duration_ns for times in last],
+                "phases_ns": {name: list(column) for name, column in phases if any(column)},
+            },
+        }
+
+
+FEATURE = "the black box"
+_MAX_SLOW_STEPS = 1000
+_WORST = 10  # slow steps that are kept to the end
+_HELD, _HELD_NS = 4, 100_000_000  # times the limit, and more than usual: a recorded step from which it is slow
+_RECENT_STEPS = 3 * BLOCK  # out of which the usual step is taken
+
+
+class BlackBox:
+    """Times the steps of a loop from `start` to `stop`; made by `black_box`.
+
+    Attributes:
+        slow_steps: the last slow steps, up to 1,000, without those that recur.
+        worst: the ten slow steps of the whole run with the largest delays, the largest first.
+        usual: what a usual step takes.
+        clock: has the times of the last steps.
+        end_step: ends the current step, as `step` does, but returns an alarm instead of calling ``on_slow``.
+    """
+
+    def __init__(
+        self,
+        steps: int = 1000,
+        *,
+        slow: float = 1.5,
+        cooldown: int = 200,
+        cap: int = 10,
+        phases: Sequence[str] = (),
+        first_step: int = 0,
+        on_slow: Callable[[SlowStep], Any] | None = None,
+    ) -> None:
+        self.clock = StepClock(steps, list(dict.fromkeys((*PHASES, *phases))), first_step, self._review)
+        self.end_step = self.clock.end_step
+        self.slow_steps: deque[SlowStep] = deque(maxlen=_MAX_SLOW_STEPS)
+        self.worst: list[SlowStep] = []
+        self.usual = UsualStep(slow)
+        self._alarms = Alarms(cooldown, cap)
+        self._on_slow = on_slow
+        self._periods = Periods()
+        self._periodic: dict[int, SlowStep] = {}  # the last one of each period
+        self._usual_times: StepTimes | None = None  # made when a slow step needs it, for one block
+        self._follower: Any = None  # ends the steps until `step` is called
+        self._end = self.end_step  # what `step` calls, so that it need not look for a follower
+        self._running = False
+        self.clock.pause()
+
+    def __repr__(self) -> str:
+        return f"<instrument.black_box at step {self.step_num}, {len(self.slow_steps)} slow>"
+
+    @guard.contained(FEATURE)
+    def start(self, *, follow: bool = False) -> None:
+        """Begin the first step, or go on after `stop`.
+
+        Args:
+            follow: end steps where the program shows that they end, until `step` is called: where a profile,
+                `instrument.steps` or an adapter counts one, else after each step of the first optimizer.
+        """
+        if self._running or not settings.enabled:
+            return
+        self._running = True
+        active.add(self.clock, detailed=False)
+        self.clock.resume()
+        if follow and "torch" in sys.modules:
+            from ..stepping.follower import StepFollower  # which imports torch
+
+            self._follower = StepFollower(self._end_followed_step, self._restart)
+            self._end = self._end_first_own_step
+            self._follower.follow()
+
+    @guard.contained(FEATURE)
+    def stop(self) -> None:
+        """Stop the clock and ignore further regions; the results stay."""
+        if self._running:
+            self._running = False
+            active.remove(self.clock)
+            self.clock.pause()
+            self._stop_following()
+
+    def step(self) -> None:
+        """End the current step and begin the next one."""
+        try:
+            end_step = self._end  # 10 ns faster than to call the attribute
+            slow = end_step()
+            if slow is not None:
+                self._call_on_slow(slow)
+        except Exception as error:
+            guard.failed(FEATURE, error)
+
+    @guard.contained(FEATURE)
+    def pause(self) -> None:
+        """Stop the clock, as before an evaluation that no step should contain.
+
+        Steps that end meanwhile are counted, but have no time.
+        """
+        self.clock.pause()
+
+    @guard.contained(FEATURE)
+    def hold(self) -> None:
+        """Stop the clock while steps are recorded, which makes them longer.
+
+        Only a step with a delay that recording does not explain is then slow. Its phases are not known.
+        """
+        self.clock.hold()
+
+    @guard.contained(FEATURE)
+    def resume(self) -> None:
+        """Let the clock run again."""
+        if self._running:
+            self.clock.resume()
+
+    def go_to(self, step: int) -> None:
+        """Go on with number ``step``: the times before it are forgotten, what a usual step takes is not."""
+        self.clock.first_step = step
+        self.clock.begin_ring()
+        self._periods, self._usual_times = Periods(), None
+        self._alarms.forget_steps()
+
+    @property
+    def alarms(self) -> int:
+        """The number of alarms given."""
+        return self._alarms.count
+
+    @property
+    def step_num(self) -> int:
+        """The number of the current step."""
+        return self.clock.step_num
+
+    @property
+    def periodic(self) -> dict[int, SlowStep]:
+        """The last slow step of each period, by the number of steps from one to the next."""
+        known = self._periods.known
+        return {every: slow for every, slow in self._periodic.items() if every in known}
+
+    def __enter__(self) -> BlackBox:
+        self.start()
+        return self
+
+    @guard.contained(FEATURE)
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def report(self) -> str:
+        """Return in words what a usual step takes, and which steps were slow, in which phase."""
+        return str(self._results())
+
+    def to_json(self) -> str:
+        """Return the results as JSON text; see `instrument.record.slow_steps.box.Results.as_dict` for its keys."""
+        return self._results().to_json()
+
+    def _results(self) -> Results:
+        return Results(self.clock, self.usual, self.alarms, [*self.slow_steps], self.periodic, [*self.worst])
+
+    @guard.contained(FEATURE)
+    def _end_followed_step(self) -> None:
+        slow = self.end_step()
+        if slow is not None:
+            self._call_on_slow(slow)
+
+    def _call_on_slow(self, slow: SlowStep) -> None:
+        if self._on_slow is not None:
+            with guard.contained("on_slow of the black box"):
+                self._on_slow(slow)
+            self.clock.leave_out()
+
+    def _end_first_own_step(self) -> SlowStep | None:
+        """End a step for the first call of `step`, which ends the steps from here on."""
+        self._stop_following()
+        self._restart()
+        return self.end_step()
+
+    def _stop_following(self) -> None:
+        if self._follower is not None:
+            self._follower.remove()
+            self._follower = None
+            self._end = self.end_step
+
+    def _restart(self) -> None:
+        """Count everything so far to the first step: it is now known what a step is."""
+        self.clock.begin_ring()
+        self.usual = UsualStep(self.usual.slow)
+        self._periods = Periods()
+        self.slow_steps.clear()
+        self.worst.clear()
+        self._periodic.clear()
+
+    def _review(self, row: int, duration_ns: int) -> SlowStep | None:
+        """Decide on a step that is longer than the limit or ends a block."""
+        slow = self._judge(self.clock.times_at(row)) if duration_ns > self.clock.limit_ns else None
+        if self.clock.ends_block(row):
+            durations = self.clock.block_ns()
+            if len(durations) == BLOCK:
+                self.usual.add_block(durations)
+                self.clock.limit_ns = self.usual.limit_ns
+                self._usual_times = None
+        return slow
+
+    def _judge(self, times: StepTimes) -> SlowStep | None:
+        """Note a slow step; return it if an alarm is due."""
+        if not times.duration_ns:  # the clock was paused
+            return self._judge_held(times.step)
+        if self._usual_times is None:
+            recent = self.clock.last_steps(_RECENT_STEPS)
+            self._usual_times = sorted(recent, key=lambda step: step.duration_ns)[(len(recent) - 1) // 2]
+        usual = self._usual_times
+        slow = SlowStep(
+            times.step,
+            times.duration_ns,
+            usual.duration_ns,
+            self.usual.score(times.duration_ns),
+            self._phase_times(times, usual),
+            self._periods.period_of(times.step, times.duration_ns),
+        )
+        if slow.period:
+            self._periodic[slow.period] = slow
+            return None
+        return self._note(slow)
+
+    def _judge_held(self, step: int) -> SlowStep | None:
+        took_ns, usual_ns, self.clock.held_ns = self.clock.held_ns, self.usual.usual_ns, 0
+        if took_ns <= max(_HELD * self.clock.limit_ns, usual_ns + _HELD_NS):
+            return None
+        phases = {OTHER: PhaseTime(took_ns, usual_ns)}
+        return self._note(SlowStep(step, took_ns, usual_ns, self.usual.score(took_ns), phases))
+
+    def _note(self, slow: SlowStep) -> SlowStep | None:
+        self.slow_steps.append(slow)
+        self.worst = sorted([*self.worst, slow], key=lambda each: -each.delta_ns)[:_WORST]
+        return slow if self._alarms.is_due(slow.step, slow.delta_ns, self.clock.now_ns()) else None
+
+    def _phase_times(self, times: StepTimes, usual: StepTimes) -> dict[str, PhaseTime]:
+        pairs = dict(zip(self.clock.phases, map(PhaseTime, times.phases_ns, usual.phases_ns), strict=True))
+        known = {phase: pair for phase, pair in pairs.items() if pair.ns or pair.usual_ns}
+        known[OTHER] = PhaseTime(
+            times.duration_ns - sum(times.phases_ns), usual.duration_ns - sum(usual.phases_ns)
+        )
+        return dict(sorted(known.items(), key=lambda item: -item[1].delta_ns))
+
+
+def _inactive(*_: Any, **__: Any) -> BlackBox:
+    return BlackBox()  # never started
+
+
+@guard.prepared(FEATURE, otherwise=_inactive)
+def black_box(
+    steps: int = 1000,
+    *,
+    slow: float = 1.5,
+    cooldown: int = 200,
+    cap: int = 10,
+    phases: Iterable[str] = (),
+    first_step: int = 0,
+    on_slow: Callable[[SlowStep], Any] | None = None,
+) -> BlackBox:
+    """Time the steps of a loop and their phases all the time; find slow steps, without a trace.
+
+    A step ends where ``.step()`` of the returned box is called; without such calls, where a profile,
+    `instrument.steps` or an adapter counts one, else after each step of the first optimizer. The phases are the
+    regions called data, forward, backward, optimizer, evaluation or checkpoint, of `annotate`, `annotate_step`
+    and the adapters. Without regions only the length of each step is known. The box runs until ``stop()``, or the
+    end of its ``with`` block. Of several boxes each times for itself.
+
+    A step is slow if it takes ``slow`` times as long as a usual step, and is more than 3.5 times the noise of the
+    loop above it. The first 32 steps show what is usual.
+
+    Args:
+        steps: how many steps to keep.
+        slow: the ratio to the usual time from which a step can be slow.
+        cooldown: how many steps after an alarm no other is given, unless the step's delay is one and a half times
+            that of the worst alarm in these.
+        cap: the most alarms that are given in an hour, with the same exception.
+        phases: further names of regions that are phases.
+        first_step: the number of the first step.
+        on_slow: called at each alarm, on the loop's thread, with the `SlowStep`.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted; the message gives its name and value.
+
+    Example:
+        >>> with black_box() as box:
+        ...     for batch in loader:
+        ...         train_step(batch)
+        ...         box.step()
+        >>> print(box.report())
+    """
+    steps, cooldown = integer("steps", steps, BLOCK), integer("cooldown", cooldown)
+    cap, first_step = integer("cap", cap), integer("first_step", first_step)
+    if isinstance(slow, bool) or not isinstance(slow, (int, float)):
+        raise TypeError(f'"slow" must be a number > 1: {slow!r}')
+    if not 1 < slow < float("inf"):
+        raise ValueError(f'"slow" must be a number > 1: {slow!r}')
+    if isinstance(phases, str) or not isinstance(phases, Iterable):
+        raise TypeError(f'"phases" must be several names of regions: {phases!r}')
+    names = tuple(phases)
+    if not all(isinstance(phase, str) and phase != OTHER for phase in names):
+        raise ValueError(f'"phases" must be names of regions other than "{OTHER}": {phases!r}')
+    if on_slow is not None and not callable(on_slow):
+        raise TypeError(f'"on_slow" must be a function: {on_slow!r}')
+    box = BlackBox(
+        steps, slow=slow, cooldown=cooldown, cap=cap, phases=names, first_step=first_step, on_slow=on_slow
+    )
+    box.start(follow=True)
+    return box

@@ -1,0 +1,286 @@
+"""`profile` and `new_profile`: check the arguments and make a `Profile`, for users and for adapters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...base.arguments import integer
+from ...base.config import LAUNCHED
+from ...base.guard import guard
+from ..allocator_history.options import MemoryHistory, chosen_history
+from ..allocator_history.window_memory import MemoryRecorder
+from ..exporters.exporter import Exporter, ExporterName, choose
+from ..exporters.torch_options import Detail
+from ..handover.storage import Keep, Storage, masked
+from ..planning.ranks import chosen_ranks
+from ..planning.requests import RequestedWindows
+from ..planning.schedule import NEVER, NOTHING, Schedule, TorchSchedule, schedule
+from ..planning.triggers import Triggers
+from .outcomes import Outcomes
+from .profile import Profile
+from .step_regions import DEPTH as DEPTH
+from .step_regions import STEP_PARTS as STEP_PARTS
+from .step_regions import models_in
+from .window_recorder import FEATURE
+
+if TYPE_CHECKING:
+    from torch import nn
+    from typing_extensions import Unpack
+
+    from .options import TorchProfilerOptions
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Properties of the code that drives a profile: the user's calls of ``step``, a loop or an adapter.
+
+    Args:
+        steps_hint: how the user writes the steps to record, with "{}" for the steps; for messages.
+        preemptible: the profile stops when another one starts, and does not start while another one runs.
+        keeps_events: whether the last window's events stay in memory for calls after the loop.
+        phase: the name of a phase of the program, which the names of windows begin with; empty for training steps.
+    """
+
+    steps_hint: str = 'schedule="{}"'
+    preemptible: bool = False
+    keeps_events: bool = True
+    phase: str = ""
+
+
+def uncounted_profile(*_: Any, **__: Any) -> Profile:
+    """Return a profile that only counts steps, in place of one that could not be made."""
+    return Profile.__new__(Profile)
+
+
+@guard.prepared(FEATURE, otherwise=uncounted_profile)
+def profile(
+    out: str | os.PathLike[str] = "runs/instrument",
+    *,
+    schedule: Schedule | str | Callable[[int], Any] | None = None,
+    modules: nn.Module | Iterable[nn.Module] | None = None,
+    on_trace_ready: Callable[[Profile], Any] | None = None,
+    on_summary: Callable[[str], None] | None = None,
+    diagnose: bool = False,
+    detail: Detail = "operators",
+    compile_log: bool = False,
+    memory: Literal["snapshot"] | MemoryHistory | None = None,
+    exporter: ExporterName | Exporter = "auto",
+    ranks: Iterable[int] | str | None = None,
+    first_step: int = 0,
+    triggers: str | Iterable[str] = (),
+    trigger_steps: int = 3,
+    black_box: bool = False,
+    keep: Keep | None = None,
+    upload: str | None = None,
+    upload_timeout: float = 60.0,
+    **options: Unpack[TorchProfilerOptions],
+) -> Profile:
+    """Record chosen steps of a training loop; call ``.step()`` on what this returns after each step.
+
+    Each window lands in ``OUT/window-0001/`` as ``rank0.TIME.pt.trace.json.gz``, which opens in Perfetto,
+    chrome://tracing and TensorBoard; ``OUT/manifest.jsonl`` has the outcome of each. After the last window a
+    summary is printed to stderr. No failure of the recording reaches the loop.
+
+    Args:
+        out: the folder.
+        schedule: the result of `instrument.schedule`, named steps ("10-12"), or a function of a step's number
+            such as `torch.profiler.schedule` returns; None records everything in one window.
+        modules: a model, or several, whose modules are regions in the windows, down to 4 levels and under their
+            class, as are the optimizer, the backward pass and the data loader; for other levels and names call
+            `annotate_modules` instead.
+        on_trace_ready: called at the end of each window, on the loop's thread, with the profile.
+        on_summary: called with the text of the summary, on another thread; None prints it to standard error.
+        diagnose: write what is slow in each window, and why, as JSON and as a page beside its trace, and end the
+            summary with that of the last window, as `instrument.diagnose` says.
+        detail: what torch.profiler records: "regions" (named ranges, steps and the GPU's work, without the CPU's
+            operators), "operators", or "full" (also shapes, memory, stacks and FLOPs). The single options
+            take precedence.
+        compile_log: write torch's structured log (``TORCH_TRACE``) of what is compiled in a window beside its
+            trace, as ``rank0.TIME.compile.log``; `diagnose` reads it.
+        memory: "snapshot", or the result of `instrument.memory_history`: write torch's history of the GPU's memory
+            in a window, with its regions, beside its trace, as ``rank0.TIME.memory.pickle``, also when an
+            allocation fails in the window; `instrument.read_memory` reads it. The first window has one, later
+            ones as often as the cost allows. It holds the loop for seconds at the end of the window.
+        exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", "none" (for
+            ``memory`` alone), or an object with the methods of an exporter. "auto" means the vendor's tool that
+            the process runs under, else torch.profiler.
+        ranks: the ranks that record, also as text ("0,7", "node=0", "local=0", "sample=4") or from
+            `choose_ranks`; None for all. The other ranks only count steps, and never wait.
+        first_step: the number of the first step, for a resumed run. Named steps and periods of a schedule
+            still count from 0, cycles (wait, warmup, active) from this step.
+        triggers: what opens further windows while the loop runs: "command" (``instrument trigger``), "file" (the
+            file ``OUT/trigger`` is touched), "file=PATH", "signal=SIGUSR2", "every=30m", "at=02:30"; several, or
+            one text with commas. Without a schedule, only these open windows. `Profile.trigger` needs none.
+        trigger_steps: the number of steps that such a window records, after one warm-up step.
+        black_box: whether a slow step opens a window, as `instrument.black_box` finds them; the times of the steps
+            before the window are written beside its trace. ``prof.black_box`` is the box.
+        keep: how long the files of windows stay, as `instrument.keep` returns it; None for always.
+        upload: the URL of a remote folder, as fsspec takes it ("s3://bucket/runs/x"), that windows are copied to
+            by another process; None for none.
+        upload_timeout: how long the end of the run waits for uploads, in s.
+        options: those of `torch.profiler.profile`: ``activities``, ``record_shapes``,
+            ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ... Without
+            ``activities``, the CPU is recorded and, if the program uses it when a window begins, the GPU.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted; the message gives its name and value.
+
+    Example:
+        >>> with profile("runs/bert", schedule=schedule(wait=1, warmup=1, active=3, repeat=2)) as prof:
+        ...     for batch in loader:
+        ...         train_step(batch)
+        ...         prof.step()
+    """
+    models = models_in(modules)
+    made = new_profile(
+        Driver(),
+        out,
+        schedule=schedule,
+        on_trace_ready=on_trace_ready,
+        on_summary=on_summary,
+        diagnose=diagnose,
+        detail=detail,
+        compile_log=compile_log,
+        memory=memory,
+        exporter=exporter,
+        ranks=ranks,
+        first_step=first_step,
+        triggers=triggers,
+        trigger_steps=trigger_steps,
+        black_box=black_box,
+        keep=keep,
+        upload=upload,
+        upload_timeout=upload_timeout,
+        **options,
+    )
+    made.annotate(models)
+    return made
+
+
+def new_profile(
+    driver: Driver,
+    out: str | os.PathLike[str] = "runs/instrument",
+    *,
+    schedule: Schedule | str | Callable[[int], Any] | None = None,
+    on_trace_ready: Callable[[Profile], Any] | None = None,
+    on_summary: Callable[[str], None] | None = None,
+    diagnose: bool = False,
+    detail: Detail = "operators",
+    compile_log: bool = False,
+    memory: Literal["snapshot"] | MemoryHistory | None = None,
+    exporter: str | Exporter = "auto",
+    ranks: Iterable[int] | str | None = None,
+    first_step: int = 0,
+    triggers: str | Iterable[str] = (),
+    trigger_steps: int = 3,
+    black_box: bool = False,
+    keep: Keep | None = None,
+    upload: str | None = None,
+    upload_timeout: float = 60.0,
+    **options: Any,
+) -> Profile:
+    """Check the arguments of `profile` and make one for ``driver``.
+
+    Raises:
+        TypeError, ValueError: as `profile`.
+    """
+    folder = folder_of(out)
+    first_step = integer("first_step", first_step)
+    for name, callback in (("on_trace_ready", on_trace_ready), ("on_summary", on_summary)):
+        if callback is not None and not callable(callback):
+            raise TypeError(f'"{name}" must be a function: {callback!r}')
+    for name, flag in (("diagnose", diagnose), ("black_box", black_box), ("compile_log", compile_log)):
+        if not isinstance(flag, bool):
+            raise TypeError(f'"{name}" must be True or False: {flag!r}')
+    reads_events = driver.keeps_events or on_trace_ready is not None
+    chosen_exporter = choose(exporter, options, detail, keeps_events=reads_events)
+    active = integer("trigger_steps", trigger_steps, least=1)
+    chosen_triggers = Triggers(triggers, folder, active)
+    if schedule is None and (chosen_triggers or black_box):
+        schedule = NOTHING
+    history = chosen_history(memory)
+    storage = Storage(keep, upload, upload_timeout)
+    windows = RequestedWindows(_resolved(schedule, first_step), driver.phase)
+    outcomes = Outcomes(
+        folder,
+        windows,
+        chosen_exporter.name,
+        chosen_ranks(ranks),
+        has_schedule=schedule is not None,
+        steps_hint=driver.steps_hint,
+        on_summary=on_summary,
+        diagnose=diagnose,
+        file_hint="" if os.environ.get(LAUNCHED) else chosen_exporter.hint,
+        storage=storage,
+    )
+    made = Profile(
+        folder,
+        windows,
+        chosen_exporter,
+        outcomes,
+        chosen_triggers,
+        active if black_box else 0,
+        on_trace_ready=on_trace_ready,
+        first_step=first_step,
+        has_schedule=schedule is not None,
+        preemptible=driver.preemptible,
+        keeps_events=driver.keeps_events,
+        compile_log=compile_log,
+        memory=MemoryRecorder(history) if history is not None else None,
+        marks_steps=not (driver.preemptible or driver.phase),
+    )
+
+    def new_phase(name: str, schedule: Schedule | str | None) -> Profile:
+        return new_profile(
+            Driver(f'prof.phase("{name}", "{{}}")', keeps_events=False, phase=name),
+            folder,
+            schedule=NOTHING if schedule is None else schedule,
+            on_summary=on_summary,
+            diagnose=diagnose,
+            detail=detail,
+            compile_log=compile_log,
+            memory=memory,
+            exporter=exporter,
+            ranks=ranks,
+            keep=keep,
+            upload=upload,
+            upload_timeout=upload_timeout,
+            **options,
+        )
+
+    made.new_phase = new_phase
+    return made
+
+
+def folder_of(out: Any) -> Path:
+    """Return the folder ``out`` as an absolute path, as the program may change the current folder.
+
+    Raises:
+        TypeError, ValueError: ``out`` is not a path, or a URL.
+    """
+    if not isinstance(out, (str, os.PathLike)):
+        raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
+    if "://" in str(out):
+        shown = masked(str(out))
+        raise ValueError(f'"out" must be a local folder: {shown!r}; "upload" copies it: upload={shown!r}')
+    return Path(out).absolute()
+
+
+def _hint(out: object) -> str:
+    return '; the schedule goes into "schedule": profile("runs/x", schedule=...)' if callable(out) else ""
+
+
+def _resolved(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | TorchSchedule:
+    if given is None:
+        return schedule(at=first_step, active=NEVER)
+    if isinstance(given, str):
+        given = schedule(given)
+    if isinstance(given, Schedule):
+        return given.starting(first_step)
+    if callable(given):
+        return TorchSchedule(given, first_step)
+    raise TypeError(f'"schedule" must be an instrument.schedule(...) or a function of a step\'s number: {given!r}')

@@ -1,0 +1,338 @@
+"""`Outcomes`: decides whether a saved window is recorded or partial, and warns of a run without any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ...base import log
+from ...base.config import settings
+from ...base.guard import guard
+from ...base.interrupts import Suppressed
+from ...base.run_folder import OpenWindow, traces_of
+from ...base.units import counted
+from ..handover.manifest import Manifest
+from ..handover.storage import Storage
+from ..handover.window_finalizer import WindowFinalizer
+from ..planning.ranks import world_size
+from ..planning.requests import SCHEDULE, RequestedWindows
+from ..planning.schedule import NEVER, Window, span
+from ..regions import dispatch
+from .recording import Recording
+
+_OTHER_THREAD = "steps ended on another thread than the one that opened the window"
+_NOT_SEEN = "step() was not called for each of the last steps"
+_logged_warnings: set[str] = set()  # texts of `warn_if_nothing_was_recorded`: each is logged once per process
+
+
+class Outcomes:
+    """Writes the outcome of each window to the manifest and prints the summary.
+
+    Args:
+        out: the folder of the run.
+        windows: the windows of the run.
+        exporter: the name of the exporter.
+        ranks: the ranks that record; None for all.
+        has_schedule: whether the run has a schedule; without one, a window may have no marked steps.
+        steps_hint: how the user writes the steps to record, with "{}" for the steps; for messages.
+        on_summary: called with the text of the summary, on another thread; None prints it to standard error.
+        diagnose: whether each window is diagnosed, and the summary ends with the diagnosis of the last one.
+        file_hint: the message for users if the exporter writes no files.
+        storage: what happens to the files of windows later.
+
+    Attributes:
+        rank: the rank of this process; set when the run starts.
+        finalizer: finishes the windows in another process.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        windows: RequestedWindows,
+        exporter: str,
+        ranks: frozenset[int] | None,
+        *,
+        has_schedule: bool,
+        steps_hint: str,
+        on_summary: Callable[[str], None] | None,
+        diagnose: bool,
+        file_hint: str,
+        storage: Storage,
+    ) -> None:
+        self.rank = 0
+        self._out = out
+        self._windows = windows
+        self._exporter = exporter
+        self._ranks = ranks
+        self._has_schedule = has_schedule
+        self._steps_hint = steps_hint
+        self._on_summary = on_summary
+        self._diagnose = diagnose
+        self._manifest = Manifest(out)
+        self.finalizer = WindowFinalizer(self._manifest, file_hint, storage)
+        self._with_line: set[int | str] = set()  # the labels of the windows that have a line
+        self._open: OpenWindow | None = None
+        self.worst_steps: Callable[[], list[str]] = list
+
+    @property
+    def run(self) -> str:
+        """The name of the run in the manifest."""
+        return self._manifest.run
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The lines of the manifest so far."""
+        return self._manifest.entries
+
+    @property
+    def excluded(self) -> bool:
+        """Whether this rank does not record."""
+        return self._ranks is not None and self.rank not in self._ranks
+
+    def is_chosen(self, ranks: frozenset[int] | None) -> bool:
+        """Return whether this rank is among ``ranks``; None stands for those of the profile."""
+        return not self.excluded if ranks is None else self.rank in ranks
+
+    @property
+    def stepped_by_hand(self) -> bool:
+        """Whether the user's own code calls ``step()``."""
+        return self._steps_hint.startswith("schedule")
+
+    @property
+    def _takes_first_step(self) -> bool:
+        """Whether the user can give the number of the first step, as not on a command line."""
+        return not self._steps_hint.startswith("--")
+
+    @property
+    def _prints_summary(self) -> bool:
+        """Whether this rank prints the summary."""
+        return self.rank == min(self._ranks or {0})
+
+    def check_folder(self, *, warned: bool) -> None:
+        """Warn if the folder cannot be written to, unless the user was ``warned`` before."""
+        self._manifest.check(warned=warned)
+
+    def opened_by(self, window: Window) -> list[str]:
+        """Return why ``window`` was opened: "schedule", and the reasons of requests."""
+        return self._windows.opened_by(window)
+
+    def entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
+        """Return the fields of the line of ``window``, except its status and reason."""
+        return {
+            "rank": self.rank,
+            "window": self._windows.label(window),
+            "opened_by": self.opened_by(window),
+            "requested": self._windows.is_requested(window),
+            "planned_steps": (window.active, window.stop - 1 if window.stop < NEVER else None),
+            "steps": recording and recording.steps,
+            "cut_step": recording and recording.cut_step,
+            "start_ns": recording and recording.start_ns,
+            "end_ns": recording and recording.end_ns,
+            "exporter": self._exporter,
+            "hidden_regions": sorted(dispatch.compiled_away),
+            "cost": recording and recording.cost.entry(),
+            "memory": recording and recording.memory and recording.memory.entry(),
+        }
+
+    @guard.contained("the line of an open window")
+    def note_open(self, window: Window) -> None:
+        """Keep the line of ``window``, whose recording begins, for the case that the process is killed."""
+        self._open = OpenWindow(self._out, self._manifest.entry(**self.entry(window, None), status="failed"))
+
+    def drop_open(self) -> None:
+        """Drop the line of the window that `note_open` noted, which gets its own one, or none yet."""
+        noted, self._open = self._open, None
+        if noted is not None:
+            noted.end()
+
+    def was_requested(self, window: Window) -> bool:
+        """Return whether somebody asked for ``window``, beside a schedule."""
+        return any(reason != SCHEDULE for reason in self._windows.opened_by(window))
+
+    def add_recorded(
+        self,
+        recording: Recording,
+        files: Sequence[Path],
+        entry: Mapping[str, Any],
+        missing: Sequence[str],
+        failures: Sequence[str],
+    ) -> None:
+        """Finish a window that was saved as ``files``.
+
+        Args:
+            recording: the window.
+            files: its files.
+            entry: its result of `entry`.
+            missing: why parts of it are missing; it is partial then.
+            failures: what failed after it was saved.
+        """
+        self._with_line.add(entry["window"])
+        self.drop_open()
+        reason = "; ".join([*missing, *failures]) or None
+        line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
+        read = self._prints_summary and self.holds_steps(recording)
+        ranks = self._ranks_of(recording.window) if recording.steps is not None else []
+        self.finalizer.add_recorded(
+            recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks,
+            history=recording.memory, **line,
+        )  # fmt: skip
+
+    def _ranks_of(self, window: Window) -> list[int]:
+        """Return the ranks of the job that record ``window``."""
+        chosen = self._windows.chosen_ranks(window) or self._ranks
+        return sorted(range(world_size()) if chosen is None else chosen)
+
+    def holds_steps(self, recording: Recording) -> bool:
+        """Return whether ``recording`` has steps, or could not mark any."""
+        return recording.steps is not None or not self._has_schedule
+
+    def note(
+        self,
+        window: Window,
+        status: str,
+        reason: str,
+        recording: Recording | None = None,
+        *,
+        step: int | None = None,
+    ) -> None:
+        """Write the line of a window without files; with ``step``, log that it was skipped or failed there."""
+        self._with_line.add(self._windows.label(window))
+        self.drop_open()
+        history = recording.memory if recording is not None else None
+        line = self.entry(window, recording) | {"status": status, "reason": reason}
+        self.finalizer.add_unrecorded(history, **line)
+        if step is not None:
+            log.warning(f"window.{status}", **self.fields(window, step), reason=reason)
+
+    def note_not_reached(self, windows: Iterable[Window], reason: str) -> None:
+        """Write the lines of windows that were not reached, unless they have one; all of a phase have one line.
+
+        At most 1,000 windows are looked at, as a schedule may be long.
+        """
+        without = [each for each in islice(windows, 1000) if self._windows.label(each) not in self._with_line]
+        if self._windows.phase and len(without) > 1:
+            more = counted(len(without) - 1, "more window")
+            reason += f"; {more} of this phase {'was' if len(without) == 2 else 'were'} not reached"
+            without = without[:1]
+        for window in without:
+            self.note(window, "not reached", reason)
+
+    def fields(self, window: Window, step: int) -> dict[str, Any]:
+        """Return the fields of each event of ``window`` in the log, as the manifest has them, and ``step``."""
+        return {
+            "window": self._windows.label(window),
+            "step": step,
+            "rank": self.rank,
+            "opened_by": self.opened_by(window),
+        }
+
+    def missing_reasons(self, recording: Recording, next_step: int, end_reason: str, postponed: str) -> list[str]:
+        """Return why steps of the window are missing; an empty list if none are.
+
+        Args:
+            recording: the window.
+            next_step: the first step that did not run to its end.
+            end_reason: how the loop ended.
+            postponed: why a change could not be made at its step; empty if none was postponed.
+        """
+        steps, stop = recording.steps, recording.window.stop
+        if recording.ended_early:  # `Recording.incomplete` has the reason
+            return []
+        if next_step < stop < NEVER or not self.holds_steps(recording):
+            return [end_reason]
+        if steps is not None and steps[1] + 1 < stop < NEVER:
+            return [_OTHER_THREAD if recording.other_thread_stepped else postponed or _NOT_SEEN]
+        if steps is not None and steps[0] > recording.window.active and postponed:
+            return [postponed]
+        return []
+
+    @guard.contained("the summary")
+    def report(self) -> None:
+        """Print the summary of the windows so far, on the rank that prints it."""
+        dispatch.log_hidden()
+        if self._prints_summary:
+            hidden = sorted(dispatch.compiled_away)
+            self.finalizer.report(
+                hidden,
+                self._on_summary,
+                diagnose=self._diagnose,
+                phase=self._windows.phase,
+                worst_steps=self.worst_steps(),
+            )
+
+    def say(self, text: str) -> None:
+        """Print a line below the summary, on the rank that prints it; nothing if it is empty."""
+        if text and self._prints_summary and settings.summary:
+            self.finalizer.report_line(self._on_summary, text)
+
+    def warn_if_nothing_was_recorded(self, first: int, steps: int, scheduled: int | None, end_reason: str) -> None:
+        """Warn if no window even began, and suggest what to write instead; each text is logged once.
+
+        Args:
+            first: the number of the run's first step.
+            steps: how many steps ended.
+            scheduled: how many windows the schedule has; None if it has no end.
+            end_reason: how the loop ended.
+        """
+        windows = self.entries
+        if scheduled == 0 or not self._prints_summary or any(map(self._has_begun, windows)):
+            return
+        reason = self._reason_for_no_window(first, scheduled, end_reason)
+        if steps > 0:
+            low = first + 2 if steps > 4 else first
+            reachable = self._steps_hint.format(span(low, low + min(steps, 3)))
+            fix = f"choose steps the run reaches, such as {reachable}"
+            if first == 0 and windows and windows[0]["planned_steps"][0] >= steps and self._takes_first_step:
+                fix += "; if the run was resumed, give the number of its first step: first_step="
+        else:
+            by_hand = "no step was counted: call step() after each step"
+            fix = by_hand if self.stepped_by_hand else "there were no steps"
+        if steps > 0 and self.stepped_by_hand:
+            fix += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
+        files = [path for window in windows for path in traces_of(window)]
+        rest = f" ({files[0]} covers the time after the last complete step)" if files else ""
+        text = f"no {'step' if files else 'window'} was recorded in {self._out}{rest}: {reason}; {fix}"
+        if text not in _logged_warnings:
+            _logged_warnings.add(text)
+            log.warning(text)
+
+    def _reason_for_no_window(self, first: int, scheduled: int | None, end_reason: str) -> str:
+        windows = self.entries
+        if windows:
+            start, last = windows[0]["planned_steps"]
+            steps = f"step {start} was" if start == last else f"steps {start}-{'' if last is None else last} were"
+            return f"{steps} planned, and {windows[0]['reason']}"
+        if scheduled is not None:
+            return f"all planned steps come before the first step, {first}"
+        return f"the schedule has none, and {end_reason}"
+
+    def _has_begun(self, window: Mapping[str, Any]) -> bool:
+        """Return whether a window has steps, or a line that says why it was skipped."""
+        if window["status"] in ("recorded", "partial"):
+            return window["steps"] is not None or not self._has_schedule
+        return bool(window["status"] != "not reached")
+
+
+def loop_ended(
+    step: int, *, begun: bool = False, complete: bool = False, error: BaseException | None = None
+) -> str:
+    """Return how the loop ended: "the loop ended in step 7: ValueError: too large".
+
+    Args:
+        step: the number of the current step.
+        begun: `step` announced the current step, which may never have run.
+        complete: the current step ran to its end.
+        error: what ended the loop; None if it ended otherwise.
+    """
+    where = "before" if begun else "after" if complete else "in"
+    return f"the loop ended {where} step {step}{f': {first_line(error)}' if error is not None else ''}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type of ``error`` and the first line of its message: "ValueError: too large"."""
+    name, message = type(error).__name__, ""
+    with Suppressed(Exception):  # the program's own `__str__` may raise
+        message = str(error).strip().partition("\n")[0]
+    return f"{name}: {message}" if message else name

@@ -1,0 +1,375 @@
+"""`Profile`: the object that a training loop steps; it starts runs and takes requests for windows."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...base import stderr
+from ...base.arguments import integer
+from ...base.config import settings
+from ...base.guard import guard
+from ...base.interrupts import Suppressed, is_interrupt
+from ..allocator_history.window_memory import MemoryRecorder
+from ..cuda_graphs import GraphFollower
+from ..exporters.exporter import Exporter
+from ..planning.agreement import NOTICE_S, Agreement
+from ..planning.ranks import chosen_ranks, rank, world_size
+from ..planning.requests import RequestedWindows, WindowRequest
+from ..planning.schedule import Schedule
+from ..planning.triggers import SlowStepWindows, Triggers
+from ..regions.annotation import annotate
+from ..slow_steps.box import BlackBox
+from ..stepping.explicit_steps import program_steps
+from .outcomes import Outcomes
+from .phase_block import PhaseBlock, check_name
+from .schedule_follower import ForgottenStep, ScheduleFollower
+from .step_regions import StepRegions
+from .torch_api import TorchProfilerApi
+from .window_recorder import FEATURE
+
+_USER_NAMES = frozenset({"black_box", "out", "phase", "start", "step", "step_num", "stop", "trigger", "windows"})
+
+
+class Profile(ScheduleFollower):
+    """The profiler of a training loop, as `profile` returns it.
+
+    It is a context manager, and has the methods of `torch.profiler.profile` that loops call: ``step``, ``start``,
+    ``stop``, ``export_chrome_trace``, ``key_averages``, ...
+
+    Args:
+        out: the folder that everything is written to.
+        schedule: the windows to record.
+        exporter: makes the captures.
+        outcomes: gets the outcome of each window.
+        triggers: request further windows while the profile runs.
+        slow_step_window: how many steps to record after a slow step; 0 for none.
+        on_trace_ready: called at the end of each window, with this object.
+        first_step: the number of the first step.
+        has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
+        preemptible: the profile stops when another one starts, and does not start while another one runs.
+        keeps_events: whether the events of the last window stay in memory for calls after the loop.
+        compile_log: whether torch's log of what is compiled in a window is written beside its trace.
+        memory: records the history of GPU memory in windows; None for none.
+        marks_steps: whether the program marks the steps of its training with it.
+
+    Attributes:
+        out: the folder that everything is written to.
+        step_num: the number of the current step.
+        new_phase: makes the profile of a phase, given its name and its schedule.
+    """
+
+    start_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when a profile starts
+    _agreement: Agreement | None = None  # with the other ranks, while a profile with triggers runs in a job
+    new_phase: Callable[[str, Schedule | str | None], Profile]
+    _phases: dict[str, Profile]
+    _initialized = False  # a profile with wrong arguments only counts steps
+
+    @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
+    def __init__(
+        self,
+        out: Path,
+        schedule: RequestedWindows,
+        exporter: Exporter,
+        outcomes: Outcomes,
+        triggers: Triggers,
+        slow_step_window: int,
+        *,
+        on_trace_ready: Callable[[Profile], Any] | None,
+        first_step: int,
+        has_schedule: bool,
+        preemptible: bool,
+        keeps_events: bool,
+        compile_log: bool,
+        memory: MemoryRecorder | None,
+        marks_steps: bool,
+    ) -> None:
+        super().__init__(
+            out,
+            schedule,
+            exporter,
+            outcomes,
+            on_trace_ready=on_trace_ready,
+            first_step=first_step,
+            has_schedule=has_schedule,
+            keeps_events=keeps_events,
+            compile_log=compile_log,
+            memory=memory,
+        )
+        self._preemptible = preemptible
+        self._marks_steps = marks_steps
+        self._phases = {}
+        self._threads_in_phase = []  # a thread is in it once for each of its open phases
+        self._triggers = triggers
+        schedule.open_ended = bool(triggers) or slow_step_window > 0
+        if slow_step_window:
+            slow_steps = self._slow_steps = SlowStepWindows(self.request, slow_step_window)
+            outcomes.worst_steps = lambda: slow_steps.worst
+        if os.environ.get("KINETO_USE_DAEMON"):
+            self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
+        self._plain_step = self.step
+        self._forgotten_step = ForgottenStep()
+        self._regions = StepRegions()
+        self._graphs: GraphFollower | None = None  # detects captures of CUDA graphs while the profile runs
+        self._initialized = True
+
+    def __dir__(self) -> list[str]:
+        """List the names for users, without the library's own interface."""
+        return sorted(_USER_NAMES | {name for name in vars(TorchProfilerApi) if not name.startswith("_")})
+
+    def __repr__(self) -> str:
+        return f"<instrument.profile of {str(self.out)!r}, at step {self.step_num}>"
+
+    @guard.prepared(FEATURE, otherwise=lambda *_, **__: nullcontext())
+    def phase(self, name: str, schedule: Schedule | str | None = None) -> AbstractContextManager[object]:
+        """Return a context manager for a part of the program between training steps, such as an evaluation.
+
+        Calls of `step` in its block do not count. Each block is one step of a profile of its own, counted from 0,
+        whose windows are called ``window-eval-0001``. Such a window is skipped while one of the training is open.
+
+        Args:
+            name: the name of the phase: "eval". It is a region, too.
+            schedule: the blocks to record, as `instrument.schedule` takes steps: "0" is the first one. The
+                schedule of the first call with this ``name`` applies. None records none.
+
+        Raises:
+            TypeError, ValueError: an argument is not accepted; the message gives its name and value.
+        """
+        check_name(name)
+        if not self._initialized or self._process not in (0, os.getpid()):  # the windows are those of the parent
+            return annotate(name)
+        if name not in self._phases:
+            self._phases[name] = self.new_phase(name, schedule)
+        return PhaseBlock(name, self, self._phases[name])
+
+    def suspend_steps(self, thread: int) -> None:
+        """Leave out calls of `step` on ``thread`` until `resume_steps`."""
+        self._threads_in_phase.append(thread)
+        if self._slow_steps is not None:
+            self._slow_steps.box.pause()
+
+    def resume_steps(self, thread: int) -> None:
+        """Count calls of `step` on ``thread`` again, unless it is in an outer phase or `suspend_steps` failed."""
+        with Suppressed(ValueError):
+            self._threads_in_phase.remove(thread)
+        if self._slow_steps is not None and self._recording is None and not self._threads_in_phase:
+            self._slow_steps.box.resume()
+
+    @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
+    def trigger(
+        self,
+        reason: str = "requested by the program",
+        *,
+        steps: int = 3,
+        warmup: int = 1,
+        ranks: Iterable[int] | None = None,
+    ) -> None:
+        """Request a window that opens at the next step; may be called on any thread and in a signal handler.
+
+        If a window is open then, the requested one follows it. If a window of the schedule is about to begin, that
+        one serves the request too. The manifest has the reason in ``opened_by``.
+
+        Args:
+            reason: who requests the window, for the manifest.
+            steps: the number of recorded steps.
+            warmup: the number of warm-up steps before them.
+            ranks: the ranks that record it; None for those of the profile.
+
+        Raises:
+            TypeError, ValueError: an argument is not accepted; the message gives its name and value.
+        """
+        if not isinstance(reason, str):
+            raise TypeError(f'"reason" must be a text: {reason!r}')
+        active, warmup = integer("steps", steps, least=1), integer("warmup", warmup)
+        self.request(WindowRequest(reason, active, warmup, ranks=chosen_ranks(ranks)))
+
+    def request(self, request: WindowRequest) -> None:
+        """Have a window opened as `trigger` does; with `triggers` in a job, at the same step on all ranks."""
+        agreement = self._agreement
+        if agreement is not None and agreement.active:
+            agreement.propose(request)
+        elif self._initialized:
+            self._add_request(request)
+
+    def _add_request(self, request: WindowRequest) -> None:
+        self._requests.append(request)
+        # In this order: `_advance` looks for requests after it has set the step.
+        if self._started and not self._paused:
+            self._next_due_step = 0
+
+    @guard.contained(FEATURE)
+    def start(self, *, late: bool = False) -> None:
+        """Begin with step `step_num`, also after `stop` or `pause`.
+
+        Args:
+            late: the first step began earlier, at an unknown time.
+        """
+        if self._initialized:
+            self._changes.make(functools.partial(self._start, late))
+
+    def _start(self, late: bool) -> None:
+        try:
+            self._begin(late)
+        except BaseException as error:
+            if is_interrupt(error):
+                self._end(False)
+            raise
+
+    def _begin(self, late: bool) -> None:
+        self._finalizer.output.stream = (stderr.at_start() if self._preemptible else None) or sys.stderr
+        if self._paused:
+            self._paused = False
+            self._follow_schedule()
+            self._time_slow_steps()
+            self.report_steps()
+        if self._started or self._calling_on_trace_ready or not settings.enabled:
+            return
+        others = [profile for profile in Profile._running if profile is not self]
+        if self._preemptible and others:
+            return
+        for profile in others:
+            if profile._preemptible:
+                profile.stop()
+        self._started, self._end_was_interrupted = True, False
+        Profile._running.add(self)
+        self._first = self.step_num
+        self._process = os.getpid()
+        atexit.register(self._exit)
+        self._outcomes.rank = rank()
+        if self._marks_steps:
+            program_steps.follow(self)
+        self._schedule.records_planned = not self._outcomes.excluded
+        if self._never_records:
+            self.report_steps()
+            return
+        with guard.contained(FEATURE):
+            self._graphs = GraphFollower()
+            self._graphs.follow()
+        self._regions.attach()
+        self._prepare_exporter()
+        self._attach_sources()
+        self._times.start(self.step_num, late=late)
+        for call in Profile.start_callbacks:
+            call()
+        self._follow_schedule()
+        self.report_steps()
+        if self._has_schedule and self._outcomes.stepped_by_hand:
+            self._forgotten_step.follow()
+            self._next_due_step = min(self._next_due_step, self.step_num + 1)
+
+    @guard.contained("preparing the exporter")
+    def _prepare_exporter(self) -> None:
+        following = self._schedule.next_window(self.step_num)
+        # May decrease: a window that the end of a loop cut short is continued.
+        self._last_finished_index = self._schedule.last_before(self.step_num)
+        if following is not None or self._schedule.open_ended or self._requests:
+            self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
+            self._exporter.prepare()
+
+    def annotate(self, models: Iterable[Any]) -> None:
+        """Show the modules of ``models``, and the other parts of their steps, in windows of this profile."""
+        if self._initialized:
+            self._regions.add(models)
+            if self._started:
+                self._regions.attach()
+
+    def _attach_sources(self) -> None:
+        """Attach what requests windows while the profile runs."""
+        self._triggers.begin(self.request, self._request_and_answer, self._window_of)
+        if self._slow_steps is not None:
+            with guard.contained("the black box"):
+                self._slow_steps.begin(self.step_num)
+                # Without a black box, `step` is the method itself and costs no more.
+                self.step = self._slow_steps.followed_by(self._plain_step, self._threads_in_phase)  # type: ignore[method-assign]
+        if self._schedule.open_ended:
+            with guard.contained("agreeing on windows"):
+                self._agreement = Agreement.begin(
+                    self._add_request, lambda: self.step_num, lambda: self.step_num - self._first
+                )
+
+    def _detach(self) -> None:
+        if self._graphs is not None:
+            with guard.contained(FEATURE):
+                self._graphs.remove()
+        self._regions.remove()
+        self._triggers.end()
+        self._forgotten_step.remove()
+        if self._slow_steps is not None:
+            self._slow_steps.box.stop()
+            self.step = self._plain_step  # type: ignore[method-assign]
+        if self._agreement is not None:
+            self._agreement.end()
+
+    @guard.contained(FEATURE)
+    def account_for_earlier(self, before: Profile, reason: str) -> None:
+        """Note windows that end before the first step as not reached, unless ``before`` accounted for them."""
+        if not self._started or self._outcomes.excluded:
+            return
+        planned = [window["window"] for window in before.windows if isinstance(window["window"], int)]
+        accounted = max(planned, default=0)
+        later = self._schedule.after(accounted)
+        earlier = takewhile(lambda window: window.index <= self._last_finished_index, later)
+        self._outcomes.note_not_reached(earlier, reason)
+
+    @property
+    def black_box(self) -> BlackBox | None:
+        """The black box that times the steps, if the profile has one."""
+        return None if self._slow_steps is None else self._slow_steps.box
+
+    def _request_and_answer(self, request: WindowRequest) -> dict[str, Any]:
+        """Make a request; return what `instrument trigger` prints about it.
+
+        Returns:
+            ``process``, ``rank``, ``step``; ``records``: whether this rank records the window; ``opens``: whether
+            any rank does, as far as this one knows; ``within_s``: the time until then, null for the next step.
+        """
+        agreed = self._agreement is not None and self._agreement.active
+        self.request(request)
+        records = self._outcomes.is_chosen(request.ranks)
+        elsewhere = request.ranks is None or min(request.ranks) < world_size()
+        return {
+            "process": self._process,
+            "rank": self._outcomes.rank,
+            "step": self.step_num,
+            "records": records,
+            "opens": records or (agreed and elsewhere),
+            "within_s": NOTICE_S if agreed else None,
+        }
+
+    def _window_of(self, request_id: str) -> dict[str, Any]:
+        """Return the window that serves a request, for `instrument trigger`.
+
+        Returns:
+            ``run``, ``rank``, ``window``: as in the manifest, and ``folder``: of its files; the last two are null
+            until the next step begins or, in a job, the ranks have agreed.
+        """
+        window, folder = self._served.get(request_id, (None, None))
+        return {"run": self._outcomes.run, "rank": self._outcomes.rank, "window": window, "folder": folder}
+
+    def __enter__(self) -> Profile:
+        try:
+            self.start()
+        except Exception as error:
+            guard.failed(FEATURE, error)
+        return self
+
+    @guard.contained(FEATURE)
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.end(begun=error is None and self.step_num > self._first, error=error)
+
+    @property
+    def windows(self) -> list[dict[str, Any]]:
+        """The outcome of each window so far, as in ``manifest.jsonl``. Between epochs, waits for the files."""
+        if not self._initialized:
+            return []
+        if self._paused and self._process == os.getpid():
+            with guard.contained("ending"):
+                self._finalizer.finish()
+        return self._outcomes.entries

@@ -1,5 +1,0 @@
-"""Terminal reports on traces."""
-
-from ..imports import import_without_drawing
-
-import_without_drawing("rich.style")  # before the modules of this package import it

@@ -1,0 +1,101 @@
+"""The page of a comparison: the verdict, the steps of both sides, the parts of the difference, the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...base.findings import Finding
+from ...base.printable import shown_name
+from ...base.units import duration
+from ...explain.comparison.comparison_data import ComparisonData, Part, change_text, details, headline
+from ...explain.comparison.step_parts import KINDS
+from ..page.document import document
+from .diagnosis import BUSY_WORDS
+from .kinds import WaterfallWords, samples_section, summary_section, table_section, waterfall_section
+
+_CLASSES = {"unassigned": "other", "cpu": "operator"}
+"""The class, and so the color, of a kind of part; of all others, the kind itself."""
+
+_WORDS = BUSY_WORDS | {"latency": "idle: launch latency", "cpu": "CPU"}
+"""The words for a kind of part; of all others, "idle: " and the kind."""
+
+
+def page_of(change: ComparisonData) -> str:
+    """Return the text of the page."""
+    sections = (_summary(change), _steps(change), _parts(change), _findings(change))
+    before, after = (Path(each.path).name for each in (change.before, change.after))
+    return document(
+        shown_name(f"{before} → {after}"),
+        shown_name(headline(change)),
+        [section for section in sections if section is not None],
+    )
+
+
+def _summary(change: ComparisonData) -> dict[str, Any]:
+    what = "step" if change.have_steps else "trace"
+    figures = [
+        (f"{what} before", duration(change.before_ns)),
+        (f"{what} after", duration(change.after_ns)),
+        ("difference", f"{'-' if change.delta_ns < 0 else '+'}{duration(abs(change.delta_ns))}"),
+        ("relative", change_text(change)),
+    ]
+    if change.p_value is not None and change.detectable is not None:
+        figures += [("p-value", f"{change.p_value:.4f}"), ("detectable", f"{100 * change.detectable:.1f} %")]
+    nothing = () if change.gone or change.new else ("No finding is gone or new.",)
+    return summary_section("Verdict", figures, (*details(change), *_recordings(change), *nothing))
+
+
+def _recordings(change: ComparisonData) -> Iterator[str]:
+    for name, diagnosis in (("Before", change.before), ("After", change.after)):
+        rank = "" if diagnosis.rank is None else f", rank {diagnosis.rank}"
+        yield f"{name}: {diagnosis.path}{rank}. {diagnosis.verdict}"
+
+
+def _steps(change: ComparisonData) -> dict[str, Any] | None:
+    if not change.have_steps:
+        return None
+    medians = (change.before_ns, change.after_ns)
+    sides = zip(("before", "after"), change.lengths_ns, medians, strict=True)
+    return samples_section("The steps", list(sides), detectable=change.detectable if change.before_ns else None)
+
+
+def _parts(change: ComparisonData) -> dict[str, Any]:
+    words = WaterfallWords(
+        "ns",
+        "calls",
+        "The parts of the two median steps; the differences add up",
+        {"Kind": "", "Region": "outside regions", "Operator": "no operator", "Kernel": "no kernel"},
+        [[0, 1, 2, 3], [1, 0, 2, 3]],
+        {kind: _kind(kind, text) for kind, text in KINDS.items()},
+    )
+    return waterfall_section(words, [_part(part) for part in change.parts])
+
+
+def _kind(kind: str, definition: str) -> dict[str, str]:
+    words = _WORDS.get(kind, f"idle: {kind}")
+    return {"class": _CLASSES.get(kind, kind), "words": words, "definition": definition}
+
+
+def _part(part: Part) -> list[Any]:
+    names = (shown_name(" > ".join(part.region)), shown_name(part.operator), shown_name(part.kernel))
+    return [part.kind, *names, part.before_ns, part.after_ns, part.before_calls, part.after_calls]
+
+
+def _findings(change: ComparisonData) -> dict[str, Any] | None:
+    columns = {
+        "Change": "text", "Finding": "text", "To win": "ns", "Rule": "text", "Place": "text", "Fix": "text",
+    }  # fmt: skip
+    rows = [
+        _finding(name, found)
+        for name, findings in (("new", change.new), ("gone", change.gone))
+        for found in findings
+    ]
+    caption = "Findings of one side only, with the time per step that each would win there"
+    return table_section("findings", "Findings gone and new", caption, columns, rows) if rows else None
+
+
+def _finding(change: str, found: Finding) -> list[Any]:
+    texts = (found.rule, str(found.where), found.fix.text if found.fix else "")
+    return [change, shown_name(found.title), found.likely_win_ns, *map(shown_name, texts)]

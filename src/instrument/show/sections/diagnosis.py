@@ -1,0 +1,396 @@
+"""The page of a diagnosis: its step as a bar, timeline, flame graph, memory, roofline, ranks and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base.printable import shown_name
+from ...base.units import count, counted, duration, listed, percentage
+from ...explain.diagnosis.diagnosis_data import DiagnosisData
+from ...explain.diagnosis.verdict import PARTS, definition_of_part
+from ...explain.metrics.collectives import RankArrivals
+from ...explain.metrics.idle import CAUSES
+from ...explain.metrics.job import Job
+from ...explain.metrics.roofline import HEAVY, RooflineRow
+from ...explain.rules.trace_facts import TraceFacts
+from ...read.charts.flame import flame_of
+from ...read.charts.timeline import CLASSES, Lane, TimelineSource, lanes_of, rows_of_steps, timeline_of
+from ...read.jobs.rank_content import RankContent
+from ...read.tables.intervals import covered_ns
+from ..page.document import document
+from .findings import findings_section
+from .kinds import table_section
+from .memory import sections_of
+
+_CLASSES = {
+    "input": "input",
+    "synchronization": "synchronization",
+    "launch_latency": "latency",
+    **dict.fromkeys(
+        ("compilation", "garbage_collection", "allocation", "module_loading", "launch_overhead"), "overhead"
+    ),
+}
+"""The class, and so the color, of a cause of idle time; of all others, "other"."""
+
+BUSY_WORDS = {"compute": "compute", "communication": "exposed communication", "copies": "exposed memcpys"}
+"""The words for the parts of a step during which a GPU works."""
+
+
+def idle_class(cause: str) -> str:
+    """Return the class of a cause of idle time, which gives its color."""
+    return _CLASSES.get(cause, "other")
+
+
+def overview_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+    """Return the parts of a step (busy time of the GPU by class, idle time by cause) and the figures.
+
+    None for a memory snapshot, which has no times, if there is nothing else to say of it.
+    """
+    notes = [shown_name(text) for text in _overview_notes(diagnosis) if text]
+    if not diagnosis.step_ns and not notes:
+        return None
+    return {
+        "id": "overview",
+        "type": "overview",
+        "title": "Where the step goes" if diagnosis.has_steps else "Where the time goes",
+        "step_ns": diagnosis.step_ns,
+        "each": diagnosis.each_step,
+        "parts": _parts(diagnosis),
+        "figures": list(_figures(diagnosis)),
+        "notes": notes,
+    }
+
+
+def _parts(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
+    if not diagnosis.has_gpu:
+        return [
+            {"name": name, "class": name, "ns": ns, "definition": definition_of_part(name, gpu=False)}
+            for name, ns in diagnosis.parts.items()
+            if ns
+        ]
+    busy = [
+        {"name": words, "class": name, "ns": diagnosis.parts[name], "definition": PARTS[name]}
+        for name, words in BUSY_WORDS.items()
+        if diagnosis.parts.get(name)
+    ]
+    idle = [
+        {
+            "name": f"idle: {cause.replace('_', ' ')}",
+            "class": idle_class(cause),
+            "ns": ns,
+            "definition": f"The GPU idles while {CAUSES[cause]}.",
+        }
+        for cause, ns in diagnosis.idle_by_cause.items()
+        if ns
+    ]
+    return busy + idle if diagnosis.parts else []
+
+
+def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
+    figures = []
+    if diagnosis.step_ns:
+        figures.append(("mean step" if diagnosis.has_steps else "window", duration(diagnosis.step_ns)))
+    if diagnosis.has_steps:
+        figures.append(("steps recorded", count(diagnosis.steps)))
+    if diagnosis.stretch is not None:
+        low, high = diagnosis.stretch_range or (diagnosis.stretch, diagnosis.stretch)
+        span = f"{diagnosis.stretch:.2f} x" + f" ({low:.2f} to {high:.2f})" * (low < high)
+        figures.append(("recorded step / step outside the window", span))
+    if diagnosis.rank is not None:
+        figures.append(("rank", str(diagnosis.rank)))
+    if diagnosis.goodput["mfu"] is not None:
+        figures.append(("model FLOPs utilization", percentage(diagnosis.goodput["mfu"])))
+    if diagnosis.memory is not None:
+        figures.append(("memory allocated at the peak", f"{diagnosis.memory.peak_bytes / 1e6:,.0f} MB"))
+    return figures
+
+
+def _overview_notes(diagnosis: DiagnosisData) -> list[str]:
+    coverage = [diagnosis.coverage_text] if diagnosis.parts else []
+    rest = (diagnosis.mfu_text, diagnosis.memory_text, *diagnosis.rules_texts)
+    return [diagnosis.opened_text, *coverage, *diagnosis.source_texts, *rest]
+
+
+_CAUSES = {cause.replace("_", " "): f"The GPU idles while {text}." for cause, text in CAUSES.items()}
+
+
+def timeline_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+    """Return the timeline of the window; None if nothing in it takes time.
+
+    Times are in ns from the start of the window; the timeline begins with the first step, which may be earlier.
+    """
+    facts = diagnosis.facts
+    if facts is None:
+        return None
+    shown = (facts.recorded[0], facts.window[1])
+    source = TimelineSource(facts.trace, facts.gpu, facts.communication, shown, facts.window[0], _CAUSES)
+    streams, threads, notes = lanes_of(source)
+    groups = {lane.group for lane in streams}
+    idle = _idle(facts, groups.pop() if len(groups) == 1 else "All GPUs")
+    section = timeline_of(source, [idle] * bool(len(idle.start_ns)) + streams + threads, notes)
+    if section is None:
+        return None
+    return section | {"steps": _with_parts(facts, section["steps"]), "gaps": _gap_rows(diagnosis)}
+
+
+def _idle(facts: TraceFacts, group: str) -> Lane:
+    """Return the gaps during which no GPU works, each with the cause of most of it and the work that ends it."""
+    idle, work = facts.idle, len(facts.gpu)
+    cause = np.argmax(np.stack([idle.by_cause[cause] for cause in CAUSES]), axis=0)
+    kinds = np.array([CLASSES.index(idle_class(cause)) for cause in CAUSES])
+    following = np.searchsorted(facts.gpu.start_ns, idle.end_ns)
+    ended_by = np.where(following < work, following, -1)
+    name, depth = cause + len(facts.trace.strings), np.zeros(len(cause), np.int64)
+    return Lane(group, "idle: no GPU works", idle.start_ns, idle.end_ns, name, kinds[cause], ended_by, depth)
+
+
+def _with_parts(facts: TraceFacts, rows: list[list[int | None]]) -> list[list[int | None]]:
+    """Return the rows of the steps with the parts of their time by what the GPUs do, if that is known."""
+    if not facts.gpu or facts.unknown_gpu:
+        return rows
+    steps = facts.trace.steps.where(rows_of_steps(facts.trace))
+    start, end, done = steps.start_ns, steps.end_ns, facts.activity
+    compute, working, busy = (covered_ns(times, start, end) for times in (done.compute, done.working, done.busy))
+    parts = np.stack((compute, working - compute, busy - working, end - start - busy), axis=1).tolist()
+    return [[*row[:3], *of_step] for row, of_step in zip(rows, parts, strict=True)]
+
+
+def _gap_rows(diagnosis: DiagnosisData) -> list[list[Any]]:
+    """Return the cause, the length and the start of the longest gaps, and what ends them."""
+    return [
+        [gap.cause.replace("_", " "), gap.duration_ns, gap.start_ns, shown_name(str(gap.where))]
+        for gap in diagnosis.idle_gaps
+    ]
+
+
+def flame_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+    """Return the flame graph by CPU time and by GPU time; None for a trace without ranges."""
+    facts = diagnosis.facts
+    if facts is None:
+        return None
+    return flame_of(facts.trace, facts.gpu, facts.communication, facts.steps, diagnosis.each_step)
+
+
+def memory_sections(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
+    """Return the memory over time, the peak, and what went wrong; nothing without a snapshot of a GPU."""
+    snapshot = diagnosis.snapshot
+    device = None if snapshot is None else snapshot.fullest_device
+    return [] if snapshot is None or device is None else sections_of(snapshot, device)
+
+
+_MOST = 1000  # operators
+_ORDINARY = "fp32"  # the units that compute what is neither a matmul nor alike, whatever its type
+
+
+def roofline_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+    """Return the operators, the longest on the GPU first, and the roofs of the types that they compute in.
+
+    None for a trace without operators whose operations are known. Times are per step.
+    """
+    line = diagnosis.roofline
+    rows = [row for row in line.rows if row.gpu_ns][:_MOST]
+    if not rows:
+        return None
+    used = {row.kind if row.work.kind in HEAVY else _ORDINARY for row in rows if row.work.flops and row.work.bytes}
+    peak = line.peak
+    return {
+        "id": "roofline",
+        "type": "roofline",
+        "title": "Roofline",
+        "note": shown_name(" ".join(_roofline_notes(diagnosis, len(rows), used))),
+        "each": diagnosis.each_step,
+        "memory_bytes_per_s": None if peak is None else peak.memory_bytes_per_s,
+        "roofs": {} if peak is None else {kind: rate for kind, rate in peak.flops_per_s.items() if kind in used},
+        "operators": [_operator(row, diagnosis) for row in rows],
+    }
+
+
+def _roofline_notes(diagnosis: DiagnosisData, shown: int, used: set[str]) -> list[str]:
+    line, peak = diagnosis.roofline, diagnosis.roofline.peak
+    notes = ["A dot is an operator with known operations, its area is its GPU time."]
+    if line.coverage is not None:
+        notes.append(f"They cover {100 * line.coverage:.0f} % of the time of all kernels.")
+    if shown < len(line.rows):
+        notes.append(f"The longest {shown:,} of {len(line.rows):,}.")
+    if peak is not None:
+        unknown = ", ".join(sorted(used - peak.flops_per_s.keys()))
+        notes.append(f"Roofs: {peak.name} ({peak.source}).")
+        return [*notes, f"No peak is known of {unknown}."] if unknown else notes
+    trace = diagnosis.facts.trace if diagnosis.facts else None
+    names = sorted({device.name or "an unnamed GPU" for device in trace.devices}) if trace else []
+    why = f"the peaks of {names[0]} are not known" if len(names) == 1 else "the trace names no single kind of GPU"
+    return [*notes, f"There are no roofs: {why}."]
+
+
+def _operator(row: RooflineRow, diagnosis: DiagnosisData) -> dict[str, Any]:
+    return {
+        "name": shown_name(row.name),
+        "sizes": " x ".join(map(str, row.work.sizes)),
+        "kind": row.work.kind,
+        "dtype": shown_name(row.kind),
+        "calls": row.calls,
+        "gpu_ns": row.gpu_ns / diagnosis.steps,
+        "each": diagnosis.each_step,
+        "flops": row.work.flops,
+        "bytes": row.work.bytes,
+        "flops_per_s": row.work.flops * row.calls * 1e9 / row.gpu_ns,
+        "share": row.share,
+        "bound": row.bound,
+        "implausible": row.implausible,
+    }
+
+
+def ranks_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+    """Return the ranks of the job; None for a single one. Times are means over the steps of the rank."""
+    job = diagnosis.job
+    if job is None or job.world_size < 2:
+        return None
+    met = job.arrivals
+    return {
+        "id": "ranks",
+        "type": "ranks",
+        "title": "Ranks",
+        "notes": [shown_name(text) for text in _rank_notes(job)],
+        "each": diagnosis.each_step,
+        "shown": diagnosis.rank,
+        "compared": met.collectives,
+        "ranks": [_rank(rank, trace, met.ranks[rank]) for rank, trace in sorted(job.ranks.items())],
+    }
+
+
+def _rank(rank: int, trace: RankContent, met: RankArrivals) -> dict[str, Any]:
+    times = {
+        "step": trace.window_ns,
+        "compute": trace.compute_ns,
+        "waited": met.waited_ns,
+        "caused": met.caused_ns,
+    }
+    steps = max(len(trace.steps), 1)
+    return {"rank": rank, "last": met.last, **{name: ns / steps for name, ns in times.items()}}
+
+
+def _rank_notes(job: Job) -> list[str]:
+    arrivals = job.arrivals
+    notes = [f"{len(job.ranks)} of {counted(job.world_size, 'rank')} are recorded."]
+    if job.missing:
+        notes.append(f"Without a trace: {_listed(job.missing)}.")
+    if job.damaged:
+        reasons = "; ".join(sorted({reason for lost in job.damaged.values() for reason in lost.reasons}))
+        notes.append(f"Damaged traces: {_listed(list(job.damaged))} ({reasons}).")
+    if arrivals.unknown:
+        return [*notes, f"Who arrives last is unknown: {arrivals.unknown}."]
+    latest = arrivals.latest
+    if latest is None:
+        return [*notes, f"No rank waits at {counted(arrivals.collectives, 'collective')} that the ranks share."]
+    times = f"{arrivals.ranks[latest].last:,} of {counted(arrivals.collectives, 'shared collective')}"
+    return [*notes, f"The others wait longest for rank {latest}, which arrives last at {times}."]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
+
+
+_MAX_ROWS = 1000
+_TABLES = {
+    "kernel_table": (
+        "Kernels",
+        "Kernels by name; the share is that of the time of all kernels.",
+        {
+            "short_name": ("Kernel", "text"), "family": ("Family", "text"), "count": ("Calls", "count"),
+            "sum_ns": ("GPU time", "ns"), "share": ("Share", "percent"), "mean_ns": ("Mean", "ns"),
+            "min_ns": ("Shortest", "ns"), "max_ns": ("Longest", "ns"), "name": ("Full name", "long"),
+        },
+    ),
+    "operator_table": (
+        "Operators",
+        "GPU time is that of the work launched inside; busy is the time during which any of it runs.",
+        {
+            "name": ("Operator", "text"), "calls": ("Calls", "count"),
+            "gpu_self_ns": ("Self GPU time", "ns"), "gpu_ns": ("GPU time", "ns"),
+            "gpu_busy_ns": ("GPU busy", "ns"), "cpu_self_ns": ("Self CPU time", "ns"),
+        },
+    ),
+    "region_table": (
+        "Regions",
+        "GPU time adds up the durations of the work launched inside; busy is when any of it runs.",
+        {
+            "name": ("Region", "text"), "calls": ("Calls", "count"), "cpu_ns": ("CPU time", "ns"),
+            "gpu_ns": ("GPU time", "ns"), "gpu_busy_ns": ("GPU busy", "ns"),
+            "gpu_count": ("GPU operations", "count"),
+        },
+    ),
+    "module_table": (
+        "Modules",
+        "GPU time adds up the durations of the work launched inside; busy is when any of it runs.",
+        {
+            "name": ("Module", "text"), "calls": ("Calls", "count"), "cpu_ns": ("CPU time", "ns"),
+            "gpu_ns": ("GPU time", "ns"), "gpu_busy_ns": ("GPU busy", "ns"),
+            "gpu_count": ("GPU operations", "count"),
+        },
+    ),
+    "collective_table": (
+        "Collectives",
+        "Exposed is the time during which nothing computes; bytes are those of the larger of input and output.",
+        {
+            "name": ("Collective", "text"), "group": ("Process group", "text"), "dtype": ("Type", "text"),
+            "count": ("Calls", "count"), "sum_ns": ("GPU time", "ns"), "exposed_ns": ("Exposed", "ns"),
+            "bytes": ("Bytes", "bytes"), "bus_bytes_per_s": ("Bus bandwidth (bytes/s)", "bytes"),
+        },
+    ),
+}  # fmt: skip
+"""By metric: the title, what the numbers are, and the columns with their title and kind."""
+
+
+def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any]]:
+    """Yield a section for each table of the metrics that has rows; the sums are those of the recorded window."""
+    for metric, (title, note, columns) in _TABLES.items():
+        rows = diagnosis.metrics.get(metric) or []
+        if not rows:
+            continue
+        if not diagnosis.has_gpu:  # what else is of the CPU
+            columns = {key: column for key, column in columns.items() if not key.startswith("gpu_")}
+            note = ""
+        about = diagnosis.metrics.about(metric)
+        left_out = f" The longest {_MAX_ROWS:,} of {len(rows):,}." if len(rows) > _MAX_ROWS else ""
+        covered = "" if about.coverage is None else f" Coverage: {100 * about.coverage:.0f} % of the GPU time."
+        yield table_section(
+            title.lower(),
+            title,
+            f"{title} of the window",
+            dict(columns.values()),
+            [[_value(row.get(key), kind) for key, (_, kind) in columns.items()] for row in rows[:_MAX_ROWS]],
+            f"{note} Window: {about.window}.{covered}{left_out}".lstrip(),
+        )
+
+
+def _value(value: Any, kind: str) -> Any:
+    return shown_name(str(value or "")) if kind in ("text", "long") else value
+
+
+def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str | int] | None = None) -> str:
+    """Return the text of the page.
+
+    Args:
+        diagnosis: the diagnosis.
+        serve: see `document`.
+    """
+    sections = [
+        overview_section(diagnosis),
+        findings_section(diagnosis),
+        timeline_section(diagnosis),
+        flame_section(diagnosis),
+        *memory_sections(diagnosis),
+        roofline_section(diagnosis),
+        ranks_section(diagnosis),
+        *table_sections(diagnosis),
+    ]
+    return document(
+        shown_name(Path(diagnosis.path).name),
+        shown_name(diagnosis.verdict),
+        [section for section in sections if section is not None],
+        serve=serve,
+    )

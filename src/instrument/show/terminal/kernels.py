@@ -1,0 +1,66 @@
+"""Prints how well kernels use the GPU, grouped by the region that launched them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ...base.printable import shell_line
+from ...base.units import count, counted, duration
+from ...read.profilers.ncu import MeasuredKernel
+from .console import print_line, print_table
+
+_MAX_KERNELS = 30
+_COLUMNS = ("region / kernel", "calls", "GPU", "SM %", "memory %", "occupancy %")
+_SHARES: tuple[Callable[[MeasuredKernel], float | None], ...] = (
+    lambda kernel: kernel.sm,
+    lambda kernel: kernel.memory,
+    lambda kernel: kernel.occupancy,
+)
+
+
+def print_measured_kernels(kernels: Sequence[MeasuredKernel], report: Path, *, console: Console) -> None:
+    """Print a table of the regions, longest first, and the kernels in each; shares are weighted by duration.
+
+    Args:
+        kernels: What to print.
+        report: The report of Nsight Compute that lists all of them.
+        console: Where to print.
+    """
+    if not kernels:
+        print_line(console, "No kernel was measured.")
+        return
+    total = sum(kernel.duration_ns for kernel in kernels)
+    launches = counted(len(kernels), "launch", "launches")
+    print_line(console, f"How well kernels use the GPU: {launches}, {duration(total)} alone", bold=True)
+    rows = []
+    for region, inside in _group_kernels(kernels, lambda kernel: " > ".join(kernel.region) or "(in no region)"):
+        rows.append((0, region, _cells(inside)))
+        rows += [(2, name, _cells(same)) for name, same in _group_kernels(inside, lambda kernel: kernel.name)]
+    print_table(list(_COLUMNS), rows[:_MAX_KERNELS], console)
+    if len(rows) > _MAX_KERNELS:
+        more = counted(len(rows) - _MAX_KERNELS, "more line")
+        print_line(console, f"... and {more}; all kernels: {shell_line(['ncu', '--import', str(report)])}")
+
+
+def _group_kernels(
+    kernels: Sequence[MeasuredKernel], key: Callable[[MeasuredKernel], str]
+) -> list[tuple[str, list[MeasuredKernel]]]:
+    groups: dict[str, list[MeasuredKernel]] = defaultdict(list)
+    for kernel in kernels:
+        groups[key(kernel)].append(kernel)
+    return sorted(groups.items(), key=lambda item: -sum(kernel.duration_ns for kernel in item[1]))
+
+
+def _cells(kernels: Sequence[MeasuredKernel]) -> list[str]:
+    whole = sum(kernel.duration_ns for kernel in kernels)
+    return [count(len(kernels)), duration(whole), *(_mean(kernels, share) for share in _SHARES)]
+
+
+def _mean(kernels: Sequence[MeasuredKernel], share: Callable[[MeasuredKernel], float | None]) -> str:
+    known = [(kernel.duration_ns, value) for kernel in kernels if (value := share(kernel)) is not None]
+    weight = sum(ns for ns, _ in known)
+    return f"{sum(ns * value for ns, value in known) / weight:.1f}" if weight else "-"

@@ -1,0 +1,169 @@
+"""`summarize`: where the time of the recorded steps went; and the windows of a recorded run that it adds up."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ...base.run_folder import entry_of, last_window, traces_in
+from ...base.units import counted, duration
+from ...read.jobs.ranks import TraceSet
+from ...read.jobs.read import read_any, read_file
+from ...read.measures.region_steps import with_steps
+from ...read.measures.summary import Summary, merge
+from ...read.measures.summary import summarize as summarize_trace
+from ...read.measures.timing import Timing
+from ...read.tables.table import PIP
+from ...read.tables.trace import Trace
+from ...read.tables.work_classes import Collectives, compile_collectives
+from .summary import print_summary
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The windows of one rank in the last run in a folder.
+
+    Attributes:
+        folder: the folder.
+        rank: the rank.
+        windows: the trace of each window with its line of the manifest, in order.
+    """
+
+    folder: Path
+    rank: int
+    windows: list[tuple[Path, Mapping[str, Any]]]
+
+    @property
+    def hidden(self) -> list[str]:
+        """Regions that were not recorded because they are inside compiled code."""
+        names = self.windows[-1][1].get("hidden_regions")
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    @property
+    def title(self) -> str:
+        """A title for the windows."""
+        return f"the {len(self.windows)} windows of the last run in {self.folder}"
+
+    def before_last(self) -> dict[Path, str]:
+        """Return the traces of the windows before the last one, each with its description."""
+        return {file: f"rank {self.rank}, {_steps(entry)}" for file, entry in self.windows[:-1]}
+
+
+def find_recorded_run(path: str, traces: TraceSet, rank: int | None = None) -> RecordedRun | None:
+    """Return the windows of a rank's run, by default the lowest's; None if ``path`` is not the folder of a run.
+
+    Traces of that rank's other runs are added to `TraceSet.left_out`.
+    """
+    rank = next(iter(traces)) if rank is None else rank
+    trace = traces[rank]
+    files = dict(traces_in(Path(path)))
+    own = files.get(trace.path)
+    if own is None:
+        return None
+    windows = []
+    for file, entry in files.items():
+        if entry.get("run") == own.get("run"):
+            windows.append((file, entry))
+        elif entry.get("rank") == own.get("rank"):
+            traces.left_out[file] = f"rank {rank}, {_steps(entry)}, another run"
+    return RecordedRun(Path(path), rank, windows)
+
+
+def _steps(entry: Mapping[str, Any]) -> str:
+    steps = entry["steps"]
+    return f"steps {'-'.join(map(str, steps))}" if isinstance(steps, list) else "steps"
+
+
+_WIDTH = 100  # characters
+_COLUMNS = {
+    "regions": ("calls", "cpu_ns", "self_ns", "gpu_ns", "steps"),
+    "operators": ("calls", "self_ns", "gpu_ns", "steps"),
+}
+
+
+class TraceSummary(Summary):
+    """Where the time of the recorded steps went; print it, or read the attributes of `Summary`."""
+
+    def to_pandas(self) -> dict[str, Any]:
+        """Return "regions" and "operators" as ``pandas.DataFrame``, with a row for each.
+
+        The index has the names of a region and of those around it as "outer > inner", or the name of the operator.
+        The columns are the attributes of `RegionStat` and `OperatorStat`: sums over all steps, in ns.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(f"data frames need pandas: {PIP}") from error
+        frames = {}
+        for kind, columns in _COLUMNS.items():
+            rows = getattr(self, kind)
+            names = [" > ".join(row.path) if kind == "regions" else row.name for row in rows]
+            values = {column: [getattr(row, column) for row in rows] for column in columns}
+            frames[kind] = pandas.DataFrame(values, index=pandas.Index(names, name=kind[:-1]))
+        return frames
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        console = Console(file=out, width=_WIDTH, color_system=None)
+        print_summary(self, files=[], folder=Path(), console=console)
+        return out.getvalue().rstrip("\n")
+
+    def __repr__(self) -> str:
+        rows = f"{counted(len(self.regions), 'region')}, {counted(len(self.operators), 'operator')}"
+        mean = f", {duration(self.step_ns / self.steps)} each" if self.steps else ""
+        return f"<summary of {counted(self.steps, 'step')}{mean}: {rows}>"
+
+
+def summarize(
+    trace: Trace | TraceSet | str | os.PathLike[str],
+    *,
+    collectives: Collectives = "auto",
+    steps_from: str | None = None,
+    rank: int | None = None,
+) -> TraceSummary:
+    """Return where the time of the recorded steps went, by region and by operator.
+
+    Args:
+        trace: a trace, the traces of the ranks of a job, or a path, as of the command; of the folder of a run, all
+            windows of the last run are added up.
+        collectives: which kernels communicate, as in `instrument.metrics`.
+        steps_from: a regular expression for the names of the regions that are the steps, as in
+            `instrument.diagnose`.
+        rank: the rank, of several; by default the lowest.
+
+    Raises:
+        TypeError: ``trace`` is none of these.
+        ValueError: ``rank`` has no trace; or no region has such a name.
+        TraceError, OSError: a file cannot be read.
+    """
+    if not isinstance(trace, (Trace, TraceSet, str, os.PathLike)):
+        raise TypeError(f'"trace" must be a trace, the traces of several ranks or a path: {trace!r:.200}')
+    pattern = compile_collectives(collectives)
+    read = trace if isinstance(trace, (Trace, TraceSet)) else read_any(last_window(os.fspath(trace)))
+    one = _of_rank(read, rank)
+    files = [one.path]
+    if isinstance(read, TraceSet) and not isinstance(trace, (Trace, TraceSet)):
+        run = find_recorded_run(os.fspath(trace), read, rank)
+        files = [file for file, _ in run.windows] if run else files
+    windows = (one if file == one.path else read_file(file) for file in files)
+    summaries = [
+        summarize_trace(with_steps(each, steps_from), Timing.from_manifest(entry_of(each.path)), pattern)
+        for each in windows
+    ]
+    return TraceSummary(**vars(merge(summaries) if len(summaries) > 1 else summaries[0]))
+
+
+def _of_rank(read: Trace | TraceSet, rank: int | None) -> Trace:
+    known = read.ranks if isinstance(read, TraceSet) else [read.rank or 0]
+    if rank is not None and rank not in known:
+        raise ValueError(f'"rank" must be one of {", ".join(map(str, known))}: {rank!r}')
+    return read if isinstance(read, Trace) else read[known[0] if rank is None else rank]

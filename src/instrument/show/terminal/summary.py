@@ -1,0 +1,330 @@
+"""Prints the summary of a trace: its steps, regions, operators and files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from ...base.units import count, counted, duration, percent
+from ...read.kineto.salvage import OTHER_TYPES
+from ...read.measures.summary import OperatorStat, RegionStat, Summary
+from ...read.tables.trace import ReadLosses, UnreadDevice
+from .console import print_line, print_table, print_wrapped
+from .steps import describe_steps, headline
+
+_MAX_SEPARATE_REGIONS = 8
+_NUMBER = re.compile(r"\d+")
+_Path = tuple[str, ...]
+
+
+def join_numbered(regions: Sequence[RegionStat]) -> tuple[RegionStat, ...]:
+    """Return the regions with one row for more than eight beside each other that differ only in numbers.
+
+    The row is named "layer_*" and holds their sums, and so do the rows of the regions inside them.
+
+    Args:
+        regions: A tree, each region after the one around it.
+    """
+    levels: dict[int, list[RegionStat]] = defaultdict(list)
+    for region in regions:
+        levels[len(region.path)].append(region)
+    joined: dict[_Path, _Path] = {(): ()}  # the path of the row for each path
+    for depth in sorted(levels):
+        names: dict[tuple[_Path, str], set[str]] = defaultdict(set)
+        for region in levels[depth]:
+            names[_key(region, joined)].add(region.path[-1])
+        for region in levels[depth]:
+            around, pattern = _key(region, joined)
+            many = len(names[around, pattern]) > _MAX_SEPARATE_REGIONS
+            joined[region.path] = (*around, pattern if many else region.path[-1])
+    rows: dict[_Path, RegionStat] = {}
+    for region in regions:
+        path = joined[region.path]
+        rows[path] = _sum(path, rows.get(path), region)
+    return tuple(rows.values())
+
+
+def _key(region: RegionStat, joined: dict[_Path, _Path]) -> tuple[_Path, str]:
+    """Return the path of the row around a region, and its name with its numbers replaced."""
+    return joined[region.path[:-1]], _NUMBER.sub("*", region.path[-1])
+
+
+def _sum(path: _Path, row: RegionStat | None, region: RegionStat) -> RegionStat:
+    if row is None:
+        return replace(region, path=path)
+    return RegionStat(
+        path,
+        row.calls + region.calls,
+        row.cpu_ns + region.cpu_ns,
+        row.self_ns + region.self_ns,
+        None if row.gpu_ns is None else row.gpu_ns + (region.gpu_ns or 0),
+        row.in_steps | region.in_steps,
+        row.partial or region.partial,
+    )
+
+
+_MAX_REGIONS = 30  # rows
+_MAX_HIDDEN = 10  # names
+MAX_OPERATORS = 10
+_MAX_FILES = 10
+_MAX_UNRECORDED = 3  # names
+_BAR = 8
+_LAYERS = (
+    " To see the layers of a model, pass modules=model to instrument.steps or instrument.profile, or start the "
+    'program with "instrument run".'
+)
+
+
+def print_summary(
+    summary: Summary,
+    *,
+    files: Sequence[Path],
+    folder: Path,
+    removed_files: int = 0,
+    ranks: Sequence[str] = (),
+    hidden: Sequence[str] = (),
+    expand: bool = False,
+    console: Console,
+) -> None:
+    """Print the steps, regions and operators, then the files and how to open them.
+
+    Times and calls are means over all steps; a column "steps" says of rows that are not in every step in how many
+    they are: "2 of 3". Without marked steps, all rows show totals over the trace.
+
+    Args:
+        summary: What to print.
+        files: The traces that the summary was computed from; may be empty.
+        folder: The folder to open in TensorBoard.
+        removed_files: How many traces it was computed from that are no longer there.
+        ranks: Sentences on the ranks of the job.
+        hidden: Regions that were not recorded because they are inside compiled code.
+        expand: Print regions that differ only in the numbers in their names as one row each.
+        console: Where to print. Long names are cut to its width.
+    """
+    print_line(console, headline(summary), bold=True)
+    for text in (*describe_steps(summary), *ranks):
+        print_wrapped(console, text)
+    regions = summary.regions if expand else join_numbered(summary.regions)
+    if regions:
+        _print_regions(replace(summary, regions=regions), console)
+    else:
+        print_wrapped(
+            console, f"No regions: name parts of the step with instrument.annotate to see them here.{_LAYERS}"
+        )
+    if joined := len(summary.regions) - len(regions):
+        more = counted(joined, "more region")
+        print_wrapped(console, f'"*" stands for numbers: instrument summarize --expand shows {more}.')
+    if hidden:
+        more = f" and {len(hidden) - _MAX_HIDDEN} more, see manifest.jsonl" if len(hidden) > _MAX_HIDDEN else ""
+        print_line(
+            console, f"Not shown, because they are inside compiled code: {', '.join(hidden[:_MAX_HIDDEN])}{more}"
+        )
+    if summary.operators:
+        _print_operators(summary, console)
+    if files:
+        print_files(files, folder, removed=removed_files, console=console)
+
+
+def print_losses(lost: ReadLosses, *, console: Console) -> None:
+    """Print what no table holds, and what could not be read of the file or was repaired."""
+    if lost.left_out:
+        print_line(console, "")
+        print_wrapped(console, f"Left out: {', '.join(f'{n:,} {what}' for what, n in lost.left_out.items())}.")
+    if not lost:
+        return
+    parts = [reason + (f" ({times:,} times)" if times > 1 else "") for reason, times in lost.reasons.items()]
+    print_line(console, "")
+    if lost.reasons.keys() == {OTHER_TYPES}:
+        print_line(
+            console,
+            f"The file differs from what torch.profiler writes, but all of it was read: {'; '.join(parts)}",
+        )
+        return
+    print_line(console, f"The file is damaged: {'; '.join(parts)}")
+    known = f"{lost.events:,} ({lost.bytes:,} bytes)"
+    print_line(console, f"Events known to be lost: {known}; repaired: {lost.repaired:,}")
+
+
+def print_unread_devices(devices: Mapping[str, UnreadDevice], *, console: Console) -> None:
+    """Print whose events are in no table, because this library does not know their categories."""
+    if devices:
+        print_line(console, "")
+    for name, left in devices.items():
+        work = f"{counted(left.events, 'event')} of {name}, {duration(left.busy_ns)}"
+        print_wrapped(console, f"Left out: {work}, as their categories are unknown.")
+
+
+def _print_regions(summary: Summary, console: Console) -> None:
+    shown = largest_regions(summary.regions)
+    steps = _steps_column(summary, shown)
+    rows = []
+    for region in _sort_by_time(shown):
+        cells = _means(summary, region, steps, region.cpu_ns, region.self_ns)
+        cells += _shares(summary, region.cpu_ns, region.gpu_ns)
+        rows.append((2 * len(region.path) - 2, region.path[-1] + " (partial)" * region.partial, cells))
+    if _counts(summary.no_region_ns, summary.step_ns) or summary.gpu_unattributed_ns:
+        cpu = duration(summary.no_region_ns / max(summary.steps, 1))
+        shares = _shares(summary, summary.no_region_ns, summary.gpu_unattributed_ns)
+        rows.append((0, "(in no region)", ["", *[""] * len(steps), cpu, "", *shares]))
+    print_table(["region", "calls", *steps, "CPU", "CPU self", *_share_columns(summary)], rows, console)
+    if hidden := len(summary.regions) - len(shown):
+        print_line(console, f"... and {counted(hidden, 'smaller region')}")
+    for text in _notes(summary, shown):
+        print_wrapped(console, text)
+
+
+def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
+    """Yield explanations of what is unusual in the table of regions."""
+    if summary.outside_ns * 100 > summary.step_ns > 0 or summary.outside_gpu_ns:
+        gpu = f", and {duration(summary.outside_gpu_ns)} of GPU work" if summary.gpu_total_ns is not None else ""
+        yield f"Outside the steps: {duration(summary.outside_ns)} in all{gpu}."
+    example = next((region for region in shown if _occurs_in_some_steps(summary, region)), None)
+    if example is not None:
+        part = _step_count(summary, example)
+        in_words = part.replace("of", "of the")
+        yield f'"{part}": the region ran in {in_words} steps. All figures are means over all steps.'
+    if summary.steps and 2 * summary.no_region_ns > summary.step_ns:
+        has_layers = any(region.path[-1].endswith("(backward)") for region in summary.regions)
+        more = "" if has_layers else _LAYERS
+        yield f"Most of the step is in no region: name parts of it with instrument.annotate.{more}"
+    if any(region.partial for region in shown):
+        yield (
+            "(partial): some calls are missing, because their forward ran before the modules had hooks; "
+            "a longer warm-up or a later window includes them."
+        )
+    if summary.overlap_ns * 100 > summary.step_ns > 0:
+        yield (
+            "Regions of one thread overlap, as the regions of asyncio tasks do: every open region counts, so "
+            "shares may add up to more than 100 %."
+        )
+    elif summary.parallel_ns * 100 > summary.step_ns > 0:
+        yield (
+            "Regions of several threads run at the same time: every open region counts, so shares may add up to "
+            "more than 100 %."
+        )
+    if summary.unrecorded:
+        names = sorted(summary.unrecorded, key=summary.unrecorded.__getitem__, reverse=True)
+        more = f", and {len(names) - _MAX_UNRECORDED} more" if len(names) > _MAX_UNRECORDED else ""
+        yield (
+            f"Not in the trace: {counted(sum(summary.unrecorded.values()), 'call')} of regions on threads that "
+            f"torch.profiler does not record ({', '.join(names[:_MAX_UNRECORDED])}{more})."
+        )
+    if summary.unplaced:
+        yield (
+            f"Not in the region of their backward pass: {counted(summary.unplaced, 'call')} on autograd's "
+            "threads, because several threads had a region open and may have started the pass."
+        )
+
+
+def _print_operators(summary: Summary, console: Console) -> None:
+    whole_ns, gpu_ns = summary.step_ns or 1, summary.gpu_total_ns or 1
+    ranked = sorted(
+        summary.operators, key=lambda item: max(item.self_ns / whole_ns, (item.gpu_ns or 0) / gpu_ns), reverse=True
+    )
+    shown = ranked[:MAX_OPERATORS]
+    steps = _steps_column(summary, shown)
+    rows = []
+    for operator in shown:
+        cells = _means(summary, operator, steps, operator.self_ns)
+        cells += _shares(summary, operator.self_ns, operator.gpu_ns)
+        rows.append((0, operator.name, cells))
+    nowhere_ns = (summary.gpu_total_ns or 0) - sum(operator.gpu_ns or 0 for operator in summary.operators)
+    if nowhere_ns:
+        rows.append((0, "(in no operator)", ["", *[""] * len(steps), "", *_shares(summary, None, nowhere_ns)]))
+    print_line(console, "")
+    print_table(["operator", "calls", *steps, "CPU self", *_share_columns(summary)], rows, console)
+    if (hidden := len(ranked) - MAX_OPERATORS) > 0:
+        print_line(console, f"... and {counted(hidden, 'more operator')}")
+
+
+def _occurs_in_some_steps(summary: Summary, row: RegionStat | OperatorStat) -> bool:
+    return 0 < row.steps < summary.steps
+
+
+def _steps_column(summary: Summary, rows: Sequence[RegionStat | OperatorStat]) -> list[str]:
+    """Return the heading of the column with the steps that have the row, if some step lacks one of ``rows``."""
+    return ["steps"] * any(_occurs_in_some_steps(summary, row) for row in rows)
+
+
+def _step_count(summary: Summary, row: RegionStat | OperatorStat) -> str:
+    return f"{count(row.steps)} of {count(summary.steps)}"
+
+
+def _means(summary: Summary, row: RegionStat | OperatorStat, steps_column: list[str], *times_ns: int) -> list[str]:
+    whole = max(summary.steps, 1)
+    some = _step_count(summary, row) if _occurs_in_some_steps(summary, row) else ""
+    return [count(row.calls / whole), *[some] * len(steps_column), *(duration(ns / whole) for ns in times_ns)]
+
+
+def _counts(part_ns: int, whole_ns: int) -> bool:
+    """Return whether the table would show more than 0.0 %."""
+    return part_ns * 2000 >= whole_ns > 0
+
+
+def _share_columns(summary: Summary) -> list[str]:
+    share = "% step" if summary.steps else "% time"
+    return [share, ""] if summary.gpu_total_ns is None else [share, "GPU", "% GPU"]
+
+
+def _shares(summary: Summary, cpu_ns: int | None, gpu_ns: int | None) -> list[str]:
+    """Return the share of the step, then the GPU time and its share or, without a GPU, a bar."""
+    share = "" if cpu_ns is None else percent(cpu_ns, summary.step_ns)
+    if summary.gpu_total_ns is None:
+        return [share, _bar(cpu_ns or 0, summary.step_ns)]
+    return [share, duration((gpu_ns or 0) / max(summary.steps, 1)), percent(gpu_ns or 0, summary.gpu_total_ns)]
+
+
+def print_files(files: Sequence[Path], folder: Path, *, removed: int = 0, console: Console) -> None:
+    """Print files and how to open them.
+
+    Args:
+        files: The files.
+        folder: The folder to open in TensorBoard.
+        removed: How many more there were, which were removed.
+        console: Where to print.
+    """
+    print_line(console, "")
+    print_line(console, "Files", bold=True)
+    for path in files[:_MAX_FILES]:
+        print_line(console, f"  {path}")
+    if len(files) > _MAX_FILES:
+        print_line(console, f"  ... and {len(files) - _MAX_FILES} more in {folder}")
+    if removed:
+        were = "which was removed" if removed == 1 else "which were removed"
+        print_line(console, f"  ... and {counted(removed, 'more file')}, {were}")
+    print_line(console, "Open one with")
+    print_line(console, '  Perfetto     https://ui.perfetto.dev, "Open trace file"')
+    print_line(console, "  Chrome       chrome://tracing, Load")
+    print_line(console, f"  TensorBoard  tensorboard --logdir {shlex.quote(str(folder))}")
+    print_line(console, "               (pip install torch-tb-profiler)")
+
+
+def largest_regions(regions: Sequence[RegionStat]) -> list[RegionStat]:
+    """Return the regions that took the most time on the CPU or the GPU, and the regions around them."""
+    ranked = sorted(regions, key=lambda region: max(region.cpu_ns, region.gpu_ns or 0), reverse=True)
+    kept = {region.path[:depth] for region in ranked[:_MAX_REGIONS] for depth in range(len(region.path) + 1)}
+    return [region for region in regions if region.path in kept]
+
+
+def _sort_by_time(regions: Iterable[RegionStat]) -> Iterator[RegionStat]:
+    """Yield the tree depth first, the largest child of each parent first."""
+    children: dict[tuple[str, ...], list[RegionStat]] = {}
+    for region in regions:
+        children.setdefault(region.path[:-1], []).append(region)
+    for siblings in children.values():
+        siblings.sort(key=lambda region: (region.gpu_ns or 0, region.cpu_ns))
+    open_ = children.get((), [])
+    while open_:
+        region = open_.pop()
+        yield region
+        open_.extend(children.get(region.path, []))
+
+
+def _bar(part: int, whole: int) -> str:
+    return "#" * round(_BAR * min(part / whole, 1)) if whole else ""

@@ -1,0 +1,254 @@
+"""Prints the report on a trace with its GPUs' time, on windows of one process, or on the ranks of a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+
+from ...base.units import count, counted, duration, percent
+from ...explain.diagnosis.verdict import verdict_text, with_steps_of_run
+from ...explain.metrics.metrics import Metrics
+from ...explain.rules.trace_facts import TraceFacts
+from ...read.jobs.ranks import TraceSet
+from ...read.measures.launches import GRAPH_LAUNCH
+from ...read.measures.summary import merge, summarize
+from ...read.measures.timing import Timing
+from ...read.tables.trace import MODULE_PREFIX, Trace, UnreadDevice
+from ...read.tables.work_classes import Collectives
+from .console import print_line, print_table, print_wrapped
+from .ranks import print_rank_table
+from .summary import print_losses, print_summary, print_unread_devices
+
+_GRAPH = re.compile(r"^CUDA graph \d+$")
+_KERNELS = 10
+_GPUS = 16
+_LITTLE, _SHOWN = 0.01, 0.001  # of the window
+_PARTS = (
+    ("compute_ns", "compute"),
+    ("exposed_comm_ns", "exposed communication"),
+    ("exposed_memcpy_ns", "exposed memcpys"),
+    ("idle_ns", "idle"),
+)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Counts of graph launches whose kernels or operators the trace lacks.
+
+    Attributes:
+        whole: Launches that nsys traced as a whole, without their kernels.
+        launches: Launches whose kernels belong to no operator.
+        kernels: The kernels of those launches.
+    """
+
+    whole: int = 0
+    launches: int = 0
+    kernels: int = 0
+
+    def __add__(self, other: Graphs) -> Graphs:
+        """Return the sums over both."""
+        return Graphs(self.whole + other.whole, self.launches + other.launches, self.kernels + other.kernels)
+
+
+def count_graph_launches(trace: Trace) -> Graphs:
+    """Count graph launches without kernels (Nsight Systems), and graph kernels without an operator (Kineto)."""
+    if trace.format == "nsight systems":
+        return Graphs(whole=int(trace.kernels.matching("name", _GRAPH).sum()))
+    kernels = trace.kernels
+    alone = kernels.launch[(kernels.launch >= 0) & (kernels.operator < 0)]
+    alone = alone[trace.runtime.matching("name", GRAPH_LAUNCH)[alone]]
+    return Graphs(launches=len(np.unique(alone)), kernels=len(alone))
+
+
+def print_graph_launches(graphs: Graphs, *, console: Console) -> None:
+    """Print which details of graph launches are missing, and how to record them."""
+    if graphs.whole:
+        print_line(console, "")
+        print_line(
+            console,
+            f"CUDA graph launches traced as a whole: {count(graphs.whole)}. To record the kernels in them:",
+        )
+        print_line(console, "  instrument run --profiler nsys --option=--cuda-graph-trace=node ...")
+    if graphs.kernels:
+        print_line(console, "")
+        kernels = counted(graphs.kernels, "kernel")
+        launches = counted(graphs.launches, "graph launch", "graph launches")
+        print_wrapped(
+            console,
+            f"{kernels} from {launches} belong to no operator, because a graph runs its kernels without the "
+            "operators that were captured. They count toward the region around the launch. To see their "
+            "operators, record a run without CUDA graphs.",
+        )
+
+
+def print_gpu_time(facts: TraceFacts, *, console: Console) -> None:
+    """Print how the GPU spent its time, why it idled, and the kernels and modules with the most GPU time.
+
+    A trace without GPU work prints nothing.
+    """
+    numbers = facts.metrics
+    if not numbers["gpu_events"]:
+        return
+    print_line(console, "")
+    gpus = sum(gpu["device"] >= 0 for gpu in numbers["per_gpu"])
+    _render_parts(numbers, gpus, console)
+    _print_idle_causes(facts, console)
+    kernels = numbers["kernel_table"]
+    rows = [
+        (
+            0,
+            kernel["short_name"],
+            [count(kernel["count"]), duration(kernel["sum_ns"]), f"{100 * kernel['share']:.1f}"],
+        )
+        for kernel in kernels[:_KERNELS]
+        if kernel["share"] is not None
+    ]
+    if rows:
+        print_table(["kernel" + f" (all {gpus} GPUs)" * (gpus > 1), "calls", "GPU", "% kernels"], rows, console)
+    if len(kernels) > _KERNELS:
+        print_line(console, f"... and {counted(len(kernels) - _KERNELS, 'more kernel')}")
+    _print_modules(numbers, console)
+
+
+def _print_idle_causes(facts: TraceFacts, console: Console) -> None:
+    """Print what the CPU did while the GPU idled; nothing if it hardly idled."""
+    causes = facts.idle.totals() if facts.gpu else {}
+    idle_ns = sum(causes.values())
+    if idle_ns < _LITTLE * facts.window_ns:
+        return
+    parts = ", ".join(
+        f"{cause.replace('_', ' ')} {percent(ns, facts.window_ns)} %"
+        for cause, ns in causes.items()
+        if ns >= _SHOWN * facts.window_ns
+    )
+    where = "the steps" if facts.trace.steps else "this time"
+    print_wrapped(console, f"Idle by cause, of {duration(facts.window_ns)} of {where}: {parts}")
+
+
+def _print_modules(numbers: Metrics, console: Console) -> None:
+    """Print the modules with the most GPU time, which a trace with Python stacks knows; nothing without them."""
+    known = [row for row in numbers["module_table"] if row["gpu_ns"]]
+    if not known:
+        return
+    rows = [
+        (
+            0,
+            row["name"].removeprefix(MODULE_PREFIX),
+            [count(row["calls"]), duration(row["cpu_ns"]), duration(row["gpu_ns"])],
+        )
+        for row in known[:_KERNELS]
+    ]
+    print_line(console, "")
+    print_table(["module, with those inside it", "calls", "CPU", "GPU"], rows, console)
+    if len(known) > _KERNELS:
+        print_line(console, f"... and {counted(len(known) - _KERNELS, 'more module')}")
+
+
+def _render_parts(numbers: Metrics, gpus: int, console: Console) -> None:
+    """Print the shares in a sentence; of several GPUs, in a table."""
+    whole = numbers["span_ns"]
+    span = f"{duration(whole)} from the first start to the last end of"
+    shown = [(name, word) for name, word in _PARTS if name != "exposed_comm_ns" or numbers["comm_ns"]]
+    if gpus < 2:
+        parts = ", ".join(f"{word} {percent(numbers[name], whole)} %" for name, word in shown)
+        print_wrapped(console, f"GPU, {span} its work: {parts}")
+        return
+    print_wrapped(console, f"{gpus} GPUs, {span} their work:")
+    rows = [
+        (0, "?" if gpu["device"] < 0 else str(gpu["device"]), [duration(gpu["work_ns"]), *shares])
+        for gpu in numbers["per_gpu"][:_GPUS]
+        for shares in [[percent(gpu[name], whole) for name, _ in shown]]
+    ]
+    print_table(["GPU", "work", *(f"{word} %" for _, word in shown)], rows, console)
+    if (more := len(numbers["per_gpu"]) - _GPUS) > 0:
+        print_line(console, f"... and {counted(more, 'more GPU')}")
+    print_line(console, "")
+
+
+def print_trace(trace: Trace, collectives: Collectives, *, timing: Timing | None = None, console: Console) -> None:
+    """Print the steps, regions, operators and GPU time of one trace, then what could not be read.
+
+    Args:
+        trace: Any trace.
+        collectives: Which kernels communicate.
+        timing: The steps around the window, from the manifest.
+        console: Where to print.
+    """
+    print_windows([(trace, timing)], collectives, console=console)
+
+
+def print_windows(
+    windows: Iterable[tuple[Trace, Timing | None]],
+    collectives: Collectives,
+    *,
+    hidden: Sequence[str] = (),
+    expand: bool = False,
+    console: Console,
+) -> None:
+    """Print the sum of several windows of one process; the GPU's time is from the last window.
+
+    Args:
+        windows: The trace of each window, at least one, and its timing from the manifest.
+        collectives: Which kernels communicate.
+        hidden: Regions that were not recorded because they are inside compiled code.
+        expand: Print regions that differ only in the numbers in their names as one row each.
+        console: Where to print.
+    """
+    summaries, lost, graphs = [], [], Graphs()
+    unread: dict[str, UnreadDevice] = {}
+    for trace, timing in windows:
+        unread |= trace.unread_devices
+        summaries.append(summarize(trace, timing, collectives))
+        lost.append(trace.lost)
+        graphs += count_graph_launches(trace)
+    several = len(summaries) > 1
+    timing = with_steps_of_run(summaries[-1].timing, trace.path)
+    facts = TraceFacts(trace, collectives, timing, lengths=summaries[-1].lengths)
+    if facts.gpu:
+        of = "The last window: " * several
+        print_wrapped(console, of + verdict_text(facts))
+    summary = merge(summaries) if several else summaries[0]
+    print_summary(summary, files=[], folder=trace.path.parent, hidden=hidden, expand=expand, console=console)
+    if several and trace.gpu:
+        print_line(console, f"The last of {len(summaries)} windows", bold=True, space=True)
+    print_gpu_time(facts, console=console)
+    print_graph_launches(graphs, console=console)
+    for one in lost:
+        print_losses(one, console=console)
+    print_unread_devices(unread, console=console)
+
+
+def print_trace_set(
+    traces: TraceSet,
+    collectives: Collectives,
+    *,
+    windows: Iterable[tuple[Trace, Timing | None]] = (),
+    title: str = "",
+    hidden: Sequence[str] = (),
+    expand: bool = False,
+    rank: int | None = None,
+    console: Console,
+) -> None:
+    """Print the ranks of a job side by side, then one of them: its trace or, if given, its ``windows``.
+
+    Args:
+        traces: One window of each rank.
+        collectives: Which kernels communicate.
+        windows: As in `print_windows`.
+        title: A name for the windows; by default the path of the trace.
+        hidden: As in `print_windows`.
+        expand: As in `print_windows`.
+        rank: The rank to print; by default the lowest.
+        console: Where to print.
+    """
+    several = traces.world_size > 1
+    print_rank_table(traces, collectives, title=title, console=console)
+    rank = next(iter(traces)) if rank is None else rank
+    trace = traces[rank]
+    heading = f"Rank {rank}{', ' * bool(title)}{title}" if several else ""
+    print_line(console, heading, bold=True, space=several)
+    print_windows(windows or [(trace, None)], collectives, hidden=hidden, expand=expand, console=console)

@@ -1,0 +1,148 @@
+"""Exports findings as SARIF 2.1.0, the format of code scanning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ...base.findings import Site, SyncFinding
+from ...base.source_paths import root_of
+from ...explain.waits.fixes import fix_of
+from ...explain.waits.report_data import ReportData
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_LEVELS = {"high": "error", "medium": "warning", "low": "note"}
+_BASE = "%SRCROOT%"
+_NOT_COVERED = (
+    "Code in the step could not be checked, so synchronizations may be missing there.",
+    "Run the step with live detection on a GPU to see them.",
+)
+
+
+def _root() -> Path:
+    try:
+        current = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        current = Path(Path(__file__).anchor)
+    return root_of(current) or current
+
+
+def to_sarif(reports: Sequence[ReportData]) -> str:
+    """Return the findings of ``reports`` as one log with one run, as code scanning requires.
+
+    Files are relative to the root of the repository of the current folder. A finding
+    without a location, and what ended a run, become notifications of the tool.
+    """
+    root = _root()
+    results: list[dict[str, Any]] = []
+    rules: dict[str, dict[str, Any]] = {}
+    notifications: list[dict[str, Any]] = []
+    for one in reports:
+        for found in one.findings:
+            rule = _rule(found)
+            rules.setdefault(rule["id"], rule)
+            if found.site is None and found.via is None:
+                notifications.append(_notification(f"{_message(one, found)} (thread {found.thread or '?'})"))
+            else:
+                results.append(_result(one, found, root) | {"ruleIndex": list(rules).index(rule["id"])})
+        notifications += [_notification(sentence) for sentence in one.coverage]
+        if one.unavailable_reason:
+            notifications.append(_notification(f"nothing could be checked: {one.unavailable_reason}", "error"))
+        if one.ended is not None:
+            notifications.append(_notification(f"the run ended early: {one.ended}", "error"))
+    run = {
+        "tool": {"driver": {"name": "instrument", "rules": list(rules.values())}},
+        "originalUriBaseIds": {_BASE: {"uri": f"{root.as_uri()}/".replace("////", "///")}},
+        "invocations": [
+            {
+                "executionSuccessful": all(one.finished and not one.unavailable_reason for one in reports),
+                "toolExecutionNotifications": notifications,
+            }
+        ],
+        "columnKind": "unicodeCodePoints",
+        "results": results,
+    }
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _rule(found: SyncFinding) -> dict[str, Any]:
+    if not found.covered:
+        return {
+            "id": "sync/not-covered",
+            "shortDescription": {"text": "Not covered"},
+            "fullDescription": {"text": _NOT_COVERED[0]},
+            "help": {"text": " ".join(_NOT_COVERED)},
+        }
+    # One rule for all lines of the operation; the message has the fix for a library's line
+    fix, what = fix_of(replace(found, via=None)), f"{found.op} makes the CPU wait for the GPU"
+    text, markdown = fix.text, fix.text
+    if fix.before:
+        text += f"\nBefore:\n{fix.before}\nAfter:\n{fix.after}"
+        markdown += f"\n```python\n# before\n{fix.before}\n# after\n{fix.after}\n```"
+    copied = f"/{found.direction}" if found.direction else ""
+    return {
+        "id": f"sync/{found.op}{copied}",
+        "shortDescription": {"text": what},
+        "fullDescription": {"text": f"{what}, which then has nothing to do until the CPU has launched more work."},
+        "help": {"text": text, "markdown": markdown},
+        "properties": {"tags": ["performance", "gpu"]},
+    }
+
+
+def _message(results: ReportData, found: SyncFinding) -> str:
+    if not found.covered:
+        return f"Not covered: {found.cause}"
+    often = str(results.pattern(found))
+    region = f", in region {'/'.join(found.region)}" if found.region else ""
+    fix = f" {found.fix.text}" if found.fix else ""
+    return f"{found.op} makes the CPU wait for the GPU: {found.cause} ({often}{region}).{fix}"
+
+
+def _result(results: ReportData, found: SyncFinding, root: Path) -> dict[str, Any]:
+    site = found.site or found.via
+    assert site is not None
+    result: dict[str, Any] = {
+        "ruleId": _rule(found)["id"],
+        "level": _LEVELS[results.severity(found)],
+        "message": {"text": _message(results, found)},
+        "locations": [_location(site, root)],
+        "partialFingerprints": {"instrumentSync/v1": found.fingerprint},
+        "occurrenceCount": max(found.count, 1),
+    }
+    if found.site and found.via:
+        via = _location(found.via, root) | {
+            "id": 1,
+            "message": {"text": "the line of the library that synchronizes"},
+        }
+        result["relatedLocations"] = [via]
+    if found.allowed is not None:
+        kind = "external" if found.fingerprint in results.listed else "inSource"
+        result["suppressions"] = [{"kind": kind, "justification": found.allowed}]
+    return result
+
+
+def _location(site: Site, root: Path) -> dict[str, Any]:
+    region: dict[str, Any] = {"startLine": max(site.line, 1)}
+    if site.code:
+        region["snippet"] = {"text": site.code}
+    logical = [{"name": site.function, "kind": "function"}] if site.function else []
+    physical = {"artifactLocation": _artifact_location(site.file, root), "region": region}
+    return {"physicalLocation": physical, "logicalLocations": logical}
+
+
+def _artifact_location(file: str, root: Path) -> dict[str, str]:
+    """Return the location of ``file`` relative to ``root``; its absolute URI if it is elsewhere."""
+    path = Path(file)
+    if path.is_relative_to(root):
+        path = path.relative_to(root)
+    elif path.is_absolute():
+        return {"uri": path.as_uri()}
+    return {"uri": quote(path.as_posix()), "uriBaseId": _BASE}
+
+
+def _notification(text: str, level: str = "note") -> dict[str, Any]:
+    return {"level": level, "message": {"text": text}}

@@ -1,0 +1,217 @@
+"""Says a report of synchronizations in sentences, and renders it for a terminal with lines of code and fixes."""
+
+from __future__ import annotations
+
+import linecache
+import textwrap
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from ...base.findings import Site, SyncFinding
+from ...base.printable import printable
+from ...base.source_paths import portable
+from ...base.units import count, duration
+from ...explain.waits.events import CHOSEN
+from ...explain.waits.report_data import ReportData, times
+
+_STEP_PHRASES = {0: "", 1: " in the step"}
+
+
+def headline(results: ReportData) -> str:
+    """Return the first line: the result, and how it was found."""
+    how = {"live": "live", "dry run": "dry run without a GPU, no timings", "trace": "trace"}[results.source]
+    if results.steps:
+        how += "; " if results.source == "dry run" else ", "
+        how += f"{count(results.steps)} step{'s' * (results.steps > 1)}"
+    syncs = results.syncs
+    if not syncs and results.unavailable_reason:
+        return f"Nothing could be checked ({how}): {printable(results.unavailable_reason)}"
+    if not syncs and any(found.forbidden and not found.cause.startswith(CHOSEN) for found in results.not_covered):
+        return f"The program would not run on a GPU ({how})"
+    if not syncs:
+        return f"No line makes the CPU wait for the GPU ({how})"
+    usual, most = results.typical(*syncs), results.max_in_step(*syncs)
+    where = _STEP_PHRASES.get(results.steps, " in most steps")
+    found = f"{count(usual) if usual else 'no'} synchronization{'s' * (usual != 1)}{where}"
+    found += f", up to {count(most)} in others" if most != usual else ""
+    lines = f"{len(syncs)} lines make" if len(syncs) > 1 else "1 line makes"
+    return f"{lines} the CPU wait for the GPU: {found} ({how})"
+
+
+def call_text(found: SyncFinding) -> str:
+    """Return the operation, why it synchronizes, and what it copies."""
+    size = f", {count(found.bytes)} bytes{' in all' * (found.count > 1)}" if found.bytes is not None else ""
+    copied = f" ({found.direction}{size})" if found.direction else ""
+    return f"{found.op}: {found.cause}{copied}{', inside no_syncs' * found.forbidden}"
+
+
+def cost_text(results: ReportData, found: SyncFinding) -> str:
+    """Return how often the finding synchronizes, and how long that took."""
+    return f"{results.pattern(found)}{_blocked(results, found)}"
+
+
+def context_text(found: SyncFinding) -> str:
+    """Return the region, the line of a library, the backward node and the thread; empty if none is known."""
+    about = [f"region {'/'.join(found.region)}"] if found.region else []
+    if found.via and found.site:
+        more = len(found.vias) - 1
+        others = f", and {count(more)} more line{'s' * (more > 1)} (vias in the JSON)" if more else ""
+        line = f":{found.via.line}" if found.via.line else ""
+        about.append(f"via {portable(found.via.file)}{line} in {found.via.function}{others}")
+    about += [f"backward of {found.backward}"] if found.backward else []
+    about += [_thread(found)] if found.thread not in ("", "MainThread") else []
+    return ", ".join(about)
+
+
+def place_text(found: SyncFinding) -> str:
+    """Return the line of the program, or of a library, or the thread."""
+    if found.site is not None:
+        return f"{found.site} in {found.site.function}"
+    if found.via is not None:
+        return f"{found.via} in {found.via.function}, not called by your code"
+    return f"no line of Python, {_thread(found)}"
+
+
+def _thread(found: SyncFinding) -> str:
+    name = found.thread or "?"
+    return name if name.startswith("thread ") else f"thread {name}"  # the name that some profilers write
+
+
+def one_line(results: ReportData, found: SyncFinding) -> str:
+    """Return the finding in one line: place, operation and how often."""
+    return f"{place_text(found)}: {found.op}, {results.pattern(found)}"
+
+
+def is_outside(results: ReportData, found: SyncFinding) -> bool:
+    """Return whether ``found`` synchronizes outside the steps only, and is not forbidden there."""
+    return bool(results.steps) and not results.pattern(found).counts and not found.forbidden
+
+
+def _blocked(results: ReportData, found: SyncFinding) -> str:
+    if results.source == "dry run":
+        return ""
+    if found.blocked_ns is None:
+        return f"; how long is unknown: {results.why_untimed(found)}"
+    each = f" in all, {duration(found.blocked_ns / found.timed)} each time" if found.timed > 1 else ""
+    timed = f" ({count(found.timed)} of {count(found.count)} calls are timed)" if found.timed < found.count else ""
+    idle = f", which left the GPU without work for {duration(found.idle_ns)}" if found.idle_ns else ""
+    little = "; less than 0.1 % of the time" if results.negligible(found) else ""
+    return f"; the CPU waited {duration(found.blocked_ns)}{each}{timed}{idle}{little}"
+
+
+def source_lines(site: Site, around: int) -> dict[int, str]:
+    """Return the line of code and as many before and after it, by number; empty if the file cannot be read.
+
+    The lines are printable, and lack the indentation that they share.
+    """
+    code = linecache.getlines(site.file)
+    if not 0 < site.line <= len(code):
+        return {}
+    first = max(site.line - around, 1)
+    lines = [printable(line.rstrip().expandtabs(4)) for line in code[first - 1 : site.line + around]]
+    margin = min((len(line) - len(line.lstrip()) for line in lines if line), default=0)
+    return dict(enumerate((line[margin:] for line in lines), first))
+
+
+_MAX_BLOCKS = 20  # findings shown in full; the others take a line each
+_CONTEXT_LINES = 2  # lines of code before and after
+_COLORS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
+_INDENT = " " * 4
+_OUTSIDE = "Outside the steps, where a synchronization costs little"
+
+
+class Line(NamedTuple):
+    """A line of the report, with styles of rich, which is not imported: a program may have a module `rich`."""
+
+    text: str = ""
+    style: str = ""
+    head: str = ""
+    head_style: str = ""
+
+
+def lines(results: ReportData, width: int) -> Iterator[Line]:
+    """Yield the lines of the report.
+
+    Prose and code fit ``width``; a path is never broken, so that it can be copied.
+    """
+    for line in textwrap.wrap(headline(results), max(width, 30), break_long_words=False):
+        yield Line(line, style="bold")
+    if results.ended is not None:
+        yield from _prose(f"The run ended early, so the report covers a part of it: {results.ended}", width)
+    outside = [found for found in results.syncs if is_outside(results, found)]
+    syncs = [found for found in results.syncs if not is_outside(results, found)]
+    for found in syncs[:_MAX_BLOCKS]:
+        yield Line()
+        yield from _block(results, found, width)
+    yield from _list("More", [one_line(results, found) for found in syncs[_MAX_BLOCKS:]], width)
+    listed = [f"{place_text(found)}: {found.op}, {times(found.count)}" for found in outside]
+    yield from _list(_OUTSIDE, listed, width)
+    if results.dropped:
+        yield from _prose(f"Lines that are not listed synchronized {times(results.dropped)}.", width)
+    allowed = [f"{one_line(results, found)}: {found.allowed}" for found in results.allowed]
+    yield from _list("Allowed", allowed, width)
+    not_covered = [
+        f"{place_text(found)}: {found.cause} ({results.pattern(found)})" for found in results.not_covered
+    ]
+    yield from _list("Not covered", not_covered, width)
+    yield from _list("Coverage", results.coverage, width)
+
+
+def _block(results: ReportData, found: SyncFinding, width: int) -> Iterator[Line]:
+    severity = results.severity(found)
+    yield Line(printable(place_text(found)), "bold", f"{severity:<8}", _COLORS[severity])
+    for text in (call_text(found), cost_text(results, found), context_text(found)):
+        yield from _prose(text, width)
+    site = found.site or found.via
+    if site is not None:
+        yield from _excerpt(site, width)
+    if found.fix is None:
+        return
+    yield from _prose(f"Fix: {found.fix.text}", width)
+    for sign, code, style in (("-", found.fix.before, "red"), ("+", found.fix.after, "green")):
+        for line in code.splitlines():
+            yield Line(f"{_INDENT}  {sign} {line}", style=style)
+
+
+def _excerpt(site: Site, width: int) -> Iterator[Line]:
+    """Yield the line of code and its neighbors, with an arrow; nothing if the file cannot be read."""
+    shown = source_lines(site, _CONTEXT_LINES)
+    digits = len(str(max(shown, default=0)))
+    for number, line in shown.items():
+        current = number == site.line
+        text = f"{_INDENT}{'>' if current else ' '} {number:>{digits}} | {line}"
+        yield Line(_cut(text.rstrip(), width), style="bold" if current else "dim")
+
+
+def _list(title: str, items: list[str], width: int) -> Iterator[Line]:
+    if items:
+        yield Line()
+        yield Line(f"{title}:", style="bold")
+        for item in items:
+            yield from _prose(f"- {item}", width, _INDENT[:2], hanging=2)
+
+
+def _prose(text: str, width: int, indent: str = _INDENT, hanging: int = 0) -> Iterator[Line]:
+    """Yield ``text`` in lines of ``width``, broken between words only."""
+    wrapped = textwrap.wrap(
+        printable(text), max(width, 30), initial_indent=indent, subsequent_indent=indent + " " * hanging,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return map(Line, wrapped)
+
+
+def _cut(text: str, width: int) -> str:
+    """Return the text, cut off if it takes more columns of a terminal than ``width``."""
+    columns = list(accumulate(map(_width_of, text)))
+    if not columns or columns[-1] <= width:
+        return text
+    return text[: bisect_right(columns, max(width, 30) - 3)] + "..."
+
+
+def _width_of(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -1,0 +1,1 @@
+"""Starts the library without an edit: commands, launches under profilers, code inside a started program."""

@@ -1,0 +1,203 @@
+"""`instrument memory`: what the memory of a GPU was at its peak, from snapshots of torch's allocator."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...base.errors import TraceError
+from ...base.units import parse_size
+from .command import describe, exit_unusable, print_message, subcommand_of
+
+if TYPE_CHECKING:
+    from ...read.memory.batch import BatchFit
+    from ...read.memory.snapshot import MemorySnapshot
+
+
+def memory(
+    snapshots: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SNAPSHOT [SNAPSHOT]",
+            help="One snapshot, or two to compare: files, or folders of a run or of a window.",
+        ),
+    ],
+    device: Annotated[
+        int | None,
+        typer.Option(min=0, help="The GPU (default: the one with the highest peak).", metavar="N"),
+    ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            help="The memory that the GPU has for the program: how large can the batch be? GB is 10^9 bytes, and "
+            "GiB 2^30, in which torch's errors count: 79GiB for a card of 80 GB. (default: what it had, which "
+            "a snapshot says that instrument recorded or that has a failed allocation)",
+            metavar="SIZE",
+        ),
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            max=10**12,
+            help="The batch size of the snapshot; given twice, of the two snapshots.",
+            metavar="N",
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="The rank, of several in a folder (default: the lowest with a snapshot).", metavar="N"
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all parts as JSON, unrounded.")] = False,
+    as_html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page with charts to this file.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Show what used the memory of a GPU at its peak: by category, line, module and region.
+
+    SNAPSHOT is a memory snapshot of torch: of profile(memory="snapshot"), instrument run --memory snapshot, or
+    torch.cuda.memory._dump_snapshot. Of the folder of a run, that of the newest window is taken. Of two snapshots,
+    the changes from the first to the second are shown. --html writes one file, which needs no network, with the
+    memory over time, and the peak by region, module and line.
+
+    The exit code is 1 if a snapshot cannot be read or the page cannot be written, and 2 for wrong arguments.
+    """
+    from ...read.memory.read import read_memory
+    from ...read.memory.snapshot import as_dict
+    from ...show.sections.memory import page_of
+    from ...show.terminal.console import new_console
+    from ...show.terminal.memory import print_memory
+
+    if as_html is not None and as_json:
+        raise exit_unusable(ValueError("--html and --json exclude each other"))
+    if len(snapshots) > 2:
+        raise typer.BadParameter(f"one or two are accepted: {len(snapshots)}", param_hint="SNAPSHOT")
+    batches = _batches(batch or [], len(snapshots))
+    limit_bytes = None if limit is None else _limit(limit)
+    if limit_bytes is not None and len(snapshots) == 2 and not batches and not as_json:
+        raise typer.BadParameter("with two snapshots it needs --batch twice", param_hint="--limit")
+    try:
+        read = [read_memory(_file(path, rank)) for path in snapshots]
+    except (TraceError, OSError) as error:
+        print_message(describe(error))
+        raise typer.Exit(1) from None
+    except ValueError as error:  # of a rank that is not there
+        raise exit_unusable(error) from None
+    chosen = _device(read, device)
+    if len(read) == 2:
+        _show_change(read[0], read[1], chosen, batches, limit_bytes, as_json, as_html)
+    elif as_html is not None:
+        _write(page_of(read[0], chosen, limit_bytes, *batches), as_html)
+    elif as_json:
+        typer.echo(json.dumps({"snapshots": [as_dict(read[0], chosen, limit_bytes, *batches)]}, indent=2))
+    else:
+        print_memory(read[0], chosen, new_console(), limit_bytes, *batches)
+
+
+def _show_change(
+    before: MemorySnapshot,
+    after: MemorySnapshot,
+    device: int,
+    batches: list[int],
+    limit_bytes: int | None,
+    as_json: bool,
+    as_html: Path | None,
+) -> None:
+    """Print or write what changed from one snapshot to the other."""
+    from ...read.memory.batch import fit_texts
+    from ...read.memory.snapshot import as_dict, changes_as_dict
+    from ...show.sections.memory import page_of_change
+    from ...show.terminal.console import new_console
+    from ...show.terminal.memory import print_memory_change
+
+    for each in (before, after):
+        if not each.break_down(device).recorded:
+            said = f"{each.path} has no history of GPU {device}, and so no peak to compare"
+            raise exit_unusable(ValueError(said))
+    fit = _fit(before, after, device, batches)
+    limit = after.known_limit(device) if limit_bytes is None else limit_bytes
+    if as_html is not None:
+        _write(page_of_change(before, after, device, fit_texts(fit, limit) if fit else []), as_html)
+    elif as_json:
+        found = [as_dict(each, device, limit_bytes) for each in (before, after)]
+        typer.echo(json.dumps({"snapshots": found} | changes_as_dict(before, after, device, fit), indent=2))
+    else:
+        print_memory_change(before, after, device, new_console(), fit_texts(fit, limit) if fit else [])
+
+
+def _write(text: str, path: Path) -> None:
+    from ...show.page.document import write_page
+    from .command import write_html
+
+    write_html(partial(write_page, text=text), path)
+
+
+def _file(path: Path, rank: int | None) -> Path:
+    """Return the file to read, and print which one of a folder it is."""
+    from ...read.memory.chosen_snapshot import chosen_snapshot
+
+    chosen = chosen_snapshot(path, rank)
+    if chosen.text:
+        print_message(chosen.text)
+    return chosen.path
+
+
+def _batches(given: list[int], snapshots: int) -> list[int]:
+    """Return the batch sizes of the snapshots; none if none are given."""
+    if given and len(given) != snapshots:
+        said = f"one for each snapshot is accepted: {', '.join(map(str, given))}"
+        raise typer.BadParameter(said, param_hint="--batch")
+    if len(given) == 2 and given[0] == given[1]:
+        raise typer.BadParameter(f"two different ones are accepted: {given[0]}, {given[1]}", param_hint="--batch")
+    return given
+
+
+def _limit(text: str) -> int:
+    try:
+        return parse_size(text, "limit")
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--limit") from None
+
+
+def _fit(before: MemorySnapshot, after: MemorySnapshot, device: int, batches: list[int]) -> BatchFit | None:
+    """Return how the passes grow with the batch; None if the batch sizes are not known."""
+    from ...read.memory.batch import fit_batches
+
+    if not batches:
+        return None
+    for each in (before, after):
+        if each.failed(device):
+            said = f"an estimate from two batch sizes needs snapshots in which no allocation failed: {each.path}"
+            raise typer.BadParameter(said, param_hint="--batch")
+    first, second = ((each.timeline(device), each.passes) for each in (before, after))
+    one, two = batches
+    try:
+        return fit_batches(first, second, (one, two))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--batch") from None
+
+
+def _device(read: list[MemorySnapshot], wanted: int | None) -> int:
+    """Return the GPU to show: ``wanted``, or the one whose peak is the highest in all snapshots."""
+    there = sorted(set.intersection(*(set(each.devices) for each in read)))
+    if not there:
+        print_message(f"no GPU has memory in {' and in '.join(str(each.path) for each in read)}")
+        raise typer.Exit(1)
+    if wanted is None:
+        return max(there, key=lambda device: max(each.peak(device).bytes for each in read))
+    if wanted not in there:
+        names = ", ".join(map(str, there))
+        raise typer.BadParameter(
+            f"GPUs with memory in every snapshot are {names}: {wanted}", param_hint="--device"
+        )
+    return wanted
+
+
+subcommand = subcommand_of(memory)

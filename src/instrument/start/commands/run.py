@@ -1,0 +1,351 @@
+"""``instrument run``: runs an unchanged program and records its steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...base.config import RUN, settings
+from ...base.errors import LaunchError
+from ...base.printable import shell_line
+from .command import Command, exit_unusable, print_message, subcommand_of
+
+if TYPE_CHECKING:
+    from ..launch import LaunchRequest
+
+_PROGRAM = f"{__name__}.program"
+_AFTER_MEMORY = f"{__name__}.after_memory"
+
+
+class Profiler(str, Enum):
+    """The profilers that ``--profiler`` accepts."""
+
+    auto = "auto"
+    torch = "torch"
+    nsys = "nsys"
+    ncu = "ncu"
+    rocprof = "rocprof"
+    vtune = "vtune"
+    none = "none"
+
+
+class RecordedDetail(str, Enum):
+    """What ``--detail`` accepts, as `instrument.record.exporters.torch_options.DETAILS`."""
+
+    regions = "regions"
+    operators = "operators"
+    full = "full"
+
+
+class Names(str, Enum):
+    """The names of modules that ``--names`` accepts."""
+
+    class_ = "class"
+    path = "path"
+    both = "both"
+
+
+class BeforeProgram(Command):
+    """A command whose options end where the program begins: at ``--``, ``-m``, or the first other word.
+
+    ``--memory`` alone means ``--memory events``: the word after it may be the program.
+    """
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Set the program and its arguments aside."""
+        at = next((at for at, word in enumerate(args) if word in ("--", "-m")), len(args))
+        ctx.meta[_PROGRAM] = args[at:]
+        own = args[:at]
+        if "--memory" in own:
+            from . import options
+
+            value = own.index("--memory") + 1
+            word = "".join(own[value : value + 1])
+            if not options.is_memory(word):
+                own.insert(value, options.MEMORY_EVENTS)
+                ctx.meta[_AFTER_MEMORY] = word
+        return super().parse_args(ctx, own)
+
+
+def run(
+    ctx: typer.Context,
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- PROGRAM", help="A script, -m MODULE or a command, and its arguments."),
+    ] = None,
+    profiler: Annotated[
+        Profiler,
+        typer.Option(
+            help="The profiler: torch.profiler, a vendor's tool that this command starts, or none. "
+            "auto is the tool that this command runs under, or else torch.profiler."
+        ),
+    ] = Profiler.auto,
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            help="The steps to record, such as '10-12,100'; 'all' records the whole run.", metavar="STEPS"
+        ),
+    ] = None,
+    wait: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Steps before the warm-up of each window (default 1; not with --steps or --every).",
+            metavar="N",
+        ),
+    ] = None,
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Warm-up steps of each window (default 1; 0 with --steps or --every).", metavar="N"
+        ),
+    ] = None,
+    active: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Recorded steps of each window (default 3; 1 with --steps or --every).", metavar="N"
+        ),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Number of windows, 0 is endless (default 1; 0 with --every; not with --steps).",
+            metavar="N",
+        ),
+    ] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="Record a window every N steps.", metavar="N")] = None,
+    trigger: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What opens further windows: command (instrument trigger), file (FOLDER/trigger is touched), "
+            "file=PATH, signal=SIGUSR2, every=30m or at=02:30.",
+            metavar="TRIGGER",
+        ),
+    ] = None,
+    black_box: Annotated[
+        bool,
+        typer.Option(
+            "--black-box", help="Time all steps; a slow one opens a window, and the summary names the worst."
+        ),
+    ] = False,
+    diagnose: Annotated[
+        bool,
+        typer.Option(
+            "--diagnose",
+            help="Write what is slow in each window beside its trace (torch.profiler), and print the last.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder for the recorded windows.", metavar="FOLDER")
+    ] = Path("runs/instrument"),
+    modules: Annotated[
+        str,
+        typer.Option(help="Levels of modules that become regions: a number, 'all' or 'none'.", metavar="LEVELS"),
+    ] = "4",
+    names: Annotated[Names, typer.Option(help="The names of the modules' regions.")] = Names.class_,
+    syncs: Annotated[
+        bool, typer.Option("--syncs", help="Find the lines that make the CPU wait for the GPU.")
+    ] = False,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="Synchronizations that a step may have in a region.", metavar="REGION=N"),
+    ] = None,
+    step_on: Annotated[
+        str | None,
+        typer.Option(
+            help="What ends a step: optimizer, backward, grad, forward, or a function "
+            "(train.py:train_step, or pkg.mod:Class.method); detected by default.",
+            metavar="SIGN",
+        ),
+    ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            help="The ranks that record, such as '0,8', node=0, local=0 (one a node) or sample=4.", metavar="RANKS"
+        ),
+    ] = None,
+    detail: Annotated[
+        RecordedDetail,
+        typer.Option(
+            help="What torch.profiler records: regions and the GPU's work, also operators, or also shapes, "
+            "memory, stacks and FLOPs."
+        ),
+    ] = RecordedDetail.operators,
+    compile_log: Annotated[
+        bool,
+        typer.Option("--compile-log", help="Write torch's log of what is compiled in a window beside its trace."),
+    ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="How long the files of windows stay: windows=20, age=7d or total=50G, or several of these with "
+            "commas between them (torch.profiler).",
+            metavar="LIMITS",
+        ),
+    ] = None,
+    upload: Annotated[
+        str | None,
+        typer.Option(
+            help="The remote folder that windows are copied to, such as s3://bucket/runs/x (torch.profiler).",
+            metavar="URL",
+        ),
+    ] = None,
+    upload_timeout: Annotated[
+        float | None,
+        typer.Option(help="How long the end of the run waits for uploads (default 60).", metavar="SECONDS"),
+    ] = None,
+    shapes: Annotated[
+        bool, typer.Option("--shapes", help="Record the shapes of inputs (torch.profiler).")
+    ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Record the GPU's memory. 'snapshot' writes torch's history of it in a window; options follow "
+            "after commas, as in 'snapshot,every=10m': stacks=all, entries=50000, size=1GB. 'events', or "
+            "--memory alone, records allocations in the trace (torch.profiler).",
+            metavar="[events|snapshot]",
+        ),
+    ] = None,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Record Python call stacks (torch.profiler).")] = False,
+    region: Annotated[
+        list[str] | None, typer.Option(help="Measure only the kernels in this region (ncu).", metavar="REGION")
+    ] = None,
+    launches: Annotated[
+        int | None, typer.Option(min=1, help="Measure at most N kernels (ncu; default 100).", metavar="N")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="An option to pass to the tool that --profiler starts.", metavar="OPTION"),
+    ] = None,
+    print_command: Annotated[
+        bool, typer.Option("--print-command", help="Print the command line instead of running it.")
+    ] = False,
+) -> None:
+    """Run a program, record its steps and print a summary; the program needs no change.
+
+    PROGRAM is a script (train.py), -m MODULE, or a command that starts Python, such as torchrun, followed by its
+    arguments. A step is what the program's framework counts as one, or else a step of its first optimizer, a
+    backward pass, or a call of the model. With INSTRUMENT=0 the program just runs.
+    """
+    from ...record.handover.manifest import unwritable
+    from ...record.stepping.explicit_steps import check_step_on
+    from ...record.windows.steps import SCHEDULE_OPTIONS
+    from ..bootstrap.program import environment, excluding_options
+    from ..launch import VENDORS, LaunchRequest
+    from . import options
+
+    line = _command(program, ctx)
+    if not settings.enabled:
+        if print_command:
+            typer.echo(shell_line(line))
+            return
+        raise typer.Exit(_replace_process(line, dict(os.environ)))
+    given = options.given(ctx)
+    try:
+        options.reject_useless(given, profiler.value)
+        loop: dict[str, Any] = {"out": str(out.absolute()), "names": names.value}
+        loop["modules"] = options.levels(modules)
+        loop |= options.schedule_arguments(
+            steps, {name: given[name] for name in SCHEDULE_OPTIONS if name in given}
+        )
+        loop |= {argument: True for name, argument in options.TORCH_OPTIONS.items() if name in given}
+        if memory is not None:
+            loop |= options.memory(memory)
+        chosen = {"compile_log": compile_log, "black_box": black_box, "diagnose": diagnose}
+        loop |= {name: True for name, flag in chosen.items() if flag}
+        if "detail" in given:
+            loop["detail"] = detail.value
+        loop |= options.storage(given)
+        if syncs or budget:
+            loop |= {"syncs": True, "budget": options.parse_budgets(budget or [])}
+        if trigger:
+            loop["triggers"] = options.triggers(trigger, out.absolute())
+        if ranks is not None:
+            loop["ranks"] = options.ranks(ranks)
+        if step_on is not None:
+            loop["step_on"] = check_step_on(step_on)
+        loop["run_options"] = options.as_typed(given)
+    except ValueError as error:
+        raise exit_unusable(error) from None
+    if profiler is Profiler.torch:
+        loop["exporter"] = "torch_profiler"
+    elif profiler is Profiler.none:
+        loop |= {"exporter": "none"} if "memory" in loop else {"record": False}
+    started = environment(loop)
+    if flags := " and ".join(excluding_options(line)):
+        lost = "no step and no region is recorded" if profiler.value in VENDORS else "nothing is recorded"
+        print_message(f"{lost}: Python does not load instrument's start-up code with {flags}; remove {flags}")
+    if profiler.value in VENDORS:
+        count = options.windows(loop)
+        request = LaunchRequest(line, out.absolute(), count, started, region or (), launches, option or ())
+        raise typer.Exit(_run_under_tool(profiler.value, request, print_command))
+    if loop.get("record", True) and (reason := unwritable(out.absolute())):
+        print_message(f"{reason}; the program runs, but its windows will not be saved")
+    if profiler is Profiler.auto and (sentence := options.ignored_options(given)):
+        print_message(sentence)
+    if print_command:
+        typer.echo(_printable_command(line, started))
+        return
+    raise typer.Exit(_replace_process(line, started))
+
+
+def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
+    from ..bootstrap.program import command
+    from . import options
+
+    rest = ctx.meta[_PROGRAM]
+    if not program and rest[:1] == ["--"]:
+        rest = rest[1:]
+    words = [*(program or []), *rest]
+    try:
+        return command(words)
+    except ValueError as error:
+        if words[:1] == [ctx.meta.get(_AFTER_MEMORY)]:
+            error = ValueError(f"{error}; if this is for --memory, it must be {options.MEMORY_ACCEPTED}")
+        raise exit_unusable(error) from None
+
+
+def _run_under_tool(profiler: str, request: LaunchRequest, only_print: bool) -> int:
+    """Run a program under a vendor's tool until it ends; return the exit code."""
+    from ..launch import command_line, launch
+
+    try:
+        if only_print:
+            folder = shell_line(["mkdir", "-p", str(request.out)])  # the tool does not create it
+            typer.echo(f"{folder} && {_printable_command(command_line(profiler, request), request.environment)}")
+            return 0
+        return launch(profiler, request)
+    except LaunchError as error:
+        raise exit_unusable(error) from None
+    except OSError as error:
+        raise exit_unusable(ValueError(f"cannot write to {request.out}: {error.strerror}")) from None
+
+
+def _printable_command(line: list[str], given: Mapping[str, str]) -> str:
+    changed = [f"{name}={given[name]}" for name in ("PYTHONPATH", RUN)]
+    return shell_line(["env", *changed, *line])
+
+
+def _replace_process(line: list[str], given: dict[str, str]) -> int:
+    """Replace this process by the program, which then gets its own signals and has its own exit code."""
+    from ..bootstrap.program import PROCESS
+
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    if os.name == "nt":  # cannot replace a process
+        return subprocess.call(line, env=given)
+    try:
+        os.execvpe(line[0], line, {**given, PROCESS: str(os.getpid())})
+    except OSError as error:
+        raise exit_unusable(ValueError(f"cannot run {line[0]}: {error.strerror}")) from None
+
+
+subcommand = subcommand_of(run, BeforeProgram, allow_interspersed_args=False)

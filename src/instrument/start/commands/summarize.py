@@ -1,0 +1,276 @@
+"""``instrument summarize``: shows where the time of the recorded steps went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...base.errors import TraceError
+from ...base.run_folder import (
+    count_snapshots,
+    entry_of,
+    how_to_show_snapshots,
+    last_window,
+    without_files,
+    without_line,
+)
+from ...base.units import counted
+from .command import CollectivesOption, describe, print_message, subcommand_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...read.jobs.ranks import TraceSet
+    from ...read.measures.timing import Timing
+    from ...read.tables.trace import Trace
+    from ...read.tables.work_classes import Collectives
+    from ...show.terminal.summarize import RecordedRun
+
+    Windows = Iterable[tuple[Trace, Timing | None]]
+
+_TRACE = "TRACE"
+_NO_LINE = "without a line in manifest.jsonl: the window is being finished, or the program was just killed"
+
+
+def summarize(
+    traces: Annotated[
+        list[str],
+        typer.Argument(metavar="TRACE...", help="Files, '-', or folders or patterns of the ranks' files."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, unrounded.")] = False,
+    collectives: CollectivesOption = "auto",
+    steps_from: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of the regions that are the steps. Without it, a trace without steps takes the one "
+            "outermost region that repeats and takes most of the time.",
+            metavar="REGEX",
+        ),
+    ] = None,
+    expand: Annotated[
+        bool, typer.Option("--expand", help="Show regions whose names differ only in numbers one by one.")
+    ] = False,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="The rank to print below the table of ranks, of several: by default the lowest.",
+            metavar="N",
+        ),
+    ] = None,
+    lanes: Annotated[
+        Path | None,
+        typer.Option(
+            "--add-gpu-lanes",
+            help="Write a copy of a torch.profiler trace with lanes that show, for each GPU stream, which region "
+            "its work belongs to.",
+            metavar="OUT",
+        ),
+    ] = None,
+) -> None:
+    """Show where the time of the recorded steps went, by region and by operator.
+
+    TRACE is a trace of torch.profiler (.json, .json.gz), a report of Nsight Systems (.sqlite, .nsys-rep) or of
+    rocprofv3 (.json, .db). A folder or a pattern contains the traces of the ranks of one job; for the folder of a
+    run, all windows of the last run are summarized.
+    """
+    from ...read.jobs.ranks import TraceSet
+    from ...read.jobs.read import read_any
+    from ...read.tables.trace import Trace
+    from ...read.tables.work_classes import compile_collectives
+    from ...show.terminal.console import new_console, print_line
+    from ...show.terminal.summarize import find_recorded_run
+
+    try:
+        pattern = compile_collectives(collectives)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--collectives") from None
+    if lanes is not None:
+        _check_lanes(traces, lanes)
+    console, failed, numbers = new_console(), False, []
+    for path in traces:
+        snapshots = count_snapshots(Path(path))
+        if unfinished := without_line(Path(path)):
+            files = f"{counted(len(unfinished), 'trace')} of {path}"
+            print_message(f"{files} {_NO_LINE} ({', '.join(map(str, unfinished[:3]))})")
+        try:
+            read = read_any(last_window(path))
+        except (TraceError, OSError) as error:
+            print_message(describe(error))
+            if snapshots:
+                print_message(how_to_show_snapshots(snapshots, Path(path)))
+            failed = True
+            continue
+        for window in without_files(Path(path), "failed")[-3:]:
+            print_message(f"{path}, {window}")
+        trace = _all_with_steps(read, steps_from)
+        if lanes is not None and isinstance(trace, Trace):
+            _add_lanes(trace, lanes)
+        known = trace.ranks if isinstance(trace, TraceSet) else [trace.rank or 0]
+        if rank is not None and rank not in known:
+            listed = ", ".join(map(str, known))
+            raise _usage_error(f"{path} has no trace of rank {rank}; it has: {listed}", "--rank")
+        run = find_recorded_run(path, trace, rank) if isinstance(trace, TraceSet) else None
+        failed = failed or (isinstance(trace, TraceSet) and bool(trace.failed))
+        if as_json:
+            if run is not None and isinstance(trace, TraceSet):
+                trace.left_out.update(run.before_last())
+            numbers.append(_numbers(trace, pattern))
+            continue
+        if len(traces) > 1:
+            print_line(console, path, bold=True, space=True)
+        failed = not _print(trace, path, run, pattern, steps_from, expand, rank, console) or failed
+        if snapshots:
+            print_line(console, how_to_show_snapshots(snapshots, Path(path)))
+    if numbers:
+        typer.echo(json.dumps(numbers if len(traces) > 1 else numbers[0], indent=2))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _all_with_steps(trace: Trace | TraceSet, pattern: str | None) -> Trace | TraceSet:
+    """Return the traces with steps from the regions with such names or, without a pattern, from what repeats."""
+    from ...read.jobs.ranks import TraceSet
+
+    return (
+        trace.map(lambda one: _with_steps(one, pattern))
+        if isinstance(trace, TraceSet)
+        else _with_steps(trace, pattern)
+    )
+
+
+def _with_steps(trace: Trace, pattern: str | None) -> Trace:
+    from ...read.measures.region_steps import with_steps
+
+    try:
+        return with_steps(trace, pattern)
+    except ValueError as error:
+        raise _usage_error(str(error).removeprefix('"steps_from" '), "--steps-from") from None
+
+
+def _check_lanes(traces: list[str], lanes: Path) -> None:
+    """Check, before anything is read, that a copy with lanes can be written."""
+    from ...read.kineto.insert_events import check_out, check_source
+
+    try:
+        if len(traces) > 1:
+            raise ValueError(f"with --add-gpu-lanes one TRACE is accepted, not {len(traces)}")
+        source = check_source(Path(traces[0]))
+    except ValueError as error:
+        raise _usage_error(error, _TRACE) from None
+    except OSError as error:
+        raise _usage_error(f"{error.filename}: {error.strerror}", _TRACE) from None
+    try:
+        check_out(source, lanes)
+    except ValueError as error:
+        raise _usage_error(error) from None
+    except OSError as error:
+        raise _usage_error(f"{error.filename}: {error.strerror}") from None
+
+
+def _add_lanes(trace: Trace, lanes: Path) -> None:
+    from ...read.kineto.gpu_lanes import add_gpu_lanes
+
+    try:
+        added = add_gpu_lanes(trace, lanes)
+    except OSError as error:
+        raise _usage_error(f"cannot write {lanes}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise _usage_error(f"no lanes can be added: {error}", _TRACE) from None
+    more = f"; {added.left_out:,} more overlap too many others" if added.left_out else ""
+    ranges, streams = counted(added.spans, "range"), counted(added.streams, "stream")
+    print_message(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
+
+
+def _usage_error(reason: object, argument: str = "--add-gpu-lanes") -> typer.BadParameter:
+    return typer.BadParameter(str(reason), param_hint=argument)
+
+
+def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any]:
+    from ...explain.metrics.metrics import metrics
+    from ...read.tables.trace import Trace
+
+    if isinstance(trace, Trace):
+        about: dict[str, Any] = {"path": str(trace.path), "format": trace.format, "rank": trace.rank}
+        about["timing"] = (entry_of(trace.path) or {}).get("timing")
+        coverage = {link: vars(part) for link, part in trace.coverage.items()}
+        about["steps_from"] = trace.steps_from
+        about["unread_devices"] = {name: vars(left) for name, left in trace.unread_devices.items()}
+        known = {"coverage": coverage, "lost": vars(trace.lost), "unplaced": trace.unplaced}
+        return about | metrics(trace, collectives) | known
+    return {
+        "world_size": trace.world_size,
+        "missing": trace.missing,
+        "failed": {str(path): reason for path, reason in trace.failed.items()},
+        "left_out": {str(path): held for path, held in trace.left_out.items()},
+        "guessed": trace.guessed,
+        "clocks": {rank: vars(clock) for rank, clock in trace.clocks.items()},
+        "ranks": [_numbers(one, collectives) | {"rank": rank} for rank, one in trace.items()],
+    }
+
+
+def _print(
+    trace: Trace | TraceSet,
+    path: str,
+    run: RecordedRun | None,
+    collectives: Collectives,
+    steps_from: str | None,
+    expand: bool,
+    rank: int | None,
+    console: Console,
+) -> bool:
+    """Print the summary of a trace, a set or a run; return whether every trace could be read."""
+    from ...read.jobs.ranks import TraceSet
+    from ...read.measures.timing import Timing
+    from ...read.tables.trace import Trace
+    from ...show.terminal.summary import print_files
+    from ...show.terminal.trace_report import print_trace_set, print_windows
+
+    first = trace if isinstance(trace, Trace) else trace[next(iter(trace)) if rank is None else rank]
+    last: Windows = [(first, Timing.from_manifest(entry_of(first.path)))]
+    files, folder, unread = [first.path], first.path.parent, list[Path]()
+    if not isinstance(trace, TraceSet):
+        print_windows(last, collectives, expand=expand, console=console)
+    elif run is None or len(run.windows) < 2:
+        hidden = run.hidden if run else ()
+        print_trace_set(trace, collectives, windows=last, hidden=hidden, expand=expand, rank=rank, console=console)
+    else:
+        files, folder = [file for file, _ in run.windows], run.folder
+        windows = _read_windows(run, first, steps_from, unread)
+        print_trace_set(
+            trace,
+            collectives,
+            windows=windows,
+            title=run.title,
+            hidden=run.hidden,
+            expand=expand,
+            rank=rank,
+            console=console,
+        )
+    if first.format == "kineto" and path != "-":
+        print_files(files, folder, console=console)
+    return not unread
+
+
+def _read_windows(run: RecordedRun, held: Trace, steps_from: str | None, unread: list[Path]) -> Windows:
+    """Yield the windows of a run one by one, except ``held``, which is read already.
+
+    Those that cannot be read are reported, and added to ``unread``.
+    """
+    from ...read.jobs.read import read_file
+    from ...read.measures.timing import Timing
+
+    for file, entry in run.windows:
+        try:
+            trace = held if file == held.path else _with_steps(read_file(file), steps_from)
+            yield trace, Timing.from_manifest(entry)
+        except (TraceError, OSError) as error:
+            print_message(describe(error))
+            unread.append(file)
+
+
+subcommand = subcommand_of(summarize)

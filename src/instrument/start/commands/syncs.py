@@ -1,0 +1,328 @@
+"""``instrument syncs``: finds the lines that make the CPU wait for the GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from ...explain.waits.report import SyncReport
+from .command import Command, describe_unwritten, exit_unusable, print_message, subcommand_of
+
+if TYPE_CHECKING:
+    from ...syncs.baseline import Baseline
+
+Reports = list[tuple[str, SyncReport]]
+_ARGUMENTS = f"{__name__}.arguments"
+_MODULE = "-m"
+_ABSTAINED = 3
+_FUNCTION = "a function must be FILE.py::FUNCTION: {}"
+
+
+class WithArguments(Command):
+    """A command that passes the arguments after ``--``, or after ``-m MODULE``, to the script."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Set the arguments of the script aside; ``-m MODULE`` becomes one word."""
+        at = next((at for at, word in enumerate(args) if word in ("--", _MODULE)), len(args))
+        own, rest = args[:at], args[at + 1 :]
+        if args[at : at + 1] == [_MODULE]:
+            if not rest:
+                raise typer.BadParameter("-m must be followed by the name of a module")
+            own, rest = [*own, "--", f"{_MODULE} {rest[0]}"], rest[1:]
+            rest = rest[1:] if rest[:1] == ["--"] else rest
+        ctx.meta[_ARGUMENTS] = rest
+        return super().parse_args(ctx, own)
+
+
+def syncs(
+    ctx: typer.Context,
+    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Functions, scripts or traces.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="End each script after N steps.", metavar="N")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(min=0.001, help="End each script after this many seconds.", metavar="SECONDS")
+    ] = None,
+    fake: Annotated[
+        bool, typer.Option("--fake", help="Compute shapes only, for models that are too large to run.")
+    ] = False,
+    most: Annotated[
+        int | None,
+        typer.Option(
+            "--max",
+            min=0,
+            help="Synchronizations that a step may have (default 0; no limit with --budget).",
+            metavar="N",
+        ),
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="Synchronizations that a step may have in a region.", metavar="REGION=N"),
+    ] = None,
+    step_on: Annotated[
+        str | None,
+        typer.Option(help="What ends a step of a script, as in instrument run.", metavar="SIGN"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
+    as_html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page with the lines of code to this file.", metavar="FILE"),
+    ] = None,
+    sarif: Annotated[
+        Path | None, typer.Option(help="Write the findings as SARIF, for code scanning.", metavar="FILE")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Fail only for synchronizations that are not in FILE.", metavar="FILE")
+    ] = None,
+    write_baseline: Annotated[
+        Path | None,
+        typer.Option(help="Write the synchronizations found now; the reasons in FILE are kept.", metavar="FILE"),
+    ] = None,
+    allowlist: Annotated[
+        Path | None,
+        typer.Option(help="Allow the synchronizations in FILE, each of which needs a reason.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Find the lines that make the CPU wait for the GPU; no GPU is needed.
+
+    TARGET is a script (train.py), which runs as if there were a GPU; a function of a file (train.py::step), which
+    is called once in the same way; or a trace of torch.profiler or Nsight Systems, which is read. Arguments of the
+    script follow --: instrument syncs --steps 3 train.py -- --batch-size 4. After all other options, -m runs a
+    module as Python does: instrument syncs --steps 3 -m package.train --batch-size 4
+
+    The findings so far are printed however a script ends: by --steps or --time-limit, an error, Ctrl-C or SIGTERM.
+    A script ends as if by sys.exit. If it catches that and continues, its process ends at the next step, within a
+    second of the time limit, or at the second signal.
+
+    The exit code is 0 if no step has more synchronizations than --max; 1 if one has, if a script ends with an
+    error, or if a budget, a comment or a baseline matches nothing; 2 if something cannot be read; 3 if a trace
+    does not show which calls wait; 130 after Ctrl-C and 143 after SIGTERM.
+    """
+    from ...record.stepping.explicit_steps import check_step_on
+    from ...show.page.document import write_page
+    from ...show.sections.syncs import page_of
+    from ...show.text.sarif import to_sarif
+    from ...syncs.baseline import Baseline
+    from .command import write_html
+    from .options import parse_budgets
+
+    try:
+        known = Baseline.read(baseline) if baseline else None
+        excused = Baseline.read(allowlist, reasons=True) if allowlist else None
+        limits = parse_budgets(budget or [])
+        step_on = check_step_on(step_on)
+        before = Baseline.read(write_baseline) if write_baseline and write_baseline.exists() else known
+        for file in (sarif, as_html, write_baseline):
+            if file is not None and file.is_dir():
+                raise ValueError(f"cannot write {file}: it is a folder")
+            if file is not None and not file.absolute().parent.is_dir():
+                raise ValueError(f"cannot write {file}: folder not found: {file.absolute().parent}")
+        # Absolute, because a script may change the folder.
+        sarif, as_html, write_baseline = (file and file.absolute() for file in (sarif, as_html, write_baseline))
+    except (OSError, ValueError) as error:
+        raise exit_unusable(error) from None
+    reports: Reports = []
+    out = _reserve_stdout() if as_json else sys.stdout
+
+    def conclude() -> int:
+        """Print and write the findings; return the exit code."""
+        found = [report for _, report in reports]
+        wrong = excused is not None and _apply(excused, found, f"allowlist {allowlist}")
+        fresh = Baseline.of(found, before)
+        if known is not None:
+            wrong |= _apply(known, found, f"baseline {baseline}") and not write_baseline
+        try:
+            if sarif:
+                sarif.write_text(to_sarif(found), encoding="utf-8")
+        except OSError as error:
+            raise exit_unusable(error) from None
+        _print(reports, out, as_json)
+        if as_html:
+            write_html(lambda path: write_page(path, page_of(reports)), as_html)
+        try:
+            if write_baseline:
+                _write(fresh, write_baseline, found)
+        except OSError as error:
+            raise exit_unusable(error) from None
+        failed = _print_failures(reports, most, written=write_baseline is not None)
+        return _exit_code_of_signal(reports) or failed or int(wrong)
+
+    def on_caught_stop(target: str, report: SyncReport) -> None:
+        """End the process, because its script caught the exception that should end it."""
+        reports.append((target, report))
+        _exit(conclude, out)
+
+    for target in targets:
+        try:
+            reports += _run_or_audit(
+                target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, on_caught_stop
+            )
+        except (OSError, ValueError, TypeError) as error:
+            raise exit_unusable(error) from None
+        if _exit_code_of_signal(reports):
+            break
+    if code := conclude():
+        raise typer.Exit(code)
+
+
+def _exit(conclude: Callable[[], int], out: TextIO) -> None:
+    """End the process with the exit code of ``conclude``, without running any more code of the script."""
+    code = 1
+    try:
+        code = conclude()
+    except typer.Exit as error:
+        code = error.exit_code
+    except OSError as error:
+        print_message(describe_unwritten(error))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in filter(None, (out, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def _exit_code_of_signal(reports: Reports) -> int:
+    """Return the exit code for the signal that ended the last run; 0 if none did."""
+    from ...base.early_stop import EarlyStop
+
+    error = reports[-1][1].error if reports else None
+    return int(error.code or 0) if isinstance(error, EarlyStop) else 0
+
+
+def _run_or_audit(
+    target: str,
+    budgets: dict[str, int] | None,
+    args: list[str],
+    fake: bool,
+    steps: int | None,
+    time_limit: float | None,
+    step_on: str | None,
+    on_caught_stop: Callable[[str, SyncReport], None],
+) -> Iterator[tuple[str, SyncReport]]:
+    from ...read.jobs.ranks import TraceSet
+    from ...read.jobs.read import read_any
+
+    file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
+    module = target.removeprefix(f"{_MODULE} ") if target.startswith(f"{_MODULE} ") else None
+    if module is not None:
+        separator = function = ""
+    if module is not None or separator or target.endswith(".py"):
+        from ...syncs.dryrun.run import dry_run_file
+
+        if separator and not file:
+            raise ValueError(_FUNCTION.format(target))
+        path, called = Path(file if separator else target), function if separator else None
+        yield (
+            target,
+            dry_run_file(
+                path if module is None else module, called, fake=fake, args=args, budget=budgets,
+                steps=steps, time_limit=time_limit, step_on=step_on,
+                on_caught_stop=partial(on_caught_stop, target),
+            ),
+        )  # fmt: skip
+        return
+    if ".py:" in target and not Path(target).exists():
+        raise ValueError(_FUNCTION.format(target))
+    if args:
+        raise ValueError(f"{target} is a trace, and takes no arguments: {' '.join(args)}")
+    options = {
+        "--budget": budgets, "--steps": steps, "--time-limit": time_limit, "--step-on": step_on, "--fake": fake,
+    }  # fmt: skip
+    for option in (option for option, value in options.items() if value):
+        raise ValueError(f"{option} is for scripts, and {target} is a trace")
+    from ...explain.waits.audit import audit_syncs
+
+    trace = read_any(target)
+    if not isinstance(trace, TraceSet):
+        yield target, audit_syncs(trace)
+        return
+    if trace.failed:
+        raise ValueError("; ".join(f"cannot read {path}: {reason}" for path, reason in trace.failed.items()))
+    for rank, one in trace.items():
+        yield f"{target}, rank {rank}", audit_syncs(one)
+
+
+def _apply(known: Baseline, found: list[SyncReport], name: str) -> bool:
+    """Allow the known synchronizations, and report entries of the file that were exceeded or not found.
+
+    Returns:
+        Whether the file seems to be of another program: it matches none of the synchronizations that were found.
+    """
+    for report in found:
+        for place, now, most in known.allow(report, name):
+            print_message(f"more synchronizations than in {name}: {place}: {now} in a step, was {most}")
+    stale = known.stale(found)
+    for entry in stale:
+        near = known.nearest(entry, found)
+        print_message(f"no longer found; remove it from {name}: {entry}" + (f"; nearest: {near}" if near else ""))
+    wrong = bool(stale) and len(stale) == len(known.entries) and any(report.syncs for report in found)
+    if wrong:
+        print_message(f"no synchronization is in {name}: is it the file of another program?")
+    return wrong
+
+
+def _reserve_stdout() -> TextIO:
+    """Return standard output, for the JSON only: until this process ends, other output goes to standard error.
+
+    That includes the output of child processes of a script and of its exit handlers.
+    """
+    out = sys.stdout
+    with contextlib.suppress(OSError, ValueError):  # a test's stream has no descriptor
+        if out.fileno() == 1:
+            out.flush()
+            out = open(os.dup(1), "w", encoding=out.encoding, errors=out.errors)  # noqa: PTH123, SIM115
+            os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return out
+
+
+def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
+    from ...explain.waits.report import render
+    from ...explain.waits.serialize import as_dict
+    from ...show.terminal.console import new_console, print_line
+
+    if as_json:
+        written = [{"target": target} | as_dict(report) for target, report in reports]
+        try:
+            print(json.dumps(written if len(written) != 1 else written[0], indent=2), file=out, flush=True)
+        except OSError:
+            with contextlib.suppress(OSError):
+                out.close()  # else Python 3.13 reports the error once more when it frees the stream
+            raise
+        return
+    console = new_console(file=out)
+    for number, (target, report) in enumerate(reports):
+        if len(reports) > 1:
+            print_line(console, target, bold=True, space=bool(number))
+        render(report, console=console)
+
+
+def _write(fresh: Baseline, path: Path, found: list[SyncReport]) -> None:
+    if all(report.finished for report in found):  # else entries that were not reached would be lost
+        fresh.write(path)
+        print_message(f"known synchronizations written to {path}: {len(fresh.entries)}")
+    else:
+        print_message(f"{path} is not written: a run ended early")
+
+
+def _print_failures(reports: Reports, most: int | None, written: bool) -> int:
+    """Print on standard error why the command fails; return its exit code."""
+    codes = {0}
+    for target, report in reports:
+        reason = (None if report.finished else "the run ended early") if written else report.over(most)
+        if reason is not None:
+            print_message(f"{target}: {reason}")
+            abstains = report.source == "trace" and report.unavailable_reason and not report.syncs
+            codes.add(_ABSTAINED if abstains else 1)
+    return 1 if 1 in codes else max(codes)
+
+
+subcommand = subcommand_of(syncs, WithArguments)

@@ -1,0 +1,191 @@
+"""``instrument trigger``: opens a window in a program that runs."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...base.printable import printable
+from ...base.run_folder import entries_of, files_of
+from .command import exit_unusable, print_message, subcommand_of
+
+_NAMED_WITHIN_S = 3.0  # how long the command waits for the window's name, if it does not wait for the files
+_POLL_S = 0.2
+_NO_WINDOW, _TOO_LATE, _INTERRUPTED = 1, 3, 130  # exit codes
+
+Answer = dict[str, Any]
+
+
+def trigger(
+    target: Annotated[
+        str, typer.Argument(metavar="PID|RUN", help="The number of a process, or the folder of a run.")
+    ],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="The steps to record (default: as the program says).", metavar="N")
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="The ranks that record, such as '0,7'.", metavar="RANKS")
+    ] = None,
+    reason: Annotated[
+        str, typer.Option(help="The reason, for the manifest.", metavar="TEXT")
+    ] = "instrument trigger",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the files of the window are there, and print them.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="How long --wait waits.", metavar="SECONDS")] = 600.0,
+) -> None:
+    """Open a window in a program that runs, and say where its files will be.
+
+    It opens at the next step or, in a job of several ranks, at a step about two seconds later.
+
+    The program has the trigger "command": profile(..., triggers="command"), or instrument run --trigger command.
+    With the folder of a run, each of its processes on this machine is asked. The command goes through a socket in
+    that folder, which only the user of the program can use.
+
+    The exit code is 0 if a process will record, or with --wait if its files are there; 1 if none will, as there is
+    none that answers, its rank is not chosen, or the window has no files; 2 for wrong arguments; 3 after
+    --timeout. The request stays then, and after Ctrl-C.
+    """
+    from ...record.planning.command_socket import sockets_of
+    from . import options
+
+    request = uuid.uuid4().hex
+    try:
+        command: dict[str, Any] = {"steps": steps, "reason": reason, "id": request}
+        if ranks is not None:
+            command["ranks"] = options.numbers(ranks)
+        found = sockets_of(target)
+    except ValueError as error:
+        raise exit_unusable(error) from None
+    except LookupError as error:
+        print_message(str(error))
+        raise typer.Exit(_NO_WINDOW) from None
+    try:
+        raise typer.Exit(_open(found, request, command, timeout if wait else None))
+    except KeyboardInterrupt:
+        print_message("the request stays, and the window opens all the same")
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _open(found: Sequence[Path], request: str, command: Answer, timeout: float | None) -> int:
+    """Ask the processes, say their windows and, with a timeout, wait for the files; return the exit code."""
+    answers = {path: _ask(path, command) for path in found}
+    if not any(answers.values()):
+        print_message("no process answers")
+    if not any(answer and answer["opens"] for answer in answers.values()):
+        return _NO_WINDOW
+    recording = {path: answer for path, answer in answers.items() if answer and answer["records"]}
+    deadline = time.monotonic() + (_NAMED_WITHIN_S if timeout is None else timeout)
+    windows = [_window(path, request, answer, deadline) for path, answer in recording.items()]
+    if timeout is None:
+        return _NO_WINDOW if windows and all(window == {} for window in windows) else 0
+    return max((_print_files(window, _line_of(window, deadline)) for window in windows), default=0)
+
+
+def _ask(path: Path, command: Mapping[str, Any]) -> Answer | None:
+    """Ask one process, and print its answer; return the answer, None if there is none."""
+    answer = _answer_of(path, command)
+    if answer is None:
+        return None
+    if "error" in answer:
+        raise exit_unusable(ValueError(str(answer["error"])))
+    typer.echo(printable(f"{_about(answer)}: {_in_words(answer)}"))
+    return answer
+
+
+def _answer_of(path: Path, command: Mapping[str, Any]) -> Answer | None:
+    from ...record.planning.command_socket import ask
+
+    try:
+        return ask(path, dict(command))
+    except (OSError, ValueError) as error:
+        print_message(f"{printable(path.name)}: {error}")
+        return None
+
+
+def _about(answer: Answer) -> str:
+    return ", ".join(f"{name} {answer[name]}" for name in ("process", "rank", "step"))
+
+
+def _in_words(answer: Answer) -> str:
+    """Return what a process that answered will do."""
+    agreed = f"in about {answer['within_s']:g} s" if answer["within_s"] else ""
+    if answer["records"]:
+        when = f"{agreed}, at the same step on all ranks that record" if agreed else "at the next step"
+        return f"a window opens {when}"
+    elsewhere = f"; a window opens {agreed} on those that do" if answer["opens"] else ""
+    return f"this rank does not record{elsewhere}"
+
+
+def _window(path: Path, request: str, answer: Answer, deadline: float) -> Answer | None:
+    """Say and return the window that serves the request in one process; None if it is not known in time.
+
+    It is empty if the program ended before.
+    """
+    asked: Answer | None = {"window": None}
+
+    def named() -> bool:
+        nonlocal asked
+        asked = _answer_of(path, {"window_of": request})
+        return asked is None or asked.get("window") is not None
+
+    known, rank = _within(deadline, named), f"rank {answer['rank']}"
+    if asked is None:
+        typer.echo(f"{rank}: the program ended before the window opened")
+        return {}
+    if known:
+        typer.echo(printable(f"{rank}: window {asked['window']}, whose files will be in {asked['folder']}"))
+        return asked
+    still = "the window is not known yet, as the current step still runs"
+    typer.echo(printable(f"{rank}: {still}; its files will be in a folder of {path.parent}"))
+    return None
+
+
+def _line_of(window: Answer | None, deadline: float) -> Answer | None:
+    """Wait for the line of a window in the manifest, which is written after its files; None after the deadline."""
+    line: Answer | None = None
+    keys = ("run", "rank", "window")
+
+    def written() -> bool:
+        nonlocal line
+        assert window is not None
+        entries = entries_of(Path(window["folder"]).parent)
+        line = next((each for each in entries if all(each.get(key) == window[key] for key in keys)), None)
+        return line is not None
+
+    if window:
+        _within(deadline, written)
+    return line
+
+
+def _within(deadline: float, done: Callable[[], bool]) -> bool:
+    """Return whether ``done()`` becomes true before the deadline."""
+    while not done():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _print_files(window: Answer | None, line: Answer | None) -> int:
+    """Print the files of a window, or why there are none; return the exit code."""
+    if window == {}:
+        return _NO_WINDOW
+    if window is None or line is None:
+        where = f", and the window's files will be in {window['folder']}" if window else ""
+        print_message(printable(f"no files within the time of --timeout; the request stays{where}"))
+        return _TOO_LATE
+    files = files_of(line)
+    for name in files:
+        typer.echo(printable(str(Path(window["folder"]).parent / name)))
+    if line.get("reason"):
+        print_message(printable(f"window {window['window']} is {line['status']}: {line['reason']}"))
+    return 0 if files else _NO_WINDOW
+
+
+subcommand = subcommand_of(trigger)

@@ -1,0 +1,340 @@
+"""The pretended GPU: `torch.cuda` and `torch.accelerator` answer as if there were one, or say what is unsupported.
+
+Each call is a finding that names the function and `docs/dry-run.md`. A call whose result the program needs raises
+the same sentence; any other call is skipped.
+
+The private functions of ``torch._C`` are replaced, not the public functions above them: names that were imported
+beforehand work as well, and each version of torch keeps its own behavior. Functions that a build for the CPU
+lacks are added.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+
+from ...base.imports import loaded_modules
+from ...base.patch import Patch, apply, undo
+from . import libraries
+from .devices import DefaultGenerator, Devices, Generator, Properties
+from .memory import Memory, Pool
+from .state import SyncLog
+from .streams import Event, Graph, Stream, Streams, make_graphed_callables
+
+_CachedFunction = type(functools.lru_cache(lambda: None))
+_PREDICATES = ("is_", "_is_", "has_", "_has_", "can_", "supports_")
+_GPU_WORDS = ("cuda", "gpu", "accelerator", "nccl")
+
+
+# By module: which namespace was searched, how many names it had, and those of its predicates.
+_searched: dict[str, tuple[int, int, list[str]]] = {}
+
+
+def _clear_availability_caches() -> None:
+    """Clear the caches of functions such as ``is_..._available()`` that query a GPU.
+
+    The next call computes the answer anew. The answers are booleans, so no other object keeps a reference to one.
+    To search 3,000 modules takes 12 ms, so a module is searched again only when its namespace has grown or shrunk.
+    """
+    for module, _, names in loaded_modules():
+        namespace, size, predicates = _searched.get(module, (0, 0, []))
+        if (namespace, size) != (id(names), len(names)):
+            predicates = [name for name, found in list(names.items()) if _queries_gpu(found)]
+            _searched[module] = id(names), len(names), predicates
+        for name in predicates:
+            found: Any = names.get(name)
+            if _queries_gpu(found):  # else it was replaced
+                found.cache_clear()
+
+
+def _queries_gpu(found: Any) -> bool:
+    if type(found) is not _CachedFunction:
+        return False
+    code = getattr(getattr(found, "__wrapped__", None), "__code__", None)
+    if code is None or not code.co_name.startswith(_PREDICATES):
+        return False
+    used = (code.co_name, *code.co_names)
+    return any(word in name for name in used for word in _GPU_WORDS)
+
+
+DTYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "ByteTensor": torch.uint8, "CharTensor": torch.int8,
+    "ShortTensor": torch.int16, "IntTensor": torch.int32, "LongTensor": torch.int64, "BoolTensor": torch.bool,
+}  # fmt: skip
+
+
+class _Type(type):
+    dtype: Any
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        device = options.get("device") or "cuda"
+        if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
+            if isinstance(args[0], torch.Tensor):
+                return args[0].to(device, cls.dtype)
+            return torch.tensor(args[0], dtype=cls.dtype, device=device)
+        size = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        return torch.empty(size, dtype=cls.dtype, device=device)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
+
+
+def _legacy_types() -> dict[str, Any]:
+    """Return the types by name; a call of a type makes a tensor on the GPU."""
+    return {
+        name: _Type(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
+        for name, dtype in DTYPES.items()
+    }
+
+
+PAGE = "docs/dry-run.md"
+_TUNABLE = "_cuda_tunableop_"
+_WITHOUT_RESULT = re.compile(r"\w*enable|set_\w+|write_file_on_exit")  # without a result
+_HOST = "torch.cuda.host_memory_stats"
+# Functions of torch._C, each with the public function that calls it
+_SKIPPED_FUNCTIONS = {
+    "_cuda_record_untuned_enable": "torch.cuda.tunable.record_untuned_enable",
+    "_cuda_resetAccumulatedHostMemoryStats": "torch.cuda.reset_accumulated_host_memory_stats",
+    "_cuda_resetPeakHostMemoryStats": "torch.cuda.reset_peak_host_memory_stats",
+    **{
+        f"_nccl_{name}": f"torch.cuda.nccl.{name}"
+        for name in ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "init_rank")
+    },
+}
+_RAISING_FUNCTIONS = {
+    "_cuda_record_untuned_is_enabled": "torch.cuda.tunable.record_untuned_is_enabled",
+    "_cuda_hostMemoryStats": _HOST,
+    "_cuda_jiterator_compile_and_launch_kernel": "torch.cuda.jiterator",
+    "_cuda_getCheckpointState": "a checkpoint of a CUDA memory pool",
+    "_cuda_setCheckpointPoolState": "a checkpoint of a CUDA memory pool",
+    "_construct_CUDA_Tensor_From_Storage_And_Metadata": "a checkpoint of a CUDA memory pool",
+}
+# Functions of torch._C that begin so call the driver, also those that a later version of torch adds
+_DRIVER_PREFIXES = ("_cuda_", "_accelerator_", "_nccl_")
+_GREEN = ("__init__", "create", "max_workqueue_concurrency")
+# Functions that would query a driver
+_RAISING_PUBLIC = ("list_gpu_processes", "memory_usage", "device_memory_used")
+
+
+def _unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[..., None]:
+    """Return the replacement of a function that is not emulated.
+
+    Args:
+        log: records a call.
+        api: the name of the function that the user called.
+        needed: whether the program cannot go on without the result.
+    """
+    sentence = f"a dry run does not support {api}: see {PAGE}"
+
+    def call(*_: Any, **__: Any) -> None:
+        log.record_not_covered(sentence)
+        if needed:
+            raise RuntimeError(sentence)
+
+    return call
+
+
+def _unsupported_private(log: SyncLog) -> dict[str, Any]:
+    """Return the replacements of functions of ``torch._C``, by name."""
+    skipped = {name: _unsupported(log, api, needed=False) for name, api in _SKIPPED_FUNCTIONS.items()}
+    tunable = {name.removeprefix(_TUNABLE) for name in vars(torch._C) if name.startswith(_TUNABLE)}
+    for api in tunable.union(torch.cuda.tunable.__all__):  # a build for the CPU lacks the functions of torch._C
+        needed = _WITHOUT_RESULT.fullmatch(api) is None
+        skipped[_TUNABLE + api] = _unsupported(log, f"torch.cuda.tunable.{api}", needed=needed)
+    return skipped | {name: _unsupported(log, api) for name, api in _RAISING_FUNCTIONS.items()}
+
+
+def _unsupported_driver(log: SyncLog) -> dict[str, Any]:
+    """Return replacements of all functions of ``torch._C`` that call the driver, for those without another one."""
+    return {
+        name: _unsupported(log, f"torch._C.{name}")
+        for name, found in vars(torch._C).items()
+        if name.startswith(_DRIVER_PREFIXES) and isinstance(found, BuiltinFunctionType)
+    }
+
+
+def _unsupported_public(log: SyncLog) -> dict[Any, dict[str, Any]]:
+    """Return the replacements of public functions, by the module or class that holds them."""
+
+    def compile_kernel(source: str, name: str, *_: Any, **__: Any) -> Callable[..., None]:
+        return _unsupported(log, f"the CUDA kernel {name} of torch.cuda._compile_kernel", needed=False)
+
+    readings = {name: _unsupported(log, f"torch.cuda.{name}") for name in _RAISING_PUBLIC}
+    green = _unsupported(log, "torch.cuda.GreenContext")
+    plan_cache: Any = torch.backends.cuda.cuFFTPlanCacheManager
+    return {
+        torch.cuda: {**readings, "_compile_kernel": compile_kernel},
+        torch.cuda.memory: readings,
+        getattr(torch.cuda, "GreenContext", None): dict.fromkeys(_GREEN, green),
+        plan_cache: {"__getitem__": _unsupported(log, "torch.backends.cuda.cufft_plan_cache")},
+        torch: {"_cufft_clear_plan_cache": _unsupported(log, "torch.backends.cuda.cufft_plan_cache")},
+    }
+
+
+CUDA_VERSION = "12.8"
+_MakeReplacement = Callable[[Any], Any]
+_Replacement = tuple[Any, str, _MakeReplacement]
+# These modules imported functions of ``torch._C`` by name
+_IMPORTING_MODULES = (
+    "torch.cuda", "torch.cuda.graphs", "torch.cuda.memory", "torch._dynamo.device_interface",
+    "torch._inductor.cudagraph_trees",
+)  # fmt: skip
+
+
+class PretendedCuda:
+    """Installs the pretended GPU in the whole process, and removes it again.
+
+    Args:
+        log: records synchronizations, and calls that cannot be carried out.
+        devices: the number of pretended GPUs.
+    """
+
+    def __init__(self, log: SyncLog, devices: int = 1) -> None:
+        self._log = log
+        self._devices = Devices(devices)
+        self._streams = Streams(log, self._devices)
+        self._memory = Memory(self._streams)
+        self._cudart = libraries.Cudart(self._memory)
+        self._generators = tuple(DefaultGenerator(index) for index in range(devices))
+        self._patches: list[Patch] = []
+
+    def install(self) -> None:
+        """Install all of it, or nothing if a part fails; further calls do nothing."""
+        if self._patches:
+            return
+        try:
+            apply((Patch(*change) for change in self._changes()), self._patches)
+        except BaseException:
+            self.undo()
+            raise
+        _clear_availability_caches()
+
+    def undo(self) -> None:
+        """Restore all replaced attributes; further calls do nothing."""
+        if not self._patches:
+            return
+        undo(self._patches)
+        _clear_availability_caches()
+
+    def replacements(self) -> dict[str, Any]:
+        """Return the replacements of names of ``torch._C``."""
+        return {
+            **self._devices.replacements(), **self._streams.replacements(), **self._memory.replacements(),
+            **libraries.replacements(), **_unsupported_private(self._log),
+            "_has_cuda": True, "_cudart": self._cudart,
+            "_accelerator_getDefaultGenerator": self._generators.__getitem__,
+        }  # fmt: skip
+
+    def _changes(self) -> Iterator[_Replacement]:
+        replacements = _unsupported_driver(self._log) | self.replacements()
+        for name, answer in replacements.items():
+            yield torch._C, name, _constant(answer)
+        for taker in (sys.modules[name] for name in _IMPORTING_MODULES if name in sys.modules):
+            yield from (
+                (taker, name, _constant(replacements[name])) for name in replacements if name in vars(taker)
+            )
+        for replaced in (libraries.public_functions(), _unsupported_public(self._log)):
+            for owner, functions in replaced.items():
+                yield from (
+                    (owner, name, _constant(made))
+                    for name, made in functions.items()
+                    if owner is not None and hasattr(owner, name)
+                )
+        yield from self._state()
+        yield from self._classes()
+
+    def _state(self) -> Iterator[_Replacement]:
+        """Replace the state that `torch.cuda` and similar modules keep in variables."""
+        count = self._devices.count
+        values = {
+            "_initialized": True, "_cached_device_count": count, "_cudart": self._cudart,
+            "_exchange_device": self._devices.exchange, "_maybe_exchange_device": self._devices.exchange,
+            "_CudaDeviceProperties": Properties, "_get_device_properties": Properties,
+            "default_generators": self._generators,
+            **_legacy_types(),
+        }  # fmt: skip
+        for name, value in values.items():
+            yield torch.cuda, name, _constant(value)
+        if not hasattr(torch._C, "_nvtx"):
+            yield torch.cuda.nvtx, "_nvtx", _constant(libraries.Nvtx())
+        if torch.version.cuda is None:
+            yield torch.version, "cuda", _constant(CUDA_VERSION)
+        if hasattr(torch.accelerator, "get_device_capability"):
+            yield torch.accelerator, "get_device_capability", _constant(self._devices.capability)
+        graphed = make_graphed_callables(self._log)
+        yield torch.cuda, "make_graphed_callables", _constant(graphed)
+        yield torch.cuda.graphs, "make_graphed_callables", _constant(graphed)
+
+    def _classes(self) -> Iterator[_Replacement]:
+        """Make the classes of `torch.cuda`, and their counterparts in ``torch``, return pretended objects."""
+        cuda, streams = torch.cuda, self._streams
+        yield cuda.Stream, "__new__", _static(streams.new)
+        yield cuda.Event, "__new__", _static(streams.event)
+        yield cuda.Event, "from_ipc_handle", _static(lambda device, handle: streams.event(cuda.Event))
+        yield cuda.CUDAGraph, "__new__", _static(lambda kind, *_, **__: Graph(streams, kind))
+        yield cuda.MemPool, "__new__", _static(lambda kind, allocator=None, *_, **__: Pool(kind, allocator))
+        if hasattr(cuda.memory, "MemPoolContext"):  # torch 2.6
+            yield cuda.memory.MemPoolContext, "__new__", _static(lambda kind, pool: pool)
+        if hasattr(torch.accelerator, "Graph"):
+            made = _static(lambda kind, keep_graph=False, *, pool=None, **_: Graph(streams, kind, pool))
+            yield torch.accelerator.Graph, "__new__", made
+        capturing = Stream(streams, cuda.Stream, 1, 0)
+        yield cuda.graph, "default_capture_stream", _constant(capturing)
+        yield torch.Tensor, "record_stream", _record_stream
+        yield torch, "Stream", lambda real: self._stand_in(real, streams.generic, Stream)
+        yield torch, "Event", lambda real: self._stand_in(real, streams.generic_event, Event)
+        yield torch, "Generator", lambda real: self._stand_in(real, _generator(self._devices), Generator)
+
+    def _stand_in(self, real: Any, pretended: Callable[..., Any], kind: type) -> Any:
+        """Return a class that passes for ``real``, and returns an object of ``pretended`` unless that is None."""
+        meta: Any = type(real)
+        patches = self._patches  # empty after `undo`: a class that the program kept then makes real objects
+
+        class Kind(meta):  # type: ignore[misc]
+            def __call__(self, *args: Any, **options: Any) -> Any:
+                if self is not stand_in:
+                    return super().__call__(*args, **options)
+                made = pretended(*args, **options) if patches else None
+                return real(*args, **options) if made is None else made
+
+            def __instancecheck__(self, instance: Any) -> bool:
+                if self is not stand_in:
+                    return bool(super().__instancecheck__(instance))
+                return isinstance(instance, real) or type.__instancecheck__(kind, instance)
+
+            def __subclasscheck__(self, subclass: Any) -> bool:
+                if self is not stand_in:
+                    return bool(super().__subclasscheck__(subclass))
+                return issubclass(subclass, real)
+
+        stand_in: Any = Kind(real.__name__, (real,), {"__module__": real.__module__, "__doc__": real.__doc__})
+        return stand_in
+
+
+def _constant(value: Any) -> _MakeReplacement:
+    return lambda _: value
+
+
+def _static(function: Callable[..., Any]) -> _MakeReplacement:
+    return lambda _: staticmethod(function)
+
+
+def _record_stream(real: Callable[..., Any]) -> Callable[..., Any]:
+    def record_stream(tensor: Any, stream: Any) -> Any:
+        return None if type(stream) is Stream else real(tensor, stream)
+
+    return record_stream
+
+
+def _generator(devices: Devices) -> Callable[..., Generator | None]:
+    def generator(device: Any = "cpu") -> Generator | None:
+        return Generator(devices.index(device)) if devices.is_gpu(device) else None
+
+    return generator

@@ -1,0 +1,313 @@
+"""The state of a dry run: tags on the tensors that pretend to be on the GPU, what it recorded, and its threads.
+
+The tag is an attribute of the storage, so that views, detached tensors and `.data` share it. A look-up takes
+80 ns.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.profiler import profile
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ...base.findings import NOT_COVERED, Direction, Site
+from ...explain.waits import sites
+from ...explain.waits.operations import VALUE, name_of_operator, operation
+from ...record import gpu_wait
+from ..budget import Budget
+from ..listener import LiveRecorder
+
+PINNED = "pinned"
+_TENSOR = torch.Tensor
+_storage = torch.Tensor.untyped_storage
+
+
+_RUN_NUMBERS = count()
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+
+
+class Tags:
+    """The tags of one run; tags of an earlier run are ignored.
+
+    Attributes:
+        any_on_device: whether any tensor was on a pretended device.
+    """
+
+    def __init__(self) -> None:
+        self._key = f"_instrument_{next(_RUN_NUMBERS)}"
+        self.any_on_device = False
+
+    def get(self, tensor: Any) -> Any:
+        """Return the device that ``tensor`` pretends to be on, `PINNED`, or None for plain memory."""
+        try:
+            return getattr(_storage(_tensor_with_memory(tensor)), self._key, None)
+        except (NotImplementedError, RuntimeError):
+            return getattr(_tag_holder(tensor), self._key, None)
+
+    def device(self, tensor: Any) -> Any:
+        """Return the device that ``tensor`` pretends to be on, or None."""
+        tag = self.get(tensor)
+        return None if tag is PINNED else tag
+
+    def is_on_host(self, tensor: Any) -> bool:
+        """Return whether ``tensor`` is in plain or pinned memory."""
+        return self.device(tensor) is None and in_memory(tensor)
+
+    def put(self, value: Any, tag: Any) -> None:
+        """Tag every tensor in ``value`` that has memory, also in lists, tuples and dictionaries.
+
+        None removes tags.
+        """
+        for tensor in tensors(value):
+            if tag is not None and not in_memory(tensor):
+                continue
+            self.any_on_device = self.any_on_device or tag not in (None, PINNED)
+            if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+                self.put([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]], tag)
+                continue
+            try:
+                setattr(_storage(tensor), self._key, tag)
+            except (NotImplementedError, RuntimeError):
+                setattr(_tag_holder(tensor), self._key, tag)
+
+    def storage_tag(self, storage: Any) -> Any:
+        """Return the device that a storage pretends to be on, `PINNED`, or None for plain memory."""
+        return getattr(getattr(storage, "_untyped_storage", storage), self._key, None)
+
+    def storage_device(self, storage: Any) -> Any:
+        """Return the device that a storage pretends to be on, or None."""
+        tag = self.storage_tag(storage)
+        return None if tag is PINNED else tag
+
+    def put_storage(self, storage: Any, tag: Any) -> None:
+        """Tag a storage of bytes."""
+        self.any_on_device = True
+        setattr(getattr(storage, "_untyped_storage", storage), self._key, tag)
+
+    def first_device(self, values: Iterable[Any]) -> Any:
+        """Return the device of the first tensor among ``values`` that pretends to be on one, or None."""
+        for value in values:
+            if isinstance(value, _TENSOR):
+                found = self.device(value)
+                if found is not None:
+                    return found
+            elif isinstance(value, (list, tuple)):
+                found = self.first_device(value)
+                if found is not None:
+                    return found
+        return None
+
+
+def in_memory(tensor: Any) -> bool:
+    """Return whether ``tensor`` is on the CPU or a pretended GPU, as opposed to devices such as "meta"."""
+    return tensor.device.type in ("cpu", "cuda")
+
+
+def tensors(value: Any) -> Iterator[Any]:
+    """Yield the tensors in ``value``."""
+    if isinstance(value, _TENSOR):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+
+
+def _tensor_with_memory(tensor: Any) -> Any:
+    """Return a tensor with memory: ``tensor``, or its first component."""
+    while type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+        tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
+    return tensor
+
+
+def _tag_holder(tensor: Any) -> Any:
+    """Return the tag holder of a tensor without a storage: itself if sparse, or the one that torch.func wraps."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    try:
+        return _storage(tensor)
+    except (NotImplementedError, RuntimeError):
+        return tensor
+
+
+_LITERAL = re.compile(r"""["']cpu["']|\.cpu\(""")
+_PROFILER = (
+    profile.__exit__.__code__,
+    torch.profiler.profile.stop_trace.__code__,
+    gpu_wait._synchronize_all.__code__,  # at the end of a window
+)
+
+
+class SyncLog(Protocol):
+    """Receives the synchronizations of the pretended GPU, and the calls that it cannot carry out."""
+
+    def record_sync(self, op: str, cause: str = "") -> None:
+        """Record a synchronization of the caller; an empty ``cause`` means the cause of ``operation``."""
+
+    def record_not_covered(self, why: str) -> None:
+        """Record a call that a dry run cannot carry out."""
+
+
+class ThreadState:
+    """The state of one thread.
+
+    Attributes:
+        call: the name of the running outermost torch function; empty outside torch functions.
+        synchronized: whether that call already synchronized; it counts once.
+        inputs: the arguments of the innermost torch function, which determine the device of its results.
+        last_device: the device of the previous operator that takes tensors; None is the CPU.
+        quiet_depth: greater than 0 while reads are of the CPU's memory.
+        functions: the thread's function mode.
+        foreign_depth: greater than 0 while the program's own FakeTensorMode handles tensors.
+        depth: greater than 0 inside torch, where devices are the real ones.
+    """
+
+    __slots__ = (
+        "call",
+        "depth",
+        "foreign_depth",
+        "functions",
+        "inputs",
+        "last_device",
+        "quiet_depth",
+        "synchronized",
+    )
+
+    def __init__(self) -> None:
+        self.call = ""
+        self.synchronized = False
+        self.inputs: Any = None
+        self.last_device: torch.device | None = None
+        self.quiet_depth = 0
+        self.depth = 0
+        self.functions: Any = None
+        self.foreign_depth = 0
+
+
+class RunState:
+    """One dry run: its tags, its findings, and the state of each thread."""
+
+    def __init__(self, recorder: LiveRecorder, fake: Any = None, budget: Budget | None = None) -> None:
+        self.recorder = recorder
+        self.budget = budget
+        self.fake = fake  # the FakeTensorMode, or None
+        self.tags = Tags()
+        self._threads = threading.local()
+        self.code_ran_before = False  # code that may have chosen a device ran before the run
+        self.cpu_by_name: Site | None = None
+        self.early_choice_reported = False  # a finding already says that this may be the cause of an error
+        self._examined_lines: set[tuple[CodeType, int]] = set()
+
+    @property
+    def thread(self) -> ThreadState:
+        """The state of the calling thread."""
+        try:
+            thread: ThreadState = self._threads.state
+        except AttributeError:
+            thread = self._threads.state = ThreadState()
+        return thread
+
+    @contextmanager
+    def named_call(self, call: str) -> Iterator[None]:
+        """Run the block as ``call``, a public function that is not one of torch's overridable functions."""
+        thread = self.thread
+        outer = thread.call
+        if not outer:
+            thread.call, thread.synchronized = call, False
+        try:
+            yield
+        finally:
+            thread.call = outer
+
+    def record_sync(
+        self, op: str, cause: str = "", direction: Direction | None = None, size: int | None = None
+    ) -> None:
+        """Record a synchronization of the calling thread, at most once for each call of a torch function.
+
+        Args:
+            op: the operation, or the ATen operator.
+            cause: why it synchronizes; if empty, the cause in the table of operations.
+            direction: the direction of its copy.
+            size: the size of its copy in bytes.
+        """
+        thread = self.thread
+        if thread.quiet_depth:
+            return
+        if not cause:
+            row = operation(name_of_operator(op))
+            cause = row.cause if row else VALUE
+        if thread.call:
+            if thread.synchronized:
+                return
+            thread.synchronized, op = True, thread.call
+        frame = sys._getframe(1)
+        if _is_profiler_stop(frame):
+            return
+        event = self.recorder.make_event(name_of_operator(op), cause, frame, direction=direction, bytes=size)
+        self.recorder.add(event)
+        if self.budget is not None and event.allowed is None:
+            self.budget.count_sync(event)
+
+    def note_cpu_selection(self) -> None:
+        """Record the first user line that selects the CPU by a variable, which may hold an earlier choice."""
+        if not self.code_ran_before or self.cpu_by_name is not None or self.thread.quiet_depth:
+            return
+        place = sites.locate(sys._getframe(1))
+        if place.frame is None or place.site is None or place.via is not None:
+            return
+        key = place.frame.f_code, place.site.line
+        if key not in self._examined_lines:
+            self._examined_lines.add(key)
+            if place.site.code and not _LITERAL.search(place.site.code):
+                self.cpu_by_name = place.site
+
+    def record_not_covered(self, why: str, *, fails: bool = False) -> None:
+        """Record a call that a dry run cannot carry out; with ``fails``, it fails on a GPU as well."""
+        event = self.recorder.make_event(NOT_COVERED, why, sys._getframe(1))
+        event.forbidden = fails
+        self.recorder.add(event)
+
+
+def _is_profiler_stop(frame: FrameType | None) -> bool:
+    """Return whether this is a profiler's own synchronization as it stops."""
+    for _ in range(8):
+        if frame is None:
+            return False
+        if frame.f_code in _PROFILER:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def as_cuda(device: Any) -> torch.device | None:
+    """Return ``device`` with an index if it is a GPU, or None if it is not."""
+    if device is None or isinstance(device, bool):
+        return None
+    if isinstance(device, int):
+        return torch.device("cuda", device)
+    if isinstance(device, str):
+        if not device.startswith("cuda"):
+            return None
+        device = torch.device(device)
+    if not isinstance(device, torch.device) or device.type != "cuda":
+        return None
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """Return the size of the elements of ``tensor``, in bytes."""
+    size: int = tensor.numel() * tensor.element_size()
+    return size

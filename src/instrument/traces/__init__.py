@@ -1,1 +1,0 @@
-"""Reads the files that profilers write, as tables of numbers."""

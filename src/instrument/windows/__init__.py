@@ -1,1 +1,0 @@
-"""The schedule of windows, the profile that follows it, and the manifest of the outcomes."""
