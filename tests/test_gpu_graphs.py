@@ -121,7 +121,7 @@ import threading
 import torch
 
 import instrument
-from instrument import cuda_graphs
+from instrument.record import cuda_graphs
 
 cuda_graphs._CAPTURE_WAIT_S = 0
 x = torch.zeros(1000, device="cuda")

@@ -188,7 +188,7 @@ SEEN = """
 import random, sys
 random.seed(5)
 before = random.getstate()
-from instrument import log
+from instrument.base import log
 log.info("nobody sees this")
 print("structlog" in sys.modules)
 log.warning("an event", window=3)
@@ -233,7 +233,7 @@ def test_no_lock_without_handlers(tmp_path: Path) -> None:
     """An event takes no lock of `logging`, which a signal handler that raises could leave locked."""
     code = """
         import logging
-        from instrument import log
+        from instrument.base import log
 
         class Lock:
             def acquire(self, *_):

@@ -61,7 +61,7 @@ def test_a_warning_that_nobody_reads(tmp_path: Path, format: str) -> None:
     """The program ends with its own exit code."""
     code = """
 import os, sys
-from instrument import log
+from instrument.base import log
 log.output.format = sys.argv[1]
 reader, writer = os.pipe()
 os.close(reader)

@@ -124,12 +124,12 @@ def test_caches_of_a_module_that_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     def has_gpu() -> bool:
         return torch.cuda.is_available()
 
-    cuda.clear()
+    cuda._clear_availability_caches()
     for _ in range(2):
         cached = functools.lru_cache(has_gpu)
         monkeypatch.setattr(sys.modules[__name__], "gained", cached, raising=False)
         assert not cached()
-        cuda.clear()
+        cuda._clear_availability_caches()
         assert 0 == cached.cache_info().currsize
 
 

@@ -113,8 +113,8 @@ class Interrupting:
     """Sends Ctrl-C at the n-th line that runs in the files that set up and end a dry run."""
 
     FILES = (
-        "dryrun/session.py", "dryrun/cuda.py", "dryrun/patches.py", "dryrun/modes.py", "dryrun/storages.py",
-        "/patch.py", "/guard.py",
+        "dryrun/session.py", "dryrun/cuda.py", "dryrun/patches.py", "dryrun/storages.py",
+        "base/patch.py", "base/guard.py",
     )  # fmt: skip
 
     def __init__(self, at: int) -> None:
@@ -123,6 +123,8 @@ class Interrupting:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.replace(os.sep, "/").endswith(self.FILES):
+            return None
+        if frame.f_code.co_name == "_queries_gpu":  # called for thousands of functions
             return None
         if event == "line":
             self.lines += 1
@@ -155,6 +157,7 @@ def interrupted(at: int) -> int:
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process there")
 def test_interrupted_anywhere() -> None:
     """Ctrl-C while a run is set up or ended leaves nothing behind, and another run starts."""
+    interrupted(-1)  # which fills caches
     lines = interrupted(-1)
     assert lines > 500
     moments = range(1, lines + 1)

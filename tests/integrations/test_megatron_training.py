@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from instrument.base.config import RUN
-from instrument.integrations import loop as environment
+from instrument.integrations.loop import loop_from_environment
 from instrument.integrations.megatron import MegatronAdapter, attach, install
 from tests.support import megatron_training
 
@@ -164,14 +164,14 @@ def test_install(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     """`install` drives the loop that the environment requests, and yields to `attach`."""
     arguments = {"out": str(tmp_path / "out"), "wait": 0, "warmup": 0, "active": 1, "modules": False}
     monkeypatch.setenv(RUN, json.dumps(arguments))
-    for cache in (environment.loop_from_environment, install):
+    for cache in (loop_from_environment, install):
         cache.cache_clear()
     try:
         install()
         install()
         training = Training()
         training.pretrain(train_iters=3)
-        loop = environment.loop_from_environment()
+        loop = loop_from_environment()
         assert loop is not None
         assert [entry["steps"] for entry in loop.windows] == [[0, 0]]
         with attach(tmp_path / "own", wait=0, warmup=0, active=1, modules=False) as attached:
@@ -180,7 +180,7 @@ def test_install(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert not hasattr(training.module.train_step, "__wrapped__")
     finally:
         monkeypatch.undo()
-        for cache in (environment.loop_from_environment, install):
+        for cache in (loop_from_environment, install):
             cache.cache_clear()
         if MegatronAdapter._current is not None:
             MegatronAdapter._current.detach()
@@ -189,7 +189,7 @@ def test_install(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the environment variable nothing is attached."""
     monkeypatch.delenv(RUN, raising=False)
-    for cache in (environment.loop_from_environment, install):
+    for cache in (loop_from_environment, install):
         cache.cache_clear()
     install()
     install.cache_clear()

@@ -308,10 +308,10 @@ EXTRA = ["--trace=cuda,nvtx,osrt,cudnn,cublas", "--cuda-graph-trace=node"]
 @pytest.mark.parametrize(("windows", "extra"), [(0, ()), (1, ()), (2, ()), (None, ()), (0, EXTRA)])
 def test_the_real_nsys_accepts_the_options(tmp_path: Path, windows: int | None, extra: list[str]) -> None:
     """The installed nsys accepts the options of every plan, and those that the documentation recommends."""
-    from tests.support.nsys import alone, recorded
+    from tests.support.nsys import alone, nsys, recorded
     from tests.support.programs import environment, run
 
-    vendors()
+    nsys()
     program = [sys.executable, "-c", "raise SystemExit(7)"]
     launch_request = request(tmp_path, *program, windows=windows, extra=extra)
     (tmp_path / "out").mkdir()

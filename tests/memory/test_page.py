@@ -449,7 +449,7 @@ def test_device_of_the_page(tmp_path: Path) -> None:
 
 def test_categories_have_colors() -> None:
     """The style of pages has a color for each category, in both themes."""
-    style = Path(instrument.__file__).parent.joinpath("page", "style.css").read_text()
+    style = Path(instrument.__file__).parent.joinpath("show", "page", "style.css").read_text()
     assert dict.fromkeys(CATEGORIES, 2) == {name: style.count(f"--{page_class(name)}: #") for name in CATEGORIES}
 
 

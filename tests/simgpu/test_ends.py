@@ -106,7 +106,7 @@ def test_an_end_beside_a_kernel_that_never_ends(tmp_path: Path, end: str, way: s
         text = text.replace("range(100)", "instrument.steps(range(100), 'out', at='2-90')")
     script = tmp_path / "train.py"
     script.write_text(
-        "import instrument, instrument.record.gpu_wait\ninstrument.gpu_wait._limit_s.set(2)\n" + text
+        "import instrument\nfrom instrument.record import gpu_wait\ngpu_wait._limit_s.set(2)\n" + text
     )
     done = subprocess.run(
         [sys.executable, *options, str(script)],
@@ -168,7 +168,7 @@ def test_kernels_of_later_windows(tmp_path: Path, warmup: str, lost: list[int]) 
 
 PERSISTS = """
     import json, sys, torch, instrument
-    from instrument import gpu_wait
+    from instrument.record import gpu_wait
 
     gpu_wait._limit_s.set(2)
     x, side = torch.ones(8, device="cuda"), torch.cuda.Stream()

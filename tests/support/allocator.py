@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from instrument.record.allocator_history import window_memory
-from instrument.record.allocator_history import window_memory as out_of_memory
 
 FREE = 3 * 2**30  # bytes that the driver has left
 STACK = [{"name": "forward", "filename": "/home/me/model.py", "line": 12}]
@@ -43,7 +42,7 @@ class Allocator:
         """Put the functions into torch until the test ends."""
         named_by_torch = torch.version.cuda is not None  # then a name that torch lacks is an error
         monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(out_of_memory.out_of_memory, "_attached", 0)
+        monkeypatch.setattr(window_memory.out_of_memory, "_attached", 0)
         monkeypatch.setattr(window_memory, "_logged", set())
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "mem_get_info", self._left)

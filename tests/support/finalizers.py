@@ -12,7 +12,7 @@ from instrument.record.handover import finalizer_process
 
 # Makes the finalizer notice the end of a program sooner than after 5 s.
 LOOKS_OFTEN = """
-from instrument.record.windows import finalizer_process
+from instrument.record.handover import finalizer_process
 line = "exec_module(package)\\n"
 more = "import instrument.finish.finalizer_main as at; at._CHECK_INTERVAL_S = 0.2\\n"
 finalizer_process._CODE = finalizer_process._CODE.replace(line, line + more)

@@ -365,7 +365,7 @@ def test_internal_errors_are_contained(gpu: Gpu, lenient: None, monkeypatch: pyt
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "describe", fail)
+        patch.setattr(calls, "operation_at", fail)
         with detect_syncs("error"), no_syncs():
             gpu.x.item()
             str(torch.ones(1))

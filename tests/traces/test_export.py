@@ -176,7 +176,8 @@ def test_missing_libraries(missing: str, call: str, tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 sys.modules[{missing!r}] = None
-from instrument.read.tables import export, kineto
+from instrument.read.kineto import kineto
+from instrument.read.tables import trace as export
 trace = kineto.read_kineto(Path({str(DATA)!r}))
 assert "pyarrow" not in sys.modules or sys.modules["pyarrow"] is None
 try:

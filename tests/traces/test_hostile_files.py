@@ -61,7 +61,7 @@ CHILD = """
 import resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 from pathlib import Path
-from instrument.read.tables import database
+from instrument.read.profilers import database
 from instrument.read.jobs.read import read_file
 from tests.support.memory import peak_kib
 database._SECONDS = 1.0

@@ -223,7 +223,8 @@ def test_script_without_a_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\n"
-        "from instrument.read.tables import kineto, ranks\n"
+        "from instrument.read.jobs import ranks\n"
+        "from instrument.read.kineto import kineto\n"
         "ranks.usable_cores = lambda: 2\n"
         "def own(path): return kineto.read_kineto(path)\n"
         f"print(ranks.read_ranks({str(tmp_path)!r}, kineto.read_kineto))\n"

@@ -400,7 +400,7 @@ def test_the_process_ends_without_readable_input(tmp_path: Path, gone: bool) -> 
     training = subprocess.Popen(["/bin/true"])
     training.wait()
     code = f"""
-        from instrument.record.windows import finalizer_main
+        from instrument.finish import finalizer_main
         finalizer_main._CHECK_INTERVAL_S = 0.1
         finalizer_main.main({training.pid if gone else os.getpid()})
     """

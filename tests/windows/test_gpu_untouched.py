@@ -92,7 +92,7 @@ def count_gpu_calls(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 def test_calls_below_the_library_are_noted(tmp_path: Path) -> None:
     """A call made from a frame of the library is noted."""
     site, env = count_gpu_calls(tmp_path)
-    script = program("import torch\nfrom instrument import guard\nguard.torch = torch\n"
+    script = program("import torch\nfrom instrument.base import guard\nguard.torch = torch\n"
                      "exec(compile('torch.cuda.is_available()', guard.__file__, 'exec'))", tmp_path)  # fmt: skip
     run(python(script), env)
     assert ["is_available", "_cuda_getDeviceCount"] == [line.split()[0] for line in counted_gpu.noted(site)]

@@ -473,7 +473,7 @@ def test_a_summary_that_is_never_read(tmp_path: Path) -> None:
     """The program ends normally although its standard error is a full pipe."""
     code = """
         import os, sys, torch, instrument
-        from instrument.record.windows import summary_output
+        from instrument.record.handover import summary_output
         summary_output._ROOM_S = 0.2
         reader, writer = os.pipe()
         os.set_blocking(writer, False)

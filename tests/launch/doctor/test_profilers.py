@@ -93,7 +93,7 @@ def test_rocprof(
     roctx_library: str, machine: Machine, tools: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rocTX library loads; without it rocprofv3 loses regions."""
-    monkeypatch.setattr(tool_emitters, "LIBRARIES", (roctx_library,))
+    monkeypatch.setattr(tool_emitters, "ROCTX_LIBRARIES", (roctx_library,))
     assert ("absent", True) == (profilers.rocprof(machine).status, profilers.rocprof(machine).facts["roctx"])
     tools("rocprofv3", version="version: 1.0.0")
     machine = Machine(root=machine.root)
@@ -103,7 +103,7 @@ def test_rocprof(
     assert ("ok", "1.0.0: the rocTX library loads; HIP calls and kernels; ranges are not proved", "") == summary(
         profilers.rocprof(machine)
     )
-    monkeypatch.setattr(tool_emitters, "LIBRARIES", ("libroctx-of-nobody.so",))
+    monkeypatch.setattr(tool_emitters, "ROCTX_LIBRARIES", ("libroctx-of-nobody.so",))
     check = profilers.rocprof(machine)
     assert "problem" == check.status
     assert "regions are lost, as no rocTX library is found" in check.sentence

@@ -64,7 +64,7 @@ def modes(state: RunState) -> Iterator[None]:
             stack.enter_context(state.fake.mode)
         stack.callback(setattr, state.thread, "functions", None)
         stack.enter_context(DispatchMode(state))
-        stack.enter_context(FunctionMode(state, handlers.ANSWERS, {**handlers.CALLS, **handlers.CALLS}))
+        stack.enter_context(FunctionMode(state, handlers.ANSWERS, {**handlers.CALLS, **handlers.READS}))
         yield
 
 
