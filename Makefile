@@ -22,7 +22,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0 --timeout 300 --tb short
 
-# The tests to run while working: all but frameworks, vendors' tools and corpora, whose files tests/conftest.py lists.
+# The tests to run while working: all but frameworks, vendors' tools, corpora and what else a marker names.
 test-fast: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --quiet \
 		-m "not (framework or vendor or corpus or process or nsys or browser or native or fuzz or gpu)"

@@ -52,6 +52,8 @@ CONTENTS = {
         "support",
         "simulated-gpu",
         "public-scripts",
+        "windows-reference",
+        "patches",
     ],
     "Work on it": ["architecture", "/CONTRIBUTING", "/CHANGELOG"],
 }

@@ -35,8 +35,6 @@ if not torch.cuda.is_available():
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
-HERE = Path(__file__).parent
-
 # A job in the background ignores these, and programs inherit that; tests send them.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
@@ -53,20 +51,6 @@ def frozen() -> None:
     """Keep what is imported so far, up to a million objects, out of collections and searches for objects."""
     gc.collect()
     gc.freeze()
-
-
-# Folders and files that `make test-fast` leaves out whole; single tests carry the marker nsys, native or fuzz.
-# Tests that open pages get the marker browser.
-SLOW = {
-    "framework": ("integrations", "windows/test_foreign_profilers.py", "modules/test_models.py"),
-    "vendor": ("launch", "exporters/test_vendors.py", "test_install_nsys.py", "test_gpu_check.py"),
-    "corpus": (
-        "faults", "test_public_scripts.py", "modules/test_forward_and_backward.py",
-        "modules/test_lifetimes_and_threads.py", "modules/test_copies_and_tracers.py", "dryrun/test_idioms.py",
-        "dryrun/test_training_cases.py", "dryrun/test_autograd_cases.py", "dryrun/test_operator_cases.py",
-        "dryrun/test_device_cases.py", "dryrun/test_models.py", "diagnosis/test_reference.py",
-    ),
-}  # fmt: skip
 
 
 @pytest.hookimpl(wrapper=True)
@@ -88,15 +72,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow, and skip what needs a GPU if there is none."""
-    places = {HERE / name: marker for marker, names in SLOW.items() for name in names}
-    absent = [str(place) for place in places if not place.exists()]
-    if absent:
-        raise pytest.UsageError(f"SLOW in tests/conftest.py names what does not exist: {', '.join(absent)}")
+    """Mark tests that open pages, and skip what needs a GPU if there is none."""
     for item in items:
-        for place in (item.path, *item.path.parents):
-            if place in places:
-                item.add_marker(places[place])
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
         if "gpu" in item.keywords and not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""docs/architecture.md: files and names exist, the order is the tested one, the table of patches is complete."""
+"""docs/architecture.md and docs/patches.md: files and names exist, wings and patches are complete."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_layers import SOURCE
+from tests.test_layers import MAY_IMPORT, SOURCE
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PATCHES = (ROOT / "docs" / "patches.md").read_text()
 
 # Names (last part) of functions and attributes that change or register something outside the package.
 NAMES = re.compile(
@@ -22,10 +23,14 @@ CALLS = {"atexit.register", "signal.signal", "signal.alarm", "sigaction.exchange
 INTERNAL = {"read/kineto/event_args.py"}  # modules that call `setattr` only on objects of the package
 
 
-def section(title: str) -> str:
-    """Return a section of the page."""
-    (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    return str(text)
+def rooms() -> list[tuple[str, str]]:
+    """Return the rows of the tables of rooms: each room, and what its row says."""
+    rows = []
+    room = ""
+    for named, rest in re.findall(r"^\| (?:`([\w/]+/)`)? ?\| (.*\?.* \| .*) \|$", PAGE, re.MULTILINE):
+        room = named or room
+        rows.append((room, rest))
+    return rows
 
 
 def full_name(node: ast.AST, imported: dict[str, str]) -> str:
@@ -75,7 +80,7 @@ def changes(path: Path) -> Iterator[str]:
 
 def test_every_module_that_changes_something_is_in_the_table() -> None:
     """Each module that patches, hooks or registers has its row, and each row has such a module."""
-    listed = re.findall(r"^\| `([\w/]+\.py)` \|", section("Who patches what"), re.MULTILINE)
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", PATCHES, re.MULTILINE)
     found = {str(path.relative_to(SOURCE)): sorted({*changes(path)}) for path in SOURCE.rglob("*.py")}
     found = {path: names for path, names in found.items() if names and path not in INTERNAL}
     assert {path: names for path, names in found.items() if path not in listed} == {}
@@ -84,22 +89,50 @@ def test_every_module_that_changes_something_is_in_the_table() -> None:
 
 
 def test_files_exist() -> None:
-    """Every file on the page exists, except those in the recipes."""
-    files = set(re.findall(r"`([\w/.]+(?:\.py|/))`", PAGE))
+    """Every file that the pages name with its folder exists, except those in the recipes."""
+    files = set(re.findall(r"`(\w[\w.]*/[\w/.]*(?:\.py|/))`", PAGE + PATCHES))
     assert len(files) > 100
     missing = {file for file in files if not (SOURCE / file).exists() and not (ROOT / file).exists()}
     assert {file for file in missing if "NAME" not in file} == set()
 
 
+def test_modules_of_rooms_exist() -> None:
+    """A module in the row of a room lies in that room, and a name after it is defined there."""
+    modules = [
+        (SOURCE / room / file, name)
+        for room, row in rooms()
+        for file, name in re.findall(r"`(\w+\.py)`(?:, `(\w+)`)?", row)
+    ]
+    assert len(modules) > 100
+    for file, name in modules:
+        assert file.exists(), file
+        assert not name or defines(file, name), (file, name)
+
+
+def test_each_room_has_its_row() -> None:
+    """Every folder of the package with modules in it has a row, and every wing is in the table of wings."""
+    folders = {f"{path.parent.relative_to(SOURCE)}/" for path in SOURCE.rglob("*.py") if path.stem != "__init__"}
+    wings = {wing for wing in MAY_IMPORT if not wing.startswith("_")}
+    within = {"integrations/lightning/", "integrations/megatron/", "start/bootstrap/site/"}
+    loose = {"./", "record/"}  # modules beside the rooms
+    assert {room for room, _ in rooms()} - {f"{wing}/" for wing in wings} >= {
+        folder for folder in folders - within - loose if folder.count("/") > 1
+    }
+    table = re.findall(r"^\| (`\w+/`(?:, `\w+/`)*) \| .* \| .* \|$", PAGE, re.MULTILINE)
+    assert {name for row in table for name in re.findall(r"`(\w+)/`", row)} >= wings
+
+
 def test_names_exist() -> None:
-    """A name that follows a file on the page is defined in that file."""
-    pairs = re.findall(r"`([\w/]+\.py)`,\s+`(\w+)`", PAGE)
-    assert len(pairs) > 25
+    """A name that follows a file with its folder is defined in that file."""
+    pairs = re.findall(r"`([\w]+/[\w/]+\.py)`,\s+`(\w+)`", PAGE)
+    assert len(pairs) > 10
     for file, name in pairs:
-        assert re.search(rf"^(?:def|class) {name}\b|^{name}\b", (SOURCE / file).read_text(), re.MULTILINE), (
-            file,
-            name,
-        )
+        assert defines(SOURCE / file, name), (file, name)
+
+
+def defines(file: Path, name: str) -> bool:
+    """Return whether a module defines a name at its top level."""
+    return bool(re.search(rf"^(?:def|class) {name}\b|^{name}\b", file.read_text(), re.MULTILINE))
 
 
 def test_methods_that_undo_exist() -> None:
@@ -112,7 +145,7 @@ def test_methods_that_undo_exist() -> None:
                 functions = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
                 methods.setdefault(node.name, set()).update(functions)
                 bases.setdefault(node.name, set()).update(ast.unparse(base) for base in node.bases)
-    rows = [row for row in section("Who patches what").splitlines() if row.startswith("| `")]
+    rows = [row for row in PATCHES.splitlines() if row.startswith("| `")]
     named = [pair for row in rows for pair in re.findall(r"`([A-Z]\w+)\.(\w+)`", row.split(" | ")[3])]
     assert len(named) > 25
     for owner, method in named:

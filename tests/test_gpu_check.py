@@ -23,6 +23,8 @@ from scripts.gpu_check.check import Check, CheckContext, FailedError, Run, Skipp
 from instrument.base.config import settings
 from tests.support import warm
 
+pytestmark = pytest.mark.vendor
+
 ROOT = Path(__file__).parents[1]
 # Checks that run completely on the CPU; `nsys`, the tests and the full GPU have separate tests below.
 REHEARSED = [

@@ -18,6 +18,8 @@ from scripts.public_scripts.script import Edit, Script
 from scripts.public_scripts.table import Result, page
 from scripts.public_scripts.ways import Outcome
 
+pytestmark = pytest.mark.corpus
+
 TRAINING = """
 import torch
 torch.manual_seed(0)

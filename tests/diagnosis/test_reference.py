@@ -15,6 +15,8 @@ from instrument.read.jobs.read import read_trace
 from instrument.read.tables.trace import Trace
 from tests.support.shared_traces import shared
 
+pytestmark = pytest.mark.corpus
+
 REFERENCE = Path(__file__).parents[1] / "data" / "reference_values.json"
 NAMES = [
     "deepseek_train_h800.json",

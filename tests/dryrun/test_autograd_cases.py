@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .reports import gpu, listed, ran, waits
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+pytestmark = [pytest.mark.corpus, pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")]
 
 
 # -------------------------------------------------------------------------------------------------- autograd

@@ -22,6 +22,7 @@ from tests.dryrun import long_idioms, short_idioms, unseen_idioms
 from tests.support.torch_versions import copies_numbers, selects_combinations_by_mask
 
 pytestmark = [
+    pytest.mark.corpus,
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one"),
     pytest.mark.filterwarnings("ignore"),  # torch's own, of the idioms
 ]

@@ -21,7 +21,7 @@ from instrument.explain.waits.report import SyncReport
 from instrument.syncs.dryrun.run import dry_run, dry_run_file
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
+pytestmark = [pytest.mark.corpus, pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS, TOKENS = 3, 128

@@ -14,7 +14,7 @@ from instrument.syncs.dryrun.run import dry_run
 
 from .reports import gpu, listed, only, ran, waits
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+pytestmark = [pytest.mark.corpus, pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")]
 
 
 # ------------------------------------------------------------------------------------------- mixed precision

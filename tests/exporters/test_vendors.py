@@ -15,6 +15,8 @@ import instrument
 from instrument.record.exporters.exporter import EXPORTERS, choose
 from tests.support import native
 
+pytestmark = pytest.mark.vendor
+
 TRAIN = """
     import sys
     from instrument import annotate, profile, schedule

@@ -92,7 +92,7 @@ EXPECTING_OS_ERRORS = {
     "instrument.record.handover.manifest:existing",
 }
 
-pytestmark = pytest.mark.fuzz
+pytestmark = [pytest.mark.corpus, pytest.mark.fuzz]
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,8 @@ from tests.support import nsys, warm
 from tests.support.net import Net
 from tests.support.programs import ROOT, environment, python
 
+pytestmark = pytest.mark.framework
+
 SCRIPT = ROOT / "integrations" / "accelerate" / "train.py"
 IMPORTS = ("accelerate", "transformers.models.gpt2.modeling_gpt2")  # of the script
 NAMES = {"micro-step", "backward", "checkpoint", "clip_grad_norm_", "Optimizer.step", "GPT2LMHeadModel"}

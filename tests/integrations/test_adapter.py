@@ -17,6 +17,8 @@ from instrument.integrations.loop import Loop
 from tests.support import warm
 from tests.support.programs import environment, python
 
+pytestmark = pytest.mark.framework
+
 
 class Framework:
     """A class whose method is hooked."""

@@ -23,6 +23,8 @@ from tests.integrations.trees import traces, tree
 from tests.support import nsys, warm
 from tests.support.programs import ROOT, environment, python
 
+pytestmark = pytest.mark.framework
+
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed: pip install deepspeed", allow_module_level=True)
 

@@ -30,6 +30,8 @@ from tests.conftest import Events
 from tests.integrations.trees import counts
 from tests.integrations.trees import recorded as in_windows
 
+pytestmark = pytest.mark.framework
+
 PARTS = ["generate", "prefill", "decode", "GPT2LMHeadModel"]
 TOKENS = 4
 ANSWER = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}

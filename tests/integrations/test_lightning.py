@@ -50,9 +50,10 @@ from tests.integrations.lightning_support import (  # noqa: F401
 # Lightning warns of small loaders and deprecated functions of torch.
 
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
-)
+pytestmark = [
+    pytest.mark.framework,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 
 # The script, in its own process

@@ -35,9 +35,10 @@ from tests.integrations.lightning_support import (  # noqa: F401
     trainer,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
-)
+pytestmark = [
+    pytest.mark.framework,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 
 @pytest.fixture

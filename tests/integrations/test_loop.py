@@ -16,6 +16,8 @@ from instrument.base.errors import SyncError
 from instrument.base.patch import Patch
 from instrument.integrations.loop import AutomaticLoop, Loop
 
+pytestmark = pytest.mark.framework
+
 
 def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(2, 2))

@@ -26,6 +26,8 @@ from tests.support.programs import python, run
 pytest.importorskip("megatron.core")
 from tests.integrations.megatron_support import FOLDER, PATH, SCRIPT, losses, outline, recorded_steps
 
+pytestmark = pytest.mark.framework
+
 # The script, alone, under torchrun and under nsys
 
 IMPORTS = ("megatron.core.models.gpt.gpt_model", "megatron.core.optimizer", "megatron.core.pipeline_parallel")

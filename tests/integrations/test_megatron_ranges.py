@@ -19,6 +19,8 @@ from instrument.record.regions import dispatch, region
 pytest.importorskip("megatron.core")
 from tests.integrations.megatron_support import PATH
 
+pytestmark = pytest.mark.framework
+
 
 class Recorder:
     """An emitter that nests ranges like NVTX: a pop closes the last range."""

@@ -21,6 +21,8 @@ from tests.support import megatron_training
 pytest.importorskip("megatron.core")
 from tests.integrations.megatron_support import outline, recorded_steps
 
+pytestmark = pytest.mark.framework
+
 
 class Training:
     """A model and its training, with a stand-in for ``megatron.training``."""

@@ -11,6 +11,8 @@ import torch
 from tests.support import warm
 from tests.support.programs import ROOT, environment, python
 
+pytestmark = pytest.mark.framework
+
 FOLDER = ROOT / "integrations"
 FRAMEWORKS = {
     "accelerate/train.py": "accelerate",

@@ -29,6 +29,8 @@ from tests.integrations.trees import recorded, traces, tree
 from tests.support import nsys, warm
 from tests.support.programs import ROOT, environment, python
 
+pytestmark = pytest.mark.framework
+
 SCRIPT = ROOT / "integrations/server/serve.py"
 PHASES = ["prefill", "decode", "Model"]
 

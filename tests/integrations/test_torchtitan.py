@@ -22,6 +22,8 @@ from tests.integrations.trees import recorded, traces, tree
 from tests.support import nsys, warm
 from tests.support.programs import ROOT, environment, python
 
+pytestmark = pytest.mark.framework
+
 FOLDER = ROOT / "integrations/torchtitan"
 PARTS = [
     "step", "micro-step", "data", "Model", "backward", "clip_grad_norm_", "checkpoint", "evaluation",

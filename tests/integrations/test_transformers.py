@@ -30,6 +30,8 @@ from tests.support import nsys, warm
 from tests.support.programs import ROOT, python
 from tests.support.programs import environment as clean
 
+pytestmark = pytest.mark.framework
+
 SCRIPT = ROOT / "integrations" / "transformers" / "train.py"
 IMPORTS = ("accelerate", "transformers.trainer", "transformers.models.gpt2.modeling_gpt2")  # of the script
 NAMES = {

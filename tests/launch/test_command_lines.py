@@ -17,7 +17,7 @@ from instrument.start.vendors import Tool
 
 from .stubs import request, stub, without_rank
 
-pytestmark = pytest.mark.usefixtures("without_rank")
+pytestmark = [pytest.mark.vendor, pytest.mark.usefixtures("without_rank")]
 __all__ = ["without_rank"]
 
 TORCHRUN = str(Path(sys.executable).parent / "torchrun")

@@ -12,7 +12,7 @@ import pytest
 from tests.support import native
 from tests.support.programs import environment, run
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.vendor, pytest.mark.native]
 
 # Marks stand for kernel launches, and a thread of the program for autograd's thread.
 PROGRAM = """

@@ -17,7 +17,7 @@ from tests.support import nsys
 from tests.support.programs import environment, run
 from tests.support.simulated_gpu import skip_if_simulated
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.vendor, pytest.mark.gpu]
 
 REGIONS = """
 import torch

@@ -21,7 +21,7 @@ from tests.support.programs import environment, run
 
 from .stubs import launching
 
-pytestmark = pytest.mark.nsys
+pytestmark = [pytest.mark.vendor, pytest.mark.nsys]
 
 TRAIN = """
 import os, signal, subprocess, sys, time

@@ -22,6 +22,8 @@ from tests.traces import nsys_report, rocm_files
 
 from .stubs import LAUNCH, Stub, launched, launching, request, stub
 
+pytestmark = pytest.mark.vendor
+
 STEPS = """
 import sys
 import instrument

@@ -23,6 +23,8 @@ from ..support.net import Net
 from .conftest import TreeOf, Window
 from .net_runs import BACKWARD, FORWARD, assert_same, backward_counts, batch, flat, gradients, hooks, seeded
 
+pytestmark = pytest.mark.corpus
+
 
 def test_deepcopy(window: Window) -> None:
     """A copy made in a window, of the model or a part, has no hook, computes the same and shows no regions."""

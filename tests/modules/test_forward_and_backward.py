@@ -20,6 +20,8 @@ from ..support.net import Block, Net
 from .conftest import TreeOf, Window
 from .net_runs import B_BACKWARD, FORWARD, LEAVES, A, B, Run, backward_counts, batch, flat, gradients, seeded
 
+pytestmark = pytest.mark.corpus
+
 
 class Recursive(nn.Module):
     def __init__(self) -> None:

@@ -38,6 +38,8 @@ from .net_runs import (
     seeded,
 )
 
+pytestmark = pytest.mark.corpus
+
 
 def test_model_is_freed(attach_emitter: AttachEmitter) -> None:
     """An annotated model is freed with its last reference, without the garbage collector."""

@@ -21,6 +21,8 @@ from tests.support.models import HUGGING_FACE, MODELS, build, same, train
 from tests.support.programs import ROOT
 from tests.support.ranges import Range, outline
 
+pytestmark = pytest.mark.framework
+
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 WINDOW = 1  # the step that is recorded
 NODE = re.compile(r"\w+Backward\d*")

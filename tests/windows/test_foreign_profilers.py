@@ -17,6 +17,8 @@ import pytest
 
 from ..support import native, programs, warm
 
+pytestmark = pytest.mark.framework
+
 PROGRAMS = Path(__file__).parent / "programs"
 ALLOWED = {
     ("recorded", None),

@@ -14,6 +14,8 @@ from instrument.start.doctor.trials import NsysTrial, TorchTrial
 from tests.launch.doctor.support import CPU, CUDA, ROCM, install, put, summary
 from tests.support import native
 
+pytestmark = pytest.mark.vendor
+
 
 @pytest.mark.parametrize(
     "trial, holder, expected",

@@ -23,6 +23,8 @@ from tests.launch.doctor.support import command
 from tests.support import nsys
 from tests.support.programs import ROOT
 
+pytestmark = pytest.mark.vendor
+
 GUIDE = (ROOT / "docs" / "doctor.md").read_text()
 
 

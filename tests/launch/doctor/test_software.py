@@ -17,6 +17,8 @@ from instrument.start.doctor.report import examine
 from instrument.start.doctor.trials import TorchTrial
 from tests.launch.doctor.support import CPU, CUDA, FULL, ROCM, install, put, summary
 
+pytestmark = pytest.mark.vendor
+
 
 def test_nothing_installed(machine: Machine, tools: Callable[..., Path]) -> None:
     """Missing parts are not problems, except torch."""

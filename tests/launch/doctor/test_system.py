@@ -12,6 +12,8 @@ from instrument.start.doctor import system
 from instrument.start.doctor.machine import ADMIN, PTRACE, Machine
 from tests.launch.doctor.support import capabilities, install, put, summary
 
+pytestmark = pytest.mark.vendor
+
 
 @pytest.mark.parametrize(
     "level, bits, container, seccomp, expected",

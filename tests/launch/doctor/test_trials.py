@@ -21,6 +21,8 @@ from tests.launch.doctor.support import BUSY, install, summary
 from tests.support import nsys
 from tests.support.programs import ROOT
 
+pytestmark = pytest.mark.vendor
+
 
 @pytest.fixture(scope="module")
 def torch_trial() -> TorchTrial:
