@@ -293,6 +293,11 @@ def _rule_and_place(found: Finding) -> tuple[str, ...]:
     return found.rule, *(_LOADER.sub("", str(part)) for part in found.where._replace(step=None, rank=None))
 
 
+_NUMBERS = (
+    "before_ns", "after_ns", "delta_ns", "relative", "p_value", "detectable", "reasons", "notes", "steps",
+)  # fmt: skip
+
+
 def as_dict(change: Comparison) -> dict[str, Any]:
     """Return a comparison as a dict of JSON values.
 
@@ -306,20 +311,9 @@ def as_dict(change: Comparison) -> dict[str, Any]:
         "verdict": change.verdict,
         "before": change.before.path,
         "after": change.after.path,
-        "before_ns": change.before_ns,
-        "after_ns": change.after_ns,
-        "delta_ns": change.delta_ns,
-        "relative": change.relative,
-        "p_value": change.p_value,
-        "detectable": change.detectable,
-        "reasons": list(change.reasons),
-        "notes": list(change.notes),
-        "steps": list(change.steps),
+        **{name: getattr(change, name) for name in _NUMBERS},
         "kinds": {kind: {"ns": ns, "definition": KINDS[kind]} for kind, ns in change.by_kind().items()},
-        "parts": [
-            {**vars(part), "region": list(part.region), "ns": part.ns, "change": part.change}
-            for part in change.parts
-        ],
+        "parts": [vars(part) | {"ns": part.ns, "change": part.change} for part in change.parts],
         **{
             name: [{"rule": each.rule, "title": each.title, "where": str(each.where)} for each in findings]
             for name, findings in (("gone", change.gone), ("new", change.new))

@@ -77,13 +77,10 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
     per_step, use = grown / (len(ends) - 1), facts.memory_use
     yield facts.finding(
         f"Memory grows by {per_step / _MEGABYTES:.1f} MB per step",
-        win_ns=None,
+        Evidence("bytes_per_step", round(per_step), "bytes", "Growth of the allocated bytes per step."),
+        Evidence("allocated", int(allocated[-1]), "bytes", "Allocated bytes at the end of the last step."),
+        *_listed("growing", use.growth_bytes if use else None, "Growth per step by category."),
         severity="medium",
-        evidence=(
-            Evidence("bytes_per_step", round(per_step), "bytes", "Growth of the allocated bytes per step."),
-            Evidence("allocated", int(allocated[-1]), "bytes", "Allocated bytes at the end of the last step."),
-            *_listed("growing", use.growth_bytes if use else None, "Growth per step by category."),
-        ),
         fix=_DETACH,
     )
 
@@ -102,13 +99,10 @@ def _growing_lines(facts: TraceFacts, snapshot: MemorySnapshot, device: int, sha
         yield facts.finding(
             f"Memory grows by {size(per_step)} per step: {counted(growth.steps, 'step')} left behind what {place} "
             "allocated",
-            win_ns=None,
+            Evidence("bytes_per_step", round(per_step), "bytes", "What each of these steps left behind."),
+            Evidence("kept", growth.bytes, "bytes", "Memory of this line in use at the end."),
+            Evidence("blocks", growth.blocks, "events", "Its blocks."),
             severity="medium",
-            evidence=(
-                Evidence("bytes_per_step", round(per_step), "bytes", "What each of these steps left behind."),
-                Evidence("kept", growth.bytes, "bytes", "Memory of this line in use at the end."),
-                Evidence("blocks", growth.blocks, "events", "Its blocks."),
-            ),
             fix=Fix(
                 "Release what the program keeps from step to step: lists, caches and objects that hold tensors."
             ),
@@ -130,14 +124,11 @@ def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float
         return
     yield facts.finding(
         f"At the peak, {free / _GIGABYTES:.1f} of {reserved / _GIGABYTES:.1f} GB of reserved memory are unused",
-        win_ns=None,
+        Evidence("reserved", reserved, "bytes", "Reserved by the allocator at the peak of allocated bytes."),
+        Evidence("allocated", allocated, "bytes", "Allocated at that time."),
         severity="low",
         confidence="medium",
         win_bytes=free,
-        evidence=(
-            Evidence("reserved", reserved, "bytes", "Reserved by the allocator at the peak of allocated bytes."),
-            Evidence("allocated", allocated, "bytes", "Allocated at that time."),
-        ),
         fix=expandable_fix(facts.snapshot),
     )
 
@@ -171,13 +162,10 @@ def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Fin
         return
     yield facts.finding(
         f"Memory is nearly full: {peak / _GIGABYTES:.1f} of {whole / _GIGABYTES:.1f} GB",
-        win_ns=None,
+        Evidence("peak", peak, "bytes", "Highest value of allocated or reserved bytes."),
+        Evidence("memory", whole, "bytes", "Memory that the GPU has, or had for the program."),
+        *_listed("used", parts, "Allocated memory at the peak by category."),
         severity="medium",
-        evidence=(
-            Evidence("peak", peak, "bytes", "Highest value of allocated or reserved bytes."),
-            Evidence("memory", whole, "bytes", "Memory that the GPU has, or had for the program."),
-            *_listed("used", parts, "Allocated memory at the peak by category."),
-        ),
         fix=Fix("Recompute activations in the backward pass, or split the batch.", *CHECKPOINT),
     )
 

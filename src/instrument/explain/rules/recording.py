@@ -47,14 +47,11 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
         return
     yield facts.finding(
         f"Recording makes a step {stretch:.2f} times as long: times on the CPU are inflated",
-        win_ns=None,
+        Evidence("stretch", stretch.ratio, "1", "Median step in the window / median step outside."),
+        Evidence("stretch_low", stretch.low, "1", "Lower bound of the ratio, given how much the steps vary."),
+        Evidence("stretch_high", stretch.high, "1", "Upper bound of the ratio."),
+        Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
         severity="low",
-        evidence=(
-            Evidence("stretch", stretch.ratio, "1", "Median step in the window / median step outside."),
-            Evidence("stretch_low", stretch.low, "1", "Lower bound of the ratio, given how much the steps vary."),
-            Evidence("stretch_high", stretch.high, "1", "Upper bound of the ratio."),
-            Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
-        ),
         fix=Fix(
             'Record less: without stacks, shapes and memory events, or with detail="regions"; or with Nsight '
             "Systems, which costs less."
@@ -74,12 +71,9 @@ def selected_steps(facts: TraceFacts) -> Iterator[Finding]:
     kept, of = steps
     yield facts.finding(
         f"The file holds {kept:,} of {counted(of, 'recorded step')}: all numbers are those of these steps",
-        win_ns=None,
+        Evidence("kept", kept, "events", "Steps in the file."),
+        Evidence("recorded", of, "events", "Steps of the file that it was made from."),
         severity="low",
-        evidence=(
-            Evidence("kept", kept, "events", "Steps in the file."),
-            Evidence("recorded", of, "events", "Steps of the file that it was made from."),
-        ),
     )
 
 
@@ -118,15 +112,10 @@ def _damage(facts: TraceFacts, title: str, lost: Sequence[ReadLosses], **where: 
     )
     return facts.finding(
         title,
-        win_ns=None,
+        Evidence("lost", events, "events", "Events that are known to be lost."),
+        Evidence("bytes", size, "bytes", "Bytes in the file that could not be read, without what a cut removed."),
+        Evidence("repaired", repaired, "events", "Events that were read after a repair."),
         severity="medium" if events or size else "low",
-        evidence=(
-            Evidence("lost", events, "events", "Events that are known to be lost."),
-            Evidence(
-                "bytes", size, "bytes", "Bytes in the file that could not be read, without what a cut removed."
-            ),
-            Evidence("repaired", repaired, "events", "Events that were read after a repair."),
-        ),
         fix=Fix("Record again, and let the profiler finish before the process exits."),
         **where,
     )
@@ -150,12 +139,9 @@ def no_gpu_work(facts: TraceFacts) -> Iterator[Finding]:
     vendor = next((kind for kind in _NOTHING_RECORDED if any(name.startswith(kind) for name in names)), "cu")
     yield facts.finding(
         f"The trace has {counted(calls, 'call')} that launched work, and no GPU work",
-        win_ns=None,
+        Evidence("launches", len(launches.rows), "events", "Launches of kernels and graphs."),
+        Evidence("copies", len(copies), "events", "Calls that copy or set memory."),
         severity="high",
-        evidence=(
-            Evidence("launches", len(launches.rows), "events", "Launches of kernels and graphs."),
-            Evidence("copies", len(copies), "events", "Calls that copy or set memory."),
-        ),
         fix=Fix(_NOTHING_RECORDED[vendor]),
     )
 
@@ -175,12 +161,9 @@ def lost_graph_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
         return
     yield facts.finding(
         f"{counted(missing, 'graph launch', 'graph launches')} of {launches:,} have no kernels in the trace",
-        win_ns=None,
+        Evidence("missing", missing, "events", "Launches of CUDA graphs without GPU work."),
+        Evidence("launches", launches, "events", "Launches of CUDA graphs in the window."),
         severity="medium",
-        evidence=(
-            Evidence("missing", missing, "events", "Launches of CUDA graphs without GPU work."),
-            Evidence("launches", launches, "events", "Launches of CUDA graphs in the window."),
-        ),
         fix=Fix(
             "Initialize torch's profiler before the graph is captured.",
             "graph = torch.cuda.CUDAGraph()",
@@ -212,15 +195,12 @@ def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
     )
     yield facts.finding(
         ", and ".join(lacking + wrong) + (": GPU times are too low" if missing else ": some GPU times are wrong"),
-        win_ns=None,
+        Evidence("missing", missing, "events", "Launches without a kernel."),
+        Evidence("launches", launches, "events", "Launches in the window."),
+        Evidence("early", lost.early, "events", "Kernels that begin before their launch."),
+        Evidence("zero", lost.at_zero, "events", "GPU events at time 0."),
+        Evidence("no_duration", lost.without_duration, "events", "Kernels without a duration, if most are."),
         severity="medium" if lost.too_much else "low",
-        evidence=(
-            Evidence("missing", missing, "events", "Launches without a kernel."),
-            Evidence("launches", launches, "events", "Launches in the window."),
-            Evidence("early", lost.early, "events", "Kernels that begin before their launch."),
-            Evidence("zero", lost.at_zero, "events", "GPU events at time 0."),
-            Evidence("no_duration", lost.without_duration, "events", "Kernels without a duration, if most are."),
-        ),
         fix=Fix(_RECORDS_LOST.get(facts.trace.format, _SHORTER)),
     )
 

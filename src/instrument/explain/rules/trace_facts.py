@@ -121,6 +121,14 @@ class TraceFacts(WindowFacts):
             return self.each_step
         return "per step and GPU" if self.trace.steps else "per GPU in the window"
 
+    def step_time(self, name: str, ns: float, definition: str) -> Evidence:
+        """Return `per_step` as evidence."""
+        return Evidence(name, self.per_step(ns), "ns", definition)
+
+    def cpu_time(self, name: str, ns: float, definition: str) -> Evidence:
+        """Return `per_step` of a time of `of_one_process` as evidence."""
+        return self.step_time(name, ns, definition + self.whose)
+
     def gpu_time(self, name: str, ns: float | None, definition: str) -> Evidence:
         """Return `per_gpu` as evidence."""
         return Evidence(name, None if ns is None else self.per_gpu(ns), "ns", definition + self._mean)
@@ -228,10 +236,6 @@ class TraceFacts(WindowFacts):
         several = len(np.unique(self.process_of[launched])) > 1
         return " Of several processes, the one that spends most." if several else ""
 
-    def idle_win(self, cause: str, *without: Table) -> Win:
-        """Return how much of a step can be won without a cause of idle time; see `cpu_win`."""
-        return Win(self.per_step(self.idle.total(cause)), lambda: without_events(*without))
-
     def rows(self, table: Table, *names: str) -> Array:
         """Return the rows of a table with one of these names."""
         codes = [code for code in np.unique(table.name).tolist() if table.strings[code] in names]
@@ -249,8 +253,8 @@ class TraceFacts(WindowFacts):
     def finding(
         self,
         title: str,
-        *,
-        win_ns: int | None,
+        *numbers: Evidence,
+        win_ns: int | None = None,
         evidence: Sequence[Evidence] = (),
         fix: Fix | None = None,
         severity: Severity | None = None,
@@ -264,8 +268,9 @@ class TraceFacts(WindowFacts):
 
         Args:
             title: the finding in a sentence.
+            *numbers: the evidence, as in `Finding`.
             win_ns: as in `Finding`.
-            evidence: as in `Finding`.
+            evidence: more of it.
             fix: as in `Finding`.
             severity: as in `Finding`; by default from the share of the step that can be won: "high" from 10 %,
                 "medium" from 3 %.
@@ -283,7 +288,7 @@ class TraceFacts(WindowFacts):
             severity=severity,
             title=title,
             where=Where(**{"rank": self.trace.rank, **where}),
-            evidence=tuple(evidence),
+            evidence=(*numbers, *evidence),
             win_ns=None if win_ns is None else int(win_ns),
             fix=fix,
             confidence=confidence,
