@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...read.tables.nest import ancestor_levels
+from ...read.tables.nest import rows_with_inner
 from ...read.tables.table import KERNEL, Array, Table
-from .groups import GroupedEvents, ancestor_pairs, sum_by_group
+from .groups import GroupedEvents, ancestor_pairs, distinct_values, sum_by_group
 from .utilization import ratio
 
 VENDORS = {
@@ -149,16 +149,8 @@ def _matmuls(operators: Table) -> tuple[Array, list[Matmul], Array]:
     """Return the rows of the calls, the distinct matmuls, and the index of the matmul of each call."""
     rows, strings = innermost_matmuls(operators), operators.strings
     keys = np.stack((operators.name[rows], operators.shapes[rows], operators.types[rows]), axis=1)
-    texts, which = np.unique(keys, axis=0, return_inverse=True)
-    numbers: dict[Matmul, int] = {}
-    of_text = np.full(len(texts), -1)
-    for place, (name, shapes, types) in enumerate(texts.tolist()):
-        matmul = matmul_of(strings[name], strings[shapes], strings[types])
-        if matmul is not None:
-            of_text[place] = numbers.setdefault(matmul, len(numbers))
-    of_row = of_text[which.reshape(-1)]
-    known = of_row >= 0
-    return rows[known], list(numbers), of_row[known]
+    matmuls, which = distinct_values(keys, lambda *codes: matmul_of(*(strings[code] for code in codes)))
+    return rows[which >= 0], matmuls, which[which >= 0]
 
 
 def tile_of(kernel: str) -> tuple[int, int] | None:
@@ -193,10 +185,7 @@ def matmul_rows(operators: Table) -> Array:
 def innermost_matmuls(operators: Table) -> Array:
     """Return the rows of the matmuls that call no other matmul, which are those that count."""
     rows = matmul_rows(operators)
-    calls_another = np.zeros(len(operators), bool)
-    for _, above in ancestor_levels(operators.parent[rows], operators.parent):
-        calls_another[above] = True
-    return rows[~calls_another[rows]]
+    return rows[~rows_with_inner(rows, operators.parent)[rows]]
 
 
 def matmul_of(name: str, shapes: str, types: str) -> Matmul | None:

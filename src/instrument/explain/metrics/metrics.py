@@ -11,6 +11,7 @@ import numpy as np
 
 from ...read.measures.step_lengths import StepLengths
 from ...read.measures.step_work import step_lengths
+from ...read.tables.steps import span
 from ...read.tables.table import KERNEL, Array, Table
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
@@ -28,7 +29,6 @@ from .utilization import (
     per_gpu,
     ratio,
     sm_efficiency,
-    span,
     split,
 )
 
@@ -374,9 +374,7 @@ def _windows(
 def _whole(trace: Trace) -> tuple[int, int] | None:
     """Return the first start and the last end of all events; None without events."""
     tables = [table for table in vars(trace).values() if isinstance(table, Table) and table]
-    if not tables:
-        return None
-    return min(int(table.start_ns[0]) for table in tables), max(int(table.end_ns.max()) for table in tables)
+    return span(*tables) if tables else None
 
 
 def _coverage(

@@ -25,7 +25,7 @@ from ..metrics.job import Job
 from ..metrics.launches import LostWork, lost_work
 from ..metrics.memory_use import MemoryUse, memory_use
 from ..metrics.metrics import Metrics, metrics_of
-from ..metrics.peaks import Peak, peak_of
+from ..metrics.peaks import Peak
 from ..metrics.roofline import Roofline, roofline
 from ..metrics.utilization import Activity, activity
 from ..waits.audit import audit
@@ -203,11 +203,10 @@ class WindowFacts:
         window = (self.window[0], self.window[0]) if self.unknown_gpu else self.window
         return idle_causes(self.trace, self.activity.busy, window, self.waits)
 
-    @cached_property
+    @property
     def peak(self) -> Peak | None:
         """What the GPU can do; None if it is not known."""
-        names = {device.name for device in self.trace.devices}
-        return peak_of(names.pop()) if len(names) == 1 else None
+        return self.roofline.peak
 
     @cached_property
     def roofline(self) -> Roofline:

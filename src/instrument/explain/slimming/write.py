@@ -22,7 +22,7 @@ from ...read.tables.lanes import group_rows
 from ...read.tables.notes import about_ranks, note_losses, note_of
 from ...read.tables.table import Array, Interner
 from ...read.tables.trace import Trace
-from .names import LaneNames, Names, Place
+from .names import LaneNames, Names, Place, json_object
 from .parts import ALL_ARGS, EVENT_IDS, EXTERNAL, FLOW_IN, FLOW_OUT, MEMORY_ARGS, Keys, Part
 
 _METADATA = (
@@ -312,14 +312,7 @@ def _members(raw: Raw) -> Mapping[str, bytes]:
     try:
         return {key: bytes(value) for key, value in _decode_args(raw).items()}
     except (ValueError, RecursionError):
-        pass
-    try:
-        content = json.loads(bytes(raw).decode("utf-8", "replace"), parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(content, dict):
-        return {}
-    return {key: json.dumps(value).encode() for key, value in content.items()}
+        return {key: json.dumps(value).encode() for key, value in json_object(raw).items()}
 
 
 def compact(raw: bytes) -> str:

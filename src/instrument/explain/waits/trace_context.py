@@ -17,7 +17,7 @@ import numpy as np
 
 from ...base.findings import Site
 from ...read.tables.autograd import engine_node_name
-from ...read.tables.nest import NestedRanges
+from ...read.tables.nest import NestedRanges, rows_around
 from ...read.tables.steps import main_thread, process_of_threads
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import MODULE_PREFIX, Trace
@@ -297,11 +297,7 @@ class TraceContext:
 
 def _row_and_parents(table: Table, row: int) -> list[tuple[int, str]]:
     """Return a row and the rows around it, innermost first, each with its name."""
-    found, row = [], int(row)
-    while row >= 0:
-        found.append((row, table.strings[table.name[row]]))
-        row = int(table.parent[row])
-    return found
+    return [(each, table.strings[table.name[each]]) for each in rows_around(int(row), table.parent)]
 
 
 def _innermost_rows(table: Table, thread: Array, at_ns: Array) -> Array:

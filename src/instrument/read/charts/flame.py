@@ -13,7 +13,7 @@ from ...base.trace_marks import TASKS
 from ..tables.autograd import engine_node_name
 from ..tables.intervals import Intervals, covered_ns, merge_overlaps
 from ..tables.lanes import latest
-from ..tables.nest import NestedRanges, ancestor_levels, inside_rows
+from ..tables.nest import NestedRanges, ancestor_levels, inside_rows, outermost_rows
 from ..tables.steps import main_thread, span
 from ..tables.table import Array, Table
 from ..tables.trace_data import MODULE as MODULE_NAME
@@ -345,9 +345,7 @@ class _Rows:
         region = ranges.places(REGION, self._gpu.region)
         linked = np.flatnonzero((launched_in >= 0) & (region >= 0))
         launched_in, region = launched_in[linked], region[linked]
-        top = launched_in.copy()
-        for which, above in ancestor_levels(launched_in, parents):
-            top[which] = above
+        top = outermost_rows(launched_in, parents)
         # Only from the thread of the launch to another, and never into a node, which may be below this range.
         other = (ranges.thread[top] == ranges.thread[launched_in]) & (ranges.thread[top] != ranges.thread[region])
         other &= ~self._autograd[ranges.thread[region]] & ~self._in_node[region]
