@@ -55,16 +55,9 @@ def on_matrix_units(gpu: Table) -> Array:
 
 
 _INPUTS: dict[str, tuple[int, int, int | None]] = {
-    "aten::mm": (0, 1, None),
-    "aten::bmm": (0, 1, None),
-    "aten::addmm": (1, 2, 0),
-    "aten::addmm_": (1, 2, 0),
-    "aten::baddbmm": (1, 2, 0),
-    "aten::baddbmm_": (1, 2, 0),
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm", "aten::matmul"), (0, 1, None)),
+    **dict.fromkeys(("aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_"), (1, 2, 0)),
     "aten::_addmm_activation": (1, 2, 0),
-    "aten::_scaled_mm": (0, 1, None),
-    "aten::_int_mm": (0, 1, None),
-    "aten::matmul": (0, 1, None),
     "aten::linear": (0, 1, 2),
 }
 """The positions of both factors, and of the input that is added to the result."""
@@ -79,24 +72,12 @@ _OTHER_RESULT = {"aten::_scaled_mm", "aten::_int_mm"}
 """Operators whose result has another type than the factors; the trace does not say which."""
 
 _SIZES = {
-    "float": 4,
-    "double": 8,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-    "c10::complex<float>": 8,
+    **dict.fromkeys(("signed char", "unsigned char", "bool", "c10::Float8_e4m3fn", "c10::Float8_e5m2"), 1),
+    **dict.fromkeys(("c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "short int"), 2),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("double", "long", "long int", "c10::complex<float>"), 8),
     "c10::complex<double>": 16,
-    "int": 4,
-    "long": 8,
-    "long int": 8,
-    "short": 2,
-    "short int": 2,
-    "signed char": 1,
-    "unsigned char": 1,
-    "bool": 1,
-    "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e5m2": 1,
-    "c10::Float8_e4m3fnuz": 1,
-    "c10::Float8_e5m2fnuz": 1,
 }
 """Bytes per element by type, as torch.profiler names the types."""
 

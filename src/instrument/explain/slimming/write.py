@@ -7,14 +7,12 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Raw, Struct
 
-from ...base.part_file import writing
 from ...base.trace_marks import CORES, DETAIL, MACHINE, OPENED_BY, SLIM, STEPS
 from ...read.kineto.chunks import EventIndex
 from ...read.kineto.insert_events import microseconds
@@ -47,27 +45,6 @@ def index_of(trace: Trace) -> EventIndex:
             f'"trace" must be a trace of torch.profiler (.json, .json.gz), not of {trace.format}: {trace.path}'
         )
     return trace.look_up
-
-
-def write_trace(
-    trace: Trace, parts: Mapping[str, Part], out: Path, names: Names, *, renumber: bool, packed: bool
-) -> None:
-    """Write a new file.
-
-    Args:
-        trace: the trace.
-        parts: the events that stay, by table.
-        out: the path, where nothing is.
-        names: which names are written.
-        renumber: whether correlation ids get small numbers.
-        packed: whether the file is gzipped.
-
-    Raises:
-        OSError: the file of the trace cannot be read, or ``out`` cannot be written.
-    """
-    content = trace_bytes(trace, parts, names, renumber=renumber, packed=packed)
-    with writing(out.parent), out.open("xb") as file:
-        file.writelines(content)
 
 
 def trace_bytes(
