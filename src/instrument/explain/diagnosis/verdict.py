@@ -92,12 +92,8 @@ def verdict_of(facts: TraceFacts) -> Verdict:
     parts = _parts(facts)
     memory, coverage = _memory_share(facts)
     busy = parts["compute"]
-    classes: dict[Bound, float] = {
-        "input": parts["input"],
-        "synchronization": parts["synchronization"],
-        "overhead": parts["overhead"],
-        "communication": parts["communication"],
-    }
+    named: tuple[Bound, ...] = ("input", "synchronization", "overhead", "communication")
+    classes: dict[Bound, float] = {name: parts[name] for name in named}
     if memory is None:
         classes["memory"] = parts["copies"]
     else:

@@ -11,7 +11,7 @@ from ...read.memory.passes import FORWARD_PASS, OPTIMIZER_STEP
 from ...read.memory.shortage import RETURN_REASONS, FailedAllocation
 from ...read.memory.snapshot import MemorySnapshot
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import MissingEvidenceError, TraceFacts, require
 
 _EXPANDABLE = 'PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"'
 _LISTED = 3  # places
@@ -61,8 +61,7 @@ def _history(facts: TraceFacts) -> MemorySnapshot:
     """Return the snapshot; abstain if there is none, or if it has no events."""
     if facts.snapshot is None:
         raise MissingEvidenceError('no memory snapshot was recorded: memory="snapshot" records one')
-    if not facts.snapshot.events:
-        raise MissingEvidenceError("the memory snapshot has no events: it has no history")
+    require(facts.snapshot.events, "the memory snapshot has no events: it has no history")
     return facts.snapshot
 
 
@@ -72,8 +71,7 @@ def _peak(facts: TraceFacts) -> tuple[MemorySnapshot, Breakdown, int]:
     device = snapshot.fullest_device
     assert device is not None  # there are events
     found = snapshot.break_down(device)
-    if found.peak.event < 0:
-        raise MissingEvidenceError("the peak in the memory snapshot is before all events of its history")
+    require(found.peak.event >= 0, "the peak in the memory snapshot is before all events of its history")
     return snapshot, found, int(snapshot.passes.kind[found.peak.event])
 
 

@@ -14,7 +14,7 @@ from ..metrics.collectives import BYTES
 from ..replay.replay import Change
 from .idle import percent_of_step
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts, Win
+from .trace_facts import TraceFacts, Win, require
 
 _GRADIENTS = re.compile("all_?reduce|reduce_?scatter|all_?gather", re.IGNORECASE)
 _SMALL_BYTES = 1 << 20
@@ -24,13 +24,7 @@ def _exposed_ns(facts: TraceFacts) -> int:
     return total_ns(facts.activity.working) - total_ns(facts.activity.compute)
 
 
-def _require_communication(facts: TraceFacts) -> None:
-    facts.require_gpu()
-    if not facts.communication.any():
-        raise MissingEvidenceError("nothing communicates")
-
-
-@rule("exposed-communication", share=0.05)
+@rule("exposed-communication", gpu=True, share=0.05)
 def exposed_communication(facts: TraceFacts) -> Iterator[Finding]:
     """The GPU communicates while nothing computes.
 
@@ -38,7 +32,7 @@ def exposed_communication(facts: TraceFacts) -> Iterator[Finding]:
     late rank, which only the traces of several ranks show. Confidence is medium if the CPU is too slow to make use
     of the time. The threshold of 5 % is that of TraceLens.
     """
-    _require_communication(facts)
+    require(facts.communication.any(), "nothing communicates")
     win = Win(facts.per_step(_exposed_ns(facts)), lambda: Change(overlapped=facts.replayer.communication))
     gpu = facts.gpu
     rows = np.flatnonzero(facts.communication)
@@ -94,18 +88,17 @@ def _fix(facts: TraceFacts, row: int) -> Fix:
     )
 
 
-@rule("small-collectives", share=0.01)
+@rule("small-collectives", gpu=True, share=0.01)
 def small_collectives(facts: TraceFacts, *, per_step: int = 10) -> Iterator[Finding]:
     """Many small collectives take time for their latency, not for their bytes.
 
     Needs collectives with their sizes. NCCL reaches its bandwidth from a few MB on; below 1 MB, latency
     dominates. The time to win is the exposed time of collectives below 1 MB.
     """
-    _require_communication(facts)
+    require(facts.communication.any(), "nothing communicates")
     gpu = facts.gpu
     elements = np.maximum(gpu.elements_in, gpu.elements_out)
-    if not (elements[facts.communication] >= 0).any():
-        raise MissingEvidenceError("the collectives have no sizes")
+    require((elements[facts.communication] >= 0).any(), "the collectives have no sizes")
     sizes = np.array([BYTES.get(word.lower(), 4) for word in gpu.strings], np.int64)[gpu.dtype]
     rows = np.flatnonzero(facts.communication & (elements >= 0) & (elements * sizes < _SMALL_BYTES))
     if facts.calls(len(rows)) < per_step:

@@ -18,7 +18,7 @@ from ..metrics.idle import INPUT
 from ..replay.replay import Change, without_events
 from .idle import idle_of, percent_of_step
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts, Win, both
+from .trace_facts import MissingEvidenceError, TraceFacts, Win, both, require
 
 _FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
 QUERIES = re.compile("Occupancy|Func(?:Get|Set)Attribute|GetDeviceProperties|DeviceGetAttribute")
@@ -106,8 +106,7 @@ def cold_first_step(facts: TraceFacts, *, ratio: float = 1.5) -> Iterator[Findin
     steps in its schedule for the same reason; the ratio 1.5 is this library's choice.
     """
     lengths = facts.trace.steps.duration_ns
-    if len(lengths) < 3:
-        raise MissingEvidenceError("fewer than three steps are recorded")
+    require(len(lengths) >= 3, "fewer than three steps are recorded")
     usual = float(np.median(lengths[1:]))
     if not usual or lengths[0] < ratio * usual:
         return
@@ -203,8 +202,7 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100) -> Iterator[Fin
     trace = facts.trace
     tables = ((trace.regions, "region"), (trace.operators, "operator"))
     found = [(table, link, rows) for table, link in tables if len(rows := facts.rows_matching(table, _OPTIMIZER))]
-    if not found:
-        raise MissingEvidenceError("the trace has no range of an optimizer")
+    require(found, "the trace has no range of an optimizer")
     table, link, rows = found[0]
     inside = np.append(inside_rows(rows, table.parent), False)
     rows_of_work = np.flatnonzero(inside[facts.gpu[link]])

@@ -26,7 +26,7 @@ from ..metrics.idle import (
 from ..replay.replay import Change, without_events
 from ..replay.what_if import contexts_of_waits
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts, Win
+from .trace_facts import TraceFacts, Win, require
 
 _WORKERS = 8  # processes of a DataLoader that are suggested at the most
 _FEW_CORES = 2  # fewer than a loop and several workers can use
@@ -54,8 +54,7 @@ def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     time divided by theirs. The default threshold, 5 % of the step, is that of torch_tb_profiler.
     """
     tables = input_ranges(facts.trace)
-    if not tables:
-        raise MissingEvidenceError("the trace has no ranges of a DataLoader")
+    require(tables, "the trace has no ranges of a DataLoader")
     first, last = facts.recorded
     starts, ends = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start_ns", "end_ns"))
     times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
@@ -133,8 +132,7 @@ def long_synchronization(facts: TraceFacts) -> Iterator[Finding]:
     the idle time after the synchronization, at most the time that the CPU was blocked: for that long, the CPU
     could have run ahead. Idle time with a more specific cause, such as a DataLoader, does not count.
     """
-    if not facts.trace.runtime and not facts.trace.syncs:
-        raise MissingEvidenceError("the trace has no calls of the runtime")
+    require(facts.trace.runtime or facts.trace.syncs, "the trace has no calls of the runtime")
     budget = facts.per_step(facts.idle.total("synchronization"))
     for found in facts.syncs.syncs:
         win = Win(min(found.win_ns or 0, budget), partial(_asynchronous, facts, found))
@@ -175,8 +173,7 @@ def garbage_collection(facts: TraceFacts) -> Iterator[Finding]:
     Needs the pauses that torch records with ``record_python_gc_info``, or regions named ``gc.collect``.
     """
     pauses = [rows for rows in named_ranges(facts.trace, COLLECTION) if rows]
-    if not pauses:
-        raise MissingEvidenceError("the trace has no pauses of the garbage collector")
+    require(pauses, "the trace has no pauses of the garbage collector")
     yield from _of_cause(
         facts,
         "garbage_collection",

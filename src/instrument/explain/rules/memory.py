@@ -16,7 +16,7 @@ from ...read.tables.table import Table
 from ..metrics.memory_use import megabytes
 from .allocator import CHECKPOINT, expandable_fix, site_of
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import MissingEvidenceError, TraceFacts, require
 
 _MEGABYTES, _GIGABYTES = 1e6, 1e9
 _DETACH = Fix(
@@ -29,11 +29,11 @@ _DETACH = Fix(
 def _on_gpu(facts: TraceFacts) -> Table:
     """Return the allocations and frees on GPUs; abstain if none are recorded."""
     rows = facts.memory_events.where(facts.memory_events.allocated_bytes >= 0)
-    if not rows:
-        raise MissingEvidenceError(
-            "there are neither memory events nor a memory snapshot: record with profile_memory=True or "
-            'memory="snapshot"'
-        )
+    require(
+        rows,
+        "there are neither memory events nor a memory snapshot: record with profile_memory=True or "
+        'memory="snapshot"',
+    )
     return rows
 
 
@@ -65,8 +65,7 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
         return
     rows = _on_gpu(facts)
     ends = facts.trace.steps.end_ns
-    if len(ends) < 3:
-        raise MissingEvidenceError("fewer than three steps are recorded")
+    require(len(ends) >= 3, "fewer than three steps are recorded")
     last = np.searchsorted(rows.start_ns, ends, "right") - 1
     if (last < 0).any():
         raise MissingEvidenceError("a step has no memory events")
@@ -86,8 +85,10 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
 
 
 def _growing_lines(facts: TraceFacts, snapshot: MemorySnapshot, device: int, share: float) -> Iterator[Finding]:
-    if snapshot.complete_steps(device) < LEAST_STEPS:
-        raise MissingEvidenceError("fewer than two complete steps are in the history of the memory snapshot")
+    require(
+        snapshot.complete_steps(device) >= LEAST_STEPS,
+        "fewer than two complete steps are in the history of the memory snapshot",
+    )
     found = snapshot.break_down(device)
     at_peak = Counter[Place]()
     for (place, _), (number, _) in found.by_line().items():
@@ -138,13 +139,11 @@ def _at_peak(facts: TraceFacts) -> tuple[int, int]:
     if (known := _snapshot(facts)) is not None:
         snapshot, device = known
         found = snapshot.break_down(device)
-        if not found.recorded:
-            raise MissingEvidenceError("the memory snapshot has no history, and so no peak")
+        require(found.recorded, "the memory snapshot has no history, and so no peak")
         return found.reserved_bytes, found.peak.bytes
     rows = _on_gpu(facts)
     rows = rows.where(rows.reserved_bytes >= 0)
-    if not rows:
-        raise MissingEvidenceError("the memory events have no totals")
+    require(rows, "the memory events have no totals")
     peak = int(np.argmax(rows.allocated_bytes))
     return int(rows.reserved_bytes[peak]), int(rows.allocated_bytes[peak])
 

@@ -9,7 +9,7 @@ from ...base.findings import Evidence, Finding, Fix
 from ...base.units import counted, duration
 from ..metrics.job import Job
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import MissingEvidenceError, TraceFacts, require
 
 _LISTED = 10
 
@@ -36,8 +36,7 @@ def late_rank(facts: TraceFacts) -> Iterator[Finding]:
     job = _job(facts)
     facts.require_gpu()
     found = job.arrivals
-    if not found.collectives:
-        raise MissingEvidenceError(found.unknown)
+    require(found.collectives, found.unknown)
     rank = found.latest
     if rank is None:
         return
@@ -73,8 +72,7 @@ def uneven_compute(facts: TraceFacts) -> Iterator[Finding]:
     job = _job(facts)
     facts.require_gpu()
     computes = {rank: trace.compute_ns for rank, trace in job.ranks.items() if trace.compute_ns}
-    if len(computes) < 2:
-        raise MissingEvidenceError("fewer than two ranks compute")
+    require(len(computes) >= 2, "fewer than two ranks compute")
     most = max(computes, key=lambda rank: computes[rank])
     usual = mean(computes.values())
     win = _in_a_step(facts, computes[most] - usual)

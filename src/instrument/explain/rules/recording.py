@@ -15,7 +15,7 @@ from ...read.tables.notes import kept_steps
 from ...read.tables.trace import ReadLosses
 from ..metrics.launches import LostWork
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import MissingEvidenceError, TraceFacts, require
 
 _LISTED = 10  # ranks
 
@@ -133,8 +133,7 @@ def no_gpu_work(facts: TraceFacts) -> Iterator[Finding]:
         return
     launches, copies = launches_of(trace), copy_calls(trace)
     calls = len(launches.rows) + len(copies)
-    if not calls:
-        raise MissingEvidenceError("the trace has no launches")
+    require(calls, "the trace has no launches")
     names = trace.runtime.where(np.concatenate((launches.rows, copies))).text("name")
     vendor = next((kind for kind in _NOTHING_RECORDED if any(name.startswith(kind) for name in names)), "cu")
     yield facts.finding(
@@ -153,10 +152,9 @@ def lost_graph_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     Needs calls of the runtime. With some drivers CUPTI records the kernels of a graph only if the profiler was
     initialized before the graph was captured; GPU times are too low without them.
     """
-    _require_some_work(facts)
+    require(facts.trace.gpu, "the trace has no GPU work")
     launches, missing = facts.lost.graphs, facts.lost.missing_graphs
-    if not launches:
-        raise MissingEvidenceError("the trace has no launches of CUDA graphs")
+    require(launches, "the trace has no launches of CUDA graphs")
     if missing < share * launches:
         return
     yield facts.finding(
@@ -182,11 +180,10 @@ def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
     if most have none. If a tenth of the launches is affected, graphs included, the verdict and all rules on times
     of the GPU abstain.
     """
-    _require_some_work(facts)
+    require(facts.trace.gpu, "the trace has no GPU work")
     lost = facts.lost
     launches, missing = lost.launches, lost.missing
-    if not launches + lost.graphs:
-        raise MissingEvidenceError("the trace has no launches")
+    require(launches + lost.graphs, "the trace has no launches")
     wrong = _impossible(lost)
     if not (lost.at_zero or max(missing, lost.misplaced) >= max(share * (launches + lost.graphs), 1)):
         return
@@ -217,8 +214,3 @@ def _impossible(lost: LostWork) -> list[str]:
         )
         if number
     ]
-
-
-def _require_some_work(facts: TraceFacts) -> None:
-    if not facts.trace.gpu:
-        raise MissingEvidenceError("the trace has no GPU work")

@@ -56,6 +56,12 @@ class MissingEvidenceError(Exception):
     """Raised by a rule whose evidence is missing; the message says what the trace lacks."""
 
 
+def require(evidence: object, lacking: str) -> None:
+    """Raise `MissingEvidenceError` with what the trace lacks, unless there is evidence."""
+    if not evidence:
+        raise MissingEvidenceError(lacking)
+
+
 class TraceFacts(WindowFacts):
     """What rules read of one trace, with what they say in common."""
 
@@ -103,8 +109,7 @@ class TraceFacts(WindowFacts):
         """Raise `MissingEvidenceError` if there are no operators, or none with shapes."""
         if self.lacks_operators:
             raise MissingEvidenceError(f'{self.lacks_operators}: record with detail="full"')
-        if not self.trace.operators.shapes.any():
-            raise MissingEvidenceError("the trace has no shapes: record with record_shapes=True")
+        require(self.trace.operators.shapes.any(), "the trace has no shapes: record with record_shapes=True")
 
     def per_gpu(self, ns: float) -> int:
         """Return a sum of durations of GPU work as time per step: of several GPUs, the mean."""

@@ -13,7 +13,7 @@ from ...read.tables.table import KERNEL
 from ..metrics.groups import sum_by_group
 from ..metrics.utilization import activity, blocks_per_sm
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import TraceFacts, require
 
 _FEW = 10  # kernels: too few to speak of a program
 
@@ -52,8 +52,7 @@ def low_sm_efficiency(facts: TraceFacts) -> Iterator[Finding]:
     kernels = facts.kernels
     blocks = blocks_per_sm(kernels, facts.trace.runtime, facts.trace.devices)
     known = blocks > 0
-    if not known.any():
-        raise MissingEvidenceError("the trace has no grids, or the multiprocessors of the GPU are unknown")
+    require(known.any(), "the trace has no grids, or the multiprocessors of the GPU are unknown")
     communicates = facts.communication[facts.gpu.category == KERNEL]
     empty = np.where(known & ~communicates, np.maximum(1 - blocks, 0), 0)
     unused = empty * kernels.duration_ns
@@ -100,8 +99,7 @@ def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1)
     """
     kernels = facts.kernels
     has = ~np.isnan(kernels.occupancy_percent)
-    if not has.any():
-        raise MissingEvidenceError("the trace has no estimated occupancy")
+    require(has.any(), "the trace has no estimated occupancy")
     family = np.array([word in ("gemm", "convolution", "attention", "collective") for word in kernels.strings])
     low = has & ~family[kernels.family] & (kernels.occupancy_percent < percent) & ~(kernels.blocks_per_sm < 1)
     ns = int(kernels.duration_ns[low].sum())
@@ -132,16 +130,14 @@ def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2) -> Iterator[Findin
     count. The time to win is the time above each kernel's median over the steps.
     """
     gpu = facts.gpu
-    if len(facts.trace.steps) < 3:
-        raise MissingEvidenceError("fewer than three steps are recorded")
+    require(len(facts.trace.steps) >= 3, "fewer than three steps are recorded")
     rows = np.flatnonzero((gpu.category == KERNEL) & ~facts.communication & (gpu.step >= 0))
     names, of = np.unique(gpu.name[rows], return_inverse=True)
     steps = len(facts.trace.steps)
     calls = np.bincount(of * steps + gpu.step[rows], minlength=len(names) * steps).reshape(-1, steps)
     ns = sum_by_group(gpu.duration_ns[rows], of * steps + gpu.step[rows], len(names) * steps).reshape(-1, steps)
     same = (calls == calls[:, :1]).all(axis=1) & (calls[:, 0] > 0)
-    if not same.any():
-        raise MissingEvidenceError("the steps do not run the same kernels")
+    require(same.any(), "the steps do not run the same kernels")
     usual = np.median(ns[same], axis=1)
     above = np.maximum(ns[same] - usual[:, None], 0)
     worst = above.sum(axis=0)
@@ -176,8 +172,7 @@ def single_stream(facts: TraceFacts) -> Iterator[Finding]:
     Needs collectives. The time to win is the time of communication, at most that of the compute that could
     overlap with it; of several GPUs, the one that wins most counts.
     """
-    if not facts.communication.any():
-        raise MissingEvidenceError("nothing communicates")
+    require(facts.communication.any(), "nothing communicates")
     gpu, win, communication_ns, on = facts.gpu, 0, 0, -1
     for number, own in facts.gpus.items():
         on_one = gpu.where(own)
@@ -210,8 +205,7 @@ def dominant_kernel(facts: TraceFacts, *, share: float = 0.5) -> Iterator[Findin
     spot. Other rules estimate how much faster the kernel could be.
     """
     kernels = facts.kernels
-    if len(np.unique(kernels.name)) < 2:
-        raise MissingEvidenceError("the trace has a single kernel")
+    require(len(np.unique(kernels.name)) >= 2, "the trace has a single kernel")
     names, of = np.unique(kernels.name, return_inverse=True)
     sums = sum_by_group(kernels.duration_ns, of, len(names))
     most = int(np.argmax(sums))
