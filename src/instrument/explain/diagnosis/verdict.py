@@ -147,7 +147,7 @@ def _memory_share(facts: TraceFacts) -> tuple[float | None, str]:
     """Return the share of the compute time that memory limits, and the evidence for it, in words."""
     line = facts.roofline
     compute, memory = line.bound_ns("compute"), line.bound_ns("memory")
-    kernel_ns = int(facts.kernels.duration_ns[~_of_kernels(facts)].sum())
+    kernel_ns = int(facts.kernels.duration_ns[~facts.communication[facts.kernel_rows]].sum())
     if kernel_ns and (compute + memory) >= _COVERAGE * kernel_ns:
         share = min((compute + memory) / kernel_ns, 1)
         return memory / (compute + memory), f"the rooflines of operators with {100 * share:.0f} % of the GPU time"
@@ -178,12 +178,6 @@ def _limits_by_name(kernels: Table) -> Array:
         limits[matmul & (kernels.short_name == code)] = 0 if tile is None else 1 if min(tile) > _THIN else -1
     known: Array = limits
     return known
-
-
-def _of_kernels(facts: TraceFacts) -> Array:
-    """Return which rows of `TraceFacts.kernels` communicate, as a mask."""
-    mask: Array = facts.communication[facts.kernel_rows]
-    return mask
 
 
 def _sentence(

@@ -157,12 +157,13 @@ def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3) -> Iterator[Findi
         return
     row = slow[0]
     batch, heads, queries, keys, size, _ = row.work.sizes
+    backend = next((name for name in ("flash", "efficient", "cudnn") if name in row.name), row.name)
     yield facts.finding(
         f"Fused attention reaches {100 * (row.share or 0):.0f} % of the peak: "
         f"{batch} x {heads} heads, {queries} queries, {keys} keys, head size {size}",
         Evidence("share_of_peak", row.share, "1", "Share of the roofline, counted without a causal mask."),
         facts.gpu_time("gpu_ns", sum(each.gpu_ns for each in slow), "GPU time of such calls per step."),
-        Evidence("backend", _backend(row.name), "", "Backend that ran."),
+        Evidence("backend", backend, "", "Backend that ran."),
         win_ns=win,
         operator=row.name,
         confidence="medium",
@@ -175,10 +176,6 @@ def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3) -> Iterator[Findi
         ),
         at=facts.place_of_operator(int(row.rows[0])),
     )
-
-
-def _backend(operator: str) -> str:
-    return next((name for name in ("flash", "efficient", "cudnn") if name in operator), operator)
 
 
 @rule("short-attention", share=0.02)

@@ -134,7 +134,8 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50) -> Iterator[Finding]
     gpu_ns, gpu_win = int(copies.duration_ns.sum()), facts.gpu_win(rows)
     win = both(facts.cpu_win(copying), gpu_win)
     inside = [operators.strings[code] for code in np.unique(operators.name[outer]).tolist()]
-    names = inside + [facts.trace.strings[code] for code in np.unique(_regions(facts, copies)).tolist()]
+    around = np.unique(facts.trace.regions.name[copies.region[copies.region >= 0]])
+    names = inside + [facts.trace.strings[code] for code in around.tolist()]
     ddp = any("bucket" in name or "DistributedDataParallel" in name for name in names)
     of = " for DistributedDataParallel's buckets and buffers" if ddp else ""
     yield facts.finding(
@@ -165,11 +166,6 @@ def _within_device(facts: TraceFacts) -> Array:
     """Return a mask of the rows of `TraceFacts.gpu` that are memcpys within a GPU."""
     mask: Array = (facts.gpu.category == MEMCPY) & facts.gpu.matching("name", _DEVICE_COPY)
     return mask
-
-
-def _regions(facts: TraceFacts, work: Table) -> Array:
-    names: Array = facts.trace.regions.name[work.region[work.region >= 0]]
-    return names
 
 
 @rule("bias-copies", gpu=True, share=0.005)

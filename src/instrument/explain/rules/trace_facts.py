@@ -66,11 +66,8 @@ class TraceFacts(WindowFacts):
     """What rules read of one trace, with what they say in common."""
 
     @cached_property
-    def _places(self) -> dict[int, tuple[Finding, tuple[int, int]]]:
-        return {}  # by identity
-
-    @cached_property
-    def _wins(self) -> dict[int, tuple[Finding, Win]]:
+    def _made(self) -> dict[int, tuple[Finding, Win | None, tuple[int, int] | None]]:
+        """The findings by identity, with their wins, and the threads and times at which they show."""
         return {}
 
     @cached_property
@@ -300,10 +297,8 @@ class TraceFacts(WindowFacts):
             coverage=coverage,
             win_bytes=win_bytes,
         )
-        if isinstance(win_ns, Win):
-            self._wins[id(found)] = found, win_ns
-        if at is not None:
-            self._places[id(found)] = found, (operator.index(at[0]), operator.index(at[1]))
+        place = None if at is None else (operator.index(at[0]), operator.index(at[1]))
+        self._made[id(found)] = found, win_ns if isinstance(win_ns, Win) else None, place
         return found
 
     def place_of(self, work: Table) -> tuple[int, int] | None:
@@ -332,7 +327,7 @@ class TraceFacts(WindowFacts):
 
     def win_of(self, finding: Finding) -> Win | None:
         """Return what removing the cause of a finding of `finding` can win; None if no replay can show it."""
-        return self._wins[id(finding)][1] if id(finding) in self._wins else None
+        return self._made[id(finding)][1] if id(finding) in self._made else None
 
     def replayed_ns(self, win: Win) -> int | None:
         """Return how much shorter a step is in a replay, at most the win; None if nothing can be predicted."""
@@ -344,10 +339,13 @@ class TraceFacts(WindowFacts):
     def located(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return the findings with the times, regions, modules and lines that are known at their places."""
         findings = list(findings)
-        placed = [index for index, found in enumerate(findings) if id(found) in self._places]
+        known = {
+            index: self._made[id(found)][2] for index, found in enumerate(findings) if id(found) in self._made
+        }
+        placed = {index: place for index, place in known.items() if place is not None}
         if not placed:
             return findings
-        places = np.array([self._places[id(findings[index])][1] for index in placed], np.int64)
+        places = np.array([*placed.values()], np.int64)
         contexts = self._contexts(places[:, 0], places[:, 1])
         for row, index in enumerate(placed):
             context, where = contexts.context(row), findings[index].where

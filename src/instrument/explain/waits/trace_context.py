@@ -259,9 +259,9 @@ class TraceContext:
         self._frames = _innermost_rows(trace.frames, thread, at_ns)
         self._steps = _steps(trace, thread, at_ns)
         self._functions = StackSites(trace)
-        main = main_thread(trace)
-        in_main = np.isin(thread, _threads_of_process(trace, main)) if main >= 0 else np.zeros(len(thread), bool)
-        self._main_regions = _innermost_rows(trace.regions, np.where(in_main, main, -1), at_ns)
+        main, process = main_thread(trace), process_of_threads(trace)
+        beside_main = np.where(process[thread] == process[main], main, -1)
+        self._main_regions = _innermost_rows(trace.regions, beside_main, at_ns)
 
     def context(self, row: int) -> CallContext:
         """Return the context at the time in ``row``."""
@@ -315,9 +315,3 @@ def _steps(trace: Trace, thread: Array, at_ns: Array) -> Array:
     result = np.full(len(thread), -1)
     result[held] = steps.number[found[held]]
     return result
-
-
-def _threads_of_process(trace: Trace, thread: int) -> list[int]:
-    """Return the numbers of all threads in the process of ``thread``."""
-    process = trace.threads[thread].process
-    return [number for number, each in enumerate(trace.threads) if each.process == process]
