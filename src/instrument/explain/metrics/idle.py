@@ -191,9 +191,10 @@ def idle_causes(
 
 
 def named_ranges(trace: Trace, pattern: re.Pattern[str]) -> Iterator[Table]:
-    """Yield the operators, regions and other events whose names match; profilers keep them in either table."""
+    """Yield the operators, regions and other events whose names match, if there are any."""
     for events in (trace.operators, trace.regions, trace.others):
-        yield events.where(events.matching("name", pattern))
+        if found := events.where(events.matching("name", pattern)):
+            yield found
 
 
 def input_ranges(trace: Trace) -> list[Table]:
@@ -214,8 +215,7 @@ def _gaps(busy: Intervals, window: tuple[int, int]) -> Intervals:
 def _layers(trace: Trace) -> Iterator[Intervals]:
     yield times_of(input_ranges(trace))
     for pattern in (COMPILATION, COLLECTION):
-        found = [rows for rows in named_ranges(trace, pattern) if rows]
-        yield times_of(found)
+        yield times_of([*named_ranges(trace, pattern)])
     yield times_of([slow_calls(trace)])
     for pattern in (ALLOCATION, LOADING):
         yield times_of([trace.runtime.where(trace.runtime.matching("name", pattern))])

@@ -388,13 +388,10 @@ def _coverage(
         return ratio(int(gpu.duration_ns[known & among].sum()), int(gpu.duration_ns[among].sum()))
 
     every = np.ones(len(gpu), bool)
+    links: tuple[Basis, ...] = ("launch", "operator", "region", "module", "step")
     return {
         "all": of(every, every),
-        "launch": of(gpu.launch >= 0, every),
-        "operator": of(gpu.operator >= 0, every),
-        "region": of(gpu.region >= 0, every),
-        "module": of(gpu.module >= 0, every),
-        "step": of(gpu.step >= 0, every),
+        **{link: of(gpu[link] >= 0, every) for link in links},
         "loop": ratio(lengths.totals.known_ns, lengths.totals.busy_ns) if lengths else None,
         "blocks": of(sized, kernels),
         "occupancy": of(~np.isnan(gpu.occupancy_percent), kernels),

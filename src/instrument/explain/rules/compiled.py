@@ -27,10 +27,10 @@ LOOK_UP = re.compile("^TorchDynamo Cache Lookup")
 
 def _ranges(facts: TraceFacts, pattern: re.Pattern[str]) -> Table:
     """Return the ranges of compiled code whose names match; abstain if there are none."""
-    for found in named_ranges(facts.trace, pattern):
-        if found:
-            return found
-    raise MissingEvidenceError("nothing ran that torch.compile compiled")
+    found = next(named_ranges(facts.trace, pattern), None)
+    if found is None:
+        raise MissingEvidenceError("nothing ran that torch.compile compiled")
+    return found
 
 
 @rule("graph-breaks", on_cpu=True)

@@ -172,7 +172,7 @@ def garbage_collection(facts: TraceFacts) -> Iterator[Finding]:
 
     Needs the pauses that torch records with ``record_python_gc_info``, or regions named ``gc.collect``.
     """
-    pauses = [rows for rows in named_ranges(facts.trace, COLLECTION) if rows]
+    pauses = [*named_ranges(facts.trace, COLLECTION)]
     require(pauses, "the trace has no pauses of the garbage collector")
     yield from _of_cause(
         facts,
@@ -310,7 +310,7 @@ def compilation(facts: TraceFacts) -> Iterator[Finding]:
     yield from _of_cause(
         facts,
         "compilation",
-        [rows for rows in named_ranges(facts.trace, COMPILATION) if rows],
+        [*named_ranges(facts.trace, COMPILATION)],
         "torch.compile compiles while the GPU idles",
         Fix(
             "Record after the warm-up. If torch.compile compiles in every step, shapes or code change: mark the "
