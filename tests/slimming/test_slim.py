@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,11 +207,11 @@ def test_what_could_not_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     """A metric that differs in the file is named."""
     from instrument.explain.slimming import slim as module
 
-    write_trace = module.write_trace
+    trace_bytes = module.trace_bytes
 
-    def without_kernels(trace: Any, parts: Any, *args: Any, **more: Any) -> None:
-        write_trace(trace, {name: each for name, each in parts.items() if name != "gpu"}, *args, **more)
+    def without_kernels(trace: Any, parts: Any, *args: Any, **more: Any) -> Iterator[bytes]:
+        return trace_bytes(trace, {name: each for name, each in parts.items() if name != "gpu"}, *args, **more)
 
-    monkeypatch.setattr(module, "write_trace", without_kernels)
+    monkeypatch.setattr(module, "trace_bytes", without_kernels)
     made: SlimTrace = slim(write(tmp_path / "trace.json", RandomTrace(5).content))
     assert {"metric kernels", "metric span_ns", "verdict"} <= set(made.changed)

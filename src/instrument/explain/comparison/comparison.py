@@ -79,19 +79,21 @@ def _of_machines(before: TraceFacts, after: TraceFacts) -> Iterator[Difference]:
         yield Difference(f"only the trace {which} the change has GPU work", prevents=True)
     elif one and two and one != two:
         yield Difference(f"the devices differ: {', '.join(one)} and {', '.join(two)}", prevents=True)
-    gpus = [count_gpus(facts.trace.gpu) for facts in (before, after)]
-    if gpus[0] != gpus[1] and all(gpus):
-        yield Difference(f"the numbers of GPUs differ: {gpus[0]} and {gpus[1]}", prevents=True)
-    ranks = [facts.trace.world_size or 1 for facts in (before, after)]
-    if ranks[0] != ranks[1]:
-        yield Difference(f"the numbers of ranks differ: {ranks[0]} and {ranks[1]}", prevents=True)
-    own = [facts.trace.rank for facts in (before, after)]
-    if own[0] != own[1]:
-        yield Difference(f"the ranks differ: {own[0]} and {own[1]}", prevents=False)
+    traces = before.trace, after.trace
+    gpus = [count_gpus(trace.gpu) for trace in traces]
+    if all(gpus):
+        yield from _unequal("numbers of GPUs", gpus, prevents=True)
+    yield from _unequal("numbers of ranks", [trace.world_size or 1 for trace in traces], prevents=True)
+    yield from _unequal("ranks", [trace.rank for trace in traces])
     for name, keys in _VERSIONS.items():
-        versions = [_value(facts.trace.metadata, keys) for facts in (before, after)]
-        if None not in versions and versions[0] != versions[1]:
-            yield Difference(f"the versions of the {name} differ: {versions[0]} and {versions[1]}", prevents=False)
+        versions = [_value(trace.metadata, keys) for trace in traces]
+        if None not in versions:
+            yield from _unequal(f"versions of the {name}", versions)
+
+
+def _unequal(what: str, values: list[Any], *, prevents: bool = False) -> Iterator[Difference]:
+    if values[0] != values[1]:
+        yield Difference(f"the {what} differ: {values[0]} and {values[1]}", prevents)
 
 
 def _of_recordings(before: DiagnosisData, after: DiagnosisData, change: float) -> Iterator[Difference]:
@@ -102,9 +104,7 @@ def _of_recordings(before: DiagnosisData, after: DiagnosisData, change: float) -
     if before.has_steps != after.has_steps:
         which = "before" if before.has_steps else "after"
         yield Difference(f"only the trace {which} the change has steps", prevents=True)
-    formats = [facts_of(each).trace.format for each in (before, after)]
-    if formats[0] != formats[1]:
-        yield Difference(f"the profilers differ: {formats[0]} and {formats[1]}", prevents=False)
+    yield from _unequal("profilers", [facts_of(each).trace.format for each in (before, after)])
     options = [_value(facts_of(each).trace.metadata, ("with_stack",)) or 0 for each in (before, after)]
     if options[0] != options[1]:
         yield Difference("only one was recorded with stacks, which slows the CPU", prevents=False)
@@ -293,6 +293,11 @@ def _rule_and_place(found: Finding) -> tuple[str, ...]:
     return found.rule, *(_LOADER.sub("", str(part)) for part in found.where._replace(step=None, rank=None))
 
 
+_NUMBERS = (
+    "before_ns", "after_ns", "delta_ns", "relative", "p_value", "detectable", "reasons", "notes", "steps",
+)  # fmt: skip
+
+
 def as_dict(change: Comparison) -> dict[str, Any]:
     """Return a comparison as a dict of JSON values.
 
@@ -306,20 +311,9 @@ def as_dict(change: Comparison) -> dict[str, Any]:
         "verdict": change.verdict,
         "before": change.before.path,
         "after": change.after.path,
-        "before_ns": change.before_ns,
-        "after_ns": change.after_ns,
-        "delta_ns": change.delta_ns,
-        "relative": change.relative,
-        "p_value": change.p_value,
-        "detectable": change.detectable,
-        "reasons": list(change.reasons),
-        "notes": list(change.notes),
-        "steps": list(change.steps),
+        **{name: getattr(change, name) for name in _NUMBERS},
         "kinds": {kind: {"ns": ns, "definition": KINDS[kind]} for kind, ns in change.by_kind().items()},
-        "parts": [
-            {**vars(part), "region": list(part.region), "ns": part.ns, "change": part.change}
-            for part in change.parts
-        ],
+        "parts": [vars(part) | {"ns": part.ns, "change": part.change} for part in change.parts],
         **{
             name: [{"rule": each.rule, "title": each.title, "where": str(each.where)} for each in findings]
             for name, findings in (("gone", change.gone), ("new", change.new))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ...base.findings import Finding
 from ...base.units import duration
 from ..diagnosis.diagnose import Diagnosis
 
+Key = TypeVar("Key", bound=Hashable)
 Verdict = Literal["faster", "slower", "no change seen", "not comparable"]
 
 
@@ -110,16 +111,16 @@ class ComparisonData:
 
     def by_kind(self) -> dict[str, int]:
         """Return the difference of each kind of part in ns, the largest first; they add up to ``delta_ns``."""
-        sums: Counter[str] = Counter()
-        for part in self.parts:
-            sums[part.kind] += part.ns
-        return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
+        return self._sums(lambda part: part.kind)
 
     def by_region(self) -> dict[tuple[str, ...], int]:
         """Return the difference of each region in ns, the largest first; they add up to ``delta_ns``."""
-        sums: Counter[tuple[str, ...]] = Counter()
+        return self._sums(lambda part: part.region)
+
+    def _sums(self, key: Callable[[Part], Key]) -> dict[Key, int]:
+        sums: Counter[Key] = Counter()
         for part in self.parts:
-            sums[part.region] += part.ns
+            sums[key(part)] += part.ns
         return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
 
 

@@ -99,20 +99,14 @@ def _of_gpu(facts: TraceFacts, start_ns: int, end_ns: int) -> Iterator[tuple[Key
         path = _path(facts.trace.regions, region)
         yield Key(_CLASSES[kind], path, facts.trace.strings[name], gpu.strings[kernel]), total, count
     idle = idle_causes(facts.trace, merge_overlaps(starts, ends), (start_ns, end_ns), facts.waits)
-    at, early = _regions_at(facts, idle.start_ns), _launched_before(facts, idle.end_ns)
+    following = np.searchsorted(gpu.start_ns, idle.end_ns)
+    at, early = _regions_at(facts, idle.start_ns), np.append(launched_before(facts.trace), False)[following]
     for cause, times in idle.by_cause.items():
         for gap in np.flatnonzero(times).tolist():
             kind = PART_OF_CAUSE.get(cause, "overhead")
             if kind == "unassigned" and early[gap]:  # launched in time, as before the recording
                 kind = "latency" if idle.end_ns[gap] - idle.start_ns[gap] < SHORT_NS else "other"
             yield Key(kind, at[gap], "", ""), int(times[gap]), 1
-
-
-def _launched_before(facts: TraceFacts, ends_ns: Array) -> Array:
-    """Return whether the work that ends each gap was launched before the recording."""
-    following = np.searchsorted(facts.trace.gpu.start_ns, ends_ns)
-    before: Array = np.append(launched_before(facts.trace), False)[following]
-    return before
 
 
 def _exclusive_ns(starts: Array, ends: Array, rank: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.findings import Where
-from ...read.tables.table import Array
+from ...read.tables.nest import outermost_rows
 from ..metrics.groups import sum_by_group, unique_codes
 from ..metrics.idle import CAUSES
 from ..rules.trace_facts import TraceFacts
@@ -44,7 +44,7 @@ def outermost_regions(facts: TraceFacts) -> tuple[RegionTimes, ...]:
     cpu_ns = np.where(regions.parent < 0, np.maximum(end - begin, 0), 0)
     names, of = unique_codes(regions.name)
     work = np.flatnonzero(gpu.region >= 0)
-    outermost = _outermost(regions.parent)[gpu.region[work]]
+    outermost = outermost_rows(gpu.region[work], regions.parent)
     inside = cpu_ns[outermost] > 0
     by_name = (
         sum_by_group(cpu_ns, of, len(names)),
@@ -68,14 +68,6 @@ def joined_regions(regions: Sequence[RegionTimes]) -> list[RegionTimes]:
         _, cpu_ns, gpu_ns = rows.get(name, RegionTimes(name, 0, 0))
         rows[name] = RegionTimes(name, cpu_ns + region.cpu_ns, gpu_ns + region.gpu_ns)
     return sorted(rows.values(), key=_longer)
-
-
-def _outermost(parent: Array) -> Array:
-    """Return the row of the outermost region around each region, or the region itself."""
-    row = np.arange(len(parent))
-    while (inside := parent[row] >= 0).any():
-        row[inside] = parent[row[inside]]
-    return row
 
 
 def _longer(row: RegionTimes) -> int:

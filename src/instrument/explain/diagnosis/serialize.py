@@ -15,6 +15,7 @@ from ...read.memory.snapshot import as_dict as memory_as_dict
 from ..metrics.idle import CAUSES
 from ..metrics.job import Job
 from ..metrics.memory_use import CATEGORIES, MemoryUse
+from ..metrics.metrics import Metrics
 from ..metrics.roofline import Roofline, RooflineRow
 from ..replay.replayer import Replayer
 from ..rules.rule import RULES
@@ -64,6 +65,9 @@ DEFINITIONS = {
 """The definitions of the numbers that do not carry their own, by key."""
 
 _OPERATORS = 50
+_HEAD = (
+    "path", "verdict", "bound", "coverage", "rank", "has_steps", "steps", "step_ns", "stretch", "stretch_range",
+)  # fmt: skip
 
 
 def to_json(diagnosis: DiagnosisData) -> str:
@@ -119,16 +123,7 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
     """
     return {
         "version": VERSION,
-        "path": diagnosis.path,
-        "verdict": diagnosis.verdict,
-        "bound": diagnosis.bound,
-        "coverage": diagnosis.coverage,
-        "rank": diagnosis.rank,
-        "has_steps": diagnosis.has_steps,
-        "steps": diagnosis.steps,
-        "step_ns": diagnosis.step_ns,
-        "stretch": diagnosis.stretch,
-        "stretch_range": diagnosis.stretch_range and list(diagnosis.stretch_range),
+        **{name: getattr(diagnosis, name) for name in _HEAD},
         "parts": {
             name: {"ns": ns, "definition": definition_of_part(name, diagnosis.has_gpu)}
             for name, ns in diagnosis.parts.items()
@@ -136,33 +131,20 @@ def as_dict(diagnosis: DiagnosisData) -> dict[str, Any]:
         "idle_by_cause": {
             name: {"ns": ns, "definition": CAUSES[name]} for name, ns in diagnosis.idle_by_cause.items()
         },
-        "goodput": dict(diagnosis.goodput),
+        "goodput": diagnosis.goodput,
         "findings": [_finding(found, diagnosis.step_ns) for found in diagnosis.findings],
-        "idle_gaps": [
-            {
-                "start_ns": gap.start_ns,
-                "duration_ns": gap.duration_ns,
-                "cause": gap.cause,
-                "where": _where(gap.where),
-            }
-            for gap in diagnosis.idle_gaps
-        ],
+        "idle_gaps": [gap._asdict() | {"where": _where(gap.where)} for gap in diagnosis.idle_gaps],
         "regions": [each._asdict() for each in diagnosis.regions],
-        "abstained": dict(diagnosis.abstained),
+        "abstained": diagnosis.abstained,
         "memory": diagnosis.memory and _memory(diagnosis.memory),
         "memory_snapshot": diagnosis.snapshot and _snapshot(diagnosis.snapshot),
-        "failed": dict(diagnosis.failed),
-        "ignored": list(diagnosis.ignored),
-        "replaced": list(diagnosis.replaced),
-        "thresholds": {name: dict(values) for name, values in diagnosis.tuned.items()},
-        "left_out": dict(diagnosis.left_out),
-        "source": diagnosis.source,
+        **{name: getattr(diagnosis, name) for name in ("failed", "ignored", "replaced")},
+        "thresholds": diagnosis.tuned,
+        **{name: getattr(diagnosis, name) for name in ("left_out", "source")},
         "job": diagnosis.job and _job(diagnosis.job),
-        "steps_from": diagnosis.steps_from,
-        "merged_ranks": list(diagnosis.merged_ranks),
-        "opened_by": diagnosis.opened_by,
+        **{name: getattr(diagnosis, name) for name in ("steps_from", "merged_ranks", "opened_by")},
         "roofline": [_operator(row, diagnosis.roofline) for row in diagnosis.roofline.rows[:_OPERATORS]],
-        "metrics": dict(_metrics(diagnosis)),
+        "metrics": dict(_metrics(diagnosis.metrics)),
         "replay": diagnosis.replayer and _replay(diagnosis.replayer),
         "definitions": DEFINITIONS,
     }
@@ -172,9 +154,9 @@ def _job(job: Job) -> dict[str, Any]:
     return {
         "world_size": job.world_size,
         "ranks": list(job.ranks),
-        "missing": list(job.missing),
-        "guessed": list(job.guessed),
-        "damaged": {str(rank): list(lost.reasons) for rank, lost in job.damaged.items()},
+        "missing": job.missing,
+        "guessed": job.guessed,
+        "damaged": {rank: list(lost.reasons) for rank, lost in job.damaged.items()},
         "unreadable": {str(path): reason for path, reason in job.failed.items()},
     }
 
@@ -191,9 +173,7 @@ def _replay(replayer: Replayer) -> dict[str, Any]:
 def _memory(use: MemoryUse) -> dict[str, Any]:
     growth = use.growth_bytes
     return {
-        "device": use.device,
-        "peak_bytes": use.peak_bytes,
-        "reserved_bytes": use.reserved_bytes,
+        **{name: getattr(use, name) for name in ("device", "peak_bytes", "reserved_bytes")},
         "parts": {
             name: {"bytes": size, "growth_bytes": growth and growth[name], "definition": CATEGORIES[name]}
             for name, size in use.by_category.items()
@@ -209,27 +189,19 @@ def _snapshot(snapshot: MemorySnapshot) -> dict[str, Any] | None:
 def _finding(found: Finding, step_ns: float) -> dict[str, Any]:
     rule = RULES.get(found.rule)
     return {
-        "rule": found.rule,
-        "severity": found.severity,
-        "confidence": found.confidence,
-        "title": found.title,
+        **{name: getattr(found, name) for name in ("rule", "severity", "confidence", "title")},
         "meaning": (rule.function.__doc__ or "").partition("\n")[0] if rule else "",
         "where": _where(found.where),
-        "start_ns": found.start_ns,
-        "win_ns": found.win_ns,
-        "replayed_ns": found.replayed_ns,
-        "win_bytes": found.win_bytes,
+        **{name: getattr(found, name) for name in ("start_ns", "win_ns", "replayed_ns", "win_bytes")},
         "win_share": None if found.win_ns is None or not step_ns else found.win_ns / step_ns,
         "evidence": [each._asdict() for each in found.evidence],
         "coverage": found.coverage,
-        "fix": None if found.fix is None else vars(found.fix),
+        "fix": found.fix and vars(found.fix),
     }
 
 
 def _where(where: Where) -> dict[str, Any]:
-    site = where.site
-    known = None if site is None else {"file": site.file, "line": site.line, "function": site.function}
-    return where._asdict() | {"site": known}
+    return where._asdict() | {"site": where.site and vars(where.site)}
 
 
 def _operator(row: RooflineRow, line: Roofline) -> dict[str, Any]:
@@ -239,7 +211,7 @@ def _operator(row: RooflineRow, line: Roofline) -> dict[str, Any]:
         "operator": row.name,
         "kind": row.work.kind,
         "dtype": row.kind,
-        "sizes": list(row.work.sizes),
+        "sizes": row.work.sizes,
         "calls": row.calls,
         "gpu_ns": row.gpu_ns,
         "flops": row.work.flops,
@@ -252,19 +224,12 @@ def _operator(row: RooflineRow, line: Roofline) -> dict[str, Any]:
     }
 
 
-def _metrics(diagnosis: DiagnosisData) -> Iterator[tuple[str, dict[str, Any]]]:
-    for key, value in diagnosis.metrics.items():
-        about = diagnosis.metrics.about(key)
+def _metrics(metrics: Metrics) -> Iterator[tuple[str, dict[str, Any]]]:
+    for key, value in metrics.items():
         if value is None or isinstance(value, (int, float)):
-            yield (
-                key,
-                {
-                    "value": value if value is None or math.isfinite(value) else None,
-                    "unit": about.unit,
-                    "definition": about.definition,
-                    "coverage": about.coverage,
-                },
-            )
+            about = metrics.about(key)
+            known = {name: getattr(about, name) for name in ("unit", "definition", "coverage")}
+            yield key, {"value": value if value is None or math.isfinite(value) else None} | known
 
 
 def plain(value: Any) -> Any:

@@ -92,12 +92,8 @@ def verdict_of(facts: TraceFacts) -> Verdict:
     parts = _parts(facts)
     memory, coverage = _memory_share(facts)
     busy = parts["compute"]
-    classes: dict[Bound, float] = {
-        "input": parts["input"],
-        "synchronization": parts["synchronization"],
-        "overhead": parts["overhead"],
-        "communication": parts["communication"],
-    }
+    named: tuple[Bound, ...] = ("input", "synchronization", "overhead", "communication")
+    classes: dict[Bound, float] = {name: parts[name] for name in named}
     if memory is None:
         classes["memory"] = parts["copies"]
     else:
@@ -149,23 +145,19 @@ def _parts(facts: TraceFacts) -> dict[str, int]:
 
 def _memory_share(facts: TraceFacts) -> tuple[float | None, str]:
     """Return the share of the compute time that memory limits, and the evidence for it, in words."""
-    line = facts.roofline
-    compute, memory = line.bound_ns("compute"), line.bound_ns("memory")
-    kernel_ns = int(facts.kernels.duration_ns[~_of_kernels(facts)].sum())
-    if kernel_ns and (compute + memory) >= _COVERAGE * kernel_ns:
-        share = min((compute + memory) / kernel_ns, 1)
-        return memory / (compute + memory), f"the rooflines of operators with {100 * share:.0f} % of the GPU time"
-    kernels = facts.kernels
-    priced, limits = 100 * min((compute + memory) / max(kernel_ns, 1), 1), _limits_by_name(kernels)
-    compute, memory = (int(kernels.duration_ns[limits == sign].sum()) for sign in (1, -1))
-    if kernel_ns and (compute + memory) >= _COVERAGE * kernel_ns:
-        share = 100 * min((compute + memory) / kernel_ns, 1)
-        coverage = (
-            f"the names of kernels with {share:.0f} % of the GPU time; rooflines are known for {priced:.0f} %"
-        )
-        return memory / (compute + memory), coverage
-    known = (compute + memory) / kernel_ns if kernel_ns else 0
-    return None, f"the limit is known only for kernels with {100 * known:.0f} % of the GPU time"
+    line, kernels = facts.roofline, facts.kernels
+    kernel_ns = int(kernels.duration_ns[~facts.communication[facts.kernel_rows]].sum())
+    limits = _limits_by_name(kernels)
+    by_roofline = [line.bound_ns("compute"), line.bound_ns("memory")]
+    by_name = [int(kernels.duration_ns[limits == sign].sum()) for sign in (1, -1)]
+    priced, named = (min(sum(known) / kernel_ns, 1) if kernel_ns else 0 for known in (by_roofline, by_name))
+    if priced >= _COVERAGE:
+        evidence = f"the rooflines of operators with {100 * priced:.0f} % of the GPU time"
+        return by_roofline[1] / sum(by_roofline), evidence
+    if named < _COVERAGE:
+        return None, f"the limit is known only for kernels with {100 * named:.0f} % of the GPU time"
+    evidence = f"the names of kernels with {100 * named:.0f} % of the GPU time; rooflines are known for "
+    return by_name[1] / sum(by_name), f"{evidence}{100 * priced:.0f} %"
 
 
 def _limits_by_name(kernels: Table) -> Array:
@@ -182,12 +174,6 @@ def _limits_by_name(kernels: Table) -> Array:
         limits[matmul & (kernels.short_name == code)] = 0 if tile is None else 1 if min(tile) > _THIN else -1
     known: Array = limits
     return known
-
-
-def _of_kernels(facts: TraceFacts) -> Array:
-    """Return which rows of `TraceFacts.kernels` communicate, as a mask."""
-    mask: Array = facts.communication[facts.kernel_rows]
-    return mask
 
 
 def _sentence(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from ...read.tables.nest import ancestor_levels
 from ...read.tables.table import Array
+
+Value = TypeVar("Value", bound=Hashable)
 
 _PAIRS = 1 << 21  # of event and group that are processed at once: about 150 MB
 
@@ -96,6 +99,22 @@ def unique_codes(codes: Array) -> tuple[Array, Array]:
     used = np.zeros(int(codes.max(initial=-1)) + 1, bool)
     used[codes] = True
     return np.flatnonzero(used), (np.cumsum(used) - 1)[codes]
+
+
+def distinct_values(keys: Array, value_of: Callable[..., Value | None]) -> tuple[list[Value], Array]:
+    """Return the distinct values of rows of codes, and the index of the value of each row; -1 for None.
+
+    Args:
+        keys: the rows.
+        value_of: returns the value of the codes of a row.
+    """
+    rows, which = np.unique(keys, axis=0, return_inverse=True)
+    numbers: dict[Value, int] = {}
+    found = np.full(len(rows), -1)
+    for place, codes in enumerate(rows.tolist()):
+        if (value := value_of(*codes)) is not None:
+            found[place] = numbers.setdefault(value, len(numbers))
+    return list(numbers), found[which.reshape(-1)]
 
 
 def sum_by_group(values: Array, groups: Array, count: int) -> Array:

@@ -78,14 +78,7 @@ def gaps(gpu: Table, launched_ns: Array, order: Array) -> dict[str, Any]:
     start, reach = gpu.start_ns[order], np.maximum.accumulate(gpu.end_ns[order])
     after = np.flatnonzero(start[1:] > reach[:-1]) + 1
     begins, gap, launched = reach[after - 1], start[after] - reach[after - 1], launched_ns[order[after]]
-    unknown, host = launched == UNKNOWN, launched >= begins
-    short = gap < SHORT_NS
-    classes = {
-        "host_wait": host,
-        "launch_latency": ~unknown & ~host & short,
-        "other": ~unknown & ~host & ~short,
-        "unknown": unknown,
-    }
+    classes = _by_delay("host_wait", begins, gap, launched)
     found = {name: rows for name, rows in classes.items() if rows.any()}
     return {
         "gaps_device_ns": {name: int(gap[rows].sum()) for name, rows in found.items()},
@@ -198,9 +191,10 @@ def idle_causes(
 
 
 def named_ranges(trace: Trace, pattern: re.Pattern[str]) -> Iterator[Table]:
-    """Yield the operators, regions and other events whose names match; profilers keep them in either table."""
+    """Yield the operators, regions and other events whose names match, if there are any."""
     for events in (trace.operators, trace.regions, trace.others):
-        yield events.where(events.matching("name", pattern))
+        if found := events.where(events.matching("name", pattern)):
+            yield found
 
 
 def input_ranges(trace: Trace) -> list[Table]:
@@ -219,13 +213,12 @@ def _gaps(busy: Intervals, window: tuple[int, int]) -> Intervals:
 
 
 def _layers(trace: Trace) -> Iterator[Intervals]:
-    yield _times(input_ranges(trace))
+    yield times_of(input_ranges(trace))
     for pattern in (COMPILATION, COLLECTION):
-        found = [rows for rows in named_ranges(trace, pattern) if rows]
-        yield _times(found)
-    yield _times([slow_calls(trace)])
+        yield times_of([*named_ranges(trace, pattern)])
+    yield times_of([slow_calls(trace)])
     for pattern in (ALLOCATION, LOADING):
-        yield _times([trace.runtime.where(trace.runtime.matching("name", pattern))])
+        yield times_of([trace.runtime.where(trace.runtime.matching("name", pattern))])
 
 
 def slow_calls(trace: Trace) -> Table:
@@ -234,7 +227,8 @@ def slow_calls(trace: Trace) -> Table:
     return slow.where(~slow.matching("name", _LONG_BY_NATURE) & ~slow.matching("name", LOADING))
 
 
-def _times(tables: list[Table]) -> Intervals:
+def times_of(tables: Sequence[Table]) -> Intervals:
+    """Return when any of these events ran."""
     nothing = np.empty(0, np.int64)
     starts = [nothing, *(table.start_ns for table in tables)]
     ends = [nothing, *(table.end_ns for table in tables)]
@@ -262,12 +256,16 @@ def _delays(trace: Trace, starts: Array, ends: Array) -> dict[str, Array]:
     known = following < len(gpu)
     at = np.full(len(starts), UNKNOWN)  # also if no work follows
     at[known] = launched[following[known]]
-    unknown, late = at == UNKNOWN, at >= starts
-    short = ends - starts < SHORT_NS
+    return _by_delay("launch_overhead", starts, ends - starts, at)
+
+
+def _by_delay(late: str, starts: Array, length: Array, launched: Array) -> dict[str, Array]:
+    """Return masks of gaps by what delayed the work that ends them; ``late`` names a launch within the gap."""
+    unknown, host, short = launched == UNKNOWN, launched >= starts, length < SHORT_NS
     return {
-        "launch_overhead": late & ~unknown,
-        "launch_latency": ~unknown & ~late & short,
-        "other": ~unknown & ~late & ~short,
+        late: host,
+        "launch_latency": ~unknown & ~host & short,
+        "other": ~unknown & ~host & ~short,
         "unknown": unknown,
     }
 

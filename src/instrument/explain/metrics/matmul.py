@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...read.tables.nest import ancestor_levels
+from ...read.tables.nest import rows_with_inner
 from ...read.tables.table import KERNEL, Array, Table
-from .groups import GroupedEvents, ancestor_pairs, sum_by_group
+from .groups import GroupedEvents, ancestor_pairs, distinct_values, sum_by_group
 from .utilization import ratio
 
 VENDORS = {
@@ -55,16 +55,9 @@ def on_matrix_units(gpu: Table) -> Array:
 
 
 _INPUTS: dict[str, tuple[int, int, int | None]] = {
-    "aten::mm": (0, 1, None),
-    "aten::bmm": (0, 1, None),
-    "aten::addmm": (1, 2, 0),
-    "aten::addmm_": (1, 2, 0),
-    "aten::baddbmm": (1, 2, 0),
-    "aten::baddbmm_": (1, 2, 0),
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm", "aten::matmul"), (0, 1, None)),
+    **dict.fromkeys(("aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_"), (1, 2, 0)),
     "aten::_addmm_activation": (1, 2, 0),
-    "aten::_scaled_mm": (0, 1, None),
-    "aten::_int_mm": (0, 1, None),
-    "aten::matmul": (0, 1, None),
     "aten::linear": (0, 1, 2),
 }
 """The positions of both factors, and of the input that is added to the result."""
@@ -79,24 +72,12 @@ _OTHER_RESULT = {"aten::_scaled_mm", "aten::_int_mm"}
 """Operators whose result has another type than the factors; the trace does not say which."""
 
 _SIZES = {
-    "float": 4,
-    "double": 8,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-    "c10::complex<float>": 8,
+    **dict.fromkeys(("signed char", "unsigned char", "bool", "c10::Float8_e4m3fn", "c10::Float8_e5m2"), 1),
+    **dict.fromkeys(("c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "short int"), 2),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("double", "long", "long int", "c10::complex<float>"), 8),
     "c10::complex<double>": 16,
-    "int": 4,
-    "long": 8,
-    "long int": 8,
-    "short": 2,
-    "short int": 2,
-    "signed char": 1,
-    "unsigned char": 1,
-    "bool": 1,
-    "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e5m2": 1,
-    "c10::Float8_e4m3fnuz": 1,
-    "c10::Float8_e5m2fnuz": 1,
 }
 """Bytes per element by type, as torch.profiler names the types."""
 
@@ -149,16 +130,8 @@ def _matmuls(operators: Table) -> tuple[Array, list[Matmul], Array]:
     """Return the rows of the calls, the distinct matmuls, and the index of the matmul of each call."""
     rows, strings = innermost_matmuls(operators), operators.strings
     keys = np.stack((operators.name[rows], operators.shapes[rows], operators.types[rows]), axis=1)
-    texts, which = np.unique(keys, axis=0, return_inverse=True)
-    numbers: dict[Matmul, int] = {}
-    of_text = np.full(len(texts), -1)
-    for place, (name, shapes, types) in enumerate(texts.tolist()):
-        matmul = matmul_of(strings[name], strings[shapes], strings[types])
-        if matmul is not None:
-            of_text[place] = numbers.setdefault(matmul, len(numbers))
-    of_row = of_text[which.reshape(-1)]
-    known = of_row >= 0
-    return rows[known], list(numbers), of_row[known]
+    matmuls, which = distinct_values(keys, lambda *codes: matmul_of(*(strings[code] for code in codes)))
+    return rows[which >= 0], matmuls, which[which >= 0]
 
 
 def tile_of(kernel: str) -> tuple[int, int] | None:
@@ -193,10 +166,7 @@ def matmul_rows(operators: Table) -> Array:
 def innermost_matmuls(operators: Table) -> Array:
     """Return the rows of the matmuls that call no other matmul, which are those that count."""
     rows = matmul_rows(operators)
-    calls_another = np.zeros(len(operators), bool)
-    for _, above in ancestor_levels(operators.parent[rows], operators.parent):
-        calls_another[above] = True
-    return rows[~calls_another[rows]]
+    return rows[~rows_with_inner(rows, operators.parent)[rows]]
 
 
 def matmul_of(name: str, shapes: str, types: str) -> Matmul | None:

@@ -98,12 +98,18 @@ class _Blocks(NamedTuple):
     categories: Array
 
 
-def _blocks(trace: Trace, events: Table) -> _Blocks:
+def freed_by(events: Table) -> Array:
+    """Return for each event that allocates the row of the event that frees it; the number of rows for none."""
     order = np.argsort(events.address, kind="stable")
     address, change = events.address[order], events.bytes[order]
     pairs = np.flatnonzero((address[1:] == address[:-1]) & (change[:-1] > 0) & (change[1:] < 0))
     freed = np.full(len(events), len(events))
     freed[order[pairs]] = order[pairs + 1]
+    return freed
+
+
+def _blocks(trace: Trace, events: Table) -> _Blocks:
+    freed = freed_by(events)
     allocated = np.flatnonzero(events.bytes > 0)
     kinds, numbers = _passes(trace, events)
     ended = np.append(kinds, _NEVER)[freed[allocated]]

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...read.measures.step_lengths import StepLengths
 from ...read.measures.step_work import step_lengths
+from ...read.tables.steps import span
 from ...read.tables.table import KERNEL, Array, Table
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
@@ -28,7 +29,6 @@ from .utilization import (
     per_gpu,
     ratio,
     sm_efficiency,
-    span,
     split,
 )
 
@@ -374,9 +374,7 @@ def _windows(
 def _whole(trace: Trace) -> tuple[int, int] | None:
     """Return the first start and the last end of all events; None without events."""
     tables = [table for table in vars(trace).values() if isinstance(table, Table) and table]
-    if not tables:
-        return None
-    return min(int(table.start_ns[0]) for table in tables), max(int(table.end_ns.max()) for table in tables)
+    return span(*tables) if tables else None
 
 
 def _coverage(
@@ -390,13 +388,10 @@ def _coverage(
         return ratio(int(gpu.duration_ns[known & among].sum()), int(gpu.duration_ns[among].sum()))
 
     every = np.ones(len(gpu), bool)
+    links: tuple[Basis, ...] = ("launch", "operator", "region", "module", "step")
     return {
         "all": of(every, every),
-        "launch": of(gpu.launch >= 0, every),
-        "operator": of(gpu.operator >= 0, every),
-        "region": of(gpu.region >= 0, every),
-        "module": of(gpu.module >= 0, every),
-        "step": of(gpu.step >= 0, every),
+        **{link: of(gpu[link] >= 0, every) for link in links},
         "loop": ratio(lengths.totals.known_ns, lengths.totals.busy_ns) if lengths else None,
         "blocks": of(sized, kernels),
         "occupancy": of(~np.isnan(gpu.occupancy_percent), kernels),

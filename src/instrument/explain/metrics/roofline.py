@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ...read.tables.nest import ancestor_levels, inside_rows
+from ...read.tables.nest import ancestor_levels, inside_rows, rows_with_inner
 from ...read.tables.table import KERNEL, Array, Table
 from ...read.tables.trace import Trace
-from .groups import sum_by_group
+from .groups import distinct_values, sum_by_group
 from .operator_work import BACKWARD, FORWARD, Work, operator_work, results_of
 from .peaks import Peak, peak_of
 
@@ -193,17 +194,11 @@ def _priced(operators: Table) -> tuple[Array, list[Work], Array]:
     strings = operators.strings
     keys = np.stack((operators.name, operators.shapes, operators.types, operators.scalars), axis=1)
     known = np.flatnonzero(operators.shapes)
-    texts, which = np.unique(keys[known], axis=0, return_inverse=True)
-    results = results_of(strings[shapes] for name, shapes, *_ in texts.tolist() if strings[name] == BACKWARD)
-    numbers: dict[Work, int] = {}
-    of_text = np.full(len(texts), -1)
-    for place, (name, shapes, types, scalars) in enumerate(texts.tolist()):
-        work = operator_work(strings[name], strings[shapes], strings[types], strings[scalars], results)
-        if work is not None:
-            of_text[place] = numbers.setdefault(work, len(numbers))
-    of_row = of_text[which.reshape(-1)]
+    backward = known[np.array([word == BACKWARD for word in strings], bool)[operators.name[known]]]
+    results = results_of(strings[shapes] for shapes in np.unique(operators.shapes[backward]).tolist())
+    work_of = partial(operator_work, results=results)
+    works, of_row = distinct_values(keys[known], lambda *codes: work_of(*(strings[code] for code in codes)))
     rows, of_row = known[of_row >= 0], of_row[of_row >= 0]
-    works = list(numbers)
     heavy = np.array([work.kind in HEAVY for work in works], bool)
     counts = _innermost(rows, heavy[of_row] if len(rows) else np.zeros(0, bool), operators.parent)
     return rows[counts], works, of_row[counts]
@@ -211,12 +206,9 @@ def _priced(operators: Table) -> tuple[Array, list[Work], Array]:
 
 def _innermost(rows: Array, heavy: Array, parents: Array) -> Array:
     """Return a mask of the rows that count: heavy ones without a heavy one inside, others outside of those."""
-    calls_another = np.zeros((2, len(parents)), bool)
-    for kind, chosen in enumerate((rows[heavy], rows)):
-        for _, above in ancestor_levels(parents[chosen], parents):
-            calls_another[kind, above] = True
+    calls_heavy, calls_another = (rows_with_inner(chosen, parents)[rows] for chosen in (rows[heavy], rows))
     in_heavy = inside_rows(rows[heavy], parents)[rows]
-    mask: Array = np.where(heavy, ~calls_another[0, rows], ~in_heavy & ~calls_another[1, rows])
+    mask: Array = np.where(heavy, ~calls_heavy, ~in_heavy & ~calls_another)
     return mask
 
 

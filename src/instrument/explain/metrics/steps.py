@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ...read.measures.step_lengths import StepLengths
-from ...read.tables.intervals import Intervals, clip, covered_ns, merge_overlaps, total_ns, union
+from ...read.tables.intervals import clip, covered_ns, total_ns, union
 from ...read.tables.steps import main_thread
 from ...read.tables.table import Table
 from ...read.tables.trace import Trace
-from .idle import input_ranges, named_ranges
+from .idle import input_ranges, named_ranges, times_of
 from .utilization import Activity, ratio
 
 
@@ -124,21 +124,13 @@ def cpu_parts(trace: Trace, window: tuple[int, int]) -> dict[str, int]:
     operators = trace.operators.where((trace.operators.parent < 0) & (trace.operators.thread == main))
     collectives = [found.where(found.thread == main) for found in named_ranges(trace, _COLLECTIVE)]
     layers = {"input": input_ranges(trace), "communication": collectives, "compute": [operators]}
-    parts, covered, known_ns = dict.fromkeys(CPU_PARTS, 0), _times([], window), 0
+    parts, covered, known_ns = dict.fromkeys(CPU_PARTS, 0), times_of([]), 0
     for name, tables in layers.items():
-        covered = union(covered, _times(tables, window))
+        covered = union(covered, clip(times_of(tables), *window))
         parts[name] = total_ns(covered) - known_ns
         known_ns += parts[name]
     parts["overhead"] = window[1] - window[0] - known_ns
     return parts
-
-
-def _times(tables: list[Table], window: tuple[int, int]) -> Intervals:
-    starts, ends = (
-        np.concatenate([np.empty(0, np.int64), *(getattr(table, name) for table in tables)])
-        for name in ("start_ns", "end_ns")
-    )
-    return clip(merge_overlaps(starts, ends), *window)
 
 
 def cpu_numbers(trace: Trace, window: tuple[int, int] | None) -> dict[str, Any]:

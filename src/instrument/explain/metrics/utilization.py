@@ -69,11 +69,6 @@ def activity(gpu: Table, communication_mask: Array) -> Activity:
     )
 
 
-def span(gpu: Table) -> tuple[int, int]:
-    """Return the first start and the last end in ns; (0, 0) without any work."""
-    return (int(gpu.start_ns.min()), int(gpu.end_ns.max())) if gpu else (0, 0)
-
-
 def split(done: Activity, span_ns: int) -> dict[str, int | float | None]:
     """Return how the time from the first start to the last end was spent."""
     busy, kernels = total_ns(done.busy), total_ns(done.kernels)

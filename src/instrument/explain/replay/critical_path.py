@@ -19,7 +19,7 @@ from ...read.kineto.insert_events import (
 )
 from ...read.tables.intervals import covered_ns
 from ...read.tables.lanes import group_rows
-from ...read.tables.nest import NestedRanges
+from ...read.tables.nest import NestedRanges, rows_around
 from ...read.tables.steps import main_thread
 from ...read.tables.table import MEMCPY, Array, Table
 from ...read.tables.trace import Trace
@@ -255,11 +255,8 @@ def _off_path(graph: Graph, slack_ns: Array) -> list[OffPath]:
 
 def region_path(regions: Table, row: int) -> tuple[str, ...]:
     """Return the names of a region and those around it, outermost first; empty for row -1."""
-    names: list[str] = []
-    while row >= 0:
-        names.append(regions.strings[regions.name[row]])
-        row = int(regions.parent[row])
-    return tuple(names[::-1])
+    rows = rows_around(row, regions.parent)
+    return tuple(regions.strings[regions.name[each]] for each in reversed(rows))
 
 
 CATEGORY = "critical_path"

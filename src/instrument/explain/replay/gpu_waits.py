@@ -43,12 +43,8 @@ def recorded_waits(trace: Trace, order: GpuOrder) -> list[RecordedWait]:
 
 
 def _recorded(trace: Trace, order: GpuOrder, rows: list[int]) -> Iterator[RecordedWait]:
-    gpu, runtime = trace.gpu, trace.runtime
-    numbers = {}
-    for device, stream, number in zip(
-        gpu.device.tolist(), gpu.stream.tolist(), order.stream.tolist(), strict=True
-    ):
-        numbers[device, stream] = number
+    runtime = trace.runtime
+    numbers = _numbers_of_streams(trace, order)
     works = {number: np.flatnonzero(order.stream == number) for number in set(numbers.values())}
     calls = {number: row for row, number in enumerate(runtime.correlation.tolist())}
     for row in rows:
@@ -64,6 +60,12 @@ def _recorded(trace: Trace, order: GpuOrder, rows: list[int]) -> Iterator[Record
         if last >= 0:
             stream = numbers.get((device, int(trace.syncs.stream[row])), -1)
             yield RecordedWait(int(runtime.thread[call]), int(runtime.start_ns[call]), stream, int(own[last]))
+
+
+def _numbers_of_streams(trace: Trace, order: GpuOrder) -> dict[tuple[object, object], int]:
+    """Return the number of each stream in `GpuOrder.stream`, by its device and its number there."""
+    names = zip(trace.gpu.device.tolist(), trace.gpu.stream.tolist(), strict=True)
+    return dict(zip(names, order.stream.tolist(), strict=True))
 
 
 _WAIT_CALL = re.compile("StreamWaitEvent")
@@ -277,11 +279,10 @@ def _streams_of(trace: Trace, waits: Sequence[Synchronization], order: GpuOrder,
 
 def _recorded_streams(trace: Trace, order: GpuOrder) -> dict[tuple[int, int], int]:
     """Return the stream that the driver recorded for calls that wait, by their thread and start."""
-    gpu, syncs, runtime = trace.gpu, trace.syncs, trace.runtime
+    syncs, runtime = trace.syncs, trace.runtime
     if not syncs:
         return {}
-    names = zip(gpu.device.tolist(), gpu.stream.tolist(), strict=True)
-    numbers = dict(zip(names, order.stream.tolist(), strict=True))
+    numbers = _numbers_of_streams(trace, order)
     known = zip(syncs.correlation.tolist(), syncs.device.tolist(), syncs.stream.tolist(), strict=True)
     stream_of = {call: numbers.get((device, stream), -1) for call, device, stream in known if call >= 0}
     rows = np.flatnonzero(np.isin(runtime.correlation, list(stream_of)))

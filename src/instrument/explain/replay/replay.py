@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -104,21 +104,16 @@ class Change:
     def __or__(self, other: Change) -> Change:
         """Return both changes at once."""
         threads = self.cpu.keys() | other.cpu.keys()
-        saved, overlapped = self.saved, self.overlapped
-        if saved is None or other.saved is None:
-            saved = other.saved if saved is None else saved
-        else:
-            saved = 1 - (1 - saved) * (1 - other.saved)
-        if overlapped is None or other.overlapped is None:
-            overlapped = other.overlapped if overlapped is None else overlapped
-        else:
-            overlapped = overlapped | other.overlapped
         return Change(
             {number: union(self.cpu.get(number, _NEVER), other.cpu.get(number, _NEVER)) for number in threads},
-            saved,
+            _both(self.saved, other.saved, lambda one, two: 1 - (1 - one) * (1 - two)),
             self.asynchronous | other.asynchronous,
-            overlapped,
+            _both(self.overlapped, other.overlapped, np.logical_or),
         )
+
+
+def _both(one: Array | None, other: Array | None, joined: Callable[[Array, Array], Array]) -> Array | None:
+    return other if one is None else one if other is None else joined(one, other)
 
 
 def without_events(*tables: Table, part: float = 1.0) -> Change:

@@ -300,6 +300,11 @@ def what_if(
     return WhatIf(", ".join(words), before, replayer.step_ns(change), *figures, None, path)
 
 
+_NUMBERS = (
+    "change", "before_ns", "step_ns", "win_ns", "self_error", "max_error", "steps", "has_steps", "abstained",
+)  # fmt: skip
+
+
 def as_dict(guess: WhatIf) -> dict[str, Any]:
     """Return a prediction as a dict of JSON values.
 
@@ -311,22 +316,13 @@ def as_dict(guess: WhatIf) -> dict[str, Any]:
     """
     path = guess.critical_path
     return {
-        "change": guess.change,
-        "before_ns": guess.before_ns,
-        "step_ns": guess.step_ns,
-        "win_ns": guess.win_ns,
-        "self_error": guess.self_error,
-        "max_error": guess.max_error,
-        "steps": guess.steps,
-        "has_steps": guess.has_steps,
-        "abstained": guess.abstained,
+        **{name: getattr(guess, name) for name in _NUMBERS},
         "critical_path": path
         and {
             "total_ns": path.total_ns,
             "classes": {kind: {"ns": ns, "definition": CLASSES[kind]} for kind, ns in path.by_class().items()},
             "parts": [
-                {"region": list(region), "class": kind, "ns": ns}
-                for (region, kind), ns in path.by_region().items()
+                {"region": region, "class": kind, "ns": ns} for (region, kind), ns in path.by_region().items()
             ],
             "off_path": [
                 {"name": work.name, "ns": work.duration_ns, "slack_ns": work.slack_ns} for work in path.off_path

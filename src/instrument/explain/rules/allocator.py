@@ -11,7 +11,7 @@ from ...read.memory.passes import FORWARD_PASS, OPTIMIZER_STEP
 from ...read.memory.shortage import RETURN_REASONS, FailedAllocation
 from ...read.memory.snapshot import MemorySnapshot
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import MissingEvidenceError, TraceFacts, require
 
 _EXPANDABLE = 'PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"'
 _LISTED = 3  # places
@@ -61,8 +61,7 @@ def _history(facts: TraceFacts) -> MemorySnapshot:
     """Return the snapshot; abstain if there is none, or if it has no events."""
     if facts.snapshot is None:
         raise MissingEvidenceError('no memory snapshot was recorded: memory="snapshot" records one')
-    if not facts.snapshot.events:
-        raise MissingEvidenceError("the memory snapshot has no events: it has no history")
+    require(facts.snapshot.events, "the memory snapshot has no events: it has no history")
     return facts.snapshot
 
 
@@ -72,8 +71,7 @@ def _peak(facts: TraceFacts) -> tuple[MemorySnapshot, Breakdown, int]:
     device = snapshot.fullest_device
     assert device is not None  # there are events
     found = snapshot.break_down(device)
-    if found.peak.event < 0:
-        raise MissingEvidenceError("the peak in the memory snapshot is before all events of its history")
+    require(found.peak.event >= 0, "the peak in the memory snapshot is before all events of its history")
     return snapshot, found, int(snapshot.passes.kind[found.peak.event])
 
 
@@ -98,9 +96,8 @@ def failed_allocation(facts: TraceFacts) -> Iterator[Finding]:
         for each in last.values():
             yield facts.finding(
                 each.text + _gpu(snapshot, device),
-                win_ns=None,
+                *_about(each),
                 severity="high",
-                evidence=tuple(_about(each)),
                 fix=expandable_fix(snapshot) if each.reason == "fragmented" else _FIXES[each.reason],
                 site=site_of(each.place),
             )
@@ -137,12 +134,9 @@ def returned_memory(facts: TraceFacts, *, times: float = 2) -> Iterator[Finding]
             often = counted(each.times_later, "time") + _gpu(snapshot, device)
             yield facts.finding(
                 f"Memory goes back to the driver {often}: {RETURN_REASONS[each.reason]}",
-                win_ns=None,
+                Evidence("times", each.times_later, "events", "How often, after the first recorded step."),
+                Evidence("bytes", each.bytes, "bytes", "How much went back in all recorded events."),
                 severity="medium",
-                evidence=(
-                    Evidence("times", each.times_later, "events", "How often, after the first recorded step."),
-                    Evidence("bytes", each.bytes, "bytes", "How much went back in all recorded events."),
-                ),
                 fix=_KEEP_CACHE if each.reason == "empty_cache" else expandable_fix(snapshot),
                 site=site_of(each.place),
             )
@@ -165,16 +159,13 @@ def activation_memory(facts: TraceFacts, *, share: float = 0.4) -> Iterator[Find
     listed = ", ".join(f"{place} {size(number)}" for place, number in by_line[:_LISTED])
     yield facts.finding(
         f"Activations are {percentage(kept / found.peak.bytes)} of the memory at the peak",
-        win_ns=None,
+        Evidence("activations", kept, "bytes", "Activations at the peak: the most that recomputing saves."),
+        _in_use(found),
+        Evidence("lines", listed or None, "", "The lines that allocate most of them."),
         severity="low",
         confidence="medium",
         coverage=1 - found.unknown_bytes / found.peak.bytes,
         win_bytes=kept,
-        evidence=(
-            Evidence("activations", kept, "bytes", "Activations at the peak: the most that recomputing saves."),
-            _in_use(found),
-            Evidence("lines", listed or None, "", "The lines that allocate most of them."),
-        ),
         fix=Fix("Recompute activations in the backward pass.", *CHECKPOINT),
         site=site_of(by_line[0][0]) if by_line else None,
     )
@@ -194,13 +185,10 @@ def optimizer_temporaries(facts: TraceFacts, *, share: float = 0.1) -> Iterator[
     lines = [place for (place, category), _ in found.by_line().items() if category == "temporaries"]
     yield facts.finding(
         f"The step of the optimizer holds {size(temporary)} of temporaries at the peak",
-        win_ns=None,
+        Evidence("temporaries", temporary, "bytes", "Temporaries at the peak."),
+        _in_use(found),
         severity="medium",
         win_bytes=temporary,
-        evidence=(
-            Evidence("temporaries", temporary, "bytes", "Temporaries at the peak."),
-            _in_use(found),
-        ),
         fix=Fix(
             "Use a fused optimizer, or one that updates a parameter at a time (foreach=False).",
             "torch.optim.AdamW(model.parameters())",
@@ -223,11 +211,11 @@ def kept_gradients(facts: TraceFacts, *, share: float = 0.1) -> Iterator[Finding
         return
     yield facts.finding(
         f"Gradients of the step before, {size(kept)}, are in use at the peak of the forward pass",
-        win_ns=None,
+        Evidence("gradients", kept, "bytes", "Gradients at the peak."),
+        _in_use(found),
         severity="medium",
         confidence="medium",
         win_bytes=kept,
-        evidence=(Evidence("gradients", kept, "bytes", "Gradients at the peak."), _in_use(found)),
         fix=Fix(
             "Set gradients to None right after the step, unless they accumulate over several backward passes.",
             "loss.backward()\noptimizer.step()",

@@ -28,15 +28,14 @@ _SDPA = Fix(
 )
 
 
-@rule("unfused-attention")
-def unfused_attention(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
+@rule("unfused-attention", gpu=True, share=0.02)
+def unfused_attention(facts: TraceFacts) -> Iterator[Finding]:
     """Attention runs as separate kernels: a batched matmul, a softmax, and another batched matmul.
 
     Needs operators; shapes raise the confidence. All GPU work that the thread launches from the start of the first
     matmul to the end of the second counts. The time to win is the time of this work minus the time of a fused
     kernel: the operations of both matmuls at half of the peak or, if the peak is unknown, the time of the matmuls.
     """
-    facts.require_gpu()
     operators = facts.trace.operators
     chosen = np.sort(np.concatenate([facts.rows(operators, *_SOFTMAX), facts.rows(operators, *_PRODUCTS)]))
     softmax = np.isin(chosen, facts.rows(operators, *_SOFTMAX))
@@ -67,20 +66,16 @@ def unfused_attention(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Fin
     fused_ns = _fused_ns(facts, np.concatenate((first, last)))
     left_ns = matmul_ns if fused_ns is None else min(fused_ns, gpu_ns)
     win = facts.gpu_win(rows, 1 - left_ns / max(gpu_ns, 1))
-    if facts.share(win) < share:
-        return
     softmax_ns = int(facts.gpu.duration_ns[rows[np.isin(facts.gpu.operator[rows], scores)]].sum())
     yield facts.finding(
         "Attention is not fused: softmax and its matmuls take "
         f"{duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step}",
+        facts.gpu_count("calls", len(kept), "Calls of unfused attention per step."),
+        facts.gpu_time("gpu_ns", gpu_ns, "GPU time per step, both matmuls included."),
+        facts.gpu_time("softmax_ns", softmax_ns, "Part of it in the softmax."),
+        facts.gpu_time("fused_ns", fused_ns, "Time of a fused kernel at half of the GPU's peak."),
         win_ns=win,
         operator="aten::_softmax",
-        evidence=(
-            facts.gpu_count("calls", len(kept), "Calls of unfused attention per step."),
-            facts.gpu_time("gpu_ns", gpu_ns, "GPU time per step, both matmuls included."),
-            facts.gpu_time("softmax_ns", softmax_ns, "Part of it in the softmax."),
-            facts.gpu_time("fused_ns", fused_ns, "Time of a fused kernel at half of the GPU's peak."),
-        ),
         fix=_SDPA,
         confidence="high" if operators.shapes.any() else "medium",
         at=facts.place_of_operator(int(scores[0])),
@@ -150,29 +145,28 @@ def _below(facts: TraceFacts, of_peak: float, fits: Callable[[int], bool]) -> tu
     return list(slow.values()), win
 
 
-@rule("slow-attention")
-def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3, share: float = 0.02) -> Iterator[Finding]:
+@rule("slow-attention", share=0.02)
+def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3) -> Iterator[Finding]:
     """Fused attention over long sequences stays far below the peak.
 
     Needs shapes and the peaks of the GPU. FlashAttention-2 reaches 50 to 73 % of an A100's peak (Dao 2023); below
     30 %, another backend or a newer library may be faster. The time to win is the time above the roofline.
     """
     slow, win = _below(facts, of_peak, lambda queries: queries > _SHORT)
-    if not slow or facts.share(win) < share:
+    if not slow:
         return
     row = slow[0]
     batch, heads, queries, keys, size, _ = row.work.sizes
+    backend = next((name for name in ("flash", "efficient", "cudnn") if name in row.name), row.name)
     yield facts.finding(
         f"Fused attention reaches {100 * (row.share or 0):.0f} % of the peak: "
         f"{batch} x {heads} heads, {queries} queries, {keys} keys, head size {size}",
+        Evidence("share_of_peak", row.share, "1", "Share of the roofline, counted without a causal mask."),
+        facts.gpu_time("gpu_ns", sum(each.gpu_ns for each in slow), "GPU time of such calls per step."),
+        Evidence("backend", backend, "", "Backend that ran."),
         win_ns=win,
         operator=row.name,
         confidence="medium",
-        evidence=(
-            Evidence("share_of_peak", row.share, "1", "Share of the roofline, counted without a causal mask."),
-            facts.gpu_time("gpu_ns", sum(each.gpu_ns for each in slow), "GPU time of such calls per step."),
-            Evidence("backend", _backend(row.name), "", "Backend that ran."),
-        ),
         fix=Fix(
             "Try the other backends of scaled_dot_product_attention, or a newer FlashAttention (3 on Hopper, "
             "CK or AITER on AMD).",
@@ -184,33 +178,27 @@ def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3, share: float = 0.
     )
 
 
-def _backend(operator: str) -> str:
-    return next((name for name in ("flash", "efficient", "cudnn") if name in operator), operator)
-
-
-@rule("short-attention")
-def short_attention(facts: TraceFacts, *, of_peak: float = 0.2, share: float = 0.02) -> Iterator[Finding]:
+@rule("short-attention", share=0.02)
+def short_attention(facts: TraceFacts, *, of_peak: float = 0.2) -> Iterator[Finding]:
     """Fused attention over short sequences spends most of its time outside its operations.
 
     Needs shapes and the peaks of the GPU. Up to 512 queries a tile of FlashAttention holds a large part of the
     sequence, and setting it up costs as much as computing it. The time to win is the time above the roofline.
     """
     slow, win = _below(facts, of_peak, lambda queries: queries <= _SHORT)
-    if not slow or facts.share(win) < share:
+    if not slow:
         return
     row = slow[0]
     batch, heads, queries, *_ = row.work.sizes
     yield facts.finding(
         f"Attention over only {queries} queries: its fused kernel "
         f"reaches {100 * (row.share or 0):.0f} % of the peak",
+        Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
+        Evidence("tiles", batch * heads * -(-queries // 128), "events", "Batch x heads x (queries / 128)."),
+        facts.gpu_time("gpu_ns", sum(each.gpu_ns for each in slow), "GPU time of such calls per step."),
         win_ns=win,
         operator=row.name,
         confidence="medium",
-        evidence=(
-            Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
-            Evidence("tiles", batch * heads * -(-queries // 128), "events", "Batch x heads x (queries / 128)."),
-            facts.gpu_time("gpu_ns", sum(each.gpu_ns for each in slow), "GPU time of such calls per step."),
-        ),
         fix=Fix(
             "Pack several sequences into one, with a mask that keeps them apart.",
             "out = F.scaled_dot_product_attention(q, k, v)  # batch x heads x 128 x size",
@@ -220,8 +208,8 @@ def short_attention(facts: TraceFacts, *, of_peak: float = 0.2, share: float = 0
     )
 
 
-@rule("padded-heads")
-def padded_heads(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("padded-heads", share=0.01)
+def padded_heads(facts: TraceFacts) -> Iterator[Finding]:
     """Fused attention has no kernel for the head size, and pads it to the next size.
 
     Needs shapes. FlashAttention has kernels for 32, 64, 96, 128, 160, 192, 224 and 256. The time to win is the
@@ -236,20 +224,18 @@ def padded_heads(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
             found.append((row, size, padded))
             all_ns += row.gpu_ns
     win = facts.roofline_win(saved)
-    if not found or facts.share(win) < share:
+    if not found:
         return
     row, size, padded = found[0]
     yield facts.finding(
         f"Heads of size {size} are padded to {padded}"
         + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
+        Evidence("head_size", size, "events", "Head size."),
+        Evidence("padded", padded, "events", "Head size that the kernel computes."),
+        facts.gpu_time("gpu_ns", all_ns, "GPU time of attention with padded heads per step."),
         win_ns=win,
         operator=row.name,
         confidence="medium",
-        evidence=(
-            Evidence("head_size", size, "events", "Head size."),
-            Evidence("padded", padded, "events", "Head size that the kernel computes."),
-            facts.gpu_time("gpu_ns", all_ns, "GPU time of attention with padded heads per step."),
-        ),
         fix=Fix(f"For a new model, choose a head size of {padded}: it takes the same time."),
         at=facts.place_of_operator(int(row.rows[0])),
     )

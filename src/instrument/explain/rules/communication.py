@@ -14,7 +14,7 @@ from ..metrics.collectives import BYTES
 from ..replay.replay import Change
 from .idle import percent_of_step
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts, Win
+from .trace_facts import TraceFacts, Win, require
 
 _GRADIENTS = re.compile("all_?reduce|reduce_?scatter|all_?gather", re.IGNORECASE)
 _SMALL_BYTES = 1 << 20
@@ -24,24 +24,16 @@ def _exposed_ns(facts: TraceFacts) -> int:
     return total_ns(facts.activity.working) - total_ns(facts.activity.compute)
 
 
-def _require_communication(facts: TraceFacts) -> None:
-    facts.require_gpu()
-    if not facts.communication.any():
-        raise MissingEvidenceError("nothing communicates")
-
-
-@rule("exposed-communication")
-def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+@rule("exposed-communication", gpu=True, share=0.05)
+def exposed_communication(facts: TraceFacts) -> Iterator[Finding]:
     """The GPU communicates while nothing computes.
 
     Needs kernels that communicate. The time to win is exactly that time. Part of it may be spent waiting for a
     late rank, which only the traces of several ranks show. Confidence is medium if the CPU is too slow to make use
     of the time. The threshold of 5 % is that of TraceLens.
     """
-    _require_communication(facts)
+    require(facts.communication.any(), "nothing communicates")
     win = Win(facts.per_step(_exposed_ns(facts)), lambda: Change(overlapped=facts.replayer.communication))
-    if facts.share(win) < share:
-        return
     gpu = facts.gpu
     rows = np.flatnonzero(facts.communication)
     alone = gpu.duration_ns[rows] - covered_ns(facts.activity.compute, gpu.start_ns[rows], gpu.end_ns[rows])
@@ -50,20 +42,18 @@ def exposed_communication(facts: TraceFacts, *, share: float = 0.05) -> Iterator
     yield facts.finding(
         f"{duration(win)} of communication {facts.each_step} do not overlap with compute, "
         f"{percent_of_step(facts, win)}",
+        Evidence("exposed_comm_ns", win, "ns", "Time per step of communication outside compute."),
+        facts.step_time("comm_ns", total, "Time of communication per step."),
+        Evidence(
+            "overlapped",
+            1 - _exposed_ns(facts) / max(total, 1),
+            "1",
+            "Share of it that overlaps with compute.",
+        ),
+        *_bandwidth(facts),
         win_ns=win,
         confidence="high" if facts.gpu_limited_ns >= _exposed_ns(facts) else "medium",
         kernel=gpu.strings[gpu.short_name[longest]],
-        evidence=(
-            Evidence("exposed_comm_ns", win, "ns", "Time per step of communication outside compute."),
-            Evidence("comm_ns", facts.per_step(total), "ns", "Time of communication per step."),
-            Evidence(
-                "overlapped",
-                1 - _exposed_ns(facts) / max(total, 1),
-                "1",
-                "Share of it that overlaps with compute.",
-            ),
-            *_bandwidth(facts),
-        ),
         fix=_fix(facts, longest),
         at=facts.place_of(gpu.where(rows[np.argsort(-alone)[:1]])),
     )
@@ -98,34 +88,29 @@ def _fix(facts: TraceFacts, row: int) -> Fix:
     )
 
 
-@rule("small-collectives")
-def small_collectives(facts: TraceFacts, *, per_step: int = 10, share: float = 0.01) -> Iterator[Finding]:
+@rule("small-collectives", gpu=True, share=0.01)
+def small_collectives(facts: TraceFacts, *, per_step: int = 10) -> Iterator[Finding]:
     """Many small collectives take time for their latency, not for their bytes.
 
     Needs collectives with their sizes. NCCL reaches its bandwidth from a few MB on; below 1 MB, latency
     dominates. The time to win is the exposed time of collectives below 1 MB.
     """
-    _require_communication(facts)
+    require(facts.communication.any(), "nothing communicates")
     gpu = facts.gpu
     elements = np.maximum(gpu.elements_in, gpu.elements_out)
-    if not (elements[facts.communication] >= 0).any():
-        raise MissingEvidenceError("the collectives have no sizes")
+    require((elements[facts.communication] >= 0).any(), "the collectives have no sizes")
     sizes = np.array([BYTES.get(word.lower(), 4) for word in gpu.strings], np.int64)[gpu.dtype]
     rows = np.flatnonzero(facts.communication & (elements >= 0) & (elements * sizes < _SMALL_BYTES))
     if facts.calls(len(rows)) < per_step:
         return
     alone = gpu.duration_ns[rows] - covered_ns(facts.activity.compute, gpu.start_ns[rows], gpu.end_ns[rows])
     win = Win(facts.per_step(min(float(alone.sum()), _exposed_ns(facts))), lambda: facts.saving(rows))
-    if facts.share(win) < share:
-        return
     yield facts.finding(
         f"{count(facts.calls(len(rows)))} collectives of less than 1 MB {facts.each_gpu_step}",
+        facts.gpu_count("collectives", len(rows), "Collectives below 1 MB per step."),
+        Evidence("exposed_ns", win, "ns", "Their time per step outside compute."),
         win_ns=win,
         confidence="medium",
-        evidence=(
-            facts.gpu_count("collectives", len(rows), "Collectives below 1 MB per step."),
-            Evidence("exposed_ns", win, "ns", "Their time per step outside compute."),
-        ),
         fix=Fix(
             "Concatenate tensors, and reduce them in one call.",
             "for grad in grads: dist.all_reduce(grad)",

@@ -25,12 +25,12 @@ LOOK_UP = re.compile("^TorchDynamo Cache Lookup")
 """The ranges that torch records around the look-up of compiled code."""
 
 
-def _compiled(facts: TraceFacts) -> Table:
-    """Return the calls of compiled code; abstain if there are none."""
-    for found in named_ranges(facts.trace, REGION):
-        if found:
-            return found
-    raise MissingEvidenceError("nothing ran that torch.compile compiled")
+def _ranges(facts: TraceFacts, pattern: re.Pattern[str]) -> Table:
+    """Return the ranges of compiled code whose names match; abstain if there are none."""
+    found = next(named_ranges(facts.trace, pattern), None)
+    if found is None:
+        raise MissingEvidenceError("nothing ran that torch.compile compiled")
+    return found
 
 
 @rule("graph-breaks", on_cpu=True)
@@ -56,12 +56,9 @@ def graph_breaks(facts: TraceFacts) -> Iterator[Finding]:
     names = list(dict.fromkeys(calls.where(rests).text("name")))
     yield facts.finding(
         f"Graphs of torch.compile break {count(per_step)} times {facts.each_step}",
-        win_ns=None,
+        Evidence("breaks_per_step", per_step, "events", "Compiled pieces called inside another, per step."),
+        Evidence("pieces", ", ".join(names[:5]), "", "Compiled pieces that follow a break."),
         severity="medium" if per_step > 8 else "low",
-        evidence=(
-            Evidence("breaks_per_step", per_step, "events", "Compiled pieces called inside another, per step."),
-            Evidence("pieces", ", ".join(names[:5]), "", "Compiled pieces that follow a break."),
-        ),
         fix=Fix(
             "Let torch report the lines that break the graph, and rewrite them.",
             "model = torch.compile(model)",
@@ -83,7 +80,7 @@ def recompilations(facts: TraceFacts) -> Iterator[Finding]:
     if again:
         yield from _recompiled(facts, again)
         return
-    calls = _compiled(facts)
+    calls = _ranges(facts, REGION)
     versions: Counter[str] = Counter()
     for name in set(calls.text("name")):
         if match := REGION.match(name):
@@ -93,9 +90,8 @@ def recompilations(facts: TraceFacts) -> Iterator[Finding]:
         return
     yield facts.finding(
         f"Frame {frame} was recompiled {counted(most, 'time')}",
-        win_ns=None,
+        Evidence("recompilations", sum(versions.values()), "events", "Versions beyond the first."),
         severity="medium" if most > 2 else "low",
-        evidence=(Evidence("recompilations", sum(versions.values()), "events", "Versions beyond the first."),),
         fix=Fix(
             "Let torch report what changed, and mark the dimension as dynamic.",
             "model = torch.compile(model)",
@@ -112,14 +108,11 @@ def _recompiled(facts: TraceFacts, again: list[Compilation]) -> Iterator[Finding
         yield facts.finding(
             f"{site.function} was recompiled {counted(len(own), 'time')}, "
             f"in {duration(took_ns)}: {own[-1].reason}",
-            win_ns=None,
+            Evidence("recompilations", len(own), "events", "Compilations after the first."),
+            Evidence("compile_ns", took_ns, "ns", "Time that they took in the whole run."),
+            Evidence("reason", own[-1].reason, "", "Reason for the last recompilation."),
             severity="medium" if len(own) > 2 else "low",
             site=site,
-            evidence=(
-                Evidence("recompilations", len(own), "events", "Compilations after the first."),
-                Evidence("compile_ns", took_ns, "ns", "Time that they took in the whole run."),
-                Evidence("reason", own[-1].reason, "", "Reason for the last recompilation."),
-            ),
             fix=Fix(
                 "Mark the dimensions that change as dynamic, or keep them fixed.",
                 "step = torch.compile(step)",
@@ -143,14 +136,11 @@ def compile_time(facts: TraceFacts, *, seconds: float = 60) -> Iterator[Finding]
     known = [each.inductor_ns for each in log.compilations if each.inductor_ns is not None]
     yield facts.finding(
         f"torch.compile took {duration(total_ns)} in the run, most of it for {most.site.function}",
-        win_ns=None,
+        Evidence("compile_ns", total_ns, "ns", "Time of all compilations."),
+        Evidence("inductor_ns", sum(known) if known else None, "ns", "Part of it in Inductor."),
+        Evidence("compilations", len(log.compilations), "events", "Compilations."),
         severity="low",
         site=most.site,
-        evidence=(
-            Evidence("compile_ns", total_ns, "ns", "Time of all compilations."),
-            Evidence("inductor_ns", sum(known) if known else None, "ns", "Part of it in Inductor."),
-            Evidence("compilations", len(log.compilations), "events", "Compilations."),
-        ),
         fix=Fix(
             "Compile one layer that repeats instead of the whole model, and keep the cache between runs.",
             "model = torch.compile(model)",
@@ -159,13 +149,12 @@ def compile_time(facts: TraceFacts, *, seconds: float = 60) -> Iterator[Finding]
     )
 
 
-@rule("generated-kernels")
+@rule("generated-kernels", gpu=True)
 def generated_kernels(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     """A kernel that Inductor generated takes a large part of the step; the log names the lines it comes from.
 
     Needs the log of torch.compile. The finding says where to start; how much can be won is unknown.
     """
-    facts.require_gpu()
     log, kernels = _log(facts), facts.kernels
     for code in np.unique(kernels.name).tolist():
         found = log.kernels.get(kernels.strings[code])
@@ -176,15 +165,12 @@ def generated_kernels(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
         lines = ", ".join(f"{PurePath(site.file).name}:{site.line}" for site in found.sites)
         yield facts.finding(
             f"{found.name} takes {duration(ns)} {facts.each_step}" + (f": it computes {lines}" if lines else ""),
-            win_ns=None,
+            Evidence("gpu_ns", ns, "ns", "Its time per step."),
+            Evidence("operators", ", ".join(found.operators) or None, "", "Operators that it computes."),
+            Evidence("lines", lines or None, "", "Lines of the program that the operators come from."),
             severity="low",
             kernel=found.name,
             site=found.sites[0] if found.sites else None,
-            evidence=(
-                Evidence("gpu_ns", ns, "ns", "Its time per step."),
-                Evidence("operators", ", ".join(found.operators) or None, "", "Operators that it computes."),
-                Evidence("lines", lines or None, "", "Lines of the program that the operators come from."),
-            ),
             at=facts.place_of(rows),
         )
 
@@ -195,25 +181,19 @@ def _log(facts: TraceFacts) -> CompileLog:
     return facts.compile_log
 
 
-@rule("cache-lookups", on_cpu=True)
-def cache_lookups(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("cache-lookups", on_cpu=True, gpu=True, share=0.01)
+def cache_lookups(facts: TraceFacts) -> Iterator[Finding]:
     """Each call of compiled code checks its guards, which takes a noticeable part of the step.
 
     Needs the ranges that torch records around the look-up. The time to win is that time, at most the time that the
     GPU idles for later launches.
     """
-    facts.require_gpu()
-    found = next((rows for rows in named_ranges(facts.trace, LOOK_UP) if rows), None)
-    if found is None:
-        raise MissingEvidenceError("nothing ran that torch.compile compiled")
-    look_ups, ns = facts.of_one_process(found)
+    look_ups, ns = facts.of_one_process(_ranges(facts, LOOK_UP))
     calls, win = len(look_ups) / facts.steps, facts.cpu_win(look_ups)
-    if facts.share(win) < share:
-        return
     yield facts.finding(
         f"{count(calls)} look-ups of compiled code {facts.each_step} take {duration(facts.per_step(ns))}",
+        Evidence("calls_per_step", calls, "events", "Look-ups per step." + facts.whose),
         win_ns=win,
-        evidence=(Evidence("calls_per_step", calls, "events", "Look-ups per step." + facts.whose),),
         fix=Fix(
             "Compile one large function instead of many small ones, and skip guards that cannot fail.",
             "for layer in layers: layer.forward = torch.compile(layer.forward)",
@@ -222,16 +202,15 @@ def cache_lookups(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
     )
 
 
-@rule("compiled-overhead", on_cpu=True)
-def compiled_overhead(facts: TraceFacts, *, ratio: float = 3, share: float = 0.02) -> Iterator[Finding]:
+@rule("compiled-overhead", on_cpu=True, gpu=True, share=0.02)
+def compiled_overhead(facts: TraceFacts, *, ratio: float = 3) -> Iterator[Finding]:
     """Compiled code keeps the CPU busy much longer than the GPU.
 
     Needs the ranges that torch records around compiled code. On tiny work the wrapper of a compiled function costs
     more than eager operators. The time to win is the CPU time above the GPU time, at most the time that the GPU
     idles for later launches.
     """
-    facts.require_gpu()
-    calls, cpu_ns = facts.of_one_process(_compiled(facts))
+    calls, cpu_ns = facts.of_one_process(_ranges(facts, REGION))
     starts, ends = merge_overlaps(calls.start_ns, calls.end_ns)
     launched, runtime = facts.gpu.launch >= 0, facts.trace.runtime
     calling = facts.gpu.launch[launched]
@@ -240,16 +219,14 @@ def compiled_overhead(facts: TraceFacts, *, ratio: float = 3, share: float = 0.0
     inside &= np.isin(facts.process_of[runtime.thread[calling]], facts.process_of[calls.thread])
     gpu_ns = int(facts.gpu.duration_ns[launched][inside].sum())
     win = int(facts.cpu_win(calls, but_ns=gpu_ns))  # no replay can show calls that take part of their time
-    if cpu_ns < ratio * gpu_ns or facts.share(win) < share:
+    if cpu_ns < ratio * gpu_ns:
         return
     yield facts.finding(
         f"Compiled code takes {duration(facts.per_step(cpu_ns))} {facts.each_step} on the CPU for "
         f"{duration(facts.per_gpu(gpu_ns))} on the GPU",
+        facts.cpu_time("cpu_ns", cpu_ns, "CPU time in compiled code per step."),
+        facts.gpu_time("gpu_ns", gpu_ns, "GPU time that it launched per step."),
         win_ns=win,
-        evidence=(
-            Evidence("cpu_ns", facts.per_step(cpu_ns), "ns", "CPU time in compiled code per step." + facts.whose),
-            facts.gpu_time("gpu_ns", gpu_ns, "GPU time that it launched per step."),
-        ),
         fix=Fix(
             "Replay the compiled code with CUDA graphs.",
             "model = torch.compile(model)",

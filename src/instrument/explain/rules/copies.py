@@ -27,15 +27,14 @@ _LAYOUT = re.compile(r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", re.IGNORECASE
 _TRANSPOSE = re.compile(r"batched_transpose|transpose_readWrite|convertTensor")  # inside a convolution
 
 
-@rule("exposed-copies")
-def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("exposed-copies", gpu=True, share=0.01)
+def exposed_copies(facts: TraceFacts) -> Iterator[Finding]:
     """Copies between CPU and GPU run while nothing computes.
 
     Needs memcpys. The time to win is exactly the time of these copies outside compute and communication. From
     pageable memory, the driver copies through a buffer of its own, and the CPU waits. On a stream with kernels, a
     copy delays them; on a stream of its own it can run ahead, unless the copies take longer than the kernels.
     """
-    facts.require_gpu()
     for way, text, host in (("H2D", "to the GPU", "from"), ("D2H", "to the CPU", "to")):
         codes = [code for code in np.unique(facts.gpu.name).tolist() if direction(facts.gpu.strings[code]) == way]
         rows = np.flatnonzero((facts.gpu.category == MEMCPY) & np.isin(facts.gpu.name, codes))
@@ -45,8 +44,6 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
         times = clip(merge_overlaps(copies.start_ns, copies.end_ns), *facts.window)
         exposed = total_ns(times) - overlap_ns(times, facts.activity.working)
         win = Win(facts.per_step(exposed), partial(_without, facts, rows))
-        if facts.share(win) < share:
-            continue
         pageable = float(np.mean(copies.matching("name", _PAGEABLE)))
         alone = len(set(facts.gpu.stream[facts.kernel_rows].tolist()) | set(copies.stream.tolist())) == 1
         shared = _on_streams_of_kernels(facts, copies)
@@ -57,13 +54,11 @@ def exposed_copies(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
         title += "; all work is on one stream" if alone else ""
         yield facts.finding(
             title,
+            facts.gpu_count("copies_per_step", len(rows), "Copies per step."),
+            facts.gpu_count("bytes_per_step", size, "Bytes per step, as far as known.", "bytes"),
+            Evidence("pageable", pageable, "1", "Share of the copies from or to pageable memory."),
+            Evidence("on_streams_of_kernels", shared, "1", "Share of the copies on streams with kernels."),
             win_ns=win,
-            evidence=(
-                facts.gpu_count("copies_per_step", len(rows), "Copies per step."),
-                facts.gpu_count("bytes_per_step", size, "Bytes per step, as far as known.", "bytes"),
-                Evidence("pageable", pageable, "1", "Share of the copies from or to pageable memory."),
-                Evidence("on_streams_of_kernels", shared, "1", "Share of the copies on streams with kernels."),
-            ),
             fix=_faster_copies(way, pageable > 0.5, shared > 0.5, hideable),
             at=facts.place_of(copies),
         )
@@ -120,15 +115,14 @@ def _faster_copies(way: str, pageable: bool, shared: bool, hideable: bool) -> Fi
     )
 
 
-@rule("device-copies")
-def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001) -> Iterator[Finding]:
+@rule("device-copies", gpu=True, share=0.001)
+def device_copies(facts: TraceFacts, *, per_step: int = 50) -> Iterator[Finding]:
     """Many small copies within the GPU, as for the buckets and buffers of DistributedDataParallel.
 
     Needs memcpys and operators. The copies take little time on the GPU, but each costs the CPU an operator and a
     launch. The time to win is the CPU time of these operators, at most the time that the GPU idles for later
     launches, and the time of the copies during which nothing computes. 50 copies per step is the library's choice.
     """
-    facts.require_gpu()
     rows = np.flatnonzero(_within_device(facts))
     copies = facts.gpu.where(rows)
     if facts.calls(len(copies)) < per_step:
@@ -139,27 +133,19 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
     copying, cpu_ns = facts.of_one_process(operators.where(outer if len(outer) < len(linked) else linked))
     gpu_ns, gpu_win = int(copies.duration_ns.sum()), facts.gpu_win(rows)
     win = both(facts.cpu_win(copying), gpu_win)
-    if facts.share(win) < share:
-        return
     inside = [operators.strings[code] for code in np.unique(operators.name[outer]).tolist()]
-    names = inside + [facts.trace.strings[code] for code in np.unique(_regions(facts, copies)).tolist()]
+    around = np.unique(facts.trace.regions.name[copies.region[copies.region >= 0]])
+    names = inside + [facts.trace.strings[code] for code in around.tolist()]
     ddp = any("bucket" in name or "DistributedDataParallel" in name for name in names)
     of = " for DistributedDataParallel's buckets and buffers" if ddp else ""
     yield facts.finding(
         f"{count(facts.calls(len(copies)))} copies {facts.each_gpu_step} within the GPU{of}: "
         f"{duration(facts.per_gpu(gpu_ns))} on the GPU, {duration(facts.per_step(cpu_ns))} on the CPU",
+        facts.gpu_count("copies_per_step", len(copies), "Memcpys within a GPU per step."),
+        facts.cpu_time("cpu_ns", cpu_ns, "CPU time per step of the operators that copy."),
+        facts.gpu_time("gpu_ns", gpu_ns, "Their time on the GPU per step."),
+        Evidence("gpu_win_ns", gpu_win, "ns", "Part of their GPU time that can be won."),
         win_ns=win,
-        evidence=(
-            facts.gpu_count("copies_per_step", len(copies), "Memcpys within a GPU per step."),
-            Evidence(
-                "cpu_ns",
-                facts.per_step(cpu_ns),
-                "ns",
-                "CPU time per step of the operators that copy." + facts.whose,
-            ),
-            facts.gpu_time("gpu_ns", gpu_ns, "Their time on the GPU per step."),
-            Evidence("gpu_win_ns", gpu_win, "ns", "Part of their GPU time that can be won."),
-        ),
         fix=Fix(
             "Make gradients views of the buckets, and do not broadcast buffers that may differ between ranks.",
             "DDP(model)",
@@ -171,7 +157,7 @@ def device_copies(facts: TraceFacts, *, per_step: int = 50, share: float = 0.001
             "for target, source in pairs: target.copy_(source)",
             "torch._foreach_copy_(targets, sources)",
         ),
-        coverage=len(copies.operator[copies.operator >= 0]) / len(copies),
+        coverage=len(copies.operator[copies.operator >= 0]) / max(len(copies), 1),
         at=facts.place_of(copies),
     )
 
@@ -182,34 +168,26 @@ def _within_device(facts: TraceFacts) -> Array:
     return mask
 
 
-def _regions(facts: TraceFacts, work: Table) -> Array:
-    names: Array = facts.trace.regions.name[work.region[work.region >= 0]]
-    return names
-
-
-@rule("bias-copies")
-def bias_copies(facts: TraceFacts, *, share: float = 0.005) -> Iterator[Finding]:
+@rule("bias-copies", gpu=True, share=0.005)
+def bias_copies(facts: TraceFacts) -> Iterator[Finding]:
     """Addmm copies the bias into its result before the matmul.
 
     Needs operators. ``addmm`` copies biases that cuBLAS cannot add itself, such as matrices. The time to win is
     the time of these copies.
     """
-    facts.require_gpu()
     rows = facts.rows(facts.trace.operators, "aten::addmm", "aten::baddbmm")
     work = facts.work_of(rows)
     rows = work[_within_device(facts)[work]]
     copies = facts.gpu.where(rows)
     win = facts.gpu_win(rows)
-    if len(copies) and facts.share(win) >= share:
+    if len(copies):
         yield facts.finding(
             f"addmm copies its bias {count(facts.calls(len(copies)))} times {facts.each_gpu_step} before the "
             "matmul",
+            facts.gpu_count("copies", len(copies), "Copies of a bias per step."),
+            facts.gpu_time("gpu_ns", int(copies.duration_ns.sum()), "GPU time of these copies per step."),
             win_ns=win,
             operator="aten::addmm",
-            evidence=(
-                facts.gpu_count("copies", len(copies), "Copies of a bias per step."),
-                facts.gpu_time("gpu_ns", int(copies.duration_ns.sum()), "GPU time of these copies per step."),
-            ),
             fix=Fix(
                 "Pass the bias as a vector, which the matmul adds itself.",
                 "torch.addmm(bias_matrix, x, w)",
@@ -219,28 +197,25 @@ def bias_copies(facts: TraceFacts, *, share: float = 0.005) -> Iterator[Finding]
         )
 
 
-@rule("layout-conversions")
-def layout_conversions(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("layout-conversions", gpu=True, share=0.01)
+def layout_conversions(facts: TraceFacts) -> Iterator[Finding]:
     """Kernels convert between NCHW and NHWC around convolutions of cuDNN or MIOpen.
 
     Found by the names of kernels. Tensor Cores need NHWC: a model in ``channels_last`` has no conversions. The
     time to win is the time of the kernels that convert.
     """
-    facts.require_gpu()
     convolutions = facts.rows_matching(facts.trace.operators, "[cC]onv")
     inside = np.append(inside_rows(convolutions, facts.trace.operators.parent), False)[facts.kernels.operator]
     converts = facts.kernels.matching("name", _LAYOUT)
     rows = facts.kernel_rows[converts | (inside & facts.kernels.matching("name", _TRANSPOSE))]
     gpu_ns = int(facts.gpu.duration_ns[rows].sum())
     win = facts.gpu_win(rows)
-    if len(rows) and facts.share(win) >= share:
+    if len(rows):
         yield facts.finding(
             f"{count(facts.calls(len(rows)))} kernels {facts.each_gpu_step} only convert between NCHW and NHWC",
+            facts.gpu_count("kernels", len(rows), "Kernels that convert per step."),
+            facts.gpu_time("gpu_ns", gpu_ns, "Their time per step."),
             win_ns=win,
-            evidence=(
-                facts.gpu_count("kernels", len(rows), "Kernels that convert per step."),
-                facts.gpu_time("gpu_ns", gpu_ns, "Their time per step."),
-            ),
             fix=Fix(
                 "Keep the model and its input in channels_last.",
                 "model = model.cuda()",
@@ -250,8 +225,8 @@ def layout_conversions(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
         )
 
 
-@rule("memsets")
-def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> Iterator[Finding]:
+@rule("memsets", gpu=True, share=0.005)
+def memsets(facts: TraceFacts, *, per_step: int = 100) -> Iterator[Finding]:
     """Many memsets, each with a launch of its own.
 
     Needs memsets. Libraries clear workspaces before split matmuls and reductions. The time to win is the time of
@@ -259,7 +234,6 @@ def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> 
     Launches of CUDA graphs do not count, because they launch other work as well. The thresholds are this library's
     choice.
     """
-    facts.require_gpu()
     memset = facts.gpu.category == MEMSET
     rows = facts.gpu.where(memset)
     if facts.calls(len(rows)) < per_step:
@@ -267,23 +241,17 @@ def memsets(facts: TraceFacts, *, per_step: int = 100, share: float = 0.005) -> 
     launches = facts.trace.runtime.where(np.unique(rows.launch[rows.launch >= 0]))
     alone, cpu_ns = facts.of_one_process(launches.where(~launches.matching("name", GRAPH_LAUNCH)))
     win = both(facts.gpu_win(memset), facts.cpu_win(alone))
-    if facts.share(win) < share:
-        return
     operators = facts.trace.operators
     by_operator, of = unique_codes(operators.name[rows.operator[rows.operator >= 0]])
     calls = sum_by_group(np.ones_like(of), of, len(by_operator))
     most = operators.strings[by_operator[np.argmax(calls)]] if len(by_operator) else ""
     yield facts.finding(
         f"{count(facts.calls(len(rows)))} memsets {facts.each_gpu_step}" + (f", most of {most}" if most else ""),
+        facts.gpu_count("memsets", len(rows), "Memsets per step."),
+        facts.gpu_time("gpu_ns", int(rows.duration_ns.sum()), "GPU time of the memsets per step."),
+        facts.cpu_time("launch_ns", cpu_ns, "CPU time of their launches per step."),
         win_ns=win,
         operator=most,
-        evidence=(
-            facts.gpu_count("memsets", len(rows), "Memsets per step."),
-            facts.gpu_time("gpu_ns", int(rows.duration_ns.sum()), "GPU time of the memsets per step."),
-            Evidence(
-                "launch_ns", facts.per_step(cpu_ns), "ns", "CPU time of their launches per step." + facts.whose
-            ),
-        ),
         fix=Fix(
             "Run fewer and larger matmuls, which clear fewer workspaces; let zero_grad() set gradients to None "
             "instead of clearing them.",

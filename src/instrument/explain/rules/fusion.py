@@ -25,15 +25,14 @@ _COMPILE = Fix(
 )
 
 
-@rule("elementwise-chains")
-def elementwise_chains(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
+@rule("elementwise-chains", gpu=True, share=0.02)
+def elementwise_chains(facts: TraceFacts) -> Iterator[Finding]:
     """Element-wise kernels run one after the other on a stream, so that one fused kernel could replace them.
 
     Needs kernels only. A chain is three or more such kernels in a row on a stream, without another kernel between
     them; kernels that a compiler generated do not count. A fused kernel reads and writes memory about once: the
     time to win is the time of the chain minus that of its longest kernel.
     """
-    facts.require_gpu()
     gpu = facts.gpu
     order = np.flatnonzero(gpu.category == KERNEL)
     order = order[np.lexsort((gpu.start_ns[order], gpu.stream[order], gpu.device[order]))]
@@ -52,20 +51,18 @@ def elementwise_chains(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Fi
     chains = calls >= _LONG
     saved = np.where(chains, 1 - longest / np.maximum(sums, 1), 0)
     win = facts.gpu_win(rows, saved[of])
-    if not chains.any() or facts.share(win) < share:
+    if not chains.any():
         return
     worst = rows[of == np.flatnonzero(chains)[np.argmax(sums[chains])]]
     yield facts.finding(
         f"{count(facts.calls(chains.sum()))} chains of element-wise kernels {facts.each_gpu_step} take "
         f"{duration(facts.per_gpu(float(sums[chains].sum())))}",
+        facts.gpu_count("chains", chains.sum(), "Chains of three or more kernels per step."),
+        facts.gpu_count("kernels", calls[chains].sum(), "Kernels in these chains per step."),
+        facts.gpu_time("gpu_ns", float(sums[chains].sum()), "GPU time of the chains per step."),
         win_ns=win,
         kernel=gpu.strings[gpu.short_name[worst[0]]],
         confidence="medium",
-        evidence=(
-            facts.gpu_count("chains", chains.sum(), "Chains of three or more kernels per step."),
-            facts.gpu_count("kernels", calls[chains].sum(), "Kernels in these chains per step."),
-            facts.gpu_time("gpu_ns", float(sums[chains].sum()), "GPU time of the chains per step."),
-        ),
         fix=_COMPILE,
         at=facts.place_of(gpu.where(worst)),
     )
@@ -96,14 +93,13 @@ def _norm_work(facts: TraceFacts) -> Array:
     return rows
 
 
-@rule("unfused-normalization")
-def unfused_normalization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("unfused-normalization", gpu=True, share=0.01)
+def unfused_normalization(facts: TraceFacts) -> Iterator[Finding]:
     """A normalization runs as several operators: a square, a mean, a reciprocal square root, a multiplication.
 
     Needs operators. The RMSNorm layers of most language models are written this way. A fused kernel reads and
     writes memory once: the time to win is the time of all kernels except the longest of each normalization.
     """
-    facts.require_gpu()
     rows = _norm_work(facts)
     gpu = facts.gpu
     if not len(rows):
@@ -112,18 +108,14 @@ def unfused_normalization(facts: TraceFacts, *, share: float = 0.01) -> Iterator
     gpu_ns = int(gpu.duration_ns[rows].sum())
     longest = float(np.sort(gpu.duration_ns[rows])[-roots:].sum())
     win = facts.gpu_win(rows, 1 - longest / max(gpu_ns, 1))
-    if facts.share(win) < share:
-        return
     yield facts.finding(
         f"{count(facts.calls(roots))} normalizations {facts.each_gpu_step} run as separate operators and take "
         f"{duration(facts.per_gpu(gpu_ns))}",
+        facts.gpu_count("normalizations", roots, "Reciprocal square roots per step."),
+        facts.gpu_time("gpu_ns", gpu_ns, "GPU time of their operators per step."),
         win_ns=win,
         operator="aten::rsqrt",
         confidence="medium",
-        evidence=(
-            facts.gpu_count("normalizations", roots, "Reciprocal square roots per step."),
-            facts.gpu_time("gpu_ns", gpu_ns, "GPU time of their operators per step."),
-        ),
         fix=Fix(
             "Use the fused operator, or fuse the operators with torch.compile.",
             "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight",

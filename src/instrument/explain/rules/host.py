@@ -18,7 +18,7 @@ from ..metrics.idle import INPUT
 from ..replay.replay import Change, without_events
 from .idle import idle_of, percent_of_step
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts, Win, both
+from .trace_facts import MissingEvidenceError, TraceFacts, Win, both, require
 
 _FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
 QUERIES = re.compile("Occupancy|Func(?:Get|Set)Attribute|GetDeviceProperties|DeviceGetAttribute")
@@ -27,7 +27,7 @@ QUERIES = re.compile("Occupancy|Func(?:Get|Set)Attribute|GetDeviceProperties|Dev
 _OPTIMIZER = r"^Optimizer\.step#|^optimizer$"
 
 
-@rule("launch-overhead", on_cpu=True)
+@rule("launch-overhead", on_cpu=True, gpu=True)
 def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float = 10) -> Iterator[Finding]:
     """The GPU idles because the CPU does not launch its work fast enough.
 
@@ -37,7 +37,6 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
     nsys-ai takes kernels shorter than 10 us as a sign; the threshold, 5 % of the step, is half of xprof's for all
     idle time.
     """
-    facts.require_gpu()
     win = Win(facts.per_step(facts.idle.total("launch_overhead")), lambda: _without_launches(facts))
     if facts.share(win) < share or not facts.kernels:
         return
@@ -52,14 +51,12 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
     yield facts.finding(
         f"The GPU idles {percent_of_step(facts, win)} because the CPU launches work too slowly: "
         f"{counted(per_step, 'kernel')} {facts.each_gpu_step}, {100 * short:.0f} % shorter than {short_us:g} us",
+        idle_of(facts, "launch_overhead"),
+        facts.gpu_count("kernels_per_step", len(kernels), "Kernels per step."),
+        Evidence("median_kernel_ns", float(np.median(kernels)), "ns", "Median duration of a kernel."),
+        Evidence("short_kernels", short, "1", f"Share of the kernels shorter than {short_us:g} us."),
+        Evidence("graph_launches", graphs, "events", "Launches of CUDA graphs in the trace."),
         win_ns=win,
-        evidence=(
-            idle_of(facts, "launch_overhead"),
-            facts.gpu_count("kernels_per_step", len(kernels), "Kernels per step."),
-            Evidence("median_kernel_ns", float(np.median(kernels)), "ns", "Median duration of a kernel."),
-            Evidence("short_kernels", short, "1", f"Share of the kernels shorter than {short_us:g} us."),
-            Evidence("graph_launches", graphs, "events", "Launches of CUDA graphs in the trace."),
-        ),
         fix=Fix(
             "Fuse kernels with torch.compile, launch them as a CUDA graph (reduce-overhead does both), or give "
             "each kernel more work with a larger batch.",
@@ -86,13 +83,11 @@ def _busy_elsewhere(facts: TraceFacts, win: int, long: Array) -> Finding:
     return facts.finding(
         f"The GPU idles {percent_of_step(facts, win)}, most of it in {counted(len(long), 'gap')} of over 1 ms "
         "in which the CPU launches nothing",
+        idle_of(facts, "launch_overhead"),
+        Evidence("long_gaps", len(long), "events", "Gaps of over 1 ms in the window."),
+        Evidence("longest_ns", int(late[gap]), "ns", "The longest of these gaps."),
         win_ns=int(win),
         confidence="medium",
-        evidence=(
-            idle_of(facts, "launch_overhead"),
-            Evidence("long_gaps", len(long), "events", "Gaps of over 1 ms in the window."),
-            Evidence("longest_ns", int(late[gap]), "ns", "The longest of these gaps."),
-        ),
         fix=Fix(
             "Find out what the CPU does before the launch that ends the longest gap, such as loading data, "
             "logging, or saving a checkpoint. Record with stacks, or name regions, to see the place here."
@@ -111,20 +106,16 @@ def cold_first_step(facts: TraceFacts, *, ratio: float = 1.5) -> Iterator[Findin
     steps in its schedule for the same reason; the ratio 1.5 is this library's choice.
     """
     lengths = facts.trace.steps.duration_ns
-    if len(lengths) < 3:
-        raise MissingEvidenceError("fewer than three steps are recorded")
+    require(len(lengths) >= 3, "fewer than three steps are recorded")
     usual = float(np.median(lengths[1:]))
     if not usual or lengths[0] < ratio * usual:
         return
     yield facts.finding(
         f"The first recorded step takes {lengths[0] / usual:.1f} times as long as the others: "
         "leave it out of averages",
-        win_ns=None,
+        Evidence("first_ns", int(lengths[0]), "ns", "Duration of the first step on the CPU."),
+        Evidence("usual_ns", usual, "ns", "Median duration of the other steps on the CPU."),
         severity="low",
-        evidence=(
-            Evidence("first_ns", int(lengths[0]), "ns", "Duration of the first step on the CPU."),
-            Evidence("usual_ns", usual, "ns", "Median duration of the other steps on the CPU."),
-        ),
         fix=Fix(
             "Record later steps, after a warm-up.",
             "instrument.schedule(wait=0, warmup=0, active=3)",
@@ -168,62 +159,50 @@ def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Fin
         yield facts.finding(
             f"{duration(facts.per_step(ns))} {facts.each_step} pass between the start of {text} "
             "and its first operator",
-            win_ns=win,
-            evidence=(
-                Evidence(
-                    "dead_ns",
-                    facts.per_step(ns),
-                    "ns",
-                    "Time per step from the start of the region to the next event on its thread.",
-                ),
+            facts.step_time(
+                "dead_ns", ns, "Time per step from the start of the region to the next event on its thread."
             ),
+            win_ns=win,
             fix=Fix("Look at the Python code at the start of the region; record with stacks to see the lines."),
             region=(text,),
             confidence="medium",
         )
 
 
-@rule("occupancy-queries", on_cpu=True)
-def occupancy_queries(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("occupancy-queries", on_cpu=True, gpu=True, share=0.01)
+def occupancy_queries(facts: TraceFacts) -> Iterator[Finding]:
     """Launches query occupancy, or attributes of kernels and devices, each time.
 
     Needs calls of the CUDA or HIP runtime. Libraries make such calls before kernels with a computed grid or much
     shared memory; the calls can cost as much CPU time as the launch itself. The time to win is the time of these
     calls, at most the time that the GPU idles for later launches.
     """
-    facts.require_gpu()
     runtime = facts.trace.runtime
     queries, ns = facts.of_one_process(runtime.where(runtime.matching("name", QUERIES)))
     win = facts.cpu_win(queries)
-    if facts.share(win) < share:
-        return
     calls = len(queries) / facts.steps
     yield facts.finding(
         f"{count(calls)} calls {facts.each_step} query attributes of kernels and devices, and take "
         f"{duration(facts.per_step(ns))}",
+        Evidence("calls_per_step", calls, "events", "Queries per step." + facts.whose),
+        facts.cpu_time("calls_ns", ns, "CPU time of the queries per step."),
         win_ns=win,
-        evidence=(
-            Evidence("calls_per_step", calls, "events", "Queries per step." + facts.whose),
-            Evidence("calls_ns", facts.per_step(ns), "ns", "CPU time of the queries per step." + facts.whose),
-        ),
         fix=Fix("Launch the work as a CUDA graph, which does not repeat these calls."),
     )
 
 
-@rule("for-loop-optimizer", on_cpu=True)
-def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100, share: float = 0.01) -> Iterator[Finding]:
+@rule("for-loop-optimizer", on_cpu=True, gpu=True, share=0.01)
+def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100) -> Iterator[Finding]:
     """The optimizer launches several kernels for each parameter.
 
     Needs the range that torch records around an optimizer's step. Foreach and fused implementations update many
     parameters with one kernel. The time to win is the optimizer's time on the CPU, at most the time that the GPU
     idles for later launches, and the time of its kernels.
     """
-    facts.require_gpu()
     trace = facts.trace
     tables = ((trace.regions, "region"), (trace.operators, "operator"))
     found = [(table, link, rows) for table, link in tables if len(rows := facts.rows_matching(table, _OPTIMIZER))]
-    if not found:
-        raise MissingEvidenceError("the trace has no range of an optimizer")
+    require(found, "the trace has no range of an optimizer")
     table, link, rows = found[0]
     inside = np.append(inside_rows(rows, table.parent), False)
     rows_of_work = np.flatnonzero(inside[facts.gpu[link]])
@@ -236,18 +215,12 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100, share: float = 
         return
     ranges, cpu_ns = facts.of_one_process(table.where(rows))
     win = both(facts.cpu_win(ranges), facts.gpu_win(rows_alone))
-    if facts.share(win) < share:
-        return
     yield facts.finding(
         f"The optimizer launches {count(per_step)} kernels {facts.each_gpu_step}, most for one parameter each",
+        facts.gpu_count("kernels_per_step", len(alone), "GPU work of the optimizer per step."),
+        facts.cpu_time("cpu_ns", cpu_ns, "Time of the optimizer on the CPU per step."),
+        facts.gpu_time("gpu_ns", int(work.duration_ns.sum()), "Time of the optimizer on the GPU per step."),
         win_ns=win,
-        evidence=(
-            facts.gpu_count("kernels_per_step", len(alone), "GPU work of the optimizer per step."),
-            Evidence(
-                "cpu_ns", facts.per_step(cpu_ns), "ns", "Time of the optimizer on the CPU per step." + facts.whose
-            ),
-            facts.gpu_time("gpu_ns", int(work.duration_ns.sum()), "Time of the optimizer on the GPU per step."),
-        ),
         fix=Fix(
             "Use the fused implementation of the optimizer or, if there is none, foreach=True.",
             "torch.optim.AdamW(model.parameters(), foreach=False)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,7 @@ from ...base.findings import Evidence, Finding, Fix, SyncFinding
 from ...base.trace_marks import CORES
 from ...base.units import count, counted, duration
 from ...read.tables.intervals import covered_ns, merge_overlaps, total_ns
+from ...read.tables.table import Table
 from ..metrics.idle import (
     ALLOCATION,
     CAUSES,
@@ -25,7 +26,7 @@ from ..metrics.idle import (
 from ..replay.replay import Change, without_events
 from ..replay.what_if import contexts_of_waits
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts, Win
+from .trace_facts import TraceFacts, Win, require
 
 _WORKERS = 8  # processes of a DataLoader that are suggested at the most
 _FEW_CORES = 2  # fewer than a loop and several workers can use
@@ -34,7 +35,7 @@ _FEW_CORES = 2  # fewer than a loop and several workers can use
 def idle_of(facts: TraceFacts, cause: str) -> Evidence:
     """Return the idle time with this cause as evidence."""
     about = f"Idle time of the GPU per step while {CAUSES[cause]}."
-    return Evidence(f"{cause}_ns", facts.per_step(facts.idle.total(cause)), "ns", about)
+    return facts.step_time(f"{cause}_ns", facts.idle.total(cause), about)
 
 
 def percent_of_step(facts: TraceFacts, ns: float) -> str:
@@ -42,8 +43,8 @@ def percent_of_step(facts: TraceFacts, ns: float) -> str:
     return f"{100 * facts.share(ns):.0f} % of the {'step' if facts.trace.steps else 'window'}"
 
 
-@rule("input-wait", on_cpu=True)
-def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+@rule("input-wait", on_cpu=True, share=0.05)
+def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     """The loop waits for its next batch.
 
     Needs the ranges that torch records around a DataLoader, or regions of Lightning or this library. The time to
@@ -53,8 +54,7 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     time divided by theirs. The default threshold, 5 % of the step, is that of torch_tb_profiler.
     """
     tables = input_ranges(facts.trace)
-    if not tables:
-        raise MissingEvidenceError("the trace has no ranges of a DataLoader")
+    require(tables, "the trace has no ranges of a DataLoader")
     first, last = facts.recorded
     starts, ends = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start_ns", "end_ns"))
     times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
@@ -68,17 +68,13 @@ def input_wait(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     part = _part_to_win(facts, waited) if single else 1.0
     all_ns = facts.per_step(facts.idle.total("input")) if known else waited
     win = Win(round(all_ns * part), lambda: without_events(*tables, part=part))
-    if facts.share(win) < share:
-        return
     why = "The DataLoader has no worker processes" * single + "The workers do not keep up" * workers
     share_of_step = "the GPU idles " * known + percent_of_step(facts, win)
     yield facts.finding(
         f"The loop waits {duration(waited)} {facts.each_step} for the next batch: {share_of_step}",
+        Evidence("waited_ns", waited, "ns", "Time per step that the loop spends in the DataLoader."),
+        *([idle_of(facts, "input")] if known else []),
         win_ns=win,
-        evidence=(
-            Evidence("waited_ns", waited, "ns", "Time per step that the loop spends in the DataLoader."),
-            *([idle_of(facts, "input")] if known else []),
-        ),
         fix=_more_workers(facts, why, waited, single),
         at=(int(longest.thread[row]), int(longest.start_ns[row])),
     )
@@ -128,27 +124,23 @@ def _more_workers(facts: TraceFacts, why: str, waited: int, single: bool) -> Fix
     )
 
 
-@rule("long-synchronization", on_cpu=True)
-def long_synchronization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("long-synchronization", on_cpu=True, gpu=True, share=0.01)
+def long_synchronization(facts: TraceFacts) -> Iterator[Finding]:
     """A line makes the CPU wait for the GPU, and the GPU then idles until the CPU has launched more work.
 
     Needs calls of the CUDA or HIP runtime. The profiler's own synchronizations are left out. The time to win is
     the idle time after the synchronization, at most the time that the CPU was blocked: for that long, the CPU
     could have run ahead. Idle time with a more specific cause, such as a DataLoader, does not count.
     """
-    facts.require_gpu()
-    if not facts.trace.runtime and not facts.trace.syncs:
-        raise MissingEvidenceError("the trace has no calls of the runtime")
+    require(facts.trace.runtime or facts.trace.syncs, "the trace has no calls of the runtime")
     budget = facts.per_step(facts.idle.total("synchronization"))
     for found in facts.syncs.syncs:
         win = Win(min(found.win_ns or 0, budget), partial(_asynchronous, facts, found))
         budget -= win
-        if facts.share(win) < share:
-            continue
         yield facts.finding(
             f"{found.op} makes the CPU wait for the GPU, which then idles {duration(win)} {facts.each_step}",
+            *(_per_step(facts, each) for each in found.evidence),
             win_ns=win,
-            evidence=tuple(_per_step(facts, each) for each in found.evidence),
             fix=found.fix,
             coverage=found.coverage,
             region=found.region,
@@ -174,21 +166,18 @@ def _asynchronous(facts: TraceFacts, found: SyncFinding) -> Change:
     return Change(asynchronous=frozenset(own))
 
 
-@rule("garbage-collection", on_cpu=True)
-def garbage_collection(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("garbage-collection", on_cpu=True, gpu=True, share=0.01)
+def garbage_collection(facts: TraceFacts) -> Iterator[Finding]:
     """Python's garbage collector stops the loop while the GPU idles.
 
     Needs the pauses that torch records with ``record_python_gc_info``, or regions named ``gc.collect``.
     """
-    facts.require_gpu()
-    pauses = [rows for rows in named_ranges(facts.trace, COLLECTION) if rows]
-    if not pauses:
-        raise MissingEvidenceError("the trace has no pauses of the garbage collector")
+    pauses = [*named_ranges(facts.trace, COLLECTION)]
+    require(pauses, "the trace has no pauses of the garbage collector")
     yield from _of_cause(
         facts,
-        facts.idle_win("garbage_collection", *pauses),
         "garbage_collection",
-        share,
+        pauses,
         "Python's garbage collector stops the loop",
         Fix(
             "Freeze long-lived objects, and collect garbage between steps, at times of your choice.",
@@ -198,22 +187,20 @@ def garbage_collection(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     )
 
 
-@rule("driver-allocation", on_cpu=True)
-def driver_allocation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("driver-allocation", on_cpu=True, gpu=True, share=0.01)
+def driver_allocation(facts: TraceFacts) -> Iterator[Finding]:
     """The driver allocates or frees memory in the loop, which also synchronizes.
 
     Needs calls of the CUDA or HIP runtime. A loop with fixed shapes allocates in its first steps only;
     frees in later steps come from an allocator that is short of memory and retries, or from ``empty_cache()``.
     """
-    facts.require_gpu()
     runtime = facts.trace.runtime
     calls = facts.within(runtime.where(runtime.matching("name", ALLOCATION)))
     frees = len(facts.rows_matching(calls, "Free|Unmap|Release"))
     yield from _of_cause(
         facts,
-        facts.idle_win("allocation", calls),
         "allocation",
-        share,
+        [calls],
         f"The driver allocates or frees memory {counted(len(calls), 'time')} in the window",
         Fix(
             "Let the caching allocator keep its memory: remove torch.cuda.empty_cache() from the loop, keep "
@@ -226,36 +213,33 @@ def driver_allocation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fin
     )
 
 
-@rule("module-loading", on_cpu=True)
-def module_loading(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("module-loading", on_cpu=True, gpu=True, share=0.01)
+def module_loading(facts: TraceFacts) -> Iterator[Finding]:
     """The driver loads the code of kernels in the recorded window.
 
     Needs calls of the driver. CUDA loads a kernel at its first launch (lazy loading): a warm-up with all shapes
     moves the loading out of the window.
     """
-    facts.require_gpu()
     loading = facts.within(facts.trace.runtime.where(facts.trace.runtime.matching("name", LOADING)))
     calls = len(loading)
     yield from _of_cause(
         facts,
-        facts.idle_win("module_loading", loading),
         "module_loading",
-        share,
+        [loading],
         f"The driver loads the code of kernels in {counted(calls, 'call')}",
         Fix("Record after a warm-up. In production, CUDA_MODULE_LOADING=EAGER loads everything at the start."),
         Evidence("calls", calls, "events", "Calls that load code."),
     )
 
 
-@rule("initialization", on_cpu=True)
-def initialization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("initialization", on_cpu=True, gpu=True, share=0.01)
+def initialization(facts: TraceFacts) -> Iterator[Finding]:
     """The driver starts, or first loads code, in the recorded window.
 
     Needs calls of the CUDA or HIP runtime. In a loop, no call takes 100 ms while the GPU idles, except calls that
     copy, synchronize or pin memory; at the start of a program, the first launch and the first ``cudaFree`` take
     seconds. The cost occurs once.
     """
-    facts.require_gpu()
     slow = facts.within(slow_calls(facts.trace))
     idle_ns = covered_ns((facts.idle.start_ns, facts.idle.end_ns), slow.start_ns, slow.end_ns)
     by_name: Counter[str] = Counter()
@@ -264,9 +248,8 @@ def initialization(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Findin
     for name, ns in by_name.most_common(1):
         yield from _of_cause(
             facts,
-            facts.idle_win("initialization", slow),
             "initialization",
-            share,
+            [slow],
             f"The driver starts while the trace is recorded ({name} takes {duration(ns)})",
             Fix(
                 "Record after a warm-up.",
@@ -283,8 +266,8 @@ def _listed(times: Counter[str]) -> str:
     return ", ".join(f"{name} {duration(ns)}" for name, ns in times.most_common(4))
 
 
-@rule("launch-latency")
-def launch_latency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+@rule("launch-latency", gpu=True, share=0.05)
+def launch_latency(facts: TraceFacts) -> Iterator[Finding]:
     """The GPU pauses between kernels that were launched in time.
 
     Needs GPU work with known launches. Gaps shorter than 30 us count, which is HTA's limit for a delay by the
@@ -292,21 +275,18 @@ def launch_latency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Findin
     kernels have fewer gaps, and the gaps in a CUDA graph are shorter. The threshold is half of xprof's for all
     idle time.
     """
-    facts.require_gpu()
     by_gap = facts.idle.by_cause["launch_latency"]
     win, gaps = facts.per_step(facts.idle.total("launch_latency")), int(np.count_nonzero(by_gap))
-    if facts.share(win) < share or not gaps:
+    if not gaps:
         return
     yield facts.finding(
         f"The GPU pauses {count(gaps / facts.steps)} times {facts.each_step} between kernels "
         f"that were launched in time, {percent_of_step(facts, win)}",
+        idle_of(facts, "launch_latency"),
+        Evidence("gaps", gaps / facts.steps, "events", "Gaps of less than 30 us per step."),
+        Evidence("median_gap_ns", float(np.median(by_gap[by_gap > 0])), "ns", "Median length of a gap."),
         win_ns=win,
         confidence="medium",
-        evidence=(
-            idle_of(facts, "launch_latency"),
-            Evidence("gaps", gaps / facts.steps, "events", "Gaps of less than 30 us per step."),
-            Evidence("median_gap_ns", float(np.median(by_gap[by_gap > 0])), "ns", "Median length of a gap."),
-        ),
         fix=Fix(
             "Run fewer and longer kernels: fuse them with torch.compile, or enlarge the batch. CUDA graphs "
             "shorten the gaps (reduce-overhead uses them).",
@@ -317,22 +297,20 @@ def launch_latency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Findin
     )
 
 
-@rule("compilation", on_cpu=True)
-def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("compilation", on_cpu=True, gpu=True, share=0.01)
+def compilation(facts: TraceFacts) -> Iterator[Finding]:
     """torch.compile compiles in the recorded window.
 
     Needs the phases that torch records while it compiles.
     """
-    facts.require_gpu()
     phases: Counter[str] = Counter()
     for events in map(facts.within, named_ranges(facts.trace, COMPILATION)):
         for name, took_ns in zip(events.text("name"), events.duration_ns.tolist(), strict=True):
             phases[name.removesuffix(" (dynamo_timed)")] += took_ns
     yield from _of_cause(
         facts,
-        facts.idle_win("compilation", *(rows for rows in named_ranges(facts.trace, COMPILATION) if rows)),
         "compilation",
-        share,
+        [*named_ranges(facts.trace, COMPILATION)],
         "torch.compile compiles while the GPU idles",
         Fix(
             "Record after the warm-up. If torch.compile compiles in every step, shapes or code change: mark the "
@@ -345,39 +323,36 @@ def compilation(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
 
 
 def _of_cause(
-    facts: TraceFacts, win: Win, cause: str, share: float, title: str, fix: Fix, *evidence: Evidence
+    facts: TraceFacts, cause: str, without: Sequence[Table], title: str, fix: Fix, *evidence: Evidence
 ) -> Iterator[Finding]:
-    """Yield the finding of one cause of idle time, if it takes at least this share of the step."""
-    if win and facts.share(win) >= share:
+    """Yield the finding of one cause of idle time, if it occurs; a replay leaves out the events ``without``."""
+    win = Win(facts.per_step(facts.idle.total(cause)), lambda: without_events(*without))
+    if win:
         yield facts.finding(
             f"{title}: the GPU idles {percent_of_step(facts, win)}",
+            idle_of(facts, cause),
+            *evidence,
             win_ns=win,
-            evidence=(idle_of(facts, cause), *evidence),
             fix=fix,
         )
 
 
-@rule("unexplained-idle", on_cpu=True)
-def unexplained_idle(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+@rule("unexplained-idle", on_cpu=True, gpu=True, share=0.05)
+def unexplained_idle(facts: TraceFacts) -> Iterator[Finding]:
     """The GPU idles although its next work was launched in time, or the launch is not in the trace.
 
     Possible reasons are streams that wait for each other, the driver, and another process on the GPU.
     The threshold is half of xprof's for all idle time.
     """
-    facts.require_gpu()
     win = facts.per_step(facts.idle.total("other") + facts.idle.total("unknown"))
-    if facts.share(win) < share:
-        return
     gaps = facts.idle.end_ns - facts.idle.start_ns
     yield facts.finding(
         f"The GPU idles {percent_of_step(facts, win)} for a reason that the trace does not show",
+        idle_of(facts, "other"),
+        idle_of(facts, "unknown"),
+        Evidence("longest_gap_ns", int(gaps.max(initial=0)), "ns", "The longest gap of any cause."),
         win_ns=win,
         confidence="low",
-        evidence=(
-            idle_of(facts, "other"),
-            idle_of(facts, "unknown"),
-            Evidence("longest_gap_ns", int(gaps.max(initial=0)), "ns", "The longest gap of any cause."),
-        ),
         fix=Fix(
             "Look at the longest gaps in Perfetto: do streams wait for events, or do other processes use the GPU?"
         ),

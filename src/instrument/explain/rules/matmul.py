@@ -58,15 +58,14 @@ def longest(facts: TraceFacts, rows: Array) -> str:
     return name
 
 
-@rule("fp32-matmuls")
-def fp32_matmuls(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]:
+@rule("fp32-matmuls", gpu=True, share=0.03)
+def fp32_matmuls(facts: TraceFacts) -> Iterator[Finding]:
     """Matmuls and convolutions compute in FP32 or TF32 where a 16-bit type would do.
 
     Found by the names of kernels. The time to win follows from the peaks of the types; it is half of the time if
     the peaks are unknown, or if memory limits the operator, because half of the bytes move. TF32 keeps 10 bits of
     each input's mantissa, and bf16 keeps 7: check that training still converges.
     """
-    facts.require_gpu()
     gpu = facts.gpu
     rows = _named(gpu, _matmul_kernels(facts), _SINGLE)
     rows = rows[~np.isin(rows, _named(gpu, rows, _REDUCTION))]
@@ -83,20 +82,21 @@ def fp32_matmuls(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]
         ratio = flops.get(half, 2.0) / flops.get(kind, 1.0) if half in flops and kind in flops else 2.0
         ratios[chosen & ~by_memory] = ratio
     win = facts.gpu_win(rows, 1 - 1 / ratios)
-    if facts.share(win) < share:
-        return
     gpu_ns = int(gpu.duration_ns[rows].sum())
     kinds = " and ".join(name for name, some in (("TF32", tf32.any()), ("FP32", (~tf32).any())) if some)
     yield facts.finding(
         f"Matmuls and convolutions in {kinds} take {duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step}",
+        facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these kernels per step."),
+        Evidence(
+            "tf32_share",
+            float(gpu.duration_ns[rows[tf32]].sum()) / max(gpu_ns, 1),
+            "1",
+            "Share of it in TF32.",
+        ),
+        Evidence("peak", peak.name if peak else None, "", "GPU whose peaks are compared."),
         win_ns=win,
         kernel=longest(facts, rows),
         confidence="medium",
-        evidence=(
-            facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these kernels per step."),
-            Evidence("tf32_share", float(gpu.duration_ns[rows[tf32]].sum()) / gpu_ns, "1", "Share of it in TF32."),
-            Evidence("peak", peak.name if peak else None, "", "GPU whose peaks are compared."),
-        ),
         fix=Fix(
             f"Run the forward pass in {half} with autocast. TF32 alone helps FP32 matmuls on Ampere and later.",
             "loss = model(batch)",
@@ -109,13 +109,12 @@ def fp32_matmuls(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]
     )
 
 
-@rule("tensor-cores-unused")
-def tensor_cores_unused(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
+@rule("tensor-cores-unused", gpu=True, share=0.02)
+def tensor_cores_unused(facts: TraceFacts) -> Iterator[Finding]:
     """A 16-bit matmul or convolution does not use the matrix units (Tensor Cores).
 
     Found by the names of kernels, as torch_tb_profiler does. The time to win follows from the peaks of the GPU.
     """
-    facts.require_gpu()
     gpu = facts.gpu
     candidates = _named(gpu, _matmul_kernels(facts), _HALF)
     helpers = _named(gpu, candidates, _HELPER)
@@ -127,13 +126,13 @@ def tensor_cores_unused(facts: TraceFacts, *, share: float = 0.02) -> Iterator[F
         raise MissingEvidenceError("the peaks of the GPU are not known")
     ratio = peak.flops_per_s["fp16"] / peak.flops_per_s["fp32"]
     win = facts.gpu_win(rows, 1 - 1 / ratio)
-    if len(rows) and facts.share(win) >= share:
+    if len(rows):
         yield facts.finding(
             "16-bit matmuls or convolutions do not use the matrix units",
+            facts.gpu_time("gpu_ns", int(gpu.duration_ns[rows].sum()), "GPU time of them per step."),
             win_ns=win,
             kernel=longest(facts, rows),
             confidence="medium",
-            evidence=(facts.gpu_time("gpu_ns", int(gpu.duration_ns[rows].sum()), "GPU time of them per step."),),
             fix=Fix("Make channels and features multiples of 8, and use channels_last for convolutions."),
             at=facts.place_of(gpu.where(rows)),
         )
@@ -150,15 +149,14 @@ def generations(facts: TraceFacts) -> Array:
     return generations
 
 
-@rule("old-kernels")
-def old_kernels(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
+@rule("old-kernels", gpu=True, share=0.02)
+def old_kernels(facts: TraceFacts) -> Iterator[Finding]:
     """A matmul runs a kernel that was written for an older generation of GPUs.
 
     Needs the peaks of the GPU. cuBLAS and cuDNN fall back to such kernels for shapes or alignments that their
     newer kernels do not support; kernels with ``align1`` in their names read memory one element at a time. The
     time to win is the time above the roofline or, without shapes, half of the time.
     """
-    facts.require_gpu()
     peak = facts.peak
     if peak is None or not peak.generation:
         raise MissingEvidenceError("the GPU is not an NVIDIA GPU with known peaks")
@@ -168,7 +166,7 @@ def old_kernels(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
     rows = rows[on_matrix_units(gpu)[rows]]
     shares = np.array([row.share or 0.5 for row in facts.roofline.rows] + [0.5])
     win = facts.gpu_win(rows, 1 - np.minimum(shares[facts.roofline.of_work[rows]], 1))
-    if not len(rows) or facts.share(win) < share:
+    if not len(rows):
         return
     oldest = int(np.bincount(written_for[rows], gpu.duration_ns[rows]).argmax())
     unaligned = _named(gpu, rows, re.compile(r"align1\b"))
@@ -177,18 +175,16 @@ def old_kernels(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
     yield facts.finding(
         f"Matmuls of {duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step} run kernels written for sm{oldest} "
         f"on an sm{peak.generation} GPU" + (", with alignment 1: a dimension is odd" if misaligned else ""),
+        facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these kernels per step."),
+        facts.gpu_time(
+            "align1_ns",
+            int(gpu.duration_ns[unaligned].sum()),
+            "Part of it in kernels that read one element at a time.",
+        ),
+        *_shapes(facts, rows),
         win_ns=win,
         kernel=longest(facts, rows),
         confidence="medium",
-        evidence=(
-            facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these kernels per step."),
-            facts.gpu_time(
-                "align1_ns",
-                int(gpu.duration_ns[unaligned].sum()),
-                "Part of it in kernels that read one element at a time.",
-            ),
-            *_shapes(facts, rows),
-        ),
         fix=pad(8, 16)
         if misaligned
         else Fix("Update CUDA and cuDNN; pad dimensions to multiples of 8 (16 for 8 bits)."),
@@ -224,15 +220,14 @@ _SPLIT_K = Fix(
 )
 
 
-@rule("misaligned-matmuls")
-def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("misaligned-matmuls", gpu=True, share=0.01)
+def misaligned_matmuls(facts: TraceFacts) -> Iterator[Finding]:
     """The dimensions of a matmul are not multiples of 16 bytes, which matrix units load at once.
 
     Needs shapes. The guides of NVIDIA and AMD ask for multiples of 8 elements of 16 bits. The time to win is the
     time above the roofline or, without the peaks of the GPU, the part of the tiles that lies outside the result.
     Matmuls of `old-kernels` do not count.
     """
-    facts.require_gpu()
     facts.require_shapes()
     gpu, peak = facts.gpu, facts.peak
     written_for = generations(facts)
@@ -251,7 +246,7 @@ def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
             saved[index] = waste
             found.append((row, rows))
     win = facts.roofline_win(saved)
-    if not found or facts.share(win) < share:
+    if not found:
         return
     row, rows = found[0]
     m, n, k = row.work.sizes[1:]
@@ -259,14 +254,12 @@ def misaligned_matmuls(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     yield facts.finding(
         f"Matmuls of {m} x {n} x {k} are not aligned to {_ALIGNMENT[row.kind]} elements"
         + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
+        facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these matmuls per step."),
+        Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
         win_ns=win,
         operator=row.name,
         kernel=longest(facts, rows),
         confidence="medium",
-        evidence=(
-            facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these matmuls per step."),
-            Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
-        ),
         fix=pad(_ALIGNMENT[row.kind], 128 // _ALIGNMENT[row.kind]),
         coverage=facts.roofline.coverage,
         at=facts.place_of_operator(int(row.rows[0])),
@@ -290,15 +283,14 @@ def _tile(gpu: Table, rows: Array) -> tuple[int, int] | None:
     return tile_of(gpu.strings[gpu.short_name[longest]])
 
 
-@rule("few-tiles")
-def few_tiles(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
+@rule("few-tiles", gpu=True, share=0.01)
+def few_tiles(facts: TraceFacts) -> Iterator[Finding]:
     """A matmul has fewer tiles than the GPU has multiprocessors, so that some multiprocessors are unused.
 
     Needs shapes and the grid of the kernel, or the tile in its name. The time to win is its time times the share
     of multiprocessors without a tile. If the trace does not give their number, 40 are assumed, the number of a
     T4.
     """
-    facts.require_gpu()
     facts.require_shapes()
     gpu = facts.gpu
     sms = {device.sms for device in facts.trace.devices}
@@ -312,7 +304,7 @@ def few_tiles(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
         saved[index] = 1 - tiles / most
         found.append((row, rows, tiles))
     win = facts.roofline_win(saved)
-    if not found or facts.share(win) < share:
+    if not found:
         return
     row, rows, tiles = max(found, key=lambda each: each[0].gpu_ns * (1 - each[2] / most))
     m, n, k = row.work.sizes[1:]
@@ -320,22 +312,14 @@ def few_tiles(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]:
         f"A matmul of {m} x {n} x {k} has {counted(tiles, 'tile')} for {most} multiprocessors"
         + ("" if size else " or more")
         + (f", and {counted(len(found) - 1, 'other shape')} as well" if len(found) > 1 else ""),
+        Evidence("tiles", tiles, "events", "Tiles: thread blocks of the kernel, or result / tile in its name."),
+        Evidence("multiprocessors", size or None, "events", "Multiprocessors of the GPU."),
+        facts.gpu_time("gpu_ns", row.gpu_ns, "GPU time of this matmul per step."),
+        facts.gpu_time("all_ns", sum(each.gpu_ns for each, *_ in found), "GPU time of all such matmuls per step."),
+        Evidence("long_side", k / max(m, n), "1", "k / the larger of m and n; if above 1, splitting k can help."),
         win_ns=win,
         operator=row.name,
         kernel=longest(facts, rows),
-        evidence=(
-            Evidence(
-                "tiles", tiles, "events", "Tiles: thread blocks of the kernel, or result / tile in its name."
-            ),
-            Evidence("multiprocessors", size or None, "events", "Multiprocessors of the GPU."),
-            facts.gpu_time("gpu_ns", row.gpu_ns, "GPU time of this matmul per step."),
-            facts.gpu_time(
-                "all_ns", sum(each.gpu_ns for each, *_ in found), "GPU time of all such matmuls per step."
-            ),
-            Evidence(
-                "long_side", k / max(m, n), "1", "k / the larger of m and n; if above 1, splitting k can help."
-            ),
-        ),
         fix=_SPLIT_K if k > max(m, n) * _LONG_SIDE else _BATCH,
         coverage=facts.roofline.coverage,
         at=facts.place_of_operator(int(row.rows[0])),
@@ -355,35 +339,32 @@ def _tiles(gpu: Table, rows: Array, row: RooflineRow) -> int | None:
     return batch * tiles * (int(split[1]) if split else 1)
 
 
-@rule("thin-matmuls")
-def thin_matmuls(facts: TraceFacts, *, thin: int = 16, share: float = 0.03) -> Iterator[Finding]:
+@rule("thin-matmuls", gpu=True, share=0.03)
+def thin_matmuls(facts: TraceFacts, *, thin: int = 16) -> Iterator[Finding]:
     """One side of a matmul is so short that reading the other factor takes almost all of the time.
 
     Needs shapes. A matmul with a side of 16 or less does about 16 operations, or fewer, for each byte that it
     reads in 16 bits: far below the ridge point of any GPU. Decoding one token at a time does this. The time to win
     is half of the time of such matmuls, as if pairs of them were batched.
     """
-    facts.require_gpu()
     facts.require_shapes()
     matmuls = facts.roofline.of_kind("matmul").items()
     found = {index: row for index, row in matmuls if min(row.work.sizes[1:3]) <= thin}
     win = facts.roofline_win(dict.fromkeys(found, 0.5))
-    if not found or facts.share(win) < share:
+    if not found:
         return
     row = next(iter(found.values()))
     m, n, k = row.work.sizes[1:]
     yield facts.finding(
         f"Matmuls with a side of {min(m, n)} mostly read their weights: {m} x {n} x {k}"
         + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
+        facts.gpu_time(
+            "gpu_ns", sum(each.gpu_ns for each in found.values()), "GPU time of these matmuls per step."
+        ),
+        Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
         win_ns=win,
         operator=row.name,
         confidence="low",
-        evidence=(
-            facts.gpu_time(
-                "gpu_ns", sum(each.gpu_ns for each in found.values()), "GPU time of these matmuls per step."
-            ),
-            Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
-        ),
         fix=Fix("Batch several inputs, or quantize the weights to read fewer bytes."),
         coverage=facts.roofline.coverage,
         at=facts.place_of_operator(int(row.rows[0])),

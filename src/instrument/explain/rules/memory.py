@@ -16,7 +16,7 @@ from ...read.tables.table import Table
 from ..metrics.memory_use import megabytes
 from .allocator import CHECKPOINT, expandable_fix, site_of
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import MissingEvidenceError, TraceFacts, require
 
 _MEGABYTES, _GIGABYTES = 1e6, 1e9
 _DETACH = Fix(
@@ -29,11 +29,11 @@ _DETACH = Fix(
 def _on_gpu(facts: TraceFacts) -> Table:
     """Return the allocations and frees on GPUs; abstain if none are recorded."""
     rows = facts.memory_events.where(facts.memory_events.allocated_bytes >= 0)
-    if not rows:
-        raise MissingEvidenceError(
-            "there are neither memory events nor a memory snapshot: record with profile_memory=True or "
-            'memory="snapshot"'
-        )
+    require(
+        rows,
+        "there are neither memory events nor a memory snapshot: record with profile_memory=True or "
+        'memory="snapshot"',
+    )
     return rows
 
 
@@ -65,8 +65,7 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
         return
     rows = _on_gpu(facts)
     ends = facts.trace.steps.end_ns
-    if len(ends) < 3:
-        raise MissingEvidenceError("fewer than three steps are recorded")
+    require(len(ends) >= 3, "fewer than three steps are recorded")
     last = np.searchsorted(rows.start_ns, ends, "right") - 1
     if (last < 0).any():
         raise MissingEvidenceError("a step has no memory events")
@@ -77,20 +76,19 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
     per_step, use = grown / (len(ends) - 1), facts.memory_use
     yield facts.finding(
         f"Memory grows by {per_step / _MEGABYTES:.1f} MB per step",
-        win_ns=None,
+        Evidence("bytes_per_step", round(per_step), "bytes", "Growth of the allocated bytes per step."),
+        Evidence("allocated", int(allocated[-1]), "bytes", "Allocated bytes at the end of the last step."),
+        *_listed("growing", use.growth_bytes if use else None, "Growth per step by category."),
         severity="medium",
-        evidence=(
-            Evidence("bytes_per_step", round(per_step), "bytes", "Growth of the allocated bytes per step."),
-            Evidence("allocated", int(allocated[-1]), "bytes", "Allocated bytes at the end of the last step."),
-            *_listed("growing", use.growth_bytes if use else None, "Growth per step by category."),
-        ),
         fix=_DETACH,
     )
 
 
 def _growing_lines(facts: TraceFacts, snapshot: MemorySnapshot, device: int, share: float) -> Iterator[Finding]:
-    if snapshot.complete_steps(device) < LEAST_STEPS:
-        raise MissingEvidenceError("fewer than two complete steps are in the history of the memory snapshot")
+    require(
+        snapshot.complete_steps(device) >= LEAST_STEPS,
+        "fewer than two complete steps are in the history of the memory snapshot",
+    )
     found = snapshot.break_down(device)
     at_peak = Counter[Place]()
     for (place, _), (number, _) in found.by_line().items():
@@ -102,13 +100,10 @@ def _growing_lines(facts: TraceFacts, snapshot: MemorySnapshot, device: int, sha
         yield facts.finding(
             f"Memory grows by {size(per_step)} per step: {counted(growth.steps, 'step')} left behind what {place} "
             "allocated",
-            win_ns=None,
+            Evidence("bytes_per_step", round(per_step), "bytes", "What each of these steps left behind."),
+            Evidence("kept", growth.bytes, "bytes", "Memory of this line in use at the end."),
+            Evidence("blocks", growth.blocks, "events", "Its blocks."),
             severity="medium",
-            evidence=(
-                Evidence("bytes_per_step", round(per_step), "bytes", "What each of these steps left behind."),
-                Evidence("kept", growth.bytes, "bytes", "Memory of this line in use at the end."),
-                Evidence("blocks", growth.blocks, "events", "Its blocks."),
-            ),
             fix=Fix(
                 "Release what the program keeps from step to step: lists, caches and objects that hold tensors."
             ),
@@ -130,14 +125,11 @@ def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float
         return
     yield facts.finding(
         f"At the peak, {free / _GIGABYTES:.1f} of {reserved / _GIGABYTES:.1f} GB of reserved memory are unused",
-        win_ns=None,
+        Evidence("reserved", reserved, "bytes", "Reserved by the allocator at the peak of allocated bytes."),
+        Evidence("allocated", allocated, "bytes", "Allocated at that time."),
         severity="low",
         confidence="medium",
         win_bytes=free,
-        evidence=(
-            Evidence("reserved", reserved, "bytes", "Reserved by the allocator at the peak of allocated bytes."),
-            Evidence("allocated", allocated, "bytes", "Allocated at that time."),
-        ),
         fix=expandable_fix(facts.snapshot),
     )
 
@@ -147,13 +139,11 @@ def _at_peak(facts: TraceFacts) -> tuple[int, int]:
     if (known := _snapshot(facts)) is not None:
         snapshot, device = known
         found = snapshot.break_down(device)
-        if not found.recorded:
-            raise MissingEvidenceError("the memory snapshot has no history, and so no peak")
+        require(found.recorded, "the memory snapshot has no history, and so no peak")
         return found.reserved_bytes, found.peak.bytes
     rows = _on_gpu(facts)
     rows = rows.where(rows.reserved_bytes >= 0)
-    if not rows:
-        raise MissingEvidenceError("the memory events have no totals")
+    require(rows, "the memory events have no totals")
     peak = int(np.argmax(rows.allocated_bytes))
     return int(rows.reserved_bytes[peak]), int(rows.allocated_bytes[peak])
 
@@ -171,13 +161,10 @@ def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Fin
         return
     yield facts.finding(
         f"Memory is nearly full: {peak / _GIGABYTES:.1f} of {whole / _GIGABYTES:.1f} GB",
-        win_ns=None,
+        Evidence("peak", peak, "bytes", "Highest value of allocated or reserved bytes."),
+        Evidence("memory", whole, "bytes", "Memory that the GPU has, or had for the program."),
+        *_listed("used", parts, "Allocated memory at the peak by category."),
         severity="medium",
-        evidence=(
-            Evidence("peak", peak, "bytes", "Highest value of allocated or reserved bytes."),
-            Evidence("memory", whole, "bytes", "Memory that the GPU has, or had for the program."),
-            *_listed("used", parts, "Allocated memory at the peak by category."),
-        ),
         fix=Fix("Recompute activations in the backward pass, or split the batch.", *CHECKPOINT),
     )
 

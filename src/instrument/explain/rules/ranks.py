@@ -9,7 +9,7 @@ from ...base.findings import Evidence, Finding, Fix
 from ...base.units import counted, duration
 from ..metrics.job import Job
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import MissingEvidenceError, TraceFacts, require
 
 _LISTED = 10
 
@@ -25,8 +25,8 @@ def _in_a_step(facts: TraceFacts, ns: float) -> int:
     return min(facts.per_step(ns), int(facts.step_ns))
 
 
-@rule("late-rank")
-def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+@rule("late-rank", share=0.05)
+def late_rank(facts: TraceFacts) -> Iterator[Finding]:
     """The other ranks wait for one rank at the collectives.
 
     Needs the traces of several ranks. In a collective, the last rank to arrive has the shortest kernel, because
@@ -36,36 +36,25 @@ def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     job = _job(facts)
     facts.require_gpu()
     found = job.arrivals
-    if not found.collectives:
-        raise MissingEvidenceError(found.unknown)
+    require(found.collectives, found.unknown)
     rank = found.latest
     if rank is None:
         return
     others = len(found.ranks) - 1
     win = _in_a_step(facts, found.ranks[rank].caused_ns / max(others, 1))
-    if facts.share(win) < share:
-        return
     yield facts.finding(
         f"The other ranks wait for rank {rank}, {duration(win)} {facts.each_step} each; it arrives last at "
         f"{found.ranks[rank].last} of {counted(found.collectives, 'collective')}",
+        Evidence("last", found.ranks[rank].last, "events", "Collectives at which it arrives last."),
+        Evidence("collectives", found.collectives, "events", "Collectives that were compared."),
+        facts.step_time(
+            "caused_ns", found.ranks[rank].caused_ns, "Time per step that all other ranks together wait for it."
+        ),
+        facts.step_time(
+            "waited_ns", found.ranks[rank].waited_ns, "Time per step that this rank waits for others."
+        ),
         win_ns=win,
         rank=rank,
-        evidence=(
-            Evidence("last", found.ranks[rank].last, "events", "Collectives at which it arrives last."),
-            Evidence("collectives", found.collectives, "events", "Collectives that were compared."),
-            Evidence(
-                "caused_ns",
-                facts.per_step(found.ranks[rank].caused_ns),
-                "ns",
-                "Time per step that all other ranks together wait for it.",
-            ),
-            Evidence(
-                "waited_ns",
-                facts.per_step(found.ranks[rank].waited_ns),
-                "ns",
-                "Time per step that this rank waits for others.",
-            ),
-        ),
         fix=Fix(
             "Find out what differs on this rank: data, machine, logging or checkpoints. The other findings are "
             "about this rank, unless --rank chose another."
@@ -73,8 +62,8 @@ def late_rank(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
     )
 
 
-@rule("uneven-compute")
-def uneven_compute(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+@rule("uneven-compute", share=0.05)
+def uneven_compute(facts: TraceFacts) -> Iterator[Finding]:
     """The ranks do different amounts of work.
 
     Needs the traces of several ranks. The rule compares the time during which kernels compute. The time to
@@ -83,26 +72,19 @@ def uneven_compute(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Findin
     job = _job(facts)
     facts.require_gpu()
     computes = {rank: trace.compute_ns for rank, trace in job.ranks.items() if trace.compute_ns}
-    if len(computes) < 2:
-        raise MissingEvidenceError("fewer than two ranks compute")
+    require(len(computes) >= 2, "fewer than two ranks compute")
     most = max(computes, key=lambda rank: computes[rank])
     usual = mean(computes.values())
     win = _in_a_step(facts, computes[most] - usual)
-    if facts.share(win) < share:
-        return
     least = min(computes, key=lambda rank: computes[rank])
     yield facts.finding(
         f"Rank {most} computes {duration(facts.per_step(computes[most]))} {facts.each_step}, rank {least} "
         f"{duration(facts.per_step(computes[least]))}",
+        facts.step_time("most_ns", computes[most], "Compute of the busiest rank per step."),
+        facts.step_time("mean_ns", usual, "Mean over the ranks, per step."),
+        facts.step_time("least_ns", computes[least], "Compute of the least busy rank per step."),
         win_ns=win,
         rank=most,
-        evidence=(
-            Evidence("most_ns", facts.per_step(computes[most]), "ns", "Compute of the busiest rank per step."),
-            Evidence("mean_ns", facts.per_step(usual), "ns", "Mean over the ranks, per step."),
-            Evidence(
-                "least_ns", facts.per_step(computes[least]), "ns", "Compute of the least busy rank per step."
-            ),
-        ),
         fix=Fix("Give each rank the same amount of work: sort samples by length, balance experts and stages."),
     )
 
@@ -120,14 +102,9 @@ def missing_ranks(facts: TraceFacts) -> Iterator[Finding]:
     known = f"{len(job.ranks)} of {counted(job.world_size, 'rank')}"
     yield facts.finding(
         f"Only {known} have a trace" + (f"; missing: {listed}" if listed else ""),
-        win_ns=None,
+        Evidence("missing", len(job.missing), "events", "Ranks without a trace."),
+        Evidence("unreadable", len(job.failed), "events", "Files that cannot be read."),
+        Evidence("known", len(job.ranks) / job.world_size, "1", "Share of the ranks with a trace that was read."),
         severity="medium",
-        evidence=(
-            Evidence("missing", len(job.missing), "events", "Ranks without a trace."),
-            Evidence("unreadable", len(job.failed), "events", "Files that cannot be read."),
-            Evidence(
-                "known", len(job.ranks) / job.world_size, "1", "Share of the ranks with a trace that was read."
-            ),
-        ),
         fix=Fix("Record all ranks, or copy their files into one folder."),
     )

@@ -15,7 +15,7 @@ from ...read.tables.notes import kept_steps
 from ...read.tables.trace import ReadLosses
 from ..metrics.launches import LostWork
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import MissingEvidenceError, TraceFacts, require
 
 _LISTED = 10  # ranks
 
@@ -47,14 +47,11 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
         return
     yield facts.finding(
         f"Recording makes a step {stretch:.2f} times as long: times on the CPU are inflated",
-        win_ns=None,
+        Evidence("stretch", stretch.ratio, "1", "Median step in the window / median step outside."),
+        Evidence("stretch_low", stretch.low, "1", "Lower bound of the ratio, given how much the steps vary."),
+        Evidence("stretch_high", stretch.high, "1", "Upper bound of the ratio."),
+        Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
         severity="low",
-        evidence=(
-            Evidence("stretch", stretch.ratio, "1", "Median step in the window / median step outside."),
-            Evidence("stretch_low", stretch.low, "1", "Lower bound of the ratio, given how much the steps vary."),
-            Evidence("stretch_high", stretch.high, "1", "Upper bound of the ratio."),
-            Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
-        ),
         fix=Fix(
             'Record less: without stacks, shapes and memory events, or with detail="regions"; or with Nsight '
             "Systems, which costs less."
@@ -74,12 +71,9 @@ def selected_steps(facts: TraceFacts) -> Iterator[Finding]:
     kept, of = steps
     yield facts.finding(
         f"The file holds {kept:,} of {counted(of, 'recorded step')}: all numbers are those of these steps",
-        win_ns=None,
+        Evidence("kept", kept, "events", "Steps in the file."),
+        Evidence("recorded", of, "events", "Steps of the file that it was made from."),
         severity="low",
-        evidence=(
-            Evidence("kept", kept, "events", "Steps in the file."),
-            Evidence("recorded", of, "events", "Steps of the file that it was made from."),
-        ),
     )
 
 
@@ -118,15 +112,10 @@ def _damage(facts: TraceFacts, title: str, lost: Sequence[ReadLosses], **where: 
     )
     return facts.finding(
         title,
-        win_ns=None,
+        Evidence("lost", events, "events", "Events that are known to be lost."),
+        Evidence("bytes", size, "bytes", "Bytes in the file that could not be read, without what a cut removed."),
+        Evidence("repaired", repaired, "events", "Events that were read after a repair."),
         severity="medium" if events or size else "low",
-        evidence=(
-            Evidence("lost", events, "events", "Events that are known to be lost."),
-            Evidence(
-                "bytes", size, "bytes", "Bytes in the file that could not be read, without what a cut removed."
-            ),
-            Evidence("repaired", repaired, "events", "Events that were read after a repair."),
-        ),
         fix=Fix("Record again, and let the profiler finish before the process exits."),
         **where,
     )
@@ -144,18 +133,14 @@ def no_gpu_work(facts: TraceFacts) -> Iterator[Finding]:
         return
     launches, copies = launches_of(trace), copy_calls(trace)
     calls = len(launches.rows) + len(copies)
-    if not calls:
-        raise MissingEvidenceError("the trace has no launches")
+    require(calls, "the trace has no launches")
     names = trace.runtime.where(np.concatenate((launches.rows, copies))).text("name")
     vendor = next((kind for kind in _NOTHING_RECORDED if any(name.startswith(kind) for name in names)), "cu")
     yield facts.finding(
         f"The trace has {counted(calls, 'call')} that launched work, and no GPU work",
-        win_ns=None,
+        Evidence("launches", len(launches.rows), "events", "Launches of kernels and graphs."),
+        Evidence("copies", len(copies), "events", "Calls that copy or set memory."),
         severity="high",
-        evidence=(
-            Evidence("launches", len(launches.rows), "events", "Launches of kernels and graphs."),
-            Evidence("copies", len(copies), "events", "Calls that copy or set memory."),
-        ),
         fix=Fix(_NOTHING_RECORDED[vendor]),
     )
 
@@ -167,20 +152,16 @@ def lost_graph_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Fi
     Needs calls of the runtime. With some drivers CUPTI records the kernels of a graph only if the profiler was
     initialized before the graph was captured; GPU times are too low without them.
     """
-    _require_some_work(facts)
+    require(facts.trace.gpu, "the trace has no GPU work")
     launches, missing = facts.lost.graphs, facts.lost.missing_graphs
-    if not launches:
-        raise MissingEvidenceError("the trace has no launches of CUDA graphs")
+    require(launches, "the trace has no launches of CUDA graphs")
     if missing < share * launches:
         return
     yield facts.finding(
         f"{counted(missing, 'graph launch', 'graph launches')} of {launches:,} have no kernels in the trace",
-        win_ns=None,
+        Evidence("missing", missing, "events", "Launches of CUDA graphs without GPU work."),
+        Evidence("launches", launches, "events", "Launches of CUDA graphs in the window."),
         severity="medium",
-        evidence=(
-            Evidence("missing", missing, "events", "Launches of CUDA graphs without GPU work."),
-            Evidence("launches", launches, "events", "Launches of CUDA graphs in the window."),
-        ),
         fix=Fix(
             "Initialize torch's profiler before the graph is captured.",
             "graph = torch.cuda.CUDAGraph()",
@@ -199,11 +180,10 @@ def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
     if most have none. If a tenth of the launches is affected, graphs included, the verdict and all rules on times
     of the GPU abstain.
     """
-    _require_some_work(facts)
+    require(facts.trace.gpu, "the trace has no GPU work")
     lost = facts.lost
     launches, missing = lost.launches, lost.missing
-    if not launches + lost.graphs:
-        raise MissingEvidenceError("the trace has no launches")
+    require(launches + lost.graphs, "the trace has no launches")
     wrong = _impossible(lost)
     if not (lost.at_zero or max(missing, lost.misplaced) >= max(share * (launches + lost.graphs), 1)):
         return
@@ -212,15 +192,12 @@ def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
     )
     yield facts.finding(
         ", and ".join(lacking + wrong) + (": GPU times are too low" if missing else ": some GPU times are wrong"),
-        win_ns=None,
+        Evidence("missing", missing, "events", "Launches without a kernel."),
+        Evidence("launches", launches, "events", "Launches in the window."),
+        Evidence("early", lost.early, "events", "Kernels that begin before their launch."),
+        Evidence("zero", lost.at_zero, "events", "GPU events at time 0."),
+        Evidence("no_duration", lost.without_duration, "events", "Kernels without a duration, if most are."),
         severity="medium" if lost.too_much else "low",
-        evidence=(
-            Evidence("missing", missing, "events", "Launches without a kernel."),
-            Evidence("launches", launches, "events", "Launches in the window."),
-            Evidence("early", lost.early, "events", "Kernels that begin before their launch."),
-            Evidence("zero", lost.at_zero, "events", "GPU events at time 0."),
-            Evidence("no_duration", lost.without_duration, "events", "Kernels without a duration, if most are."),
-        ),
         fix=Fix(_RECORDS_LOST.get(facts.trace.format, _SHORTER)),
     )
 
@@ -237,8 +214,3 @@ def _impossible(lost: LostWork) -> list[str]:
         )
         if number
     ]
-
-
-def _require_some_work(facts: TraceFacts) -> None:
-    if not facts.trace.gpu:
-        raise MissingEvidenceError("the trace has no GPU work")

@@ -25,19 +25,39 @@ class Rule:
 
     Attributes:
         name: the name, in lower case with hyphens.
-        function: takes `TraceFacts` and the thresholds as keywords, and yields findings.
+        function: takes `TraceFacts` and its thresholds as keywords, and yields findings.
         on_cpu: whether its times are measured on the CPU, where a profiler inflates them.
+        gpu: whether it abstains if times of the GPU are not known.
+        share: the threshold of this name: the least share of a step that a finding must win; None without one.
     """
 
     name: str
     function: Callable[..., Iterable[Finding]]
     on_cpu: bool = False
+    gpu: bool = False
+    share: float | None = None
 
     @property
     def thresholds(self) -> dict[str, Any]:
-        """The thresholds with their defaults: the keyword-only parameters of the function."""
+        """The thresholds with their defaults: the keyword-only parameters of the function, and ``share``."""
         parameters = inspect.signature(self.function).parameters.values()
-        return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+        own = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+        return own if self.share is None else own | {"share": self.share}
+
+    def findings(self, facts: TraceFacts, changed: Mapping[str, float]) -> Iterator[Finding]:
+        """Yield what the rule finds with these thresholds changed.
+
+        Raises:
+            MissingEvidenceError: the trace lacks what it needs.
+        """
+        if self.gpu:
+            facts.require_gpu()
+        values = dict(changed)
+        share = None if self.share is None else values.pop("share", self.share)
+        for found in self.function(facts, **values):
+            check_finding(found, facts.step_ns)
+            if share is None or facts.share(found.win_ns or 0) >= share:
+                yield found
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Check thresholds that a user gives.
@@ -64,7 +84,9 @@ RULES: dict[str, Rule] = {}
 """The rules by name, in order of definition."""
 
 
-def rule(name: str, *, on_cpu: bool = False) -> Callable[[Function], Function]:
+def rule(
+    name: str, *, on_cpu: bool = False, gpu: bool = False, share: float | None = None
+) -> Callable[[Function], Function]:
     """Register the decorated function as a rule.
 
     The function takes a `TraceFacts`, and thresholds as keyword-only arguments with defaults; it yields findings.
@@ -75,6 +97,8 @@ def rule(name: str, *, on_cpu: bool = False) -> Callable[[Function], Function]:
     Args:
         name: the name of the rule, in lower case with hyphens.
         on_cpu: whether its times are measured on the CPU, where a profiler inflates them.
+        gpu: whether it abstains if times of the GPU are not known.
+        share: a threshold: findings that win a smaller share of a step are left out.
 
     Example:
         >>> @rule("many-fills")
@@ -94,7 +118,7 @@ def rule(name: str, *, on_cpu: bool = False) -> Callable[[Function], Function]:
         raise ValueError(f'"name" must be in lower case with hyphens: {name!r}')
 
     def register(function: Function) -> Function:
-        RULES[name] = Rule(name, function, on_cpu)
+        RULES[name] = Rule(name, function, on_cpu, gpu, share)
         return function
 
     return register
@@ -136,9 +160,9 @@ def apply_rules(
     found: list[tuple[Rule, Finding]] = []
     for each_rule in rules:
         try:
-            for each in each_rule.function(facts, **thresholds.get(each_rule.name, {})):
-                check_finding(each, facts.step_ns)
-                found.append((each_rule, each))
+            found.extend(
+                (each_rule, each) for each in each_rule.findings(facts, thresholds.get(each_rule.name, {}))
+            )
         except MissingEvidenceError as reason:
             abstained[each_rule.name] = str(reason)
         except (Exception, SystemExit) as error:  # one rule must not hide what the others found

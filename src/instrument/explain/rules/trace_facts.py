@@ -56,15 +56,18 @@ class MissingEvidenceError(Exception):
     """Raised by a rule whose evidence is missing; the message says what the trace lacks."""
 
 
+def require(evidence: object, lacking: str) -> None:
+    """Raise `MissingEvidenceError` with what the trace lacks, unless there is evidence."""
+    if not evidence:
+        raise MissingEvidenceError(lacking)
+
+
 class TraceFacts(WindowFacts):
     """What rules read of one trace, with what they say in common."""
 
     @cached_property
-    def _places(self) -> dict[int, tuple[Finding, tuple[int, int]]]:
-        return {}  # by identity
-
-    @cached_property
-    def _wins(self) -> dict[int, tuple[Finding, Win]]:
+    def _made(self) -> dict[int, tuple[Finding, Win | None, tuple[int, int] | None]]:
+        """The findings by identity, with their wins, and the threads and times at which they show."""
         return {}
 
     @cached_property
@@ -103,8 +106,7 @@ class TraceFacts(WindowFacts):
         """Raise `MissingEvidenceError` if there are no operators, or none with shapes."""
         if self.lacks_operators:
             raise MissingEvidenceError(f'{self.lacks_operators}: record with detail="full"')
-        if not self.trace.operators.shapes.any():
-            raise MissingEvidenceError("the trace has no shapes: record with record_shapes=True")
+        require(self.trace.operators.shapes.any(), "the trace has no shapes: record with record_shapes=True")
 
     def per_gpu(self, ns: float) -> int:
         """Return a sum of durations of GPU work as time per step: of several GPUs, the mean."""
@@ -120,6 +122,14 @@ class TraceFacts(WindowFacts):
         if len(self.gpus) < 2:
             return self.each_step
         return "per step and GPU" if self.trace.steps else "per GPU in the window"
+
+    def step_time(self, name: str, ns: float, definition: str) -> Evidence:
+        """Return `per_step` as evidence."""
+        return Evidence(name, self.per_step(ns), "ns", definition)
+
+    def cpu_time(self, name: str, ns: float, definition: str) -> Evidence:
+        """Return `per_step` of a time of `of_one_process` as evidence."""
+        return self.step_time(name, ns, definition + self.whose)
 
     def gpu_time(self, name: str, ns: float | None, definition: str) -> Evidence:
         """Return `per_gpu` as evidence."""
@@ -228,10 +238,6 @@ class TraceFacts(WindowFacts):
         several = len(np.unique(self.process_of[launched])) > 1
         return " Of several processes, the one that spends most." if several else ""
 
-    def idle_win(self, cause: str, *without: Table) -> Win:
-        """Return how much of a step can be won without a cause of idle time; see `cpu_win`."""
-        return Win(self.per_step(self.idle.total(cause)), lambda: without_events(*without))
-
     def rows(self, table: Table, *names: str) -> Array:
         """Return the rows of a table with one of these names."""
         codes = [code for code in np.unique(table.name).tolist() if table.strings[code] in names]
@@ -249,8 +255,8 @@ class TraceFacts(WindowFacts):
     def finding(
         self,
         title: str,
-        *,
-        win_ns: int | None,
+        *numbers: Evidence,
+        win_ns: int | None = None,
         evidence: Sequence[Evidence] = (),
         fix: Fix | None = None,
         severity: Severity | None = None,
@@ -264,8 +270,9 @@ class TraceFacts(WindowFacts):
 
         Args:
             title: the finding in a sentence.
+            *numbers: the evidence, as in `Finding`.
             win_ns: as in `Finding`.
-            evidence: as in `Finding`.
+            evidence: more of it.
             fix: as in `Finding`.
             severity: as in `Finding`; by default from the share of the step that can be won: "high" from 10 %,
                 "medium" from 3 %.
@@ -283,17 +290,15 @@ class TraceFacts(WindowFacts):
             severity=severity,
             title=title,
             where=Where(**{"rank": self.trace.rank, **where}),
-            evidence=tuple(evidence),
+            evidence=(*numbers, *evidence),
             win_ns=None if win_ns is None else int(win_ns),
             fix=fix,
             confidence=confidence,
             coverage=coverage,
             win_bytes=win_bytes,
         )
-        if isinstance(win_ns, Win):
-            self._wins[id(found)] = found, win_ns
-        if at is not None:
-            self._places[id(found)] = found, (operator.index(at[0]), operator.index(at[1]))
+        place = None if at is None else (operator.index(at[0]), operator.index(at[1]))
+        self._made[id(found)] = found, win_ns if isinstance(win_ns, Win) else None, place
         return found
 
     def place_of(self, work: Table) -> tuple[int, int] | None:
@@ -322,7 +327,7 @@ class TraceFacts(WindowFacts):
 
     def win_of(self, finding: Finding) -> Win | None:
         """Return what removing the cause of a finding of `finding` can win; None if no replay can show it."""
-        return self._wins[id(finding)][1] if id(finding) in self._wins else None
+        return self._made[id(finding)][1] if id(finding) in self._made else None
 
     def replayed_ns(self, win: Win) -> int | None:
         """Return how much shorter a step is in a replay, at most the win; None if nothing can be predicted."""
@@ -334,10 +339,13 @@ class TraceFacts(WindowFacts):
     def located(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return the findings with the times, regions, modules and lines that are known at their places."""
         findings = list(findings)
-        placed = [index for index, found in enumerate(findings) if id(found) in self._places]
+        known = {
+            index: self._made[id(found)][2] for index, found in enumerate(findings) if id(found) in self._made
+        }
+        placed = {index: place for index, place in known.items() if place is not None}
         if not placed:
             return findings
-        places = np.array([self._places[id(findings[index])][1] for index in placed], np.int64)
+        places = np.array([*placed.values()], np.int64)
         contexts = self._contexts(places[:, 0], places[:, 1])
         for row, index in enumerate(placed):
             context, where = contexts.context(row), findings[index].where

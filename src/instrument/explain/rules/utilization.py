@@ -13,12 +13,12 @@ from ...read.tables.table import KERNEL
 from ..metrics.groups import sum_by_group
 from ..metrics.utilization import activity, blocks_per_sm
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import TraceFacts, require
 
 _FEW = 10  # kernels: too few to speak of a program
 
 
-@rule("low-utilization")
+@rule("low-utilization", gpu=True)
 def low_utilization(facts: TraceFacts, *, idle: float = 0.1) -> Iterator[Finding]:
     """No GPU works for a large part of the step.
 
@@ -26,7 +26,6 @@ def low_utilization(facts: TraceFacts, *, idle: float = 0.1) -> Iterator[Finding
     uses: see `low-sm-efficiency` and `low-occupancy`. The findings on the causes give the time to win. xprof
     calls 10 % idle time moderate.
     """
-    facts.require_gpu()
     part = 1 - facts.busy_ns / max(facts.window_ns, 1)
     if part < idle:
         return
@@ -36,36 +35,31 @@ def low_utilization(facts: TraceFacts, *, idle: float = 0.1) -> Iterator[Finding
     )
     yield facts.finding(
         f"The GPU is busy {100 * (1 - part):.0f} % of the time",
-        win_ns=None,
+        facts.step_time("idle_ns", facts.window_ns - facts.busy_ns, "Idle time per step."),
+        Evidence("causes", longest, "", "Idle time per step by cause."),
         severity="low",
-        evidence=(
-            Evidence("idle_ns", facts.per_step(facts.window_ns - facts.busy_ns), "ns", "Idle time per step."),
-            Evidence("causes", longest, "", "Idle time per step by cause."),
-        ),
     )
 
 
-@rule("low-sm-efficiency")
-def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+@rule("low-sm-efficiency", gpu=True, share=0.05)
+def low_sm_efficiency(facts: TraceFacts) -> Iterator[Finding]:
     """Kernels have fewer thread blocks than the GPU has multiprocessors.
 
     Needs grids of kernels and the GPU's number of multiprocessors. GPU utilization says whether any kernel runs;
     SM efficiency says how many multiprocessors have work. The time to win is the time of each kernel times the
     share of multiprocessors without a block, as if its work could be spread evenly.
     """
-    facts.require_gpu()
     kernels = facts.kernels
     blocks = blocks_per_sm(kernels, facts.trace.runtime, facts.trace.devices)
     known = blocks > 0
-    if not known.any():
-        raise MissingEvidenceError("the trace has no grids, or the multiprocessors of the GPU are unknown")
+    require(known.any(), "the trace has no grids, or the multiprocessors of the GPU are unknown")
     communicates = facts.communication[facts.gpu.category == KERNEL]
     empty = np.where(known & ~communicates, np.maximum(1 - blocks, 0), 0)
     unused = empty * kernels.duration_ns
     busy_ns = total_ns(facts.activity.kernels)
     together = (1 - (facts.metrics["sm_eff_kernel_time"] or 1)) * busy_ns  # other kernels may fill the rest
     win = facts.gpu_win(facts.kernel_rows, empty).at_most(facts.per_step(together))
-    if known.sum() < _FEW or facts.share(win) < share:
+    if known.sum() < _FEW:
         return
     names, of = np.unique(kernels.name, return_inverse=True)
     most = names[np.argmax(np.bincount(of, unused))]
@@ -74,29 +68,27 @@ def low_sm_efficiency(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
     short = kernels.strings[kernels.short_name[worst[0]]]
     yield facts.finding(
         f"Kernels leave multiprocessors empty, most of all {short}: {blocks[row]:.2f} blocks per multiprocessor",
+        facts.gpu_time(
+            "unused_ns",
+            float(unused.sum()),
+            "Time per step of the kernels, times the share of multiprocessors without a block.",
+        ),
+        Evidence(
+            "sm_efficiency",
+            facts.metrics["sm_eff_kernel_time"],
+            "1",
+            "Mean share of the multiprocessors with a block while kernels run.",
+        ),
         win_ns=win,
         kernel=short,
         confidence="medium",
-        evidence=(
-            facts.gpu_time(
-                "unused_ns",
-                float(unused.sum()),
-                "Time per step of the kernels, times the share of multiprocessors without a block.",
-            ),
-            Evidence(
-                "sm_efficiency",
-                facts.metrics["sm_eff_kernel_time"],
-                "1",
-                "Mean share of the multiprocessors with a block while kernels run.",
-            ),
-        ),
         fix=Fix("Give each kernel more work, with a larger batch or by concatenating small tensors."),
         coverage=facts.metrics.about("sm_eff_span").coverage,
         at=facts.place_of(kernels.where(worst)),
     )
 
 
-@rule("low-occupancy")
+@rule("low-occupancy", gpu=True)
 def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1) -> Iterator[Finding]:
     """Kernels that fill the multiprocessors run few threads on each.
 
@@ -105,11 +97,9 @@ def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1)
     convolutions and attention reach the peak with few threads, and do not count. The gain from more threads is
     unknown.
     """
-    facts.require_gpu()
     kernels = facts.kernels
     has = ~np.isnan(kernels.occupancy_percent)
-    if not has.any():
-        raise MissingEvidenceError("the trace has no estimated occupancy")
+    require(has.any(), "the trace has no estimated occupancy")
     family = np.array([word in ("gemm", "convolution", "attention", "collective") for word in kernels.strings])
     low = has & ~family[kernels.family] & (kernels.occupancy_percent < percent) & ~(kernels.blocks_per_sm < 1)
     ns = int(kernels.duration_ns[low].sum())
@@ -120,42 +110,34 @@ def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1)
     yield facts.finding(
         f"Kernels that take {duration(facts.per_gpu(ns))} {facts.each_gpu_step} use less than {percent:g} % "
         "of the threads",
-        win_ns=None,
+        facts.gpu_time("gpu_ns", ns, "Time of these kernels per step."),
+        Evidence("occupancy", facts.metrics["occ_weighted"], "%", facts.metrics.about("occ_weighted").definition),
         severity="low",
         confidence="low",
         kernel=short,
-        evidence=(
-            facts.gpu_time("gpu_ns", ns, "Time of these kernels per step."),
-            Evidence(
-                "occupancy", facts.metrics["occ_weighted"], "%", facts.metrics.about("occ_weighted").definition
-            ),
-        ),
         fix=Fix("Fuse such kernels with torch.compile; in your own, use fewer registers and less shared memory."),
         coverage=facts.metrics.about("occ_weighted").coverage,
         at=facts.place_of(longest),
     )
 
 
-@rule("varying-kernels")
-def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2, share: float = 0.02) -> Iterator[Finding]:
+@rule("varying-kernels", gpu=True, share=0.02)
+def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2) -> Iterator[Finding]:
     """The same kernels take longer in some steps than in others.
 
     Needs three steps with the same kernels, each as often. If all kernels are slower in one step, the clock was
     lower: the GPU is hot, or its power is limited. Kernels that communicate wait for other ranks, and do not
     count. The time to win is the time above each kernel's median over the steps.
     """
-    facts.require_gpu()
     gpu = facts.gpu
-    if len(facts.trace.steps) < 3:
-        raise MissingEvidenceError("fewer than three steps are recorded")
+    require(len(facts.trace.steps) >= 3, "fewer than three steps are recorded")
     rows = np.flatnonzero((gpu.category == KERNEL) & ~facts.communication & (gpu.step >= 0))
     names, of = np.unique(gpu.name[rows], return_inverse=True)
     steps = len(facts.trace.steps)
     calls = np.bincount(of * steps + gpu.step[rows], minlength=len(names) * steps).reshape(-1, steps)
     ns = sum_by_group(gpu.duration_ns[rows], of * steps + gpu.step[rows], len(names) * steps).reshape(-1, steps)
     same = (calls == calls[:, :1]).all(axis=1) & (calls[:, 0] > 0)
-    if not same.any():
-        raise MissingEvidenceError("the steps do not run the same kernels")
+    require(same.any(), "the steps do not run the same kernels")
     usual = np.median(ns[same], axis=1)
     above = np.maximum(ns[same] - usual[:, None], 0)
     worst = above.sum(axis=0)
@@ -164,37 +146,33 @@ def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2, share: float = 0.0
     slow = np.zeros(len(names))
     slow[same] = above.sum(axis=1) / np.maximum(ns[same].sum(axis=1), 1)
     win = facts.gpu_win(rows, slow[of])
-    if slower < ratio or facts.share(win) < share:
+    if slower < ratio:
         return
     kernel = names[same][np.argmax(above.sum(axis=1))]
     short = gpu.strings[gpu.short_name[rows[np.argmax(gpu.name[rows] == kernel)]]]
     number = int(facts.trace.steps.number[step])
     yield facts.finding(
         f"The same kernels take {slower:.2f} times as long in step {number} as in the median step",
+        facts.gpu_time("above_ns", float(above.sum()), "Time per step above the medians."),
+        Evidence("ratio", slower, "1", "Time of the kernels in this step / sum of their medians."),
+        Evidence("kernels", int(same.sum()), "events", "Kernels that every step calls equally often."),
         win_ns=win,
         kernel=short,
         step=number,
         confidence="medium",
-        evidence=(
-            facts.gpu_time("above_ns", float(above.sum()), "Time per step above the medians."),
-            Evidence("ratio", slower, "1", "Time of the kernels in this step / sum of their medians."),
-            Evidence("kernels", int(same.sum()), "events", "Kernels that every step calls equally often."),
-        ),
         fix=Fix("Watch clocks and temperature with nvidia-smi dmon or amd-smi; lock the clocks to compare runs."),
         coverage=float(gpu.duration_ns[rows[same[of]]].sum() / max(gpu.duration_ns[rows].sum(), 1)),
     )
 
 
-@rule("single-stream")
-def single_stream(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding]:
+@rule("single-stream", gpu=True, share=0.02)
+def single_stream(facts: TraceFacts) -> Iterator[Finding]:
     """Communication and compute share the only stream of a GPU, so that they cannot overlap.
 
     Needs collectives. The time to win is the time of communication, at most that of the compute that could
     overlap with it; of several GPUs, the one that wins most counts.
     """
-    facts.require_gpu()
-    if not facts.communication.any():
-        raise MissingEvidenceError("nothing communicates")
+    require(facts.communication.any(), "nothing communicates")
     gpu, win, communication_ns, on = facts.gpu, 0, 0, -1
     for number, own in facts.gpus.items():
         on_one = gpu.where(own)
@@ -203,14 +181,14 @@ def single_stream(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding
             most = facts.per_step(min(total_ns(done.communication), total_ns(done.compute), facts.gpu_limited_ns))
             if most > win:
                 win, communication_ns, on = most, facts.per_step(total_ns(done.communication)), number
-    if win and facts.share(win) >= share:
+    if win:
         where = f" of GPU {on}" if len(facts.gpus) > 1 else ""
         yield facts.finding(
             f"Communication of {duration(communication_ns)} {facts.each_step} runs on the stream of compute"
             f"{where}",
+            Evidence("communication_ns", communication_ns, "ns", f"Communication{where} per step."),
             win_ns=win,
             confidence="medium",
-            evidence=(Evidence("communication_ns", communication_ns, "ns", f"Communication{where} per step."),),
             fix=Fix(
                 "Start collectives asynchronously, and wait for them where the result is needed.",
                 "dist.all_reduce(grad)",
@@ -219,17 +197,15 @@ def single_stream(facts: TraceFacts, *, share: float = 0.02) -> Iterator[Finding
         )
 
 
-@rule("dominant-kernel")
+@rule("dominant-kernel", gpu=True)
 def dominant_kernel(facts: TraceFacts, *, share: float = 0.5) -> Iterator[Finding]:
     """One kernel takes more than half of the kernels' time.
 
     The finding says where to start: the other kernels together matter less. nsys-ai calls a kernel with 60 % a hot
     spot. Other rules estimate how much faster the kernel could be.
     """
-    facts.require_gpu()
     kernels = facts.kernels
-    if len(np.unique(kernels.name)) < 2:
-        raise MissingEvidenceError("the trace has a single kernel")
+    require(len(np.unique(kernels.name)) >= 2, "the trace has a single kernel")
     names, of = np.unique(kernels.name, return_inverse=True)
     sums = sum_by_group(kernels.duration_ns, of, len(names))
     most = int(np.argmax(sums))
@@ -241,12 +217,9 @@ def dominant_kernel(facts: TraceFacts, *, share: float = 0.5) -> Iterator[Findin
     yield facts.finding(
         f"One kernel takes {100 * part:.0f} % of the kernels' time: {short}, "
         f"{counted(facts.calls(len(rows)), 'call')} {facts.each_gpu_step}",
-        win_ns=None,
+        Evidence("share", float(part), "1", "Time of the kernel / time of all kernels."),
+        facts.gpu_time("gpu_ns", int(sums[most]), "Time of the kernel per step."),
         severity="low",
         kernel=short,
-        evidence=(
-            Evidence("share", float(part), "1", "Time of the kernel / time of all kernels."),
-            facts.gpu_time("gpu_ns", int(sums[most]), "Time of the kernel per step."),
-        ),
         at=facts.place_of(kernels.where(rows)),
     )

@@ -25,7 +25,7 @@ from ..metrics.job import Job
 from ..metrics.launches import LostWork, lost_work
 from ..metrics.memory_use import MemoryUse, memory_use
 from ..metrics.metrics import Metrics, metrics_of
-from ..metrics.peaks import Peak, peak_of
+from ..metrics.peaks import Peak
 from ..metrics.roofline import Roofline, roofline
 from ..metrics.utilization import Activity, activity
 from ..waits.audit import audit
@@ -203,11 +203,10 @@ class WindowFacts:
         window = (self.window[0], self.window[0]) if self.unknown_gpu else self.window
         return idle_causes(self.trace, self.activity.busy, window, self.waits)
 
-    @cached_property
+    @property
     def peak(self) -> Peak | None:
         """What the GPU can do; None if it is not known."""
-        names = {device.name for device in self.trace.devices}
-        return peak_of(names.pop()) if len(names) == 1 else None
+        return self.roofline.peak
 
     @cached_property
     def roofline(self) -> Roofline:
@@ -239,15 +238,10 @@ class WindowFacts:
         if self.busy_ns >= _BUSY * self.window_ns:
             return self.window_ns
         waited = overlap_ns(self.activity.busy, self.blocked)
-        tail = self._tail_ns()
+        steps = self.trace.steps  # the GPU may work on after the last one has ended on the CPU
+        tail = max(self.window[1] - int(steps.end_ns.max()), 0) if steps else 0
         queue_ns = self.lengths.totals.queue_waits_ns if self.lengths else 0
         return min(waited + tail + queue_ns, self.window_ns)
-
-    def _tail_ns(self) -> int:
-        """Return how long the GPU works after the last step has ended on the CPU."""
-        steps = self.trace.steps
-        last = int(steps.end_ns.max()) if steps else max((wait.end_ns for wait in self.waits), default=0)
-        return max(self.window[1] - last, 0) if steps else 0
 
     @cached_property
     def lost(self) -> LostWork:

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...read.measures.region_steps import MIN_CALLS
 from ...read.measures.synchronizations import find_synchronizations
-from ...read.tables.nest import NestedRanges
-from ...read.tables.steps import process_of_threads
+from ...read.tables.nest import NestedRanges, rows_around
+from ...read.tables.steps import process_of_threads, span
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import MODULE, Trace
 from ..diagnosis.diagnosis_data import DiagnosisData
@@ -49,7 +49,7 @@ def chosen_parts(trace: Trace, diagnosis: DiagnosisData) -> dict[str, Part]:
     if facts is None:
         raise ValueError("only a diagnosis from instrument.diagnose says where it looked")
     named = named_by_external(trace)
-    begin, end = _whole(trace)
+    begin, end = span(*_tables(trace).values())
     edges = {name: extremes(table, begin, end) for name, table in _tables(trace).items()}
     memory = kept_memory(trace, facts.memory_events) | edges["memory"]
     return {
@@ -69,14 +69,6 @@ def chosen_parts(trace: Trace, diagnosis: DiagnosisData) -> dict[str, Part]:
 
 def _tables(trace: Trace) -> dict[str, Table]:
     return {name: value for name, value in vars(trace).items() if isinstance(value, Table)}
-
-
-def _whole(trace: Trace) -> tuple[int, int]:
-    """Return the first start and the last end of all events, which are the window of some metrics."""
-    some = [table for table in _tables(trace).values() if table]
-    if not some:
-        return 0, 0
-    return min(int(table.start_ns[0]) for table in some), max(int(table.end_ns.max()) for table in some)
 
 
 def _named(trace: Trace) -> Array:
@@ -104,9 +96,7 @@ def kept_frames(facts: TraceFacts) -> Array:
     found = NestedRanges(frames.start_ns, frames.end_ns, frames.thread).innermost_at(times, threads)
     sites = StackSites(facts.trace)
     for row in np.unique(found[found >= 0]).tolist():
-        stack = [row]
-        while (row := int(frames.parent[row])) >= 0:
-            stack.append(row)
+        stack = rows_around(row, frames.parent)
         names = [frames.strings[code] for code in frames.name[stack].tolist()]
         kept[[stack[place] for place in sites.needed(names)]] = True
     kept[_other_lines(frames, kept)] = True

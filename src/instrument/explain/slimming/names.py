@@ -107,7 +107,7 @@ class LaneNames:
             event = _decode(text)
             if event.ph == "M" and event.name in (*_OF_PROCESS, *_OF_THREAD):
                 key = event.name, event.pid, event.tid if event.name in _OF_THREAD else 0
-                if key not in self._found and (args := _args(event.args)):
+                if key not in self._found and (args := json_object(event.args)):
                     self._found[key] = args
 
     def events(self) -> Iterator[dict[str, object]]:
@@ -139,9 +139,10 @@ class LaneNames:
         return {"ph": "M", "name": name, **place, "args": shown}
 
 
-def _args(raw: Raw) -> Mapping[str, object]:
+def json_object(raw: Raw) -> dict[str, object]:
+    """Return the members of JSON text that may be damaged; none of what is no object."""
     try:
-        args = json.loads(bytes(raw).decode("utf-8", "replace"))
+        found = json.loads(bytes(raw).decode("utf-8", "replace"), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {}
-    return args if isinstance(args, dict) else {}
+    return found if isinstance(found, dict) else {}

@@ -15,6 +15,7 @@ from ...read.tables.table import KERNEL, MEMCPY, Array, Table
 from ...read.tables.trace import Trace
 from ..metrics.idle import SLOW_NS
 from ..metrics.matmul import innermost_matmuls, matmul_rows
+from ..metrics.memory_use import freed_by
 from ..metrics.operator_work import BACKWARD
 from ..metrics.roofline import counted_calls
 from ..rules.host import QUERIES
@@ -280,7 +281,7 @@ def kept_memory(trace: Trace, events: Table) -> Array:
     blocks = np.flatnonzero(known.address >= 0)
     for device in np.unique(known.device[blocks]).tolist():
         rows = blocks[known.device[blocks] == device]
-        own, freed = known.where(rows), _freed(known.where(rows))
+        own, freed = known.where(rows), freed_by(known.where(rows))
         allocated = np.flatnonzero(own.bytes > 0)
         at = [
             int(np.argmax(own.allocated_bytes)),
@@ -308,16 +309,3 @@ def _peaks(events: Table) -> list[int]:
 def _last_before(events: Table, times_ns: Array) -> Array:
     at = np.searchsorted(events.start_ns, times_ns, "right") - 1
     return at[at >= 0]
-
-
-def _freed(events: Table) -> Array:
-    """Return for each event that allocates the row of the event that frees it; the number of rows for none."""
-    order = np.argsort(events.address, kind="stable")
-    pairs = np.flatnonzero(
-        (events.address[order][1:] == events.address[order][:-1])
-        & (events.bytes[order][:-1] > 0)
-        & (events.bytes[order][1:] < 0)
-    )
-    freed = np.full(len(events), len(events))
-    freed[order[pairs]] = order[pairs + 1]
-    return freed

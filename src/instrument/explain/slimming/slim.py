@@ -25,7 +25,7 @@ from .choice import chosen_parts, middle_steps, parts_of_steps
 from .names import Names
 from .parts import may_renumber
 from .stand_ins import StandIns
-from .write import index_of, trace_bytes, write_trace
+from .write import index_of, trace_bytes
 
 SUFFIX = ".slim.json.gz"
 """The end of the names of slim traces."""
@@ -100,7 +100,9 @@ def slim(
         before = diagnose(recorded)
         parts = chosen_parts(recorded, before)
         packed, renumber = target.suffix == ".gz", may_renumber(recorded)
-        write_trace(recorded, parts, part, names, renumber=renumber, packed=packed)
+        content = trace_bytes(recorded, parts, names, renumber=renumber, packed=packed)
+        with writing(part.parent), part.open("xb") as file:
+            file.writelines(content)
         changed = differences(before, diagnose(replace(read_trace(part), path=source)), numbers_only=anonymize)
         with writing(target.parent):
             publish(part, target)

@@ -7,14 +7,12 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Raw, Struct
 
-from ...base.part_file import writing
 from ...base.trace_marks import CORES, DETAIL, MACHINE, OPENED_BY, SLIM, STEPS
 from ...read.kineto.chunks import EventIndex
 from ...read.kineto.insert_events import microseconds
@@ -22,7 +20,7 @@ from ...read.tables.lanes import group_rows
 from ...read.tables.notes import about_ranks, note_losses, note_of
 from ...read.tables.table import Array, Interner
 from ...read.tables.trace import Trace
-from .names import LaneNames, Names, Place
+from .names import LaneNames, Names, Place, json_object
 from .parts import ALL_ARGS, EVENT_IDS, EXTERNAL, FLOW_IN, FLOW_OUT, MEMORY_ARGS, Keys, Part
 
 _METADATA = (
@@ -47,27 +45,6 @@ def index_of(trace: Trace) -> EventIndex:
             f'"trace" must be a trace of torch.profiler (.json, .json.gz), not of {trace.format}: {trace.path}'
         )
     return trace.look_up
-
-
-def write_trace(
-    trace: Trace, parts: Mapping[str, Part], out: Path, names: Names, *, renumber: bool, packed: bool
-) -> None:
-    """Write a new file.
-
-    Args:
-        trace: the trace.
-        parts: the events that stay, by table.
-        out: the path, where nothing is.
-        names: which names are written.
-        renumber: whether correlation ids get small numbers.
-        packed: whether the file is gzipped.
-
-    Raises:
-        OSError: the file of the trace cannot be read, or ``out`` cannot be written.
-    """
-    content = trace_bytes(trace, parts, names, renumber=renumber, packed=packed)
-    with writing(out.parent), out.open("xb") as file:
-        file.writelines(content)
 
 
 def trace_bytes(
@@ -312,14 +289,7 @@ def _members(raw: Raw) -> Mapping[str, bytes]:
     try:
         return {key: bytes(value) for key, value in _decode_args(raw).items()}
     except (ValueError, RecursionError):
-        pass
-    try:
-        content = json.loads(bytes(raw).decode("utf-8", "replace"), parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(content, dict):
-        return {}
-    return {key: json.dumps(value).encode() for key, value in content.items()}
+        return {key: json.dumps(value).encode() for key, value in json_object(raw).items()}
 
 
 def compact(raw: bytes) -> str:

@@ -20,6 +20,7 @@ from ...read.measures.synchronizations import (
     find_synchronizations,
     unknown_calls,
 )
+from ...read.tables.steps import span
 from ...read.tables.trace import Trace
 from .comments import allowed_at, mistaken_comments
 from .events import Recorder, SyncEvent
@@ -102,10 +103,9 @@ def _span(trace: Trace) -> int | None:
     """Return how long the steps took, or the whole recording if there are none; None if it is empty."""
     if trace.steps:
         return int(trace.steps.duration_ns.sum())
-    parts = [part for part in (trace.runtime, trace.operators, trace.gpu) if part]
-    if not parts:
-        return None
-    return max(int(part.end_ns.max()) for part in parts) - min(int(part.start_ns.min()) for part in parts)
+    parts = trace.runtime, trace.operators, trace.gpu
+    start, end = span(*parts)
+    return end - start if any(parts) else None
 
 
 def unexplained(audit: SyncReport, live: SyncReport) -> list[SyncFinding]:

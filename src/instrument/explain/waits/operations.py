@@ -83,12 +83,12 @@ _TENSOR = Fix(
     'scale = torch.tensor(0.1, device="cuda")',
     'scale = torch.full((), 0.1, device="cuda")',
 )
-_SAVE = Fix(
+SAVE = Fix(
     "Copy without blocking, and let a thread write the file once an event shows that the copy has arrived.",
     "torch.save(model.state_dict(), path)",
     'state = {name: value.to("cpu", non_blocking=True) for name, value in model.state_dict().items()}',
 )
-_CLIP = Fix(
+CLIP = Fix(
     "Leave out the check: a norm that is not finite shows in the loss, and a GradScaler skips the step.",
     "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
     "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
@@ -154,8 +154,7 @@ OPERATIONS = (
     Operation("copy_", FROM_PAGEABLE, OTHER, operators=("_copy_from",), traced_as="to", typical=True),
     Operation("tensor", FROM_PAGEABLE, _TENSOR, "H2D", traced_as="to", typical=True),
     Operation("as_tensor", FROM_PAGEABLE, _TENSOR, "H2D", traced_as="to", typical=True),
-    Operation("asarray", FROM_PAGEABLE, _TENSOR),
-    Operation("from_numpy", FROM_PAGEABLE, _TENSOR),
+    *(Operation(name, FROM_PAGEABLE, _TENSOR) for name in ("asarray", "from_numpy")),
     Operation(
         "new_tensor", FROM_PAGEABLE,
         Fix(
@@ -165,11 +164,9 @@ OPERATIONS = (
         ),
         "H2D", traced_as="to", typical=True,
     ),
-    Operation("save", FROM_GPU, _SAVE),
-    Operation("dump", FROM_GPU, _SAVE),
-    Operation("dumps", FROM_GPU, _SAVE),
-    Operation("pickle", FROM_GPU, _SAVE, operators=("__reduce_ex__",)),
-    Operation("reduce_ex", FROM_GPU, _SAVE),
+    *(Operation(name, FROM_GPU, SAVE) for name in ("save", "dump", "dumps")),
+    Operation("pickle", FROM_GPU, SAVE, operators=("__reduce_ex__",)),
+    Operation("reduce_ex", FROM_GPU, SAVE),
     Operation("load", FROM_PAGEABLE, Fix("Load once, before the loop.")),
     # Results whose size depends on the data
     Operation("nonzero", COUNT, _NONZERO, operators=("nonzero_numpy",), kernels=("nonzero",), typical=True),
@@ -251,10 +248,10 @@ OPERATIONS = (
     ),
     Operation("coalesce", COUNT, OTHER, operators=("_coalesce",), kernels=("_coalesce",)),
     Operation("to_sparse", COUNT, OTHER, operators=("_to_sparse",), kernels=("_to_sparse", "to_sparse")),
-    Operation("to_sparse_csr", COUNT, OTHER, kernels=("_to_sparse_csr",)),
-    Operation("to_sparse_csc", COUNT, OTHER, kernels=("_to_sparse_csc",)),
-    Operation("to_sparse_bsr", COUNT, OTHER, kernels=("_to_sparse_bsr",)),
-    Operation("to_sparse_bsc", COUNT, OTHER, kernels=("_to_sparse_bsc",)),
+    *(
+        Operation(f"to_sparse_{layout}", COUNT, OTHER, kernels=(f"_to_sparse_{layout}",))
+        for layout in ("csr", "csc", "bsr", "bsc")
+    ),
     Operation("embedding_renorm_", COUNT, OTHER, kernels=("embedding_renorm_",)),
     Operation("nested_tensor_from_mask", COUNT, OTHER, kernels=("_nested_tensor_from_mask",)),
     Operation(
@@ -269,8 +266,7 @@ OPERATIONS = (
     Operation(
         "check_errors", ERROR, OTHER, operators=("_linalg_check_errors",), kernels=("_linalg_check_errors",)
     ),
-    Operation("inv", ERROR, _INV),
-    Operation("inverse", ERROR, _INV),
+    *(Operation(name, ERROR, _INV) for name in ("inv", "inverse")),
     Operation(
         "cholesky", ERROR,
         Fix(_ERROR_CHECK, "factor = torch.linalg.cholesky(a)", "factor, info = torch.linalg.cholesky_ex(a)"),
@@ -304,17 +300,14 @@ OPERATIONS = (
     Operation("eigvalsh", ERROR, _UNCHECKABLE),
     Operation("lstsq", ERROR, _UNCHECKABLE, kernels=("linalg_lstsq",)),
     Operation("pinv", ERROR, _UNCHECKABLE, kernels=("linalg_pinv",)),
-    Operation("matrix_rank", ERROR, _UNCHECKABLE),
-    Operation("norm", ERROR, _UNCHECKABLE),
-    Operation("cond", ERROR, _UNCHECKABLE),
+    *(Operation(name, ERROR, _UNCHECKABLE) for name in ("matrix_rank", "norm", "cond")),
     Operation("matrix_exp", VALUE, OTHER, kernels=("linalg_matrix_exp",)),
     Operation(
         "ctc_loss", "copies the lengths of its targets to the GPU",
         Fix("Pass the lengths as CPU tensors; copying them to the GPU still synchronizes."),
         operators=("_use_cudnn_ctc_loss",), kernels=("_ctc_loss",),
     ),
-    Operation("clip_grad_norm_", VALUE, _CLIP),
-    Operation("get_total_norm", VALUE, _CLIP),
+    *(Operation(name, VALUE, CLIP) for name in ("clip_grad_norm_", "get_total_norm")),
     # Synchronize with certain arguments only
     *(
         Operation(name, VALUE, OTHER)

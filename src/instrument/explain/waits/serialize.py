@@ -46,28 +46,23 @@ def as_dict(results: ReportData) -> dict[str, Any]:
         "finished": results.finished,
         "error": results.ended,
         "unavailable": results.unavailable_reason,
-        "dropped": results.dropped,
-        "exceeded": results.exceeded,
-        "coverage": results.coverage,
+        **{name: getattr(results, name) for name in ("dropped", "exceeded", "coverage")},
         "findings": [_finding(results, found) for found in results.findings],
     }
 
 
 def _finding(results: ReportData, found: SyncFinding) -> dict[str, Any]:
     pattern = results.pattern(found)
-    status = "not covered" if not found.covered else "sync" if found.allowed is None else "allowed"
     return {
-        "status": status,
+        "status": "not covered" if not found.covered else "sync" if found.allowed is None else "allowed",
         "severity": results.severity(found),
         "op": found.op,
         "cause": found.cause,
         "site": _site(found.site),
         "via": _site(found.via),
         "vias": [{"line": _site(via), "count": count} for via, count in found.vias.most_common()],
-        "thread": found.thread,
-        "backward": found.backward,
-        "region": list(found.region),
-        "regions": [{"path": list(path), "count": count} for path, count in found.regions.most_common()],
+        **{name: getattr(found, name) for name in ("thread", "backward", "region")},
+        "regions": [{"path": path, "count": count} for path, count in found.regions.most_common()],
         "count": found.count,
         "pattern": str(pattern),
         "in_steps": len(pattern.counts),
@@ -75,16 +70,10 @@ def _finding(results: ReportData, found: SyncFinding) -> dict[str, Any]:
         "per_step": results.per_step(found),
         "step": found.step,
         "steps": [{"number": number, "count": count} for number, count in found.steps.items()],
-        "direction": found.direction,
-        "bytes": found.bytes,
-        "blocked_ns": found.blocked_ns,
-        "timed": found.timed,
+        **{name: getattr(found, name) for name in ("direction", "bytes", "blocked_ns", "timed")},
         "untimed": results.why_untimed(found),
-        "idle_ns": found.idle_ns,
-        "allowed": found.allowed,
-        "forbidden": found.forbidden,
-        "fingerprint": found.fingerprint,
-        "fix": None if found.fix is None else vars(found.fix),
+        **{name: getattr(found, name) for name in ("idle_ns", "allowed", "forbidden", "fingerprint")},
+        "fix": found.fix and vars(found.fix),
     }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...base.findings import Site
 from ...read.tables.autograd import engine_node_name
-from ...read.tables.nest import NestedRanges
+from ...read.tables.nest import NestedRanges, rows_around
 from ...read.tables.steps import main_thread, process_of_threads
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import MODULE_PREFIX, Trace
@@ -259,9 +259,9 @@ class TraceContext:
         self._frames = _innermost_rows(trace.frames, thread, at_ns)
         self._steps = _steps(trace, thread, at_ns)
         self._functions = StackSites(trace)
-        main = main_thread(trace)
-        in_main = np.isin(thread, _threads_of_process(trace, main)) if main >= 0 else np.zeros(len(thread), bool)
-        self._main_regions = _innermost_rows(trace.regions, np.where(in_main, main, -1), at_ns)
+        main, process = main_thread(trace), process_of_threads(trace)
+        beside_main = np.where(process[thread] == process[main], main, -1)
+        self._main_regions = _innermost_rows(trace.regions, beside_main, at_ns)
 
     def context(self, row: int) -> CallContext:
         """Return the context at the time in ``row``."""
@@ -297,11 +297,7 @@ class TraceContext:
 
 def _row_and_parents(table: Table, row: int) -> list[tuple[int, str]]:
     """Return a row and the rows around it, innermost first, each with its name."""
-    found, row = [], int(row)
-    while row >= 0:
-        found.append((row, table.strings[table.name[row]]))
-        row = int(table.parent[row])
-    return found
+    return [(each, table.strings[table.name[each]]) for each in rows_around(int(row), table.parent)]
 
 
 def _innermost_rows(table: Table, thread: Array, at_ns: Array) -> Array:
@@ -319,9 +315,3 @@ def _steps(trace: Trace, thread: Array, at_ns: Array) -> Array:
     result = np.full(len(thread), -1)
     result[held] = steps.number[found[held]]
     return result
-
-
-def _threads_of_process(trace: Trace, thread: int) -> list[int]:
-    """Return the numbers of all threads in the process of ``thread``."""
-    process = trace.threads[thread].process
-    return [number for number, each in enumerate(trace.threads) if each.process == process]

@@ -13,7 +13,7 @@ from ...base.trace_marks import TASKS
 from ..tables.autograd import engine_node_name
 from ..tables.intervals import Intervals, covered_ns, merge_overlaps
 from ..tables.lanes import latest
-from ..tables.nest import NestedRanges, ancestor_levels, inside_rows
+from ..tables.nest import NestedRanges, ancestor_levels, inside_rows, outermost_rows
 from ..tables.steps import main_thread, span
 from ..tables.table import Array, Table
 from ..tables.trace_data import MODULE as MODULE_NAME
@@ -209,17 +209,17 @@ _KINDS = ("region", "module", "operator", "thread", *CLASSES)
 _THREAD, _WORK = 3, 4
 _MOST = 2500  # nodes of a view; with the joined ones twice as many
 _VIEWS = {
-    "cpu": (
-        "CPU time",
-        "The CPU time of the steps by thread: that of the main thread adds up to the steps, that of another thread"
-        " is its time inside ranges.",
-    ),
-    "gpu": (
-        "GPU time",
-        "The durations of the GPU work of the steps, below the range that launched it; work that runs at the same"
-        " time counts in full. A backward pass is below the region or module of its forward pass where sequence"
-        " numbers tell it.",
-    ),
+    "cpu": {
+        "title": "CPU time",
+        "note": "The CPU time of the steps by thread: that of the main thread adds up to the steps, that of"
+        " another thread is its time inside ranges.",
+    },
+    "gpu": {
+        "title": "GPU time",
+        "note": "The durations of the GPU work of the steps, below the range that launched it; work that runs at"
+        " the same time counts in full. A backward pass is below the region or module of its forward pass where"
+        " sequence numbers tell it.",
+    },
 }
 """The trees of the graph: the title of each, and what its numbers are."""
 
@@ -245,7 +245,7 @@ def flame_of(trace: TraceData, gpu: Table, communication: Array, steps: int, eac
     if gpu:
         views["gpu"] = rows.gpu_tree()
     names: dict[int, int] = {}
-    packed = {view: _about(view) | packed_tree(tree, rows.base, names) for view, tree in views.items()}
+    packed = {view: _VIEWS[view] | packed_tree(tree, rows.base, names) for view, tree in views.items()}
     return {
         "id": "flame",
         "type": "flame",
@@ -267,11 +267,6 @@ def flame_of(trace: TraceData, gpu: Table, communication: Array, steps: int, eac
         "about": {},
         "views": packed,
     }
-
-
-def _about(view: str) -> dict[str, str]:
-    title, note = _VIEWS[view]
-    return {"title": title, "note": note}
 
 
 class _Rows:
@@ -345,9 +340,7 @@ class _Rows:
         region = ranges.places(REGION, self._gpu.region)
         linked = np.flatnonzero((launched_in >= 0) & (region >= 0))
         launched_in, region = launched_in[linked], region[linked]
-        top = launched_in.copy()
-        for which, above in ancestor_levels(launched_in, parents):
-            top[which] = above
+        top = outermost_rows(launched_in, parents)
         # Only from the thread of the launch to another, and never into a node, which may be below this range.
         other = (ranges.thread[top] == ranges.thread[launched_in]) & (ranges.thread[top] != ranges.thread[region])
         other &= ~self._autograd[ranges.thread[region]] & ~self._in_node[region]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,8 +25,6 @@ from .step_work import step_lengths
 from .timing import Timing
 
 _MAX_DEPTH = 100
-
-_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -157,6 +155,19 @@ class _Total:
     partial: bool = False
     by_step: Counter[int] = field(default_factory=Counter)
 
+    def add(self, calls: int, cpu_ns: int, self_ns: int, gpu_ns: int, steps: int = 0) -> None:
+        """Add calls and their times."""
+        self.calls += calls
+        self.cpu_ns += cpu_ns
+        self.self_ns += self_ns
+        self.gpu_ns += gpu_ns
+        self.steps += steps
+
+    def region(self, path: tuple[str, ...], *, has_gpu: bool) -> RegionStat:
+        """Return the row of a region."""
+        gpu_ns, steps = self.gpu_ns if has_gpu else None, frozenset(self.by_step)
+        return RegionStat(path, self.calls, self.cpu_ns, self.self_ns, gpu_ns, steps, self.partial)
+
 
 def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectives = "auto") -> Summary:
     """Sum up the time of one trace; if steps are marked, the time of the steps.
@@ -179,7 +190,7 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
     by_path: dict[tuple[str, ...], _Total] = {}
     gpu_ns = _time_by_row(gpu, "region", len(regions))
     for path, step, *values in _tree(in_steps, gpu_ns, main_thread(trace), within):
-        _add(by_path.setdefault(path, _Total()), 1, *values)
+        by_path.setdefault(path, _Total()).add(1, *values)
         by_path[path].by_step[step] += 1
     missing = MissingBackward(trace, steps)
     for path, total in by_path.items():
@@ -192,12 +203,12 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
     attributed_ns = sum(total.gpu_ns for path, total in by_path.items() if len(path) == 1)
     outside_gpu_ns = int(trace.gpu.duration_ns.sum()) - gpu_total_ns
     return _summary(
-        steps_ns(trace),
-        tuple(trace.steps.duration_ns.tolist()),
-        tuple(trace.steps.number.tolist()),
         by_path,
         _by_name(trace, gpu, steps),
         (gpu_total_ns, gpu_total_ns - attributed_ns) if trace.gpu else None,
+        step_ns=steps_ns(trace),
+        step_times_ns=tuple(trace.steps.duration_ns.tolist()),
+        step_numbers=tuple(trace.steps.number.tolist()),
         no_region_ns=in_no_region_ns(trace, regions.where(within >= 0)),
         outside_ns=outside_ns(trace),
         outside_gpu_ns=outside_gpu_ns,
@@ -221,6 +232,12 @@ def _unrecorded(trace: Trace) -> dict[str, int]:
         return {}
 
 
+_ADDED = (
+    "step_ns", "no_region_ns", "outside_ns", "outside_gpu_ns", "before_gpu_ns", "by_time_gpu_ns", "overlap_ns",
+    "parallel_ns", "unplaced",
+)  # fmt: skip
+
+
 def merge(summaries: Sequence[Summary]) -> Summary:
     """Return the sum of several windows of one run; an empty summary without any."""
     whole = [s for s in summaries if not s.only_cut]
@@ -232,31 +249,23 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     for summary in summaries:
         for region in summary.regions:
             row = by_path.setdefault(region.path, _Total())
-            _add(row, region.calls, region.cpu_ns, region.self_ns, region.gpu_ns or 0)
+            row.add(region.calls, region.cpu_ns, region.self_ns, region.gpu_ns or 0)
             row.by_step.update(first + step for step in region.in_steps)
             row.partial |= region.partial
         first += summary.steps
         for operator in summary.operators:
             row = by_name.setdefault(operator.name, _Total())
-            _add(row, operator.calls, 0, operator.self_ns, operator.gpu_ns or 0, operator.steps)
+            row.add(operator.calls, 0, operator.self_ns, operator.gpu_ns or 0, operator.steps)
     gpu = None
     if any(summary.gpu_total_ns is not None for summary in summaries):
         gpu = sum(s.gpu_total_ns or 0 for s in summaries), sum(s.gpu_unattributed_ns or 0 for s in summaries)
     return _summary(
-        sum(s.step_ns for s in summaries),
-        tuple(ns for s in summaries for ns in s.step_times_ns),
-        tuple(number for s in summaries for number in s.step_numbers),
         by_path,
         by_name,
         gpu,
-        no_region_ns=sum(s.no_region_ns for s in summaries),
-        outside_ns=sum(s.outside_ns for s in summaries),
-        outside_gpu_ns=sum(s.outside_gpu_ns for s in summaries),
-        before_gpu_ns=sum(s.before_gpu_ns for s in summaries),
-        by_time_gpu_ns=sum(s.by_time_gpu_ns for s in summaries),
-        overlap_ns=sum(s.overlap_ns for s in summaries),
-        parallel_ns=sum(s.parallel_ns for s in summaries),
-        unplaced=sum(s.unplaced for s in summaries),
+        step_times_ns=tuple(ns for s in summaries for ns in s.step_times_ns),
+        step_numbers=tuple(number for s in summaries for number in s.step_numbers),
+        **{name: sum(getattr(s, name) for s in summaries) for name in _ADDED},
         unrecorded=sum((Counter(s.unrecorded) for s in summaries), Counter()),
         timing=timing,
         lengths=merge_step_lengths((s.lengths, s.step_times_ns) for s in summaries),
@@ -274,22 +283,8 @@ def _timing(summaries: Sequence[Summary], recorded: set[int]) -> Timing | None:
     return replace(timing, cut_steps=tuple(number for number in timing.cut_steps if number not in recorded))
 
 
-def _add(row: _Total, calls: int, cpu_ns: int, self_ns: int, gpu_ns: int, steps: int = 0) -> None:
-    row.calls += calls
-    row.cpu_ns += cpu_ns
-    row.self_ns += self_ns
-    row.gpu_ns += gpu_ns
-    row.steps += steps
-
-
 def _summary(
-    step_ns: int,
-    step_times_ns: tuple[int, ...],
-    step_numbers: tuple[int, ...],
-    by_path: dict[tuple[str, ...], _Total],
-    by_name: dict[str, _Total],
-    gpu: tuple[int, int] | None,
-    **rest: Any,
+    by_path: dict[tuple[str, ...], _Total], by_name: dict[str, _Total], gpu: tuple[int, int] | None, **rest: Any
 ) -> Summary:
     """Return the summary, with the rows of its tables in order."""
     inside: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
@@ -299,26 +294,20 @@ def _summary(
     while open_:
         tree.append(open_.pop())
         open_ += inside.get(tree[-1], [])[::-1]
-    regions = tuple(
-        RegionStat(
-            path,
-            row.calls,
-            row.cpu_ns,
-            row.self_ns,
-            row.gpu_ns if gpu else None,
-            frozenset(row.by_step),
-            row.partial,
-        )
-        for path in tree
-        for row in [by_path[path]]
-    )
+    regions = tuple(by_path[path].region(path, has_gpu=gpu is not None) for path in tree)
     operators = tuple(
         OperatorStat(name, row.calls, row.self_ns, row.gpu_ns if gpu else None, row.steps)
         for name, row in sorted(by_name.items(), key=lambda item: -item[1].self_ns)
     )
     total_ns, nowhere_ns = gpu or (None, None)
-    count = len(step_times_ns)
-    return Summary(count, step_ns, regions, operators, total_ns, nowhere_ns, step_times_ns, step_numbers, **rest)
+    return Summary(
+        steps=len(rest["step_times_ns"]),
+        regions=regions,
+        operators=operators,
+        gpu_total_ns=total_ns,
+        gpu_unattributed_ns=nowhere_ns,
+        **rest,
+    )
 
 
 def _by_name(trace: Trace, gpu: Table, steps: StepIndex) -> dict[str, _Total]:

@@ -110,6 +110,31 @@ def ancestor_levels(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]
         which, above = which[above >= 0], above[above >= 0]
 
 
+def rows_around(row: int, parents: Array) -> list[int]:
+    """Return a row and the rows around it, innermost first; none for row -1."""
+    found = []
+    while row >= 0:
+        found.append(row)
+        row = int(parents[row])
+    return found
+
+
+def outermost_rows(rows: Array, parents: Array) -> Array:
+    """Return the outermost row around each of these rows, or the row itself; -1 stays."""
+    result: Array = rows.copy()
+    for which, above in ancestor_levels(rows, parents):
+        result[which] = above
+    return result
+
+
+def rows_with_inner(chosen: Array, parents: Array) -> Array:
+    """Return a mask of the rows that have one of the chosen ones inside them."""
+    mask = np.zeros(len(parents), bool)
+    for _, above in ancestor_levels(parents[chosen], parents):
+        mask[above] = True
+    return mask
+
+
 def inside_rows(chosen: Array, parents: Array) -> Array:
     """Return a mask of the rows that are among the chosen ones, or inside one of them."""
     mask = np.zeros(len(parents), bool)
