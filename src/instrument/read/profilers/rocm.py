@@ -57,9 +57,10 @@ class RocmColumns:
             self._parts.setdefault(kind, []).append(part)
 
     def add_kernels(self, part: dict[str, Array]) -> None:
-        """Add kernels; ``grid`` and ``workgroup`` are in work items, with one column per dimension."""
-        workgroup = np.maximum(part["workgroup"], 1)
-        blocks = np.prod(-(-part["grid"] // workgroup), axis=1)
+        """Add kernels; the grid is in columns ``x`` to ``z``, the workgroup in ``X`` to ``Z``, in work items."""
+        grid, workgroup = (np.stack([part[axis] for axis in axes]) for axes in ("xyz", "XYZ"))
+        workgroup = np.maximum(workgroup, 1)
+        blocks = np.prod(-(-grid // workgroup), axis=0)
         per_sm = blocks / np.maximum(part["sms"], 1)
         known = blocks > 0
         self.add(
@@ -68,7 +69,7 @@ class RocmColumns:
             | {
                 "category": np.full(len(blocks), KERNEL),
                 "blocks": np.where(known, blocks, -1),
-                "block_threads": np.prod(workgroup, axis=1),
+                "block_threads": np.prod(workgroup, axis=0),
                 "blocks_per_sm": np.where(known & (part["sms"] > 0), per_sm, np.nan),
             },
         )

@@ -121,8 +121,6 @@ class _Reader:
     def _read_kernels(self, sms: dict[int, int]) -> None:
         part = self._part("kernels", _TEXTS, _KERNEL, _SPAN)
         part["sms"] = map_unique(part["device"], lambda device: sms.get(device, 0))
-        part["grid"] = np.stack([part[axis] for axis in "xyz"], axis=1)
-        part["workgroup"] = np.stack([part[axis] for axis in "XYZ"], axis=1)
         self._collected.add_kernels(part)
 
     def _read_calls(self, view: str, span: tuple[str, str]) -> None:
