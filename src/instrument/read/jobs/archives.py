@@ -13,7 +13,7 @@ from typing import IO
 
 from ...base.errors import TraceError
 from ..kineto.text import BLOCK, limit_ratio, read_blocks
-from ..tables.trace_data import ReadLosses
+from ..tables.trace import ReadLosses
 from .trace_files import SUFFIXES
 
 _XZ, _BZIP2, _ZIP, _GZIP = b"\xfd7zXZ\0", b"BZh", b"PK\x03\x04", b"\x1f\x8b"

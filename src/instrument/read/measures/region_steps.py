@@ -177,7 +177,7 @@ def steps_found(trace: Trace) -> Trace:
 
 
 def describe_steps_from(steps_from: str) -> str:
-    """Return a sentence on `TraceData.steps_from`."""
+    """Return a sentence on `Trace.steps_from`."""
     if _THEN in steps_from:
         return f"A step is one round of the regions {steps_from}."
     return f'A step is a call of the region "{steps_from}".'

@@ -17,8 +17,7 @@ from .lanes import LaneAxis
 from .nest import NestedRanges
 from .steps import StepIndex, main_thread
 from .table import Array, Table
-from .trace import Trace
-from .trace_data import Thread
+from .trace import Thread, Trace
 
 BACKWARD = " (backward)"
 """The suffix of the regions of backward passes, as `instrument.annotate_modules` names them."""
