@@ -12,6 +12,7 @@ import numpy as np
 
 from ...base.trace_marks import MACHINE
 from ..tables.lanes import group_rows
+from ..tables.notes import process_groups
 from ..tables.table import KERNEL, Array
 from ..tables.trace import Trace
 
@@ -172,10 +173,7 @@ def name_hash(name: str) -> int:
 
 def _members(trace: Trace) -> dict[str, str]:
     """Return the ranks of each process group, because several groups may have the same name."""
-    info = trace.metadata.get("distributedInfo")
-    groups = info.get("pg_config") if isinstance(info, Mapping) else None
-    known = [group for group in groups if isinstance(group, Mapping)] if isinstance(groups, list) else []
-    return {str(group.get("pg_name")): str(group.get("ranks")) for group in known}
+    return {str(group.get("pg_name")): str(group.get("ranks")) for group in process_groups(trace.metadata)}
 
 
 def _compare(

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO
 
 from ...base.errors import TraceError
-from ..kineto.text import BLOCK, limit_ratio, read_blocks
+from ..kineto.text import BLOCK, GZIP, limit_ratio, read_blocks
 from ..tables.trace import ReadLosses
 from .trace_files import SUFFIXES
 
-_XZ, _BZIP2, _ZIP, _GZIP = b"\xfd7zXZ\0", b"BZh", b"PK\x03\x04", b"\x1f\x8b"
+_XZ, _BZIP2, _ZIP = b"\xfd7zXZ\0", b"BZh", b"PK\x03\x04"
 _XZ_MEMORY = 1 << 28  # bytes that decompressing may take
 _MOST_MEMBERS = 10_000
 _ERRORS = (
@@ -125,7 +125,7 @@ def _text_of(path: Path) -> Iterator[bytes]:
 
 def _starts_with_gzip(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(2) == _GZIP
+        return file.read(2) == GZIP
 
 
 def _blocks(file: IO[bytes]) -> Iterator[bytes]:

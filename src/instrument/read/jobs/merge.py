@@ -21,7 +21,7 @@ from ...base.run_folder import last_window
 from ...base.trace_marks import MERGE
 from ..kineto.chunks import EventIndex
 from ..kineto.insert_events import check_out, open_copy
-from ..tables.notes import lanes_of, note_losses, note_of
+from ..tables.notes import add_losses, lanes_of, note_losses, note_of
 from ..tables.table import Interner
 from ..tables.trace import ReadLosses, Trace
 from .align import Clock, align
@@ -421,11 +421,7 @@ class _Merging:
     def _whole_note(self) -> dict[str, Any]:
         lost = ReadLosses()
         for file in self.files.values():
-            lost.events += file.lost.events
-            lost.bytes += file.lost.bytes
-            lost.repaired += file.lost.repaired
-            for reason, count in file.lost.reasons.items():
-                lost.reasons[reason] = lost.reasons.get(reason, 0) + count
+            add_losses({"lost": note_losses(file.lost)}, lost)
         return {"ranks": self._notes, "lanes": self._lanes} | ({"lost": note_losses(lost)} if lost else {})
 
 

@@ -8,7 +8,6 @@ import stat
 import sys
 import tempfile
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from ...base.errors import TraceError
 from ...base.imports import import_without_drawing
 from ...base.printable import printable
 from ..kineto.kineto import read_kineto_ranks
-from ..kineto.text import BLOCK
+from ..kineto.text import BLOCK, read_head
 from ..measures.region_steps import steps_from_regions
 from ..profilers.ascend import is_ascend, read_ascend
 from ..profilers.database import is_database, open_database
@@ -169,7 +168,7 @@ def _read_file(path: Path, layers: int) -> Trace | TraceSet:
     if not stat.S_ISREG(path.stat().st_mode):
         with path.open("rb") as source:
             return _read_copy(path, iter(lambda: source.read(BLOCK), b""), "", layers)
-    head = _head(path)
+    head = read_head(path, _HEAD_BYTES)
     if is_database(path):
         return _read_database(path)
     if layers and (inside := unpack(path, head)):
@@ -197,15 +196,6 @@ def _read_file(path: Path, layers: int) -> Trace | TraceSet:
     from .ranks import TraceSet
 
     return TraceSet({trace.rank or 0: trace for trace in found})
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if head.startswith(b"\x1f\x8b"):
-        with suppress(zlib.error):
-            return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
-    return head
 
 
 def _read_database(path: Path) -> Trace:

@@ -6,7 +6,6 @@ import fnmatch
 import glob
 import os
 import re
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import NamedTuple
 from ...base.errors import TraceError
 from ...base.run_folder import BLACK_BOX, DIAGNOSIS, without_files
 from ...base.units import counted, natural_key
+from ..kineto.text import GZIP, read_head
 
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
 """The suffixes of trace files in a folder."""
@@ -223,11 +223,8 @@ def is_merged(path: Path) -> bool:
     if ".json" not in path.suffixes:
         return False
     head = b""
-    with suppress(OSError), path.open("rb") as file:  # its reader says what is wrong
-        head = file.read(_HEAD_BYTES)
-    if head.startswith(b"\x1f\x8b"):
-        with suppress(zlib.error):
-            head = zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
+    with suppress(OSError):  # its reader says what is wrong
+        head = read_head(path, _HEAD_BYTES)
     return f'"{MERGED_MARK}":'.encode() in head or _LABELLED.search(head) is not None
 
 
@@ -239,7 +236,7 @@ def _could_be_trace(path: Path) -> bool:
     if ".json" not in path.suffixes or not 0 < path.stat().st_size < _MAX_PROBED_BYTES:
         return True
     text = path.read_bytes()
-    if text.startswith(b"\x1f\x8b") or (text.strip() in _NOTHING and rank_from_name(path) is not None):
+    if text.startswith(GZIP) or (text.strip() in _NOTHING and rank_from_name(path) is not None):
         return True
     return any(word in text for word in (b"traceEvents", b'"ph"', b"rocprofiler"))
 

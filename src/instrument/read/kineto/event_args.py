@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct, field
 
-from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings
+from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings, natural
 
 _MAX_RATIO = 1e9  # blocks per multiprocessor, or percent; larger values are errors
 _GPU = {"gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
@@ -194,16 +194,9 @@ def _categories(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str
     args = _read(_JaxArgs, [event.args for event in events])
     return {
         "category": np.fromiter(found, np.int32, len(events)),
-        "number": _natural(item.step for item in args),
-        "correlation": _natural(item.correlation for item in args),
+        "number": np.array([natural(item.step) for item in args], np.int64),
+        "correlation": np.array([natural(item.correlation) for item in args], np.int64),
     }
-
-
-def _natural(values: Iterable[int | str]) -> Array:
-    """Return natural numbers that may be written as text; -1 for other values."""
-    return np.array(
-        [int(each) if str(each).isdecimal() and len(str(each)) < 19 else -1 for each in values], np.int64
-    )
 
 
 def _category(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ...base.errors import TraceError
-from ..tables.trace import ReadLosses
+
+if TYPE_CHECKING:
+    from ..tables.trace import ReadLosses
 
 BLOCK = 1 << 20
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
+"""How gzip files begin."""
 # Real traces shrink up to 40 to 1; gzip allows 1,032 to 1.
 _MAX_COMPRESSION_RATIO = 200
 _BOMB_BYTES = 1 << 28
@@ -30,6 +33,16 @@ def event_limit(path: Path) -> int:
 def text_limit(path: Path) -> int:
     """Return the number of characters that the distinct strings in a file may have together."""
     return _BOMB_BYTES + 40 * path.stat().st_size
+
+
+def read_head(path: Path, size: int) -> bytes:
+    """Return the first bytes of a file; of a gzip file, those of its content, as far as ``size`` bytes hold it."""
+    with path.open("rb") as file:
+        head = file.read(size)
+    if head.startswith(GZIP):
+        with suppress(zlib.error):
+            return zlib.decompressobj(wbits=31).decompress(head, size)
+    return head
 
 
 def read_blocks(
@@ -49,7 +62,7 @@ def read_blocks(
     parts = iter(lambda: file.read(BLOCK), b"")
     first = next(parts, b"")
     parts = _reporting(chain([first] if first else [], parts), progress)
-    yield from _unpacked(path, parts, lost) if first.startswith(_GZIP) else parts
+    yield from _unpacked(path, parts, lost) if first.startswith(GZIP) else parts
 
 
 def limit_ratio(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..tables.lanes import LaneAxis
+from ..tables.lanes import LaneAxis, pairs
 from ..tables.table import Array, Table
 from ..tables.trace import Trace
 
@@ -105,7 +105,7 @@ def _project(begin: Array, end: Array, work: _WorkArrays) -> Iterator[tuple[slic
 
 
 def _project_some(end: Array, first: Array, after: Array, work: _WorkArrays) -> dict[str, Array]:
-    region, op = _pairs(first, after)
+    region, op = pairs(first, after)
     inside = work.call_end[op] <= end[region]
     region, op = region[inside], op[inside]
 
@@ -124,13 +124,6 @@ def _project_some(end: Array, first: Array, after: Array, work: _WorkArrays) -> 
         columns["ops"][owns] = ops
         columns["launches"][owns] = np.add.reduceat(new.astype(np.int64), heads)
     return columns
-
-
-def _pairs(first: Array, after: Array) -> tuple[Array, Array]:
-    """Return pairs of every region and each of its rows from ``first`` up to ``after``."""
-    count = after - first
-    region = np.repeat(np.arange(len(count)), count)
-    return region, np.arange(len(region)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
 def _added(region: Array, start: Array, end: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..tables.lanes import map_unique
 from ..tables.links import assemble
-from ..tables.table import COLUMNS, KERNEL, MEMCPY, MEMSET, Array
+from ..tables.table import COLUMNS, KERNEL, MEMCPY, MEMSET, Array, join_parts
 from ..tables.trace import Trace
 from .nsight_report import (
     CALLS,
@@ -174,16 +174,16 @@ def read_nsight(path: Path) -> Trace:
     with open_report(path) as report:
         origins = Origins(report)
         columns = {
-            "gpu": _concatenated(
-                "gpu", [read(report, origins) for read in (_kernels, _graphs, _memcpys, _memsets)]
+            "gpu": join_parts(
+                COLUMNS["gpu"], [read(report, origins) for read in (_kernels, _graphs, _memcpys, _memsets)]
             ),
             "runtime": _calls(report, origins),
             "syncs": _syncs(report, origins),
-            "others": _concatenated("others", [_library(report, origins, table) for table in LIBRARIES]),
+            "others": join_parts(COLUMNS["others"], [_library(report, origins, table) for table in LIBRARIES]),
         }
         ranges = read_nvtx_ranges(report, origins, max(map(_end_ns, columns.values())))
         columns["regions"] = ranges.regions
-        columns["others"] = _concatenated("others", [columns["others"], ranges.others])
+        columns["others"] = join_parts(COLUMNS["others"], [columns["others"], ranges.others])
         if len(ranges.steps["number"]):
             columns["steps"] = ranges.steps
         processes = len(np.unique(columns["gpu"]["correlation"] >> 32))
@@ -204,19 +204,13 @@ def read_nsight(path: Path) -> Trace:
             rank=rank,
             world_size=world,
             epoch_ns=epoch_ns(report),
-            look_up=_LookUp(path),
+            look_up=partial(_look_up, path),
         )
 
 
-@dataclass(frozen=True)
-class _LookUp:
-    """Reads an event from the file again; unlike a nested function, it can be pickled."""
-
-    path: Path
-
-    def __call__(self, event: int) -> dict[str, Any]:
-        with open_report(self.path) as report:
-            return report.row(event)
+def _look_up(path: Path, event: int) -> dict[str, Any]:
+    with open_report(path) as report:
+        return report.row(event)
 
 
 def _kernels(report: NsightReport, origins: Origins) -> Columns:
@@ -298,15 +292,6 @@ def _on_gpu(table: str, rows: Array, origins: Origins, category: int) -> Columns
         "device": origins.gpus_of(rows["globalPid"], rows["deviceId"]),
         "stream": minus_one_for_missing(rows["streamId"]),
         "correlation": origins.correlations(rows["globalPid"], rows["correlationId"]),
-    }
-
-
-def _concatenated(kind: str, parts: Sequence[Columns]) -> Columns:
-    """Concatenate the rows of several tables; columns that one of them lacks are unknown in its rows."""
-    return {
-        name: np.concatenate([part.get(name, np.full(len(part["start_ns"]), missing, dtype)) for part in parts])
-        for name, (dtype, missing) in COLUMNS[kind].items()
-        if any(name in part for part in parts)
     }
 
 

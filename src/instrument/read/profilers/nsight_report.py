@@ -15,7 +15,7 @@ import numpy as np
 
 from ...base.errors import TraceError
 from ..tables.lanes import map_unique, map_unique_pairs
-from ..tables.table import Array, Strings
+from ..tables.table import Array, Strings, natural
 from ..tables.trace import Device, ReadLosses, Thread
 from .database import DATABASE_ERRORS, is_database, open_database, query_small, row_limit, text_limit
 
@@ -364,13 +364,10 @@ def rank_and_world(report: NsightReport) -> tuple[int | None, int | None]:
     text = next((str(value) for name, value in rows if name == "DeviceEnvironment"), "")
     environment = dict(line.partition("=")[::2] for line in text.split("\0"))
     for rank, world in _RANKS:
-        if (number := _number(environment.get(rank))) is not None:
-            return number, _number(environment.get(world))
+        if (number := natural(environment.get(rank))) >= 0:
+            size = natural(environment.get(world))
+            return number, size if size >= 0 else None
     return None, None
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def _gpus(report: NsightReport) -> dict[int, Device]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 
-from ..tables.lanes import map_unique, map_unique_pairs
-from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Strings
+from ..tables.lanes import map_strings, map_unique, map_unique_pairs
+from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Strings, join_parts
 from ..tables.trace import Thread
 
 PROCESS_BIT = 48
@@ -76,12 +76,12 @@ class RocmColumns:
 
     def add_memcpys(self, part: dict[str, Array]) -> None:
         """Add memcpys; ``operation`` is a string such as ``MEMORY_MEMCPY_HOST_TO_DEVICE``."""
-        name = self.map_strings(part["operation"], _memcpy_name)
+        name = map_strings(self.strings, part["operation"], _memcpy_name)
         self.add("gpu", part | {"name": name, "category": np.full(len(name), MEMCPY)})
 
     def add_calls(self, part: dict[str, Array]) -> None:
         """Add calls of an API; ``kind`` is a string such as ``HIP_RUNTIME_API``."""
-        self.add("runtime", part | {"category": self.map_strings(part["kind"], _api)})
+        self.add("runtime", part | {"category": map_strings(self.strings, part["kind"], _api)})
 
     def add_markers(self, part: dict[str, Array]) -> None:
         """Add calls of rocTX: ``name`` is the function, ``text`` its argument."""
@@ -95,14 +95,9 @@ class RocmColumns:
         del part["category"]
         self.add("regions", {column: values[region] for column, values in part.items()})
 
-    def map_strings(self, codes: Array, change: Callable[[str], str]) -> Array:
-        """Apply ``change`` to the strings of these numbers, and return the numbers of the results."""
-        texts = list(self.strings)
-        return map_unique(codes, lambda code: self.strings[change(texts[code])])
-
     def tables(self) -> dict[str, dict[str, Array]]:
         """Return the columns of each table."""
-        tables = {kind: _joined(kind, parts) for kind, parts in self._parts.items()}
+        tables = {kind: join_parts(COLUMNS[kind] | _EXTRA, parts) for kind, parts in self._parts.items()}
         gpu, calls = tables.get("gpu"), tables.get("runtime")
         if gpu and not np.any(gpu["stream"] & ((1 << PROCESS_BIT) - 1)):  # HIP streams were not recorded
             gpu["stream"] = gpu["queue"]
@@ -115,15 +110,6 @@ class RocmColumns:
 def process_unique_ids(ids: Array, process: int | Array, lowest: int = 0) -> Array:
     """Return ids that are unique among all processes in the file; -1 for ids that are out of range."""
     return np.where((ids >= lowest) & (ids < 1 << PROCESS_BIT), ids + (process << PROCESS_BIT), -1)
-
-
-def _joined(kind: str, parts: list[dict[str, Array]]) -> dict[str, Array]:
-    columns = COLUMNS[kind] | _EXTRA
-    return {
-        name: np.concatenate([part.get(name, np.full(len(part["start_ns"]), missing, dtype)) for part in parts])
-        for name, (dtype, missing) in columns.items()
-        if any(name in part for part in parts)
-    }
 
 
 def _hip_calls(wanted: Array, ids: Array, ancestors: Array, hip: Array) -> Array:

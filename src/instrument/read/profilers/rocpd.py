@@ -14,7 +14,7 @@ import numpy as np
 from ...base.errors import TraceError
 from ..tables.lanes import map_unique
 from ..tables.links import assemble
-from ..tables.table import Array, Strings
+from ..tables.table import Array, Strings, natural
 from ..tables.trace import Device, ReadLosses, Trace
 from .database import DATABASE_ERRORS, is_database, open_database, query_small, row_limit, text_limit
 from .rocm import PROCESS_BIT, RocmColumns, process_unique_ids
@@ -236,8 +236,8 @@ class _Reader:
         """Return a number in the environment of the process, if the file has one process."""
         value = f"iif(json_valid(environment), json_extract(environment, '$.{name}'), '')"
         rows = self._dicts(f"SELECT CAST({value} AS TEXT) AS value FROM rocpd_info_process")
-        text = rows[0]["value"] if len(rows) == 1 else None
-        return int(text) if text and text.isdecimal() and len(text) < 10 else None
+        number = natural(rows[0]["value"]) if len(rows) == 1 else -1
+        return number if number >= 0 else None
 
 
 def _look_up(path: Path, guids: Sequence[str], event: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -237,6 +237,21 @@ def table(kind: str, columns: Mapping[str, Array], strings: list[str]) -> Table:
         else:
             complete[name] = np.full(count, missing, dtype)
     return Table(complete, strings)
+
+
+def join_parts(columns: Mapping[str, tuple[str, float]], parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Concatenate the rows of several parts; the columns that one of them lacks are unknown in its rows."""
+    return {
+        name: np.concatenate([part.get(name, np.full(len(part["start_ns"]), missing, dtype)) for part in parts])
+        for name, (dtype, missing) in columns.items()
+        if any(name in part for part in parts)
+    }
+
+
+def natural(value: object) -> int:
+    """Return a natural number of 63 bits that may be text; -1 for anything else."""
+    text = str(value)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63 else -1
 
 
 def _fit_to_dtype(column: Array, dtype: str, missing: float) -> Array:
