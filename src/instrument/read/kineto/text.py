@@ -59,9 +59,14 @@ def read_blocks(
     Raises:
         TraceError: the file unpacks to more than 256 MiB and 200 times its size, which no trace does.
     """
-    parts = iter(lambda: file.read(BLOCK), b"")
-    first = next(parts, b"")
-    parts = _reporting(chain([first] if first else [], parts), progress)
+
+    def read() -> bytes:
+        part = file.read(BLOCK)
+        progress(len(part))
+        return part
+
+    first = read()
+    parts = chain([first] * bool(first), iter(read, b""))
     yield from _unpacked(path, parts, lost) if first.startswith(GZIP) else parts
 
 
@@ -79,12 +84,6 @@ def _check_ratio(path: Path, unpacked: int, packed: int) -> None:
         raise TraceError(
             path, f"it unpacks to more than {_MAX_COMPRESSION_RATIO} times its size, which no trace does"
         )
-
-
-def _reporting(parts: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
-    for part in parts:
-        progress(len(part))
-        yield part
 
 
 def _unpacked(path: Path, parts: Iterator[bytes], lost: ReadLosses) -> Iterator[bytes]:

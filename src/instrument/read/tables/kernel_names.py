@@ -105,19 +105,8 @@ _SCOPE = re.compile(r"^(?:\w+::)+")
 _BRACKET = re.compile(r"[<({>)},]")
 _WORD = re.compile(r"[\w.]+")
 _EMPTY_WORDS = {
-    "at",
-    "native",
-    "detail",
-    "cub",
-    "std",
-    "c10",
-    "operator",
-    "const",
-    "cutlass",
-    "cute",
-    "cuda",
-    "void",
-}
+    "at", "native", "detail", "cub", "std", "c10", "operator", "const", "cutlass", "cute", "cuda", "void",
+}  # fmt: skip
 
 _ELEMENTWISE = {
     "elementwise_kernel": "strided", "vectorized_elementwise_kernel": "vectorized",
