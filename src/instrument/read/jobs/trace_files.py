@@ -77,14 +77,12 @@ def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
     Raises:
         TraceError: no file is found, or too many.
     """
-    if not isinstance(paths, (str, os.PathLike)):
-        files = [Path(path) for path in paths]
-        if not files:
-            raise TraceError(Path(), '"paths" must be a folder, a pattern or files: it is empty')
-        return _of_ranks(files)
-    if not str(paths):
+    several = None if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
+    if not (str(paths) if several is None else several):
         raise TraceError(Path(), '"paths" must be a folder, a pattern or files: it is empty')
-    path = Path(paths)
+    if several is not None:
+        return _of_ranks(several)
+    path = Path(str(paths))
     if path.is_dir():
         files, others = _in_folder(path)
     else:
@@ -95,8 +93,7 @@ def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
         raise TraceError(
             path,
             f"it holds {len(files):,} files that may be traces, and up to {MAX_FILES:,} are read together: "
-            "choose "
-            'some with a pattern such as "rank1*.json"',
+            'choose some with a pattern such as "rank1*.json"',
         )
     return _of_ranks(files, others)
 
@@ -128,10 +125,8 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
         return chosen, []
     others = sum(map(len, by_folder.values()))
     if others:
-        count = "1 file" if others == 1 else f"{others:,} files"
-        raise TraceError(
-            folder, f'it holds {count} named like traces, *.json, but none contains "traceEvents" or "rocprofiler"'
-        )
+        named = f"it holds {counted(others, 'file')} named like traces, *.json"
+        raise TraceError(folder, f'{named}, but none contains "traceEvents" or "rocprofiler"')
     if windows := without_files(folder, "skipped", "failed", "not reached"):
         raise TraceError(folder, f"the run has no trace; {windows[-1]}")
     raise TraceError(folder, f"the folder holds no file that ends in {', '.join(SUFFIXES)}{but_pickles(folder)}")

@@ -184,10 +184,6 @@ def _regions(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]
     return {"external": _external(_read(_Ids, [event.args for event in events]))}
 
 
-def _no_columns(_: Strings, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
-    return {}
-
-
 def _categories(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     """Return the categories and, for JAX's events, which have none, the number of the step and the correlation."""
     found = (strings[(event.cat or "").lower()] for event in events)
@@ -220,18 +216,10 @@ def _ids(places: Iterable[Any]) -> Array:
     return np.array([place if isinstance(place, int) and abs(place) < 2**31 else -1 for place in places], np.int64)
 
 
-def _gpu_regions(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _marks(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
-    return _place(category, args, events) | {"external": _external(args)} | _category(strings, category, events)
-
-
-def _syncs(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
-    args = _read(_GpuArgs, [event.args for event in events])
-    return (
-        _place(category, args, events)
-        | {"correlation": _correlation(args, events)}
-        | _category(strings, category, events)
-    )
+    ids = {"correlation": _correlation(args, events), "external": _external(args)}
+    return _place(category, args, events) | ids | _category(strings, category, events)
 
 
 def _gpu(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
@@ -270,11 +258,11 @@ def _memory(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
 READERS: dict[str, Callable[[Strings, str, Sequence[HasArgs]], dict[str, Array]]] = {
     "operators": _operators,
     "regions": _regions,
-    "frames": _no_columns,
+    "frames": lambda *_: {},
     "runtime": _calls,
     "gpu": _gpu,
-    "gpu_regions": _gpu_regions,
-    "syncs": _syncs,
+    "gpu_regions": _marks,
+    "syncs": _marks,
     "memory": _memory,
     "others": _categories,
 }

@@ -191,14 +191,6 @@ def metadata(text: bytes, lost: ReadLosses) -> dict[str, Any]:
     return content
 
 
-def _plain(text: bytes) -> bytes:
-    return text.translate(_CONTROL)
-
-
-def _utf8(text: bytes) -> bytes:
-    return text.decode("utf-8", "replace").encode()
-
-
 def _no_bare(text: bytes) -> bytes:
     return _BARE.sub(lambda match: match[0] if match[0].startswith(b'"') else b"null", text)
 
@@ -229,17 +221,13 @@ def _coerce_types(text: bytes) -> bytes:
         return text
 
 
-def _without_args(text: bytes) -> bytes:
-    return _ARGS.sub(b"}", text)
-
-
 # Each repair works on the result of the repairs before it.
 _REPAIRS: list[tuple[str, Callable[[bytes], bytes]]] = [
-    ("invalid UTF-8", _utf8),
-    ("control characters", _plain),
+    ("invalid UTF-8", lambda text: text.decode("utf-8", "replace").encode()),
+    ("control characters", lambda text: text.translate(_CONTROL)),
     ("bare words in place of numbers", _no_bare),
     ("quotes or backslashes that are not escaped", _escaped(_TEXT)),
     ("quotes or backslashes that are not escaped", _escaped(_ARG_TEXT)),
     (OTHER_TYPES, _coerce_types),
-    ("args that cannot be read", _without_args),
+    ("args that cannot be read", lambda text: _ARGS.sub(b"}", text)),
 ]

@@ -169,7 +169,8 @@ def read_nsight(path: Path) -> Trace:
             "syncs": _syncs(report, origins),
             "others": join_parts(COLUMNS["others"], [_library(report, origins, table) for table in LIBRARIES]),
         }
-        ranges, unfinished = read_nvtx_ranges(report, origins, max(map(_end_ns, columns.values())))
+        ends = [(part["start_ns"] + part["duration_ns"]).max(initial=0) for part in columns.values()]
+        ranges, unfinished = read_nvtx_ranges(report, origins, int(max(ends)))
         others = [columns["others"], ranges["others"]]
         columns |= ranges | {"others": join_parts(COLUMNS["others"], others)}
         processes = len(np.unique(columns["gpu"]["correlation"] >> 32))
@@ -290,7 +291,3 @@ def _combined(function: np.ufunc, rows: Array, names: Sequence[str]) -> Array:
     """Return the product or the sum of columns; -1 if one of them is missing."""
     values = np.stack([rows[name] for name in names])
     return np.where((values == MISSING).any(axis=0), -1, function.reduce(values, axis=0))
-
-
-def _end_ns(columns: Columns) -> int:
-    return int((columns["start_ns"] + columns["duration_ns"]).max(initial=0))

@@ -81,7 +81,8 @@ class RocmColumns:
 
     def add_calls(self, part: dict[str, Array]) -> None:
         """Add calls of an API; ``kind`` is a string such as ``HIP_RUNTIME_API``."""
-        self.add("runtime", part | {"category": map_strings(self.strings, part["kind"], _api)})
+        api = map_strings(self.strings, part["kind"], lambda kind: kind.partition("_")[0].lower())
+        self.add("runtime", part | {"category": api})
 
     def add_markers(self, part: dict[str, Array]) -> None:
         """Add calls of rocTX: ``name`` is the function, ``text`` its argument."""
@@ -133,7 +134,3 @@ def _memcpy_name(operation: str) -> str:
         return operation
     source, target = found[1].title(), found[2].title()
     return f"Memcpy {source[0]}to{target[0]} ({source} -> {target})"
-
-
-def _api(kind: str) -> str:
-    return kind.partition("_")[0].lower()

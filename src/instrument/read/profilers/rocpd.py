@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from ...base.errors import TraceError
 from ..tables.lanes import map_unique
 from ..tables.links import assemble
-from ..tables.table import Array, Strings, natural
+from ..tables.table import Array, natural
 from ..tables.trace import Device, ReadLosses, Trace
 from .database import DATABASE_ERRORS, is_database, open_database, query_small, row_limit, text_limit
 from .rocm import PROCESS_BIT, RocmColumns, process_unique_ids
@@ -62,18 +62,6 @@ def read_rocpd(path: Path) -> Trace:
         raise TraceError(path, "it is not an SQLite database")
     with open_database(path, log=False) as connection:
         return _Reader(path, connection, ReadLosses()).read()
-
-
-class _Codes(dict[bytes | None, int]):
-    """The numbers of strings by their bytes in the file, so that each is decoded once."""
-
-    def __init__(self, strings: Strings) -> None:
-        super().__init__()
-        self._words = strings
-
-    def __missing__(self, text: bytes | None) -> int:
-        code = self[text] = self._words[(text or b"").decode("utf-8", "replace")]
-        return code
 
 
 class _Reader:
@@ -184,10 +172,14 @@ class _Reader:
     def _rows(self, view: str, query: str, texts: int) -> Iterator[tuple[Any, ...]]:
         """Yield the rows up to any damage, with numbers of strings in place of text."""
         if view in self._views:
-            strings = _Codes(self._collected.strings)
+
+            @cache  # decodes each text once
+            def number(text: bytes | None) -> int:
+                return self._collected.strings[(text or b"").decode("utf-8", "replace")]
+
             try:
                 for row in self._connection.execute(query):
-                    yield (*[strings[text] for text in row[:texts]], *row[texts:])
+                    yield (*map(number, row[:texts]), *row[texts:])
             except DATABASE_ERRORS as error:
                 self._lost.add(f"{view}: {error}")
 
