@@ -207,13 +207,13 @@ class EventIndex:
         with self._path.open("rb") as file:
             blocks = read_blocks(self._path, file, ReadLosses())
             for part in self._chunks[first:]:
-                block = b" "
-                while block:
+                for block in chain([b""], blocks):
+                    held += block
                     gone = min(part.offset - place, len(held))
                     del held[:gone]
                     place += gone
-                    block = b"" if len(held) >= part.length and place == part.offset else next(blocks, b"")
-                    held += block
+                    if place == part.offset and len(held) >= part.length:
+                        break
                 yield part.first, _events(bytes(held[: part.length]), part)
 
     def __call__(self, event: int) -> dict[str, Any]:

@@ -218,8 +218,7 @@ def _ids(places: Iterable[Any]) -> Array:
 
 def _marks(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
-    ids = {"correlation": _correlation(args, events), "external": _external(args)}
-    return _place(category, args, events) | ids | _category(strings, category, events)
+    return _place(category, args, events) | _calls(strings, category, events)
 
 
 def _gpu(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -146,14 +146,10 @@ class Timeline:
         return self._at(_highest(self.used_bytes, stretches))
 
     def _at(self, rows: Array) -> Timeline:
-        return replace(
-            self,
-            event=self.event[rows],
-            number=self.number[rows],
-            time_ns=self.time_ns[rows],
-            bytes=self.bytes[:, rows],
-            reserved_bytes=self.reserved_bytes[rows],
-        )
+        columns = {
+            each.name: getattr(self, each.name)[..., rows] for each in fields(self) if each.name != "device"
+        }
+        return replace(self, **columns)
 
 
 def _highest(values: Array, stretches: int) -> Array:
