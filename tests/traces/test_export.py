@@ -13,7 +13,7 @@ import pytest
 from instrument.read.kineto.kineto import read_kineto
 from instrument.read.tables.links import assemble
 from instrument.read.tables.table import COLUMNS, TEXT, Strings
-from instrument.read.tables.trace import Device, ReadLosses, Thread, Trace, to_arrow, to_pandas, to_parquet
+from instrument.read.tables.trace import Device, ReadLosses, Thread, Trace, to_arrow
 from tests.support.shared_traces import shared
 
 arrow = pytest.importorskip("pyarrow")
@@ -52,7 +52,7 @@ def test_every_column_is_exported(name: str | None, tmp_path: Path) -> None:
     trace = read_kineto(shared(name) if name else DATA)
     tables = to_arrow(trace)
     assert_round_trip(trace, tables)
-    files = to_parquet(trace, tmp_path / "out")
+    files = trace.to_parquet(tmp_path / "out")
     assert files == [tmp_path / "out" / f"{kind}.parquet" for kind in COLUMNS]
     assert sorted((tmp_path / "out").iterdir()) == sorted(files)
     back = {file.stem: parquet.read_table(file) for file in files}
@@ -67,7 +67,7 @@ def test_metadata_of_files(trace: Trace, tmp_path: Path) -> None:
     trace.rank, trace.world_size, trace.epoch_ns = 3, 8, 17
     trace.devices = [Device(0, "NVIDIA H100", 132)]
     trace.metadata = {"schemaVersion": 1, "huge": 2**70}
-    for file in to_parquet(trace, tmp_path):
+    for file in trace.to_parquet(tmp_path):
         about = json.loads(parquet.read_schema(file).metadata[b"instrument"])
         assert (about["path"], about["format"]) == (str(DATA), "kineto")
         assert (about["rank"], about["world_size"], about["epoch_ns"]) == (3, 8, 17)
@@ -79,7 +79,7 @@ def test_metadata_of_files(trace: Trace, tmp_path: Path) -> None:
 
 def test_data_frames(trace: Trace) -> None:
     """Text is categorical, times are integers, and links refer to the index."""
-    frames = to_pandas(trace)
+    frames = trace.to_pandas()
     gpu, regions = frames["gpu"], frames["regions"]
     assert str(gpu["name"].dtype) == "category"
     assert str(gpu["start_ns"].dtype) == "int64"
@@ -88,7 +88,7 @@ def test_data_frames(trace: Trace) -> None:
     expected = [trace.regions.text("name")[row] if row >= 0 else None for row in trace.gpu.region.tolist()]
     assert [name if isinstance(name, str) else None for name in joined["name_of_region"]] == expected
     assert any(expected)
-    kernels = to_pandas(trace.kernels)
+    kernels = trace.kernels.to_pandas()
     assert kernels["name"].tolist() == trace.kernels.text("name")
     assert "row" not in kernels
 
@@ -97,7 +97,7 @@ def test_query_over_files(trace: Trace, tmp_path: Path) -> None:
     """DuckDB joins GPU work to its region, over the ranks of a job."""
     duckdb = pytest.importorskip("duckdb")
     for rank in (0, 1):
-        to_parquet(trace, tmp_path / f"rank={rank}")
+        trace.to_parquet(tmp_path / f"rank={rank}")
     rows = duckdb.sql(
         f"""
         SELECT gpu.rank, regions.name, sum(gpu.duration_ns)
@@ -134,7 +134,7 @@ def test_unusual_names(tmp_path: Path) -> None:
         metadata={},
         lost=ReadLosses(),
     )
-    operators = parquet.read_table(to_parquet(trace, tmp_path)[0])
+    operators = parquet.read_table(trace.to_parquet(tmp_path)[0])
     assert operators["name"].to_pylist() == ["a\\ud83d", "löss 🙂", ""]
     assert operators["process"].to_pylist() == ["1", "Spans", None]
     assert operators["thread_id"].to_pylist() == ["stream 7", "2", None]
@@ -142,7 +142,7 @@ def test_unusual_names(tmp_path: Path) -> None:
 
 def test_full_disk(trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that becomes full leaves the previous files, and nothing else."""
-    to_parquet(trace, tmp_path)
+    trace.to_parquet(tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     whole, count = parquet.write_table, iter(range(99))
 
@@ -154,7 +154,7 @@ def test_full_disk(trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(parquet, "write_table", full)
     trace.rank = 5
     with pytest.raises(OSError, match="no space left"):
-        to_parquet(trace, tmp_path)
+        trace.to_parquet(tmp_path)
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
@@ -163,7 +163,7 @@ def test_folder_that_is_a_file(trace: Trace, tmp_path: Path) -> None:
     file = tmp_path / "trace.parquet"
     file.write_text("mine")
     with pytest.raises(NotADirectoryError, match=r'"folder" must be a folder: .*trace.parquet'):
-        to_parquet(trace, file)
+        trace.to_parquet(file)
     assert file.read_text() == "mine"
 
 
@@ -177,11 +177,10 @@ import sys
 from pathlib import Path
 sys.modules[{missing!r}] = None
 from instrument.read.kineto import kineto
-from instrument.read.tables import trace as export
 trace = kineto.read_kineto(Path({str(DATA)!r}))
 assert "pyarrow" not in sys.modules or sys.modules["pyarrow"] is None
 try:
-    export.{call}(trace, *[{str(tmp_path / "out")!r}] * {call == "to_parquet"})
+    trace.{call}(*[{str(tmp_path / "out")!r}] * {call == "to_parquet"})
 except ImportError as error:
     print(error)
 """

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...read.jobs.align import CollectiveSequence, collective_kernels, collective_sequences, places
 from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps, total_ns
+from ...read.tables.notes import process_groups
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
 from .groups import sum_by_group
@@ -90,11 +91,9 @@ def collective_table(
 
 def group_sizes(trace: Trace) -> dict[str, int]:
     """Return the number of ranks of each process group, as the trace says; groups that disagree are left out."""
-    info = trace.metadata.get("distributedInfo")
-    groups = info.get("pg_config") if isinstance(info, Mapping) else None
     found: dict[str, set[int]] = {}
-    for group in groups if isinstance(groups, list) else ():
-        if isinstance(group, Mapping) and isinstance(size := group.get("pg_size"), int) and size > 0:
+    for group in process_groups(trace.metadata):
+        if isinstance(size := group.get("pg_size"), int) and size > 0:
             found.setdefault(str(group.get("pg_name")), set()).add(size)
     return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1}
 

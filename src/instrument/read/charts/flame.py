@@ -16,8 +16,8 @@ from ..tables.lanes import latest
 from ..tables.nest import NestedRanges, ancestor_levels, inside_rows, outermost_rows
 from ..tables.steps import main_thread, span
 from ..tables.table import Array, Table
-from ..tables.trace_data import MODULE as MODULE_NAME
-from ..tables.trace_data import MODULE_PREFIX, TraceData
+from ..tables.trace import MODULE as MODULE_NAME
+from ..tables.trace import MODULE_PREFIX, Trace
 from ..tables.work_classes import CLASSES, work_classes, work_names
 from .tree import Tree, packed_tree, tree_of
 
@@ -54,7 +54,7 @@ class Ranges(NamedTuple):
         return index[rows]
 
 
-def ranges_of(trace: TraceData, times: Intervals) -> Ranges:
+def ranges_of(trace: Trace, times: Intervals) -> Ranges:
     """Return the ranges that run between the first and the last of these times."""
     begin, end = (times[0][0], times[1][-1]) if len(times[0]) else (0, 0)
     tables = (trace.regions, trace.frames, trace.operators)
@@ -85,7 +85,7 @@ def _nest_in_tasks(ranges: Ranges, regions: Table) -> None:
     parents[mine] = np.where(ranges.thread[around] == ranges.thread[mine], around, -1)
 
 
-def times_of_steps(trace: TraceData) -> Intervals:
+def times_of_steps(trace: Trace) -> Intervals:
     """Return when steps run on the CPU; without steps, the time from the first event to the last."""
     if trace.steps:
         return merge_overlaps(trace.steps.start_ns, trace.steps.end_ns)
@@ -138,7 +138,7 @@ class BackwardRanges:
         in_node: a mask of the nodes that autograd runs, and of the ranges inside them.
     """
 
-    def __init__(self, trace: TraceData, ranges: Ranges) -> None:
+    def __init__(self, trace: Trace, ranges: Ranges) -> None:
         self._trace, self._ranges, self._above = trace, ranges, ranges.nest.parents
         self.autograd = np.array([*(thread.autograd for thread in trace.threads), False])
         operators = ranges.kind == OPERATOR
@@ -224,7 +224,7 @@ _VIEWS = {
 """The trees of the graph: the title of each, and what its numbers are."""
 
 
-def flame_of(trace: TraceData, gpu: Table, communication: Array, steps: int, each: str) -> dict[str, Any] | None:
+def flame_of(trace: Trace, gpu: Table, communication: Array, steps: int, each: str) -> dict[str, Any] | None:
     """Return the section of a page: the graphs by CPU time and by GPU time; None for a trace without ranges.
 
     Values are sums over the steps: for each node a time and a number of calls outside backward passes, and inside.
@@ -275,7 +275,7 @@ class _Rows:
     The key of a row is its kind times ``base``, and its name.
     """
 
-    def __init__(self, trace: TraceData, gpu: Table, communication: Array, ranges: Ranges) -> None:
+    def __init__(self, trace: Trace, gpu: Table, communication: Array, ranges: Ranges) -> None:
         self._trace, self._gpu, self._communication, self._ranges = trace, gpu, communication, ranges
         self.main_thread = main_thread(trace)
         backward = BackwardRanges(trace, ranges)

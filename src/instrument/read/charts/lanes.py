@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from ..tables.table import Array
 
 _CELLS = 2000  # of the coarsest level: about one for each pixel of a screen
 _CELL = 4  # resolutions: the slices of a merged one begin within this time

@@ -15,7 +15,7 @@ from ...base.units import counted, duration
 from ..tables.intervals import merge_overlaps
 from ..tables.lanes import group_rows
 from ..tables.table import Array, Table
-from ..tables.trace_data import MODULE, MODULE_PREFIX, TraceData
+from ..tables.trace import MODULE, MODULE_PREFIX, Trace
 from ..tables.work_classes import gpu_numbers, work_classes, work_names
 from .lanes import Slices, Zoom, packed, stacked, zoom_levels
 
@@ -73,14 +73,14 @@ class TimelineSource(NamedTuple):
 
     Attributes:
         trace: the trace.
-        gpu: the GPU work to show: rows of `TraceData.gpu`.
+        gpu: the GPU work to show: rows of `Trace.gpu`.
         communication: a mask of the rows of ``gpu`` that communicate.
         window: the time to show, in ns on the clock of the trace.
         origin_ns: the time that the page counts from.
         causes: the names of idle time, which follow the strings of the trace, each with a sentence on it.
     """
 
-    trace: TraceData
+    trace: Trace
     gpu: Table
     communication: Array
     window: tuple[int, int]
@@ -196,7 +196,7 @@ def _inside(events: Table, window: tuple[int, int]) -> Array:
     return np.flatnonzero((duration > 0) & (start < window[1]) & (start + duration > window[0]))
 
 
-def _thread_titles(trace: TraceData, used: Collection[int]) -> dict[int, str]:
+def _thread_titles(trace: Trace, used: Collection[int]) -> dict[int, str]:
     """Return the title of each thread, with its process if there are several."""
     several = len({trace.threads[number].process for number in used if number >= 0}) > 1
     titles = {-1: "Unknown thread"}
@@ -338,7 +338,7 @@ def _groups(lanes: list[Lane]) -> list[dict[str, Any]]:
     ]
 
 
-def rows_of_steps(trace: TraceData) -> Array:
+def rows_of_steps(trace: Trace) -> Array:
     """Return the rows of the steps of the thread that ran most of them."""
     thread = trace.steps.thread
     threads, counts = np.unique(thread, return_counts=True)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from ..tables.table import Array
 
 JOINED = -1
 """The key of a node that stands for several small ones."""

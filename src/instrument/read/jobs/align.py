@@ -12,6 +12,7 @@ import numpy as np
 
 from ...base.trace_marks import MACHINE
 from ..tables.lanes import group_rows
+from ..tables.notes import process_groups
 from ..tables.table import KERNEL, Array
 from ..tables.trace import Trace
 
@@ -149,7 +150,8 @@ def collective_sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], Col
     used, inverse = np.unique(name, return_inverse=True)
     name = np.array([name_hash(trace.strings[code]) for code in used], np.int64)[inverse]
     step = np.where(rows.step >= 0, trace.steps.number[rows.step], -1) if trace.steps else rows.step
-    members = _members(trace)
+    # The ranks of each process group: several groups may have the same name.
+    members = {str(group.get("pg_name")): str(group.get("ranks")) for group in process_groups(trace.metadata)}
     # Each process group has its own stream; groups without names are matched in order of their streams.
     streams = np.unique(rows.stream, return_inverse=True)[1]
     result = {}
@@ -168,14 +170,6 @@ def collective_sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], Col
 def name_hash(name: str) -> int:
     """Return the number that stands for a name in `CollectiveSequence`, the same on all ranks."""
     return zlib.crc32(name.encode(errors="replace"))
-
-
-def _members(trace: Trace) -> dict[str, str]:
-    """Return the ranks of each process group, because several groups may have the same name."""
-    info = trace.metadata.get("distributedInfo")
-    groups = info.get("pg_config") if isinstance(info, Mapping) else None
-    known = [group for group in groups if isinstance(group, Mapping)] if isinstance(groups, list) else []
-    return {str(group.get("pg_name")): str(group.get("ranks")) for group in known}
 
 
 def _compare(

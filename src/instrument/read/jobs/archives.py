@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO
 
 from ...base.errors import TraceError
-from ..kineto.text import BLOCK, limit_ratio, read_blocks
-from ..tables.trace_data import ReadLosses
+from ..kineto.text import BLOCK, GZIP, limit_ratio, read_blocks
+from ..tables.trace import ReadLosses
 from .trace_files import SUFFIXES
 
-_XZ, _BZIP2, _ZIP, _GZIP = b"\xfd7zXZ\0", b"BZh", b"PK\x03\x04", b"\x1f\x8b"
+_XZ, _BZIP2, _ZIP = b"\xfd7zXZ\0", b"BZh", b"PK\x03\x04"
 _XZ_MEMORY = 1 << 28  # bytes that decompressing may take
 _MOST_MEMBERS = 10_000
 _ERRORS = (
@@ -42,8 +42,9 @@ def unpack(path: Path, head: bytes) -> tuple[str, Iterator[bytes]] | None:
         return path.stem, _checked(path, _decompressed(path, xz=head.startswith(_XZ)))
     if not (tar or head.startswith(_ZIP)):
         return None
-    if _starts_with_gzip(path):
-        return path.stem, _text_of(path)
+    with path.open("rb") as file:
+        if file.read(len(GZIP)) == GZIP:
+            return path.stem, _text_of(path)
     try:
         names = _names_in_tar(path) if tar else _names_in_zip(path)
     except _ERRORS as error:
@@ -121,11 +122,6 @@ def _checked(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
 def _text_of(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         yield from read_blocks(path, file, ReadLosses())
-
-
-def _starts_with_gzip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == _GZIP
 
 
 def _blocks(file: IO[bytes]) -> Iterator[bytes]:

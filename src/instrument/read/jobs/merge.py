@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from ...base.run_folder import last_window
 from ...base.trace_marks import MERGE
 from ..kineto.chunks import EventIndex
 from ..kineto.insert_events import check_out, open_copy
-from ..tables.notes import lanes_of, note_losses, note_of
+from ..tables.notes import add_losses, lanes_of, note_losses, note_of
 from ..tables.table import Interner
 from ..tables.trace import ReadLosses, Trace
 from .align import Clock, align
@@ -380,8 +380,6 @@ class _Merging:
     files: Mapping[int, RankFile]
     clocks: Mapping[int, Clock]
     events: int = 0
-    _notes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _lanes: list[list[Any]] = field(default_factory=list)
 
     def texts(self) -> Iterator[bytes]:
         """Yield the JSON, rank by rank; each file is read again."""
@@ -391,6 +389,8 @@ class _Merging:
             about["baseTimeNanoseconds"] = lowest.epoch_ns
         yield msgspec.json.encode(about)[:-1] + b',"traceEvents":['
         process, separator = _FIRST_PROCESS, b"\n"
+        notes: dict[str, dict[str, Any]] = {}
+        lanes: list[list[Any]] = []
         for rank, file in self.files.items():
             events = RankEvents(
                 rank,
@@ -404,29 +404,18 @@ class _Merging:
                 separator = b",\n"
             process += len(events.processes)
             self.events += events.events
-            self._lanes += events.lanes()
-            self._notes[str(rank)] = self._note(rank, events)
-        yield b"\n]," + msgspec.json.encode({MERGE: self._whole_note()})[1:] + b"\n"
-
-    def _note(self, rank: int, events: RankEvents) -> dict[str, Any]:
-        """Return what the metadata says of a rank."""
-        file = self.files[rank]
-        return {
-            "file": file.path.name,
-            "clock": asdict(self.clocks[rank]),
-            "processes": {str(new): before for new, before in events.process_ids().items()},
-            "metadata": file.metadata,
-        }
-
-    def _whole_note(self) -> dict[str, Any]:
+            lanes += events.lanes()
+            notes[str(rank)] = {
+                "file": file.path.name,
+                "clock": asdict(self.clocks[rank]),
+                "processes": {str(new): before for new, before in events.process_ids().items()},
+                "metadata": file.metadata,
+            }
         lost = ReadLosses()
         for file in self.files.values():
-            lost.events += file.lost.events
-            lost.bytes += file.lost.bytes
-            lost.repaired += file.lost.repaired
-            for reason, count in file.lost.reasons.items():
-                lost.reasons[reason] = lost.reasons.get(reason, 0) + count
-        return {"ranks": self._notes, "lanes": self._lanes} | ({"lost": note_losses(lost)} if lost else {})
+            add_losses({"lost": note_losses(file.lost)}, lost)
+        note = {"ranks": notes, "lanes": lanes} | ({"lost": note_losses(lost)} if lost else {})
+        yield b"\n]," + msgspec.json.encode({MERGE: note})[1:] + b"\n"
 
 
 def _in_blocks(texts: Iterable[bytes]) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ import numpy as np
 from ...base.trace_marks import MACHINE, MERGE
 from ..measures.region_steps import with_steps
 from ..tables.intervals import clip, merge_overlaps, total_ns
+from ..tables.lanes import map_unique
 from ..tables.table import COLUMNS, KERNEL, TEXT, Array, Strings, Table, table
 from ..tables.trace import Trace
 from ..tables.work_classes import Collectives, communication_mask
@@ -52,13 +53,17 @@ def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
     computes = ~communication_mask(counted, collectives) & (counted.category == KERNEL)
     compute = clip(merge_overlaps(counted.start_ns[computes], counted.end_ns[computes]), start, end)
     strings = Strings()
-    kept = {"steps": steps, "gpu": gpu.where(collective_kernels(trace))}
-    tables = {name: _copied(kept[name], strings) if name in kept else None for name in COLUMNS}
-    texts = list(strings)
+    kept = {
+        "gpu": _copied(gpu.where(collective_kernels(trace)), strings),
+        "steps": _copied(steps, strings),
+    }
+    texts, nothing = list(strings), {"start_ns": np.empty(0, np.int64)}
+    # what says which rank, or which ranks, the trace is of, and where they ran
+    about = {key: trace.metadata[key] for key in ("distributedInfo", MACHINE, MERGE) if trace.metadata.get(key)}
     return RankContent(
         **{field.name: getattr(trace, field.name) for field in fields(Trace)}
-        | {name: _empty(name, texts) if rows is None else Table(rows, texts) for name, rows in tables.items()}
-        | {"strings": texts, "look_up": None, "metadata": _about_ranks(trace)},
+        | {name: table(name, kept.get(name, nothing), texts) for name in COLUMNS}
+        | {"strings": texts, "look_up": None, "metadata": about},
         window_ns=end - start,
         compute_ns=total_ns(compute),
     )
@@ -66,20 +71,7 @@ def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
 
 def _copied(rows: Table, strings: Strings) -> dict[str, Array]:
     """Return the columns with strings renumbered, so that the strings of other rows can go."""
-    columns = {}
-    for name in rows:
-        column = rows[name]
-        if name in TEXT:
-            codes, of = np.unique(column, return_inverse=True)
-            column = np.array([strings[rows.strings[code]] for code in codes.tolist()], column.dtype)[of]
-        columns[name] = column.copy()
-    return columns
-
-
-def _empty(kind: str, texts: list[str]) -> Table:
-    return table(kind, {"start_ns": np.empty(0, np.int64)}, texts)
-
-
-def _about_ranks(trace: Trace) -> dict[str, object]:
-    """Return the metadata that says which rank, or which ranks, the trace is of, and where they ran."""
-    return {key: trace.metadata[key] for key in ("distributedInfo", MACHINE, MERGE) if trace.metadata.get(key)}
+    return {
+        name: map_unique(column, lambda code: strings[rows.strings[code]]) if name in TEXT else column.copy()
+        for name, column in rows.items()
+    }

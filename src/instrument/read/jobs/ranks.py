@@ -171,7 +171,8 @@ def set_of(
     for trace in traces:
         if trace.path in merged:
             continue
-        rank = trace.rank if _plausible(trace.rank) else rank_from_name(trace.path)
+        known = trace.rank is not None and 0 <= trace.rank < MAX_RANKS
+        rank = trace.rank if known else rank_from_name(trace.path)
         if rank is None:
             nameless.append(trace)
         else:
@@ -186,10 +187,6 @@ def set_of(
 
 def _short(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks)) if len(ranks) < 20 else f"{ranks[0]} to {ranks[-1]}"
-
-
-def _plausible(rank: int | None) -> bool:
-    return rank is not None and 0 <= rank < MAX_RANKS
 
 
 def _read_all(

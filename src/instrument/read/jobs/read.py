@@ -8,18 +8,16 @@ import stat
 import sys
 import tempfile
 import weakref
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...base.errors import TraceError
 from ...base.imports import import_without_drawing
 from ...base.printable import printable
 from ..kineto.kineto import read_kineto_ranks
-from ..kineto.text import BLOCK
+from ..kineto.text import BLOCK, read_head
 from ..measures.region_steps import steps_from_regions
 from ..profilers.ascend import is_ascend, read_ascend
 from ..profilers.database import is_database, open_database
@@ -27,9 +25,7 @@ from ..tables.table import TooLargeError
 from ..tables.trace import Trace
 from .archives import unpack
 from .formats import foreign_format
-
-if TYPE_CHECKING:
-    from .ranks import TraceSet
+from .ranks import TraceSet, read_ranks
 
 _DATABASES = (".sqlite", ".db")
 _REPORTS = (".nsys-rep", ".qdrep")
@@ -123,8 +119,6 @@ def _is_file(path: str | os.PathLike[str]) -> bool:
 def _read_ranks(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], executor: Executor | None
 ) -> TraceSet:
-    from .ranks import read_ranks
-
     if isinstance(paths, (str, os.PathLike)) and str(paths):
         check_ranks_path(paths)
     return read_ranks(paths, read_file, executor)
@@ -169,7 +163,7 @@ def _read_file(path: Path, layers: int) -> Trace | TraceSet:
     if not stat.S_ISREG(path.stat().st_mode):
         with path.open("rb") as source:
             return _read_copy(path, iter(lambda: source.read(BLOCK), b""), "", layers)
-    head = _head(path)
+    head = read_head(path, _HEAD_BYTES)
     if is_database(path):
         return _read_database(path)
     if layers and (inside := unpack(path, head)):
@@ -194,18 +188,7 @@ def _read_file(path: Path, layers: int) -> Trace | TraceSet:
         found = read_kineto_ranks(path, advance)
     if len(found) == 1:
         return found[0]
-    from .ranks import TraceSet
-
     return TraceSet({trace.rank or 0: trace for trace in found})
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if head.startswith(b"\x1f\x8b"):
-        with suppress(zlib.error):
-            return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
-    return head
 
 
 def _read_database(path: Path) -> Trace:
@@ -242,22 +225,9 @@ def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> T
     traces = [found] if isinstance(found, Trace) else list(found.values())
     for trace in traces:
         trace.path = path
-    _remove_after([trace.look_up for trace in traces if trace.look_up is not None], spool)
+    # Copies of the traces share what looks up their arguments, and so do the ranks in one file.
+    weakref.finalize(traces[0].look_up, spool.unlink, missing_ok=True)
     return found
-
-
-def _remove_after(users: Sequence[object], file: Path) -> None:
-    """Remove ``file`` when the last of its users is gone: copies of a trace share what looks up its arguments."""
-    left = iter(range(len(users) - 1, -1, -1))
-
-    def remove() -> None:
-        if next(left) == 0:
-            file.unlink(missing_ok=True)
-
-    for user in users:
-        weakref.finalize(user, remove)
-    if not users:
-        file.unlink(missing_ok=True)
 
 
 _MIN_BYTES = 100_000_000  # bytes; smaller files take about a second

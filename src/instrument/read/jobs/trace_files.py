@@ -6,7 +6,6 @@ import fnmatch
 import glob
 import os
 import re
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import NamedTuple
 from ...base.errors import TraceError
 from ...base.run_folder import BLACK_BOX, DIAGNOSIS, without_files
 from ...base.units import counted, natural_key
+from ..kineto.text import GZIP, read_head
 
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
 """The suffixes of trace files in a folder."""
@@ -77,14 +77,12 @@ def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
     Raises:
         TraceError: no file is found, or too many.
     """
-    if not isinstance(paths, (str, os.PathLike)):
-        files = [Path(path) for path in paths]
-        if not files:
-            raise TraceError(Path(), '"paths" must be a folder, a pattern or files: it is empty')
-        return _of_ranks(files)
-    if not str(paths):
+    several = None if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
+    if not (str(paths) if several is None else several):
         raise TraceError(Path(), '"paths" must be a folder, a pattern or files: it is empty')
-    path = Path(paths)
+    if several is not None:
+        return _of_ranks(several)
+    path = Path(str(paths))
     if path.is_dir():
         files, others = _in_folder(path)
     else:
@@ -95,8 +93,7 @@ def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
         raise TraceError(
             path,
             f"it holds {len(files):,} files that may be traces, and up to {MAX_FILES:,} are read together: "
-            "choose "
-            'some with a pattern such as "rank1*.json"',
+            'choose some with a pattern such as "rank1*.json"',
         )
     return _of_ranks(files, others)
 
@@ -128,10 +125,8 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
         return chosen, []
     others = sum(map(len, by_folder.values()))
     if others:
-        count = "1 file" if others == 1 else f"{others:,} files"
-        raise TraceError(
-            folder, f'it holds {count} named like traces, *.json, but none contains "traceEvents" or "rocprofiler"'
-        )
+        named = f"it holds {counted(others, 'file')} named like traces, *.json"
+        raise TraceError(folder, f'{named}, but none contains "traceEvents" or "rocprofiler"')
     if windows := without_files(folder, "skipped", "failed", "not reached"):
         raise TraceError(folder, f"the run has no trace; {windows[-1]}")
     raise TraceError(folder, f"the folder holds no file that ends in {', '.join(SUFFIXES)}{but_pickles(folder)}")
@@ -223,11 +218,8 @@ def is_merged(path: Path) -> bool:
     if ".json" not in path.suffixes:
         return False
     head = b""
-    with suppress(OSError), path.open("rb") as file:  # its reader says what is wrong
-        head = file.read(_HEAD_BYTES)
-    if head.startswith(b"\x1f\x8b"):
-        with suppress(zlib.error):
-            head = zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
+    with suppress(OSError):  # its reader says what is wrong
+        head = read_head(path, _HEAD_BYTES)
     return f'"{MERGED_MARK}":'.encode() in head or _LABELLED.search(head) is not None
 
 
@@ -239,7 +231,7 @@ def _could_be_trace(path: Path) -> bool:
     if ".json" not in path.suffixes or not 0 < path.stat().st_size < _MAX_PROBED_BYTES:
         return True
     text = path.read_bytes()
-    if text.startswith(b"\x1f\x8b") or (text.strip() in _NOTHING and rank_from_name(path) is not None):
+    if text.startswith(GZIP) or (text.strip() in _NOTHING and rank_from_name(path) is not None):
         return True
     return any(word in text for word in (b"traceEvents", b'"ph"', b"rocprofiler"))
 

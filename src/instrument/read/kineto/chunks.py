@@ -194,8 +194,11 @@ class EventIndex:
             self._chunks.append(_Chunk(self.events, offset, length, damaged, whole))
             self.events += events
 
-    def texts(self) -> Iterator[tuple[int, list[bytes]]]:
+    def texts(self, first: int = 0) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the number of the first event of each chunk and the texts of its events, repaired where possible.
+
+        Args:
+            first: the number of the first chunk.
 
         Raises:
             OSError: the file cannot be read.
@@ -203,11 +206,14 @@ class EventIndex:
         held, place = bytearray(), 0  # the text from ``place`` on
         with self._path.open("rb") as file:
             blocks = read_blocks(self._path, file, ReadLosses())
-            for part in self._chunks:
-                while place + len(held) < part.offset + part.length and (block := next(blocks, b"")):
+            for part in self._chunks[first:]:
+                for block in chain([b""], blocks):
                     held += block
-                del held[: part.offset - place]
-                place = part.offset
+                    gone = min(part.offset - place, len(held))
+                    del held[:gone]
+                    place += gone
+                    if place == part.offset and len(held) >= part.length:
+                        break
                 yield part.first, _events(bytes(held[: part.length]), part)
 
     def __call__(self, event: int) -> dict[str, Any]:
@@ -222,7 +228,7 @@ class EventIndex:
         number = bisect.bisect_right(self._chunks, event, key=lambda part: part.first) - 1
         part = self._chunks[number]
         if self._last[0] != number:
-            self._last = number, _events(_text(self._path, part.offset, part.length), part)
+            self._last = number, next(self.texts(number))[1]
         text = self._last[1][event - part.first].decode("utf-8", "replace")
         try:
             args = json.loads(text).get("args")
@@ -238,15 +244,3 @@ def _events(text: bytes, part: _Chunk) -> list[bytes]:
     if part.damaged:
         return recover_events(text, ReadLosses(), last=part.whole)[0]
     return [bytes(event) for event in _split(b"[" + text + b"]")]
-
-
-def _text(path: Path, offset: int, length: int) -> bytes:
-    """Read a part of the text of a file; a gzip file is unpacked up to there."""
-    parts, place = [], 0
-    with path.open("rb") as file:
-        for block in read_blocks(path, file, ReadLosses()):
-            parts.append(block[max(offset - place, 0) : max(offset + length - place, 0)])
-            place += len(block)
-            if place >= offset + length:
-                break
-    return b"".join(parts)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct, field
 
-from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings
+from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings, natural
 
 _MAX_RATIO = 1e9  # blocks per multiprocessor, or percent; larger values are errors
 _GPU = {"gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
@@ -184,26 +184,15 @@ def _regions(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]
     return {"external": _external(_read(_Ids, [event.args for event in events]))}
 
 
-def _no_columns(_: Strings, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
-    return {}
-
-
 def _categories(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     """Return the categories and, for JAX's events, which have none, the number of the step and the correlation."""
     found = (strings[(event.cat or "").lower()] for event in events)
     args = _read(_JaxArgs, [event.args for event in events])
     return {
         "category": np.fromiter(found, np.int32, len(events)),
-        "number": _natural(item.step for item in args),
-        "correlation": _natural(item.correlation for item in args),
+        "number": np.array([natural(item.step) for item in args], np.int64),
+        "correlation": np.array([natural(item.correlation) for item in args], np.int64),
     }
-
-
-def _natural(values: Iterable[int | str]) -> Array:
-    """Return natural numbers that may be written as text; -1 for other values."""
-    return np.array(
-        [int(each) if str(each).isdecimal() and len(str(each)) < 19 else -1 for each in values], np.int64
-    )
 
 
 def _category(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
@@ -227,18 +216,9 @@ def _ids(places: Iterable[Any]) -> Array:
     return np.array([place if isinstance(place, int) and abs(place) < 2**31 else -1 for place in places], np.int64)
 
 
-def _gpu_regions(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _marks(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
-    return _place(category, args, events) | {"external": _external(args)} | _category(strings, category, events)
-
-
-def _syncs(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
-    args = _read(_GpuArgs, [event.args for event in events])
-    return (
-        _place(category, args, events)
-        | {"correlation": _correlation(args, events)}
-        | _category(strings, category, events)
-    )
+    return _place(category, args, events) | _calls(strings, category, events)
 
 
 def _gpu(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
@@ -277,11 +257,11 @@ def _memory(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
 READERS: dict[str, Callable[[Strings, str, Sequence[HasArgs]], dict[str, Array]]] = {
     "operators": _operators,
     "regions": _regions,
-    "frames": _no_columns,
+    "frames": lambda *_: {},
     "runtime": _calls,
     "gpu": _gpu,
-    "gpu_regions": _gpu_regions,
-    "syncs": _syncs,
+    "gpu_regions": _marks,
+    "syncs": _marks,
     "memory": _memory,
     "others": _categories,
 }

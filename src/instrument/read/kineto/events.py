@@ -19,7 +19,7 @@ from msgspec import Raw, Struct
 from ..tables.autograd import OWN_NAME
 from ..tables.lanes import group_rows
 from ..tables.table import Array, Interner, Strings, TooLargeError
-from ..tables.trace_data import ReadLosses
+from ..tables.trace import ReadLosses
 from .event_args import READERS, names, values
 
 _SEARCHED = 64  # open ranges that are searched for the name of an end

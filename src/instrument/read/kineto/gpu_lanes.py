@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from ..tables.nest import ancestor_levels
 from ..tables.table import Array, Table
 from ..tables.trace import Trace
 from .insert_events import FIRST_LANE, check_copy, event_text, insert_events, microseconds, taken_lanes
@@ -68,9 +69,7 @@ def gpu_lanes(trace: Trace) -> list[GpuLane]:
         (trace.steps, alone, gpu.step),
         (trace.regions, trace.regions.parent, gpu.region),
     ):
-        for number, span in _spans(
-            ranges, parents.tolist(), _work_of_ranges(gpu, link, lane.reshape(-1), len(streams))
-        ):
+        for number, span in _spans(ranges, parents, gpu, link, lane.reshape(-1)):
             spans[number].append(span)
     return [
         GpuLane(
@@ -83,50 +82,35 @@ def gpu_lanes(trace: Trace) -> list[GpuLane]:
     ]
 
 
-_RangeWork = tuple[int, int, int, int]  # start, end, operations, sum of durations
-
-
-def _work_of_ranges(gpu: Table, link: Array, lane: Array, lanes: int) -> dict[int, dict[int, _RangeWork]]:
-    """Return the work that each range launched itself, by row and lane."""
-    rows = np.flatnonzero(link >= 0)
-    keys = link[rows].astype(np.int64) * lanes + lane[rows]
-    order = np.argsort(keys, kind="stable")
-    rows, keys = rows[order], keys[order]
-    first = np.flatnonzero(np.diff(keys, prepend=-1))
-    found: dict[int, dict[int, _RangeWork]] = {}
-    if len(first):
-        columns = (
-            np.minimum.reduceat(gpu.start_ns[rows], first),
-            np.maximum.reduceat(gpu.end_ns[rows], first),
-            np.diff(np.append(first, len(rows))),
-            np.add.reduceat(gpu.duration_ns[rows], first),
-        )
-        values = zip(*(column.tolist() for column in columns), strict=True)
-        for key, work in zip(keys[first].tolist(), values, strict=True):
-            found.setdefault(key // lanes, {})[key % lanes] = work
-    return found
-
-
-def _spans(
-    ranges: Table, parents: list[int], work: dict[int, dict[int, _RangeWork]]
-) -> Iterator[tuple[int, LaneSpan]]:
+def _spans(ranges: Table, parents: Array, gpu: Table, link: Array, lane: Array) -> Iterator[tuple[int, LaneSpan]]:
     """Yield the lane and span of each range on each lane, including the work of inner ranges; parents first."""
-    depth = [0] * len(parents)
-    for row, parent in enumerate(parents):  # parents come before their children
-        depth[row] = depth[parent] + 1 if parent >= 0 else 0
-    for row in reversed(range(len(parents))):
-        if parents[row] >= 0 and row in work:
-            around = work.setdefault(parents[row], {})
-            for lane, inside in work[row].items():
-                around[lane] = _add_work(around[lane], inside) if lane in around else inside
-    for row in sorted(work):
+    rows = np.flatnonzero(link >= 0)
+    lanes = int(lane.max(initial=0)) + 1
+    columns = gpu.start_ns[rows], gpu.end_ns[rows], np.ones(len(rows), np.int64), gpu.duration_ns[rows]
+    keys, own = _reduced(link[rows].astype(np.int64) * lanes + lane[rows], columns)
+    depth = np.zeros(len(parents), np.int64)
+    for level, (which, _) in enumerate(ancestor_levels(np.arange(len(parents)), parents)):
+        depth[which] = level
+    levels = [(keys[:0], keys[:0]), *ancestor_levels(keys // lanes, parents)]
+    of, around = (np.concatenate(each) for each in zip(*levels, strict=True))
+    keys, sums = _reduced(around * lanes + keys[of] % lanes, [column[of] for column in own])
+    for key, *work in zip(keys.tolist(), *(column.tolist() for column in sums), strict=True):
+        row = key // lanes
         if depth[row] < _MAX_DEPTH:
-            name = ranges.strings[ranges.name[row]]
-            yield from ((lane, LaneSpan(name, *found)) for lane, found in work[row].items())
+            yield key % lanes, LaneSpan(ranges.strings[ranges.name[row]], *work)
 
 
-def _add_work(one: _RangeWork, other: _RangeWork) -> _RangeWork:
-    return min(one[0], other[0]), max(one[1], other[1]), one[2] + other[2], one[3] + other[3]
+def _reduced(keys: Array, work: Sequence[Array]) -> tuple[Array, list[Array]]:
+    """Return each key once, and the first start, the last end, the count and the time of its work."""
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    if not len(first):
+        return keys, list(work)
+    functions = (np.minimum, np.maximum, np.add, np.add)
+    return keys[first], [
+        function.reduceat(column[order], first) for function, column in zip(functions, work, strict=True)
+    ]
 
 
 def _arrange_in_rows(spans: list[LaneSpan]) -> tuple[list[list[LaneSpan]], int]:

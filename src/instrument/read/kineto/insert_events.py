@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
@@ -32,7 +33,7 @@ def check_copy(trace: Trace, out: Path, category: str) -> None:
         )
     if about_ranks(trace.metadata):
         raise ValueError(f"TRACE must be the trace of one rank, not a merged one: {trace.path}")
-    if (trace.others.category == _word(trace, category)).any():
+    if trace.others.matching("category", re.compile(f"^{category}$")).any():
         raise ValueError(f"{trace.path} already has such lanes")
 
 
@@ -62,10 +63,6 @@ def check_out(source: Path, out: Path) -> None:
         raise ValueError(f"{out} is {'the trace itself' if out.is_file() else 'not a file that can be replaced'}")
     if not out.absolute().parent.is_dir():
         raise ValueError(f"the folder of OUT does not exist: {out.absolute().parent}")
-
-
-def _word(trace: Trace, word: str) -> int:
-    return trace.strings.index(word) if word in trace.strings else -1
 
 
 def event_text(about: Mapping[str, Any], times: str, args: Mapping[str, Any]) -> str:

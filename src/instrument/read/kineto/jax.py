@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..tables.lanes import map_strings
 from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Strings
 
 HOST = "/host:CPU"
@@ -77,7 +78,7 @@ def sort_events(
             columns[table] = {name: column[mask] for name, column in (others | more).items()}
 
     move("steps", step)
-    move("frames", frame, name=_rename(others["name"], strings, lambda name: _FRAME.sub(r"\1(\2): \3", name)))
+    move("frames", frame, name=map_strings(strings, others["name"], lambda name: _FRAME.sub(r"\1(\2): \3", name)))
     move("operators", operator)
     move("runtime", runtime, category=np.full(len(of), strings["xla"]))
     move("regions", program & ~runtime)
@@ -92,10 +93,3 @@ def _number(pattern: re.Pattern[str], text: str) -> int:
     """Return the number in a name, or -1."""
     found = pattern.match(text)
     return int(found[1]) if found and len(found[1]) < 10 else -1
-
-
-def _rename(codes: Array, strings: Strings, name: Callable[[str], str]) -> Array:
-    texts = list(strings)
-    unique, rows = np.unique(codes, return_inverse=True)
-    renamed: Array = np.array([strings[name(texts[code])] for code in unique.tolist()], np.int64)[rows]
-    return renamed

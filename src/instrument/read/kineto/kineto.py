@@ -19,8 +19,17 @@ from ...base.trace_marks import STEP_PREFIX
 from ...base.units import natural_key
 from ..tables.intervals import merge_overlaps, total_ns
 from ..tables.links import assemble
-from ..tables.notes import about_ranks, add_losses, merge_note, metadata_of, note_of, number_gpus, own_threads
-from ..tables.table import Array
+from ..tables.notes import (
+    about_ranks,
+    add_losses,
+    mapping,
+    merge_note,
+    metadata_of,
+    note_of,
+    number_gpus,
+    own_threads,
+)
+from ..tables.table import Array, natural
 from ..tables.trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .chunks import EventChunks, EventIndex
 from .events import Collector
@@ -115,6 +124,7 @@ def _numbers(labels: Iterable[str]) -> dict[str, int]:
     return {label: place for place, label in enumerate(found)}
 
 
+_DEVICE_NUMBERS = ("numSms", "maxThreadsPerMultiprocessor", "totalGlobalMem")
 _PHASES = 10  # phases that are listed by name
 _OF_PROFILER = re.compile(r"^(?:trace|overhead)$")  # categories of what Kineto itself does
 DEVICE = re.compile(r"GPU|NPU|TPU|XPU|HPU|MTIA|Ascend|/device:(?!CPU)")
@@ -166,7 +176,7 @@ def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size:
         lost.left_out[f"events of {len(more):,} more phases"] = sum(count for _, count in more)
     note = note_of(about) or merge_note(about)
     add_losses(note, lost)
-    distributed = _mapping(about.get("distributedInfo"))
+    distributed = mapping(about.get("distributedInfo"))
     columns = collector.columns()
     collector.ends.close(columns, list(collector.strings), lost)
     own = own_threads(note, collector.threads)
@@ -182,7 +192,8 @@ def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size:
         columns, [process for process, _ in collector.threads], collector.processes, about, collector.strings
     )
     if not found:
-        rank, size = (_integer(distributed.get(name)) for name in ("rank", "world_size"))
+        said = (natural(distributed.get(name)) for name in ("rank", "world_size"))
+        rank, size = (None if number < 0 else number for number in said)
         return [_trace(path, collector, columns, threads, devices, about, lost, rank, size, chunks.index)]
     traces = []
     for rank, rows in found.items():
@@ -218,7 +229,7 @@ def _trace(
         lost=lost,
         rank=rank,
         world_size=world_size,
-        epoch_ns=_integer(about.get("baseTimeNanoseconds")) or 0,
+        epoch_ns=max(natural(about.get("baseTimeNanoseconds")), 0),
         look_up=look_up,
     )
     if not (jax and trace.gpu):  # beside the streams of a device, JAX shows lanes that it derives from them
@@ -242,16 +253,6 @@ def _unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, Unr
     return found
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _integer(value: Any) -> int | None:
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
-
-
 def _devices_of_ranks(
     numbers: Mapping[tuple[int, int], int], ranks: Mapping[int, Mapping[str, Any]]
 ) -> list[Device]:
@@ -266,11 +267,9 @@ def _devices_of_ranks(
 def _devices(properties: Any) -> list[Device]:
     return [
         Device(
-            _integer(item.get("id")) or 0,
+            max(natural(item.get("id")), 0),
             str(item.get("name", "")),
-            _integer(item.get("numSms")) or 0,
-            _integer(item.get("maxThreadsPerMultiprocessor")) or 0,
-            _integer(item.get("totalGlobalMem")) or 0,
+            *(max(natural(item.get(name)), 0) for name in _DEVICE_NUMBERS),
         )
-        for item in map(_mapping, properties if isinstance(properties, list) else [])
+        for item in map(mapping, properties if isinstance(properties, list) else [])
     ]

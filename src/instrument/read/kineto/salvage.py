@@ -66,10 +66,10 @@ def recover_events(text: bytes, lost: ReadLosses, *, last: bool) -> tuple[list[b
     events: list[bytes] = []
     place = boundary = 0
     while True:
-        place = _after(_GAP, text, place)
+        place = after(_GAP, text, place)
         if CLOSE.match(text, place):
             return events, text[place + 1 :], b""
-        end, unfinished = _object(text, place, len(text))
+        end, unfinished = _object(text, place)
         event = text[place:end]
         if _is_event(event):
             events.append(event)
@@ -89,23 +89,27 @@ def first_event(text: bytes, start: int = 0, end: int = sys.maxsize) -> int | No
     """Return where the first intact event begins between two places; None if there is no such event."""
     for begin in islice(_START.finditer(text, start, end), _TRIES):
         place = begin.start()
-        if _is_event(text[place : _object(text, place, min(place + _MAX_SEARCHED_BYTES, len(text)))[0]]):
+        if _is_event(text[place : _object(text, place, place + _MAX_SEARCHED_BYTES)[0]]):
             return place
     return None
 
 
-def _after(pattern: re.Pattern[bytes], text: bytes, place: int) -> int:
+def after(pattern: re.Pattern[bytes], text: bytes, place: int) -> int:
+    """Return where what matches at a place ends; the place if nothing does."""
     found = pattern.match(text, place)
     return found.end() if found else place
 
 
-def _object(text: bytes, place: int, limit: int) -> tuple[int, bool]:
-    """Return where the JSON object at a place ends and, if it does not, whether more text might complete it."""
-    size = _WINDOW
-    while text.startswith(b"{", place):
+def value_end(text: bytes, place: int, limit: int = sys.maxsize) -> tuple[int, bool]:
+    """Return where the JSON value at a place ends and, if it does not, whether more text might complete it."""
+    limit, size = min(limit, len(text)), _WINDOW
+    while True:
         part = text[place : min(place + size, limit)].decode("latin-1")  # a character for each byte
         try:
-            return place + _skip(part)[1], False
+            end = _skip(part)[1]
+            if end < len(part) or part.endswith(('"', "]", "}")):
+                return place + end, False
+            unfinished = True  # a number may have more digits
         except RecursionError:
             return place, False
         except json.JSONDecodeError as error:
@@ -113,7 +117,10 @@ def _object(text: bytes, place: int, limit: int) -> tuple[int, bool]:
         if not unfinished or place + size >= limit:
             return place, unfinished
         size *= 16
-    return place, False
+
+
+def _object(text: bytes, place: int, limit: int = sys.maxsize) -> tuple[int, bool]:
+    return value_end(text, place, limit) if text.startswith(b"{", place) else (place, False)
 
 
 def _is_event(text: bytes) -> bool:
@@ -184,14 +191,6 @@ def metadata(text: bytes, lost: ReadLosses) -> dict[str, Any]:
     return content
 
 
-def _plain(text: bytes) -> bytes:
-    return text.translate(_CONTROL)
-
-
-def _utf8(text: bytes) -> bytes:
-    return text.decode("utf-8", "replace").encode()
-
-
 def _no_bare(text: bytes) -> bytes:
     return _BARE.sub(lambda match: match[0] if match[0].startswith(b'"') else b"null", text)
 
@@ -222,17 +221,13 @@ def _coerce_types(text: bytes) -> bytes:
         return text
 
 
-def _without_args(text: bytes) -> bytes:
-    return _ARGS.sub(b"}", text)
-
-
 # Each repair works on the result of the repairs before it.
 _REPAIRS: list[tuple[str, Callable[[bytes], bytes]]] = [
-    ("invalid UTF-8", _utf8),
-    ("control characters", _plain),
+    ("invalid UTF-8", lambda text: text.decode("utf-8", "replace").encode()),
+    ("control characters", lambda text: text.translate(_CONTROL)),
     ("bare words in place of numbers", _no_bare),
     ("quotes or backslashes that are not escaped", _escaped(_TEXT)),
     ("quotes or backslashes that are not escaped", _escaped(_ARG_TEXT)),
     (OTHER_TYPES, _coerce_types),
-    ("args that cannot be read", _without_args),
+    ("args that cannot be read", lambda text: _ARGS.sub(b"}", text)),
 ]

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ...base.errors import TraceError
-from ..tables.trace import ReadLosses
+
+if TYPE_CHECKING:
+    from ..tables.trace import ReadLosses
 
 BLOCK = 1 << 20
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
+"""How gzip files begin."""
 # Real traces shrink up to 40 to 1; gzip allows 1,032 to 1.
 _MAX_COMPRESSION_RATIO = 200
 _BOMB_BYTES = 1 << 28
@@ -32,6 +35,16 @@ def text_limit(path: Path) -> int:
     return _BOMB_BYTES + 40 * path.stat().st_size
 
 
+def read_head(path: Path, size: int) -> bytes:
+    """Return the first bytes of a file; of a gzip file, those of its content, as far as ``size`` bytes hold it."""
+    with path.open("rb") as file:
+        head = file.read(size)
+    if head.startswith(GZIP):
+        with suppress(zlib.error):
+            return zlib.decompressobj(wbits=31).decompress(head, size)
+    return head
+
+
 def read_blocks(
     path: Path, file: BinaryIO, lost: ReadLosses, progress: Callable[[int], None] = lambda size: None
 ) -> Iterator[bytes]:
@@ -46,10 +59,15 @@ def read_blocks(
     Raises:
         TraceError: the file unpacks to more than 256 MiB and 200 times its size, which no trace does.
     """
-    parts = iter(lambda: file.read(BLOCK), b"")
-    first = next(parts, b"")
-    parts = _reporting(chain([first] if first else [], parts), progress)
-    yield from _unpacked(path, parts, lost) if first.startswith(_GZIP) else parts
+
+    def read() -> bytes:
+        part = file.read(BLOCK)
+        progress(len(part))
+        return part
+
+    first = read()
+    parts = chain([first] * bool(first), iter(read, b""))
+    yield from _unpacked(path, parts, lost) if first.startswith(GZIP) else parts
 
 
 def limit_ratio(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -66,12 +84,6 @@ def _check_ratio(path: Path, unpacked: int, packed: int) -> None:
         raise TraceError(
             path, f"it unpacks to more than {_MAX_COMPRESSION_RATIO} times its size, which no trace does"
         )
-
-
-def _reporting(parts: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
-    for part in parts:
-        progress(len(part))
-        yield part
 
 
 def _unpacked(path: Path, parts: Iterator[bytes], lost: ReadLosses) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..tables.lanes import LaneAxis
+from ..tables.lanes import LaneAxis, pairs
 from ..tables.table import Array, Table
 from ..tables.trace import Trace
 
@@ -33,16 +33,16 @@ def projection(trace: Trace) -> Table:
         - ``ops``: the number of kernels, memcpys and memsets;
         - ``launches``: the number of calls that launched them; a CUDA graph is launched by one call.
     """
-    regions = trace.regions
-    start, empty = np.full(len(regions), -1), np.zeros((4, len(regions)), np.int64)
-    result = dict(zip(("duration_ns", "busy_ns", "ops", "launches"), empty, strict=True)) | {"start_ns": start}
-    work, lanes = _work(trace)
+    regions, (work, lanes) = trace.regions, _work(trace)
+    names = ("duration_ns", "busy_ns", "ops", "launches")
+    result = {name: np.zeros(len(regions), np.int64) for name in names} | {"start_ns": np.full(len(regions), -1)}
     rows = np.argsort(regions.thread, kind="stable")
     thread = regions.thread[rows]
     begin, end = (lanes.positions(thread, times[rows]) for times in (regions.start_ns, regions.end_ns))
-    for part, columns in _project(begin, end, work):
+    for region, op in _launched(begin, end, work):
+        owns, columns = _sums(region, op, work)
         for name, column in columns.items():
-            result[name][rows[part]] = column
+            result[name][rows[owns]] = column
     return Table(result, [])
 
 
@@ -91,46 +91,34 @@ def _backward_threads(trace: Trace, rows: Array, threads: Array) -> tuple[Array,
     return rows[found], thread[found], times_ns[found]
 
 
-def _project(begin: Array, end: Array, work: _WorkArrays) -> Iterator[tuple[slice, dict[str, Array]]]:
-    """Yield results for some regions at a time, which limits the memory."""
+def _launched(begin: Array, end: Array, work: _WorkArrays) -> Iterator[tuple[Array, Array]]:
+    """Yield pairs of a region and work that it launched, for some regions at a time, which limits the memory."""
     first = np.searchsorted(work.call_start, begin, "left")
     after = np.maximum(np.searchsorted(work.call_start, end, "right"), first)
     total = np.cumsum(after - first)
     done = 0
     while done < len(begin):
         before = total[done - 1] if done else 0
-        part = slice(done, max(done + 1, int(np.searchsorted(total, before + _PAIRS, "right"))))
-        yield part, _project_some(end[part], first[part], after[part], work)
-        done = part.stop
+        stop = max(done + 1, int(np.searchsorted(total, before + _PAIRS, "right")))
+        region, op = pairs(first[done:stop], after[done:stop])
+        inside = work.call_end[op] <= end[done:stop][region]
+        if inside.any():
+            yield region[inside] + done, op[inside]
+        done = stop
 
 
-def _project_some(end: Array, first: Array, after: Array, work: _WorkArrays) -> dict[str, Array]:
-    region, op = _pairs(first, after)
-    inside = work.call_end[op] <= end[region]
-    region, op = region[inside], op[inside]
-
-    # The pairs of a region are adjacent, and among them the pairs of a call.
+def _sums(region: Array, op: Array, work: _WorkArrays) -> tuple[Array, dict[str, Array]]:
+    """Return the regions, and what their work did; the pairs of a region are adjacent, as are those of a call."""
     new = np.diff(work.call[op], prepend=-1).astype(bool) | np.diff(region, prepend=-1).astype(bool)
     owns, heads, ops = np.unique(region, return_index=True, return_counts=True)
-    columns = {
-        "start_ns": np.full(len(end), -1),
-        **{name: np.zeros(len(end), np.int64) for name in ("duration_ns", "busy_ns", "ops", "launches")},
+    start = np.minimum.reduceat(work.start[op], heads)
+    return owns, {
+        "start_ns": start,
+        "duration_ns": np.maximum.reduceat(work.end[op], heads) - start,
+        "busy_ns": np.add.reduceat(_added(region, work.start[op], work.end[op]), heads),
+        "ops": ops,
+        "launches": np.add.reduceat(new.astype(np.int64), heads),
     }
-    if len(owns):
-        start = np.minimum.reduceat(work.start[op], heads)
-        columns["start_ns"][owns] = start
-        columns["duration_ns"][owns] = np.maximum.reduceat(work.end[op], heads) - start
-        columns["busy_ns"][owns] = np.add.reduceat(_added(region, work.start[op], work.end[op]), heads)
-        columns["ops"][owns] = ops
-        columns["launches"][owns] = np.add.reduceat(new.astype(np.int64), heads)
-    return columns
-
-
-def _pairs(first: Array, after: Array) -> tuple[Array, Array]:
-    """Return pairs of every region and each of its rows from ``first`` up to ``after``."""
-    count = after - first
-    region = np.repeat(np.arange(len(count)), count)
-    return region, np.arange(len(region)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
 def _added(region: Array, start: Array, end: Array) -> Array:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..tables.links import link_coverage
+from ..tables.nest import inside_rows
 from ..tables.steps import StepIndex, main_thread, span
 from ..tables.table import Array, Interner, Table, table
 from ..tables.trace import Trace
@@ -132,7 +133,8 @@ def steps_from_regions(trace: Trace, steps_from: str) -> Trace:
         known = ", ".join(dict.fromkeys(trace.regions.where(trace.regions.parent < 0).text("name")))
         which = f"the outermost are: {known:.300}" if known else "the trace has no regions"
         raise ValueError(f'"steps_from" must match the name of a region: {steps_from!r}; {which}')
-    return _with_steps(trace, np.flatnonzero(chosen & ~_is_inside(trace.regions, chosen)))
+    around = np.append(inside_rows(chosen, trace.regions.parent), False)[trace.regions.parent]
+    return _with_steps(trace, np.flatnonzero(chosen & ~around))
 
 
 def with_steps(trace: Trace, steps_from: str | None) -> Trace:
@@ -177,7 +179,7 @@ def steps_found(trace: Trace) -> Trace:
 
 
 def describe_steps_from(steps_from: str) -> str:
-    """Return a sentence on `TraceData.steps_from`."""
+    """Return a sentence on `Trace.steps_from`."""
     if _THEN in steps_from:
         return f"A step is one round of the regions {steps_from}."
     return f'A step is a call of the region "{steps_from}".'
@@ -188,15 +190,6 @@ def _has_gpu_work(trace: Trace) -> bool:
     known = (trace.gpu.launch >= 0) | (trace.gpu.operator >= 0)
     in_steps = trace.gpu.step[known] >= 0
     return not known.any() or bool(in_steps.mean() > _MIN_SHARE)
-
-
-def _is_inside(regions: Table, chosen: Array) -> Array:
-    """Return a mask of the regions with a chosen region around them."""
-    inside = np.zeros(len(regions), bool)
-    for row, parent in enumerate(regions.parent.tolist()):  # parents come first
-        if parent >= 0:
-            inside[row] = inside[parent] or chosen[parent]
-    return inside
 
 
 def _with_steps(trace: Trace, rows: Array) -> Trace:

@@ -107,10 +107,10 @@ def _as_list(value: object) -> list[Any]:
 
 def _span(value: object) -> Span | None:
     """Return the first and the last step in a value of the manifest; None if it is not a span."""
-    pair = _as_list(value)
-    if len(pair) != 2 or not all(isinstance(number, int) for number in pair) or pair[0] > pair[1]:
-        return None
-    return pair[0], pair[1]
+    match value:
+        case [int(first), int(last)] if first <= last:
+            return first, last
+    return None
 
 
 MIN_STEPS_AROUND = 3

@@ -73,7 +73,9 @@ def larger_batch(
         limit_bytes: the memory that the GPU has for the program; None if it is not known.
     """
     used, in_optimizer = timeline.used_bytes, np.append(passes.kind, -1)[timeline.event] == OPTIMIZER_STEP
-    growing = _growing(timeline, in_optimizer) - left_behind
+    activations, temporaries, other = (timeline.bytes[list(CATEGORIES).index(name)] for name in _GROWING)
+    # The temporaries of an optimizer do not grow.
+    growing = activations + other + np.where(in_optimizer, 0, temporaries) - left_behind
     peak = int(used.argmax())
     parts = int(growing[peak]), int(used[peak] - growing[peak])
     for failed in failures:
@@ -96,13 +98,6 @@ def _as_later(timeline: Timeline) -> Timeline:
     rows, state = timeline.bytes.copy(), list(CATEGORIES).index("optimizer_state")
     rows[state] = np.maximum(rows[state], rows[state, -1])
     return replace(timeline, bytes=rows)
-
-
-def _growing(timeline: Timeline, in_optimizer: Array) -> Array:
-    """Return the bytes of each point that grow with the batch; the temporaries of an optimizer do not."""
-    activations, temporaries, other = (timeline.bytes[list(CATEGORIES).index(name)] for name in _GROWING)
-    growing: Array = activations + other + np.where(in_optimizer, 0, temporaries)
-    return growing
 
 
 def _factor(fixed: Array, growing: Array, limit_bytes: int | None) -> float | None:

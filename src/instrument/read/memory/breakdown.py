@@ -130,19 +130,19 @@ class Breakdown:
 
     def by_line(self) -> dict[tuple[Place, str], tuple[int, int]]:
         """Return the known bytes and blocks by line and category, the largest first."""
-        return _sums((use for use in self.uses if use.place), lambda use: (_known(use.place), use.category))
+        return _sums(((use.place, use.category), use.bytes, use.blocks) for use in self.uses if use.place)
 
     def by_evidence(self) -> dict[tuple[str, str], tuple[int, int]]:
         """Return the inferred bytes and blocks by category and evidence, the largest first."""
-        return _sums((use for use in self.uses if use.inferred), lambda use: (use.category, use.evidence))
+        return _sums(((use.category, use.evidence), use.bytes, use.blocks) for use in self.uses if use.inferred)
 
     def by_module(self) -> dict[tuple[Place, ...], tuple[int, int]]:
         """Return the bytes and blocks that were allocated in modules, by the lines that call these."""
-        return _sums((use for use in self.uses if use.modules), lambda use: use.modules)
+        return _sums((use.modules, use.bytes, use.blocks) for use in self.uses if use.modules)
 
     def by_region(self) -> dict[str, tuple[int, int]]:
         """Return the bytes and blocks that were allocated in regions, by the innermost one."""
-        return _sums((use for use in self.uses if use.region), lambda use: use.region)
+        return _sums((use.region, use.bytes, use.blocks) for use in self.uses if use.region)
 
     def by_category(self) -> dict[str, tuple[int, int]]:
         """Return the known, and the other bytes of each category, in the order of `CATEGORIES`."""
@@ -152,17 +152,13 @@ class Breakdown:
         return {name: (known[name], other[name]) for name in CATEGORIES}
 
 
-def _known(place: Place | None) -> Place:
-    assert place is not None
-    return place
-
-
-def _sums(uses: Iterable[Use], key: Callable[[Use], _Key]) -> dict[_Key, tuple[int, int]]:
+def _sums(rows: Iterable[tuple[_Key, int, int]]) -> dict[_Key, tuple[int, int]]:
+    """Return the sums of bytes and blocks by key, the largest first."""
     found = defaultdict[_Key, list[int]](lambda: [0, 0])
-    for use in uses:
-        sums = found[key(use)]
-        sums[0] += use.bytes
-        sums[1] += use.blocks
+    for key, total, blocks in rows:
+        sums = found[key]
+        sums[0] += total
+        sums[1] += blocks
     return {key: (total, blocks) for key, (total, blocks) in sorted(found.items(), key=lambda item: -item[1][0])}
 
 
@@ -172,13 +168,7 @@ def add_up(rows: Iterable[tuple[Same, int]]) -> tuple[Use, ...]:
     Args:
         rows: what is the same for all blocks of a use, and the bytes of each block.
     """
-    found = defaultdict[Same, list[int]](lambda: [0, 0])
-    for same, own in rows:
-        sums = found[same]
-        sums[0] += own
-        sums[1] += 1
-    uses = (Use(*same, total, blocks) for same, (total, blocks) in found.items())
-    return tuple(sorted(uses, key=lambda use: -use.bytes))
+    return tuple(Use(*same, *sums) for same, sums in _sums((same, own, 1) for same, own in rows).items())
 
 
 OLDER_MEMORY = "older_memory"

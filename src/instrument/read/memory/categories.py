@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ CATEGORIES = {
 """The categories, which add up to the memory in use. The passes are forward, backward and optimizer."""
 
 _NAMES = list(CATEGORIES)
-_REQUESTED = "free_requested"
+_REQUESTED = re.compile("^free_requested$")
 _PARAMETERS, _GRADIENTS, _STATE, _ACTIVATIONS, _CASTS, _TEMPORARIES, _WORKSPACE, _OTHER = range(len(_NAMES))
 
 _OF_CUBLAS = (8_519_680, 33_554_432)  # bytes that torch allocates for each handle and stream, the second on Hopper
@@ -188,7 +189,7 @@ def _requests(allocations: Table, events: Table) -> Array:
     Memory that another stream uses is freed later, wherever the allocator looks for such.
     """
     request = np.where(allocations.end < len(events), allocations.end, -1)
-    asks = np.array([name == _REQUESTED for name in events.strings], bool)[events.action]
+    asks = events.matching("action", _REQUESTED)
     freed = np.flatnonzero(request >= 0)
     rows = np.concatenate((np.flatnonzero(asks), request[freed]))
     of = np.concatenate((np.full(asks.sum(), -1), freed))

@@ -44,11 +44,15 @@ class StackFacts(NamedTuple):
             frames of Python. Code that torch.compile generates is not of the program: the line that calls it is.
         marks: the marks, added up.
         calls: the rows in ``frames`` of the lines outside of torch that call modules.
+        calls_module: for each frame, whether it is torch's call of a module.
+        outside: for each frame, whether it is Python outside of torch, which can call a module.
     """
 
     line: Array
     marks: Array
     calls: Array
+    calls_module: Array
+    outside: Array
 
 
 def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
@@ -78,18 +82,19 @@ def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
         # autograd's threads call hooks, custom functions and checkpointed parts
         found = np.where((outermost >= 0) & ~rooted, found | BACKWARD, found)
     line = np.where(line >= 0, flat[line] if len(flat) else line, -1)
-    return StackFacts(line, found, _calls(frames, by_stack, marks))
+    calls_module, outside = marks & MODULE > 0, _by_text(frames, _is_outside)
+    return StackFacts(line, found, _calls(by_stack, calls_module, outside), calls_module, outside)
 
 
-def _calls(frames: Table, by_stack: _Reduced, marks: Array) -> Array:
+def _calls(by_stack: _Reduced, calls_module: Array, outside: Array) -> Array:
     """Return the rows of the frames outside of torch that are next to torch's call of a module, in any stack."""
     flat, starts, sizes = by_stack
     if not len(flat):
         return flat
-    place = np.where(_by_text(frames, _is_outside)[flat], np.arange(len(flat)), len(flat))
+    place = np.where(outside[flat], np.arange(len(flat)), len(flat))
     following = np.minimum.accumulate(place[::-1])[::-1]
-    found = following[marks[flat] & MODULE > 0]
-    same = found < (starts + sizes).repeat(sizes)[marks[flat] & MODULE > 0]
+    found = following[calls_module[flat]]
+    same = found < (starts + sizes).repeat(sizes)[calls_module[flat]]
     rows: Array = np.unique(flat[found[same]])
     return rows
 
@@ -123,9 +128,7 @@ class _Reduced(NamedTuple):
 
 
 def _by_text(frames: Table, function: Callable[[str], bool]) -> Array:
-    known: dict[int, bool] = {}
-    for code in np.unique(frames.file).tolist():
-        known[code] = function(frames.strings[code])
+    known = {code: function(frames.strings[code]) for code in np.unique(frames.file).tolist()}
     return np.array([known[code] for code in frames.file.tolist()] or [False])
 
 
@@ -156,25 +159,7 @@ def _marks(file: str, name: str) -> int:
     return PYTHON | (PARAMETERS if name == "__init__" or inside == "nn/parameter.py" else 0)
 
 
-class FrameFacts(NamedTuple):
-    """Which frames show the modules around an allocation, by the row of the frame.
-
-    Attributes:
-        calls_module: whether it is torch's call of a module.
-        outside: whether it is Python outside of torch, which can call a module.
-    """
-
-    calls_module: list[bool]
-    outside: list[bool]
-
-
-def frame_facts(frames: Table) -> FrameFacts:
-    """Return what the frames of a `MemorySnapshot` tell."""
-    marks = map(_marks, frames.text("file"), frames.text("name"))
-    return FrameFacts([mark & MODULE > 0 for mark in marks], _by_text(frames, _is_outside).tolist())
-
-
-def module_calls(facts: FrameFacts, stack: Sequence[int]) -> tuple[int, ...]:
+def module_calls(facts: StackFacts, stack: Sequence[int]) -> tuple[int, ...]:
     """Return the rows of the frames that call a module, the outermost first: the modules around an allocation.
 
     Frames have no names of modules; the line that calls one tells it from others of its class.
@@ -200,7 +185,10 @@ def _is_python(file: str) -> bool:
 FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP = range(3)
 PASS_NAMES = ("forward", "backward", "optimizer")
 _UNKNOWN = -1
-_SNAPSHOT = "snapshot"  # the event of an earlier snapshot, which never has a stack
+FREES = re.compile("^free")
+"""The actions that free memory, or ask to."""
+_SNAPSHOT = re.compile("^snapshot$")  # the event of an earlier snapshot, which never has a stack
+_START, _END = re.compile("^START$"), re.compile("^END$")
 _STEP_OF_PROFILER = re.compile(f"^{STEP_PREFIX}")
 _STEP_OF_OPTIMIZER = re.compile(r"^Optimizer\.step#")
 
@@ -224,8 +212,7 @@ def passes_of(events: Table, annotations: Table, facts: StackFacts, stacks: Arra
     outside of modules begins no new pass.
     """
     kind, number = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
-    frees = np.array([name.startswith("free") for name in events.strings])[events.action]
-    taken = np.array([name == _SNAPSHOT for name in events.strings])[events.action]
+    frees, taken = (events.matching("action", names) for names in (FREES, _SNAPSHOT))
     for device in np.unique(events.device).tolist():
         own = np.flatnonzero(events.device == device)
         marks = facts.marks[stacks[own]]
@@ -263,8 +250,7 @@ def _in_optimizer(time_ns: Array, annotations: Table, device: int) -> Array:
     """Return which times are within a step of an optimizer, as torch marks them."""
     own = annotations.where((annotations.device == device) & annotations.matching("name", _STEP_OF_OPTIMIZER))
     own = own.where(np.argsort(own.time_ns, kind="stable"))
-    starts = np.array([name == "START" for name in own.strings])[own.stage]
-    depth = np.append(0, np.cumsum(np.where(starts, 1, -1)))
+    depth = np.append(0, np.cumsum(np.where(own.matching("stage", _START), 1, -1)))
     depth -= np.minimum.accumulate(np.minimum(depth, 0))  # the begin of the first step is perhaps not recorded
     inside: Array = depth[np.searchsorted(own.time_ns, time_ns, "right")] > 0
     return inside
@@ -306,6 +292,6 @@ def steps_of(passes: Passes, events: Table, annotations: Table, device: int) -> 
 
 def _ends(annotations: Table, pattern: re.Pattern[str]) -> Array:
     """Return the times at which the ranges with these names end, in order."""
-    ends = np.array([text == "END" for text in annotations.strings])[annotations.stage]
-    times: Array = np.sort(annotations.time_ns[ends & annotations.matching("name", pattern)])
+    ends = annotations.matching("stage", _END) & annotations.matching("name", pattern)
+    times: Array = np.sort(annotations.time_ns[ends])
     return times

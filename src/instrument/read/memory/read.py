@@ -152,9 +152,7 @@ class _Events:
         """
         if sum(counts) != len(self._columns["device"]):
             raise _FormatError("its events are not those of its devices")
-        columns: dict[str, Array] = {}
-        for name, values in self._columns.items():
-            columns[name] = np.frombuffer(values, np.int64) if len(values) else np.empty(0, np.int64)
+        columns: dict[str, Array] = {name: np.asarray(values, np.int64) for name, values in self._columns.items()}
         columns["device"] = device = np.repeat(np.array(devices, np.int64), counts)
         table = Table(columns, strings)
         return table.where(device != _HOST) if _HOST in devices else table

@@ -106,7 +106,8 @@ def _covered(places: Array, start: Array, size: Array, by: Array | int) -> Array
     return np.cumsum(change)
 
 
-_ACTIVE = "active"  # how the states of blocks in use begin
+ACTIVE = re.compile("^active")
+"""The states of blocks in use."""
 
 
 class AllocatorState(NamedTuple):
@@ -131,7 +132,7 @@ class AllocatorState(NamedTuple):
 def state_of(segments: Table, blocks: Table, device: int) -> AllocatorState:
     """Return what the allocator of ``device`` held, from the tables of a `MemorySnapshot`."""
     own = blocks.where(segments.device[blocks.segment] == device)
-    used = np.array([name.startswith(_ACTIVE) for name in own.strings])[own.state]
+    used = own.matching("state", ACTIVE)
     return AllocatorState(
         int(segments.bytes[segments.device == device].sum()),
         int(own.bytes[used].sum()),

@@ -13,7 +13,7 @@ import numpy as np
 from ...base.units import counted, size
 from ..tables.table import Array, Table
 from .breakdown import Place
-from .passes import EMPTY_CACHE, StackFacts, Steps
+from .passes import EMPTY_CACHE, FREES, StackFacts, Steps
 from .reserved import free_pieces, reserved_changes
 
 _FAILED = re.compile("^oom$")
@@ -109,7 +109,6 @@ RETURN_REASONS = {
 """Why memory went back to the driver."""
 _RETURN_REASONS = list(RETURN_REASONS)
 _EMPTIED, _NONE_LEFT, _UNKNOWN = range(len(_RETURN_REASONS))
-_FREES = re.compile("^free")
 _GROWS = re.compile("^(?:segment_alloc|segment_map|oom)$")  # or fails to
 
 
@@ -171,7 +170,7 @@ def traffic_of(
     change, step = reserved_changes(own), steps.number[events.device == device]
     later = (change > 0) & (step > 0)
     returned = np.flatnonzero(change < 0)
-    asks = ~own.matching("action", _FREES)  # frees that streams complete meanwhile do not count
+    asks = ~own.matching("action", FREES)  # frees that streams complete meanwhile do not count
     reason = _reasons(own, returned, asks, facts, collects)
     line = np.where(reason == _UNKNOWN, -1, facts.line[own.stack[returned]])
     begins = _begin_of_runs(returned, asks, (line, reason))

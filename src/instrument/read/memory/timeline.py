@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from ..tables.table import Array, Table
 from .categories import CATEGORIES
-from .reserved import reserved_changes
+from .reserved import ACTIVE, reserved_changes
 
-_ALLOCATED, _FREED = "alloc", "free_completed"
-_ACTIVE = "active"  # how the states of blocks in use begin
+_ALLOCATED, _FREED = re.compile("^alloc$"), re.compile("^free_completed$")
 
 
 def frees_repeat_stacks(events: Table) -> bool:
@@ -48,11 +48,10 @@ def pair_allocations(events: Table, segments: Table, blocks: Table, repeated: bo
 
 def _of_addresses(events: Table) -> tuple[Array, Array]:
     """Return the rows of the allocations and frees by device, address and time, and which are allocations."""
-    names = np.array([1 if name == _ALLOCATED else 2 if name == _FREED else 0 for name in events.strings])
-    kind = names[events.action]
-    rows = np.flatnonzero(kind)
+    allocated = events.matching("action", _ALLOCATED)
+    rows = np.flatnonzero(allocated | events.matching("action", _FREED))
     rows = rows[np.lexsort((rows, events.address[rows], events.device[rows]))]
-    return rows, kind[rows] == 1
+    return rows, allocated[rows]
 
 
 def _columns(events: Table, rows: Array, begin: Array, end: Array) -> dict[str, Array]:
@@ -62,11 +61,12 @@ def _columns(events: Table, rows: Array, begin: Array, end: Array) -> dict[str, 
 
 def _never_seen(segments: Table, blocks: Table, seen: Array, count: int) -> dict[str, Array]:
     """Return the blocks in use that ``seen`` lacks, by device and address; there are ``count`` events."""
-    active = np.array([name.startswith(_ACTIVE) for name in blocks.strings])[blocks.state]
     device = segments.device[blocks.segment]
     known = set(zip(*seen.tolist(), strict=True))
     places = zip(device.tolist(), blocks.address.tolist(), strict=True)
-    rows = np.flatnonzero(active & np.array([place not in known for place in places], bool))
+    rows = np.flatnonzero(
+        blocks.matching("state", ACTIVE) & np.array([place not in known for place in places], bool)
+    )
     columns = {name: blocks[name][rows] for name in ("address", "bytes", "requested_bytes", "stack")}
     ages = {"begin": np.full(len(rows), -1), "end": np.full(len(rows), count)}
     return {"device": device[rows], **columns, **ages}
@@ -91,25 +91,16 @@ class Peak:
     rows: Array
 
 
-def peak_of(allocations: Table, device: int, events: int) -> Peak:
-    """Return the first time at which ``device`` used the most memory.
-
-    Args:
-        allocations: those of a `MemorySnapshot`.
-        device: the GPU.
-        events: the number of events of the snapshot.
-    """
-    own = np.flatnonzero(allocations.device == device)
-    begin, end, size = (allocations[name][own] for name in ("begin", "end", "bytes"))
-    change = np.zeros(events + 2, np.int64)  # from before the first event to after the last one
-    np.add.at(change, begin + 1, size)
-    np.add.at(change, end + 1, -size)
-    used = np.cumsum(change[:-1])
-    event = int(np.argmax(used)) - 1
-    alive = np.flatnonzero((begin <= event) & (event < end))
-    alive = alive[np.argsort(-size[alive], kind="stable")]
-    before = int(size[alive][begin[alive] < 0].sum())
-    return Peak(device, int(used[event + 1]), event, before, own[alive])
+def peak_of(allocations: Table, events: Table, device: int) -> Peak:
+    """Return the first time at which ``device`` used the most memory, from the tables of a `MemorySnapshot`."""
+    rows = np.flatnonzero(allocations.device == device)
+    own, of_device = allocations.where(rows), np.flatnonzero(events.device == device)
+    used = in_use(own, np.zeros(len(rows), np.int64), 1, of_device)[0]
+    event = int(np.append(-1, of_device)[used.argmax()])
+    alive = np.flatnonzero((own.begin <= event) & (event < own.end))
+    alive = alive[np.argsort(-own.bytes[alive], kind="stable")]
+    before = int(own.bytes[alive][own.begin[alive] < 0].sum())
+    return Peak(device, int(used.max()), event, before, rows[alive])
 
 
 @dataclass(frozen=True)
@@ -155,14 +146,10 @@ class Timeline:
         return self._at(_highest(self.used_bytes, stretches))
 
     def _at(self, rows: Array) -> Timeline:
-        return replace(
-            self,
-            event=self.event[rows],
-            number=self.number[rows],
-            time_ns=self.time_ns[rows],
-            bytes=self.bytes[:, rows],
-            reserved_bytes=self.reserved_bytes[rows],
-        )
+        columns = {
+            each.name: getattr(self, each.name)[..., rows] for each in fields(self) if each.name != "device"
+        }
+        return replace(self, **columns)
 
 
 def _highest(values: Array, stretches: int) -> Array:

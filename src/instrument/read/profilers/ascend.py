@@ -8,7 +8,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..kineto.text import event_limit, text_limit
 from ..tables.links import assemble, link_coverage
 from ..tables.nest import NestedRanges
 from ..tables.steps import StepIndex
-from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Interner, Strings, TooLargeError
+from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Interner, Strings, TooLargeError, natural
 from ..tables.trace import Device, ReadLosses, Thread, Trace
 
 HARDWARE = b"Ascend Hardware"
@@ -111,21 +111,15 @@ def read_ascend(path: Path) -> Trace:
         devices=[Device(0, "Ascend NPU")],
         metadata={},
         lost=reader.lost,
-        look_up=_LookUp(path),
+        look_up=partial(_look_up, path),
     )
     _link_requests(trace, reader.requests)
     return trace
 
 
-@dataclass(frozen=True)
-class _LookUp:
-    """Reads an event from the file again."""
-
-    path: Path
-
-    def __call__(self, event: int) -> dict[str, Any]:
-        args = json.loads(bytes(_decode(self.path.read_bytes())[event].args))
-        return args if isinstance(args, dict) else {}
+def _look_up(path: Path, event: int) -> dict[str, Any]:
+    args = json.loads(bytes(_decode(path.read_bytes())[event].args))
+    return args if isinstance(args, dict) else {}
 
 
 class _Reader:
@@ -165,7 +159,7 @@ class _Reader:
             elif event.ph == "C":
                 self._count(number, event)
             elif event.ph == "s" and event.cat == _TO_NPU:
-                self.requests[_integer(event.id)] = _ns(event.ts) or 0, self.threads[event.pid, event.tid]
+                self.requests[natural(event.id)] = _ns(event.ts) or 0, self.threads[event.pid, event.tid]
         return {
             table: {
                 name: np.array([row.get(name, missing) for row in rows])
@@ -196,7 +190,7 @@ class _Reader:
         elif process == _CANN:  # a process of the viewer: its threads are the program's
             name, thread = self.strings[_LAYER.sub("", event.name)], self.threads[host, event.tid]
             about = {"name": name, "thread": thread, "category": self.strings["cann"]}
-            correlation = _integer(_args(_WorkArgs, event).connection_id)
+            correlation = natural(_args(_WorkArgs, event).connection_id)
             self._rows["runtime"].append(row | about | {"correlation": correlation})
         elif work := self._work(event, process):
             self._rows["gpu"].append(row | work)
@@ -215,7 +209,7 @@ class _Reader:
     def _work(self, event: _Event, process: str) -> dict[str, int] | None:
         """Return the columns of work on the NPU; None for other tasks, such as events and parts of collectives."""
         args = _args(_WorkArgs, event)
-        work = {"device": 0, "stream": _integer(event.tid), "correlation": _integer(args.connection_id)}
+        work = {"device": 0, "stream": natural(event.tid), "correlation": natural(args.connection_id)}
         if process == HARDWARE.decode():
             if _COMPUTE.match(args.task):
                 return work | {"category": KERNEL}
@@ -227,7 +221,7 @@ class _Reader:
                 "stream": -1,
                 "collective": self.strings[found[1].lower() if found else event.name],
                 "dtype": self.strings[args.dtype],
-                "elements_in": _integer(args.count),
+                "elements_in": natural(args.count),
             }
         return None
 
@@ -251,11 +245,6 @@ def _ns(us: str | float) -> int | None:
         return round(us * 1000) if abs(us) < _LATEST_US else None
     time = _TIME.fullmatch(us)
     return int(time[1]) * 1000 + round(int((time[2] or "0").ljust(6, "0")[:6]) / 1000) if time else None
-
-
-def _integer(value: object) -> int:
-    text = str(value)
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63 else -1
 
 
 def _lists(text: str, *, numbers: bool) -> str:

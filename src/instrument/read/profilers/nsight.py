@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..tables.lanes import map_unique
 from ..tables.links import assemble
-from ..tables.table import COLUMNS, KERNEL, MEMCPY, MEMSET, Array
+from ..tables.table import COLUMNS, KERNEL, MEMCPY, MEMSET, Array, join_parts
 from ..tables.trace import Trace
 from .nsight_report import (
     CALLS,
@@ -45,28 +45,18 @@ _PAYLOAD = (
     *("jsonText", "binaryData"),
 )
 _STEP = re.compile(r"[0-9]{1,18}")
+Columns = dict[str, Array]
+
 _OWN_DOMAIN = "instrument"  # the domain in which this library marks windows and steps
 
 
-class NvtxRanges(NamedTuple):
-    """The columns of tables of a trace.
-
-    Attributes:
-        regions: the ranges of the program.
-        steps: the ranges of `instrument.profile` around steps.
-        others: marks, and the ranges of `instrument.profile` around windows.
-        unfinished: the number of ranges without an end, which last until the end of all events. (If nsys knows
-            when the program ended, it writes that as the end.)
-    """
-
-    regions: dict[str, Array]
-    steps: dict[str, Array]
-    others: dict[str, Array]
-    unfinished: int
-
-
-def read_nvtx_ranges(report: NsightReport, origins: Origins, last_ns: int) -> NvtxRanges:
+def read_nvtx_ranges(report: NsightReport, origins: Origins, last_ns: int) -> tuple[dict[str, Columns], int]:
     """Read ranges and marks; a range that another thread ended belongs to the thread that started it.
+
+    Returns:
+        The columns of the tables of regions, of the steps of `instrument.profile`, and of others: marks and its
+        windows. And the number of ranges without an end, which last until the end of all events. (If nsys knows
+        when the program ended, it writes that as the end.)
 
     Args:
         report: the open report.
@@ -91,16 +81,17 @@ def read_nvtx_ranges(report: NsightReport, origins: Origins, last_ns: int) -> Nv
     columns = event_columns(RANGES, rows) | {"name": rows["text"], "thread": origins.threads_of(rows["globalTid"])}
     looks = {name: rows[name] for name in ("category", "color", "payload")} | {"domain": rows["domainId"]}
     kinds = {"category": np.where(mark, strings["mark"], strings["capture"])}
-    return NvtxRanges(
-        _select(columns | looks, ~(mark | step | window)),
-        _select(columns | {"number": number}, step),
-        _select(columns | kinds, mark | window),
-        int(unfinished.sum()),
-    )
-
-
-def _select(columns: dict[str, Array], rows: Array) -> dict[str, Array]:
-    return {name: column[rows] for name, column in columns.items()}
+    found = {
+        "regions": (columns | looks, ~(mark | step | window)),
+        "steps": (columns | {"number": number}, step),
+        "others": (columns | kinds, mark | window),
+    }
+    tables = {
+        table: {name: column[chosen] for name, column in own.items()}
+        for table, (own, chosen) in found.items()
+        if table != "steps" or chosen.any()
+    }
+    return tables, int(unfinished.sum())
 
 
 def _rows(report: NsightReport, origins: Origins) -> Array:
@@ -139,15 +130,12 @@ def _number(report: NsightReport, number: int) -> int:
     return report.strings[str(number) if number else ""]
 
 
-Columns = dict[str, Array]
-
 _ON_GPU = ("deviceId", "streamId", "correlationId", "globalPid")
 _NAMES = ("demangledName", "shortName", "mangledName")
 _GRID, _BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
-_VERSION = re.compile(
-    r"_v\d{4,}$"
-)  # as in cudaLaunchKernel_v7000; the suffix of cuMemAlloc_v2 is part of the name
+# As in cudaLaunchKernel_v7000; the suffix of cuMemAlloc_v2 is part of the name.
+_VERSION = re.compile(r"_v\d{4,}$")
 _COPY_KINDS = (
     *("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
     *("Unified HtoD", "Unified DtoH", "Unified DtoD"),
@@ -174,24 +162,20 @@ def read_nsight(path: Path) -> Trace:
     with open_report(path) as report:
         origins = Origins(report)
         columns = {
-            "gpu": _concatenated(
-                "gpu", [read(report, origins) for read in (_kernels, _graphs, _memcpys, _memsets)]
+            "gpu": join_parts(
+                COLUMNS["gpu"], [read(report, origins) for read in (_kernels, _graphs, _memcpys, _memsets)]
             ),
             "runtime": _calls(report, origins),
             "syncs": _syncs(report, origins),
-            "others": _concatenated("others", [_library(report, origins, table) for table in LIBRARIES]),
+            "others": join_parts(COLUMNS["others"], [_library(report, origins, table) for table in LIBRARIES]),
         }
-        ranges = read_nvtx_ranges(report, origins, max(map(_end_ns, columns.values())))
-        columns["regions"] = ranges.regions
-        columns["others"] = _concatenated("others", [columns["others"], ranges.others])
-        if len(ranges.steps["number"]):
-            columns["steps"] = ranges.steps
+        ends = [(part["start_ns"] + part["duration_ns"]).max(initial=0) for part in columns.values()]
+        ranges, unfinished = read_nvtx_ranges(report, origins, int(max(ends)))
+        others = [columns["others"], ranges["others"]]
+        columns |= ranges | {"others": join_parts(COLUMNS["others"], others)}
         processes = len(np.unique(columns["gpu"]["correlation"] >> 32))
         rank, world = rank_and_world(report) if processes <= 1 else (None, None)
-        about = metadata(report) | {
-            "processes": origins.process_names(),
-            "unfinished_ranges": ranges.unfinished,
-        }
+        about = {"processes": origins.process_names(), "unfinished_ranges": unfinished}
         return assemble(
             path,
             "nsight systems",
@@ -199,24 +183,18 @@ def read_nsight(path: Path) -> Trace:
             report.strings,
             origins.threads(),
             devices=origins.devices,
-            metadata=about,
+            metadata=metadata(report) | about,
             lost=report.lost,
             rank=rank,
             world_size=world,
             epoch_ns=epoch_ns(report),
-            look_up=_LookUp(path),
+            look_up=partial(_look_up, path),
         )
 
 
-@dataclass(frozen=True)
-class _LookUp:
-    """Reads an event from the file again; unlike a nested function, it can be pickled."""
-
-    path: Path
-
-    def __call__(self, event: int) -> dict[str, Any]:
-        with open_report(self.path) as report:
-            return report.row(event)
+def _look_up(path: Path, event: int) -> dict[str, Any]:
+    with open_report(path) as report:
+        return report.row(event)
 
 
 def _kernels(report: NsightReport, origins: Origins) -> Columns:
@@ -301,15 +279,6 @@ def _on_gpu(table: str, rows: Array, origins: Origins, category: int) -> Columns
     }
 
 
-def _concatenated(kind: str, parts: Sequence[Columns]) -> Columns:
-    """Concatenate the rows of several tables; columns that one of them lacks are unknown in its rows."""
-    return {
-        name: np.concatenate([part.get(name, np.full(len(part["start_ns"]), missing, dtype)) for part in parts])
-        for name, (dtype, missing) in COLUMNS[kind].items()
-        if any(name in part for part in parts)
-    }
-
-
 def _named(report: NsightReport, values: Array, name: Callable[[int], str]) -> Array:
     return map_unique(values, lambda value: report.strings[name(value)])
 
@@ -322,7 +291,3 @@ def _combined(function: np.ufunc, rows: Array, names: Sequence[str]) -> Array:
     """Return the product or the sum of columns; -1 if one of them is missing."""
     values = np.stack([rows[name] for name in names])
     return np.where((values == MISSING).any(axis=0), -1, function.reduce(values, axis=0))
-
-
-def _end_ns(columns: Columns) -> int:
-    return int((columns["start_ns"] + columns["duration_ns"]).max(initial=0))

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...base.errors import TraceError
 from ..tables.lanes import map_unique, map_unique_pairs
-from ..tables.table import Array, Strings
+from ..tables.table import Array, Interner, Strings, natural
 from ..tables.trace import Device, ReadLosses, Thread
 from .database import DATABASE_ERRORS, is_database, open_database, query_small, row_limit, text_limit
 
@@ -123,12 +123,7 @@ class NsightReport:
         if table not in self.tables:
             return []
         chosen = ", ".join(self._column(table, name) for name in columns)
-        found: list[tuple[Any, ...]] = []
-        try:
-            found.extend(query_small(self._connection, self._select(table, chosen)))
-        except DATABASE_ERRORS as error:
-            self.lost.add(f"{table}: {error}")
-        return found
+        return list(self._small(table, self._select(table, chosen)))
 
     def string(self, number: int) -> str:
         """Return a shared string by its number; a missing string is ``#`` and the number."""
@@ -157,13 +152,13 @@ class NsightReport:
         return {}
 
     def _columns_of(self, table: str) -> frozenset[str]:
+        return frozenset(row[1] for row in self._small(table, f"PRAGMA table_info({_quoted(table)})"))
+
+    def _small(self, table: str, query: str) -> Iterator[tuple[Any, ...]]:
         try:
-            return frozenset(
-                row[1] for row in query_small(self._connection, f"PRAGMA table_info({_quoted(table)})")
-            )
+            yield from query_small(self._connection, query)
         except DATABASE_ERRORS as error:
             self.lost.add(f"{table}: {error}")
-            return frozenset()
 
     def _rowid(self, table: str) -> str:
         """Return SQLite's name for the number of a row that no column has taken."""
@@ -282,9 +277,9 @@ class Origins:
 
     def __init__(self, report: NsightReport) -> None:
         self._report = report
-        self._threads: dict[int, int] = {}
+        self._threads: Interner[int] = Interner()
         # Rows without a process belong to the first one, which is usually the only one.
-        self._processes = {MISSING: 0}
+        self._processes: Interner[int] = Interner({MISSING: 0})
         self.devices = list(_gpus(report).values())
         self._sms = {device.id: device.sms for device in self.devices}
         seen = report.texts("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
@@ -292,11 +287,12 @@ class Origins:
 
     def threads_of(self, global_ids: Array) -> Array:
         """Return the numbers of threads; -1 for none."""
-        return map_unique(global_ids, self._thread)
+        return map_unique(global_ids, lambda tid: -1 if tid == MISSING else self._threads[tid])
 
     def processes_of(self, global_ids: Array) -> Array:
         """Return the numbers of the processes of threads, or of processes."""
-        return map_unique(np.where(global_ids == MISSING, MISSING, global_ids & _PROCESS), self._process)
+        ids = np.where(global_ids == MISSING, MISSING, global_ids & _PROCESS)
+        return map_unique(ids, lambda pid: self._processes[pid] - (pid != MISSING))
 
     def correlations(self, global_ids: Array, numbers: Array) -> Array:
         """Return correlation ids that are unique among all processes: nsys counts per process."""
@@ -306,7 +302,11 @@ class Origins:
         """Return the ids of GPUs, which a process that sees only some GPUs numbers differently."""
         if not self._gpu_of:
             return minus_one_for_missing(numbers)
-        return map_unique_pairs(global_ids >> 24 & 0xFFFFFF, minus_one_for_missing(numbers), self._gpu)
+        return map_unique_pairs(
+            global_ids >> 24 & 0xFFFFFF,
+            minus_one_for_missing(numbers),
+            lambda pid, number: self._gpu_of.get((pid, number), number),
+        )
 
     def sms_of(self, devices: Array) -> Array:
         """Return the number of multiprocessors of each GPU; 0 if unknown."""
@@ -326,15 +326,6 @@ class Origins:
         own = {tid & _PROCESS for tid in self._threads}
         rows = self._report.texts("PROCESSES", "globalPid", "pid", "name")
         return {pid: str(name) for process, pid, name in rows if process in own}
-
-    def _gpu(self, pid: int, number: int) -> int:
-        return self._gpu_of.get((pid, number), number)
-
-    def _thread(self, global_id: int) -> int:
-        return -1 if global_id == MISSING else self._threads.setdefault(global_id, len(self._threads))
-
-    def _process(self, global_id: int) -> int:
-        return self._processes.setdefault(global_id, len(self._processes) - 1)
 
 
 def metadata(report: NsightReport) -> dict[str, str]:
@@ -364,13 +355,10 @@ def rank_and_world(report: NsightReport) -> tuple[int | None, int | None]:
     text = next((str(value) for name, value in rows if name == "DeviceEnvironment"), "")
     environment = dict(line.partition("=")[::2] for line in text.split("\0"))
     for rank, world in _RANKS:
-        if (number := _number(environment.get(rank))) is not None:
-            return number, _number(environment.get(world))
+        if (number := natural(environment.get(rank))) >= 0:
+            size = natural(environment.get(world))
+            return number, size if size >= 0 else None
     return None, None
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def _gpus(report: NsightReport) -> dict[int, Device]:

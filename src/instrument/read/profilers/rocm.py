@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 
-from ..tables.lanes import map_unique, map_unique_pairs
-from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Strings
+from ..tables.lanes import map_strings, map_unique, map_unique_pairs
+from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Strings, join_parts
 from ..tables.trace import Thread
 
 PROCESS_BIT = 48
@@ -57,9 +57,10 @@ class RocmColumns:
             self._parts.setdefault(kind, []).append(part)
 
     def add_kernels(self, part: dict[str, Array]) -> None:
-        """Add kernels; ``grid`` and ``workgroup`` are in work items, with one column per dimension."""
-        workgroup = np.maximum(part["workgroup"], 1)
-        blocks = np.prod(-(-part["grid"] // workgroup), axis=1)
+        """Add kernels; the grid is in columns ``x`` to ``z``, the workgroup in ``X`` to ``Z``, in work items."""
+        grid, workgroup = (np.stack([part[axis] for axis in axes]) for axes in ("xyz", "XYZ"))
+        workgroup = np.maximum(workgroup, 1)
+        blocks = np.prod(-(-grid // workgroup), axis=0)
         per_sm = blocks / np.maximum(part["sms"], 1)
         known = blocks > 0
         self.add(
@@ -68,19 +69,20 @@ class RocmColumns:
             | {
                 "category": np.full(len(blocks), KERNEL),
                 "blocks": np.where(known, blocks, -1),
-                "block_threads": np.prod(workgroup, axis=1),
+                "block_threads": np.prod(workgroup, axis=0),
                 "blocks_per_sm": np.where(known & (part["sms"] > 0), per_sm, np.nan),
             },
         )
 
     def add_memcpys(self, part: dict[str, Array]) -> None:
         """Add memcpys; ``operation`` is a string such as ``MEMORY_MEMCPY_HOST_TO_DEVICE``."""
-        name = self.map_strings(part["operation"], _memcpy_name)
+        name = map_strings(self.strings, part["operation"], _memcpy_name)
         self.add("gpu", part | {"name": name, "category": np.full(len(name), MEMCPY)})
 
     def add_calls(self, part: dict[str, Array]) -> None:
         """Add calls of an API; ``kind`` is a string such as ``HIP_RUNTIME_API``."""
-        self.add("runtime", part | {"category": self.map_strings(part["kind"], _api)})
+        api = map_strings(self.strings, part["kind"], lambda kind: kind.partition("_")[0].lower())
+        self.add("runtime", part | {"category": api})
 
     def add_markers(self, part: dict[str, Array]) -> None:
         """Add calls of rocTX: ``name`` is the function, ``text`` its argument."""
@@ -94,14 +96,9 @@ class RocmColumns:
         del part["category"]
         self.add("regions", {column: values[region] for column, values in part.items()})
 
-    def map_strings(self, codes: Array, change: Callable[[str], str]) -> Array:
-        """Apply ``change`` to the strings of these numbers, and return the numbers of the results."""
-        texts = list(self.strings)
-        return map_unique(codes, lambda code: self.strings[change(texts[code])])
-
     def tables(self) -> dict[str, dict[str, Array]]:
         """Return the columns of each table."""
-        tables = {kind: _joined(kind, parts) for kind, parts in self._parts.items()}
+        tables = {kind: join_parts(COLUMNS[kind] | _EXTRA, parts) for kind, parts in self._parts.items()}
         gpu, calls = tables.get("gpu"), tables.get("runtime")
         if gpu and not np.any(gpu["stream"] & ((1 << PROCESS_BIT) - 1)):  # HIP streams were not recorded
             gpu["stream"] = gpu["queue"]
@@ -114,15 +111,6 @@ class RocmColumns:
 def process_unique_ids(ids: Array, process: int | Array, lowest: int = 0) -> Array:
     """Return ids that are unique among all processes in the file; -1 for ids that are out of range."""
     return np.where((ids >= lowest) & (ids < 1 << PROCESS_BIT), ids + (process << PROCESS_BIT), -1)
-
-
-def _joined(kind: str, parts: list[dict[str, Array]]) -> dict[str, Array]:
-    columns = COLUMNS[kind] | _EXTRA
-    return {
-        name: np.concatenate([part.get(name, np.full(len(part["start_ns"]), missing, dtype)) for part in parts])
-        for name, (dtype, missing) in columns.items()
-        if any(name in part for part in parts)
-    }
 
 
 def _hip_calls(wanted: Array, ids: Array, ancestors: Array, hip: Array) -> Array:
@@ -146,7 +134,3 @@ def _memcpy_name(operation: str) -> str:
         return operation
     source, target = found[1].title(), found[2].title()
     return f"Memcpy {source[0]}to{target[0]} ({source} -> {target})"
-
-
-def _api(kind: str) -> str:
-    return kind.partition("_")[0].lower()

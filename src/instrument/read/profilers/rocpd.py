@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from ...base.errors import TraceError
 from ..tables.lanes import map_unique
 from ..tables.links import assemble
-from ..tables.table import Array, Strings
+from ..tables.table import Array, natural
 from ..tables.trace import Device, ReadLosses, Trace
 from .database import DATABASE_ERRORS, is_database, open_database, query_small, row_limit, text_limit
 from .rocm import PROCESS_BIT, RocmColumns, process_unique_ids
@@ -64,18 +64,6 @@ def read_rocpd(path: Path) -> Trace:
         return _Reader(path, connection, ReadLosses()).read()
 
 
-class _Codes(dict[bytes | None, int]):
-    """The numbers of strings by their bytes in the file, so that each is decoded once."""
-
-    def __init__(self, strings: Strings) -> None:
-        super().__init__()
-        self._words = strings
-
-    def __missing__(self, text: bytes | None) -> int:
-        code = self[text] = self._words[(text or b"").decode("utf-8", "replace")]
-        return code
-
-
 class _Reader:
     def __init__(self, path: Path, connection: sqlite3.Connection, lost: ReadLosses) -> None:
         self._path = path
@@ -121,8 +109,6 @@ class _Reader:
     def _read_kernels(self, sms: dict[int, int]) -> None:
         part = self._part("kernels", _TEXTS, _KERNEL, _SPAN)
         part["sms"] = map_unique(part["device"], lambda device: sms.get(device, 0))
-        part["grid"] = np.stack([part[axis] for axis in "xyz"], axis=1)
-        part["workgroup"] = np.stack([part[axis] for axis in "XYZ"], axis=1)
         self._collected.add_kernels(part)
 
     def _read_calls(self, view: str, span: tuple[str, str]) -> None:
@@ -186,10 +172,14 @@ class _Reader:
     def _rows(self, view: str, query: str, texts: int) -> Iterator[tuple[Any, ...]]:
         """Yield the rows up to any damage, with numbers of strings in place of text."""
         if view in self._views:
-            strings = _Codes(self._collected.strings)
+
+            @cache  # decodes each text once
+            def number(text: bytes | None) -> int:
+                return self._collected.strings[(text or b"").decode("utf-8", "replace")]
+
             try:
                 for row in self._connection.execute(query):
-                    yield (*[strings[text] for text in row[:texts]], *row[texts:])
+                    yield (*map(number, row[:texts]), *row[texts:])
             except DATABASE_ERRORS as error:
                 self._lost.add(f"{view}: {error}")
 
@@ -238,8 +228,8 @@ class _Reader:
         """Return a number in the environment of the process, if the file has one process."""
         value = f"iif(json_valid(environment), json_extract(environment, '$.{name}'), '')"
         rows = self._dicts(f"SELECT CAST({value} AS TEXT) AS value FROM rocpd_info_process")
-        text = rows[0]["value"] if len(rows) == 1 else None
-        return int(text) if text and text.isdecimal() and len(text) < 10 else None
+        number = natural(rows[0]["value"]) if len(rows) == 1 else -1
+        return number if number >= 0 else None
 
 
 def _look_up(path: Path, guids: Sequence[str], event: int) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from ...base.errors import TraceError
 from ..kineto.text import event_limit, read_blocks, text_limit
@@ -19,18 +21,7 @@ from ..tables.links import assemble
 from ..tables.table import Array, TooLargeError
 from ..tables.trace import Device, ReadLosses, Trace
 from .rocm import PROCESS_BIT, RocmColumns, process_unique_ids
-from .rocprof_records import (
-    Agent,
-    ApiCall,
-    CountedDispatch,
-    HardwareCounter,
-    KernelDispatch,
-    KernelSymbol,
-    MarkerText,
-    MemoryCopy,
-    Record,
-    RecordKind,
-)
+from .rocprof_records import Agent, Call, Copy, Counted, Counter, Kernel, Kind, Label, Record, Symbol
 from .rocprof_text import (
     DECODE_ERRORS,
     DamagedJsonError,
@@ -44,29 +35,27 @@ from .rocprof_text import (
 
 _APIS = ("hip_api", "hsa_api", "rccl_api", "rocdecode_api", "rocjpeg_api")
 _MEMORY = ("memory_allocation", "scratch_memory")
-_LISTS = ("kernel_dispatch", "memory_copy", "marker_api", *_APIS, *_MEMORY, "counter_collection")
+_COUNTED = "counter_collection"
+_RECORDS: dict[str, type[Record | Counted]] = {
+    "kernel_dispatch": Kernel,
+    "memory_copy": Copy,
+    **dict.fromkeys(("marker_api", *_APIS, *_MEMORY), Call),
+    _COUNTED: Counted,
+}
+"""What the lists of events hold; their order numbers the events."""
+_RECORD_KEYS = ("callback_records", "buffer_records")
+_ABOUT: dict[tuple[str, str], type[Struct]] = {
+    ("agents", ""): Agent,
+    ("counters", ""): Counter,
+    ("kernel_symbols", ""): Symbol,
+    ("strings", "buffer_records"): Kind,
+    ("strings", "marker_api"): Label,
+}
+"""What the other lists hold."""
 _LIST = 40  # the bit of an event's number at which the number of its list begins
 _GPU = 2
 _MAX_PROCESSES = (1 << 63 - PROCESS_BIT) - 1
-_RECORDS: dict[str, type[Record]] = {
-    "kernel_dispatch": KernelDispatch,
-    "memory_copy": MemoryCopy,
-}  # all other lists hold calls
-_COUNTED = "counter_collection"
-_LABELS: dict[type[Struct], str] = {
-    Agent: "agent",
-    ApiCall: "call",
-    CountedDispatch: "counted",
-    HardwareCounter: "counter",
-    KernelDispatch: "kernel",
-    KernelSymbol: "symbol",
-    MarkerText: "label",
-    MemoryCopy: "copy",
-    RecordKind: "kind",
-}
-"""What `ReadLosses.reasons` calls the records."""
-
-_T = TypeVar("_T", bound=Struct)
+_VALUE = np.dtype([("row", "i8"), ("counter", "i8"), ("value", "f8")])
 
 
 def read_rocprof(path: Path) -> Trace:
@@ -80,247 +69,197 @@ def read_rocprof(path: Path) -> Trace:
         OSError: the file cannot be opened.
     """
     lost = ReadLosses()
-    collected, devices, metadata = _collect(path, lost)
+    reader = _Reader(path, lost)
+    with path.open("rb") as file:
+        reader.read(JsonStream(read_blocks(path, file, lost)))
     return assemble(
         path,
         "rocprof",
-        collected.tables(),
-        collected.strings,
-        collected.threads({}),
-        devices=devices,
-        metadata=metadata,
+        reader.columns.tables(),
+        reader.columns.strings,
+        reader.columns.threads({}),
+        devices=[device for _, device in sorted(reader.devices.items())],
+        metadata={"processes": reader.processes},
         lost=lost,
         look_up=partial(_look_up, path),
     )
 
 
-def _collect(path: Path, lost: ReadLosses) -> tuple[RocmColumns, list[Device], dict[str, Any]]:
-    collected = RocmColumns(text_limit(path))
-    devices: dict[int, Device] = {}
-    about: list[dict[str, Any]] = []
-    parts = _RecordReader(path, lost)
-    with path.open("rb") as file:
-        text = JsonStream(read_blocks(path, file, lost))
-        if not text.peek():
-            raise TraceError(path, next(iter(lost.reasons), "it is empty"))
-        try:
-            for number, key, inner in sections(text):
-                if key:
-                    parts.take(text, key, inner)
-                elif number >= _MAX_PROCESSES:
-                    raise TraceError(path, f"it holds more than {_MAX_PROCESSES:,} processes")
-                else:
-                    about += parts.finish(collected, devices)
-                    parts.begin(number)
-            if text.peek():
-                lost.add("text after the end of the JSON", size=text.rest())
-        except UnexpectedJsonError as error:
-            raise TraceError(path, f"it is not what rocprofv3 writes: {error}") from None
-        except DamagedJsonError as error:
-            if not parts.items:
-                raise TraceError(path, f"it is not JSON of rocprofv3: {error}") from None
-            lost.add(f"the text is cut off or damaged: {error}", size=text.rest())
-    about += parts.finish(collected, devices)
-    return collected, [devices[number] for number in sorted(devices)], {"processes": about}
-
-
-class _RecordReader:
+class _Reader:
     """Reads the records of one process after the other, in the order of the text.
 
-    Args:
-        path: the file.
-        lost: records what cannot be read.
-
     Attributes:
-        items: the number of list items in all processes so far.
+        columns: the columns of all processes.
+        devices: their GPUs by number.
+        processes: the metadata of each.
     """
 
     def __init__(self, path: Path, lost: ReadLosses) -> None:
+        self.columns = RocmColumns(text_limit(path))
+        self.devices: dict[int, Device] = {}
+        self.processes: list[dict[str, Any]] = []
         self._path = path
-        self._record_limit = event_limit(path)
         self._lost = lost
-        self.items = 0
-        self._process: _ProcessRecords | None = None
+        self._record_limit = event_limit(path)
+        self._items = 0  # of all lists so far
 
-    def begin(self, number: int) -> None:
-        """Begin the next process."""
-        self._process = _ProcessRecords(number)
-
-    def finish(self, collected: RocmColumns, devices: dict[int, Device]) -> list[dict[str, Any]]:
-        """Add the records of the current process, if any, and return its metadata."""
-        if self._process is None:
-            return []
-        process, self._process = self._process, None
-        _ColumnBuilder(process, collected, devices).add()
-        return [process.metadata]
-
-    def take(self, text: JsonStream, key: str, inner: str) -> None:
-        """Read the value of a key.
+    def read(self, text: JsonStream) -> None:
+        """Read the text.
 
         Raises:
-            DamagedJsonError: the value is damaged.
-            UnexpectedJsonError: the value has another type.
-            TooLargeError: the file has too many items for its size.
-            TraceError: the file was written by a version before 1.0.
+            TraceError: it is not JSON of rocprofv3, or that of a version before 1.0.
+            TooLargeError: it has too many items for its size.
         """
-        process = self._process
-        assert process
-        match key, inner:
-            case "metadata", "":
-                process.metadata = _object(text.value(key))
-            case "agents", "":
-                process.agents += chain.from_iterable(self._decoded(text, key, Agent))
-                if any(agent.type == _GPU and agent.number < 0 for agent in process.agents):
-                    raise TraceError(
-                        self._path,
-                        "it was written by rocprofv3 before 1.0, whose JSON is not supported: its GPUs have no "
-                        '"logical_node_type_id"',
-                    )
-            case "counters", "":
-                found = chain.from_iterable(self._decoded(text, key, HardwareCounter))
-                process.counters.update((counter.id.handle, counter.name) for counter in found)
-            case "kernel_symbols", "":
-                for symbols in self._decoded(text, key, KernelSymbol):
-                    process.add_symbols(symbols)
-            case "strings", "buffer_records":
-                process.kinds += chain.from_iterable(self._decoded(text, inner, RecordKind))
-            case "strings", "marker_api":
-                labels = chain.from_iterable(self._decoded(text, inner, MarkerText))
-                process.labels.update((label.key, label.value) for label in labels)
-            case (("callback_records" | "buffer_records"), name) if name in _LISTS and name not in process.rows:
-                self._take_records(process, text, name)
-            case _:
-                text.skip()
-
-    def _take_records(self, process: _ProcessRecords, text: JsonStream, name: str) -> None:
-        rows: list[Array] = []
+        if not text.peek():
+            raise TraceError(self._path, next(iter(self._lost.reasons), "it is empty"))
+        process: _Process | None = None
         try:
-            if name == _COUNTED:
-                for number, counted in self._records(text, name, CountedDispatch):
-                    process.add_values(counted, sum(map(len, rows)))
-                    rows.append(_rows(number, counted))
-            else:
-                for number, records in self._records(text, name, _RECORDS.get(name, ApiCall)):
-                    rows.append(_rows(number, records))
-        finally:  # keeps the records before any damage
-            if rows:
-                process.rows[name] = rows
+            for number, key, inner in sections(text):
+                if process is None or not key:
+                    self._finish(process)
+                    process = _Process(number)
+                else:
+                    self._take(process, text, key, inner)
+            if text.peek():
+                self._lost.add("text after the end of the JSON", size=text.rest())
+        except UnexpectedJsonError as error:
+            raise TraceError(self._path, f"it is not what rocprofv3 writes: {error}") from None
+        except DamagedJsonError as error:
+            if not self._items:
+                raise TraceError(self._path, f"it is not JSON of rocprofv3: {error}") from None
+            self._lost.add(f"the text is cut off or damaged: {error}", size=text.rest())
+        self._finish(process)
 
-    def _decoded(self, text: JsonStream, name: str, kind: type[_T]) -> Iterator[list[_T]]:
-        return (records for _, records in self._records(text, name, kind))
+    def _finish(self, process: _Process | None) -> None:
+        if process is None:
+            return
+        if process.number >= _MAX_PROCESSES:
+            raise TraceError(self._path, f"it holds more than {_MAX_PROCESSES:,} processes")
+        self.processes.append(process.metadata)
+        process.add_to(self.columns, self.devices)
 
-    def _records(self, text: JsonStream, name: str, kind: type[_T]) -> Iterator[tuple[Sequence[int], list[_T]]]:
+    def _take(self, process: _Process, text: JsonStream, key: str, inner: str) -> None:
+        """Read the value of a key."""
+        kind, about = _RECORDS.get(inner), _ABOUT.get((key, inner))
+        if key == "metadata":
+            process.metadata = _object(text.value(key))
+        elif about is not None:
+            for _, found in self._records(text, inner or key, about):
+                process.about[about] += found
+            if any(agent.type == _GPU and agent.number < 0 for agent in process.about[Agent]):
+                raise TraceError(
+                    self._path,
+                    "it was written by rocprofv3 before 1.0, whose JSON is not supported: its GPUs have no "
+                    '"logical_node_type_id"',
+                )
+        elif key in _RECORD_KEYS and kind is not None and inner not in process.rows:
+            for places, records in self._records(text, inner, kind):
+                process.add(inner, kind, places, records)
+        else:
+            text.skip()
+
+    def _records(self, text: JsonStream, name: str, kind: type[Any]) -> Iterator[tuple[list[int], list[Any]]]:
         """Yield the readable records, some at a time, and their indexes in the list."""
         decode = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
         count = 0
         for items in text.items(name):
-            wrong = ""
-            places: Sequence[int]
             try:
-                records = decode(b"[" + items + b"]")
-                size = len(records)
-                places = range(count, count + size)
+                found = decode(b"[" + items + b"]")
             except DECODE_ERRORS:
-                raws, wrong = split_items(items)
-                size = len(raws)
-                read = list(_one_by_one(raws, kind, self._lost))
-                places, records = [count + place for place, _ in read], [record for _, record in read]
-            count += size
-            self.items += size
-            if self.items > self._record_limit:
+                found = [self._one(item, kind) for item in split_items(items)]
+            places = [place for place, record in enumerate(found, count) if record is not None]
+            count += len(found)
+            self._items += len(found)
+            if self._items > self._record_limit:
                 raise TooLargeError(f"it holds more than {self._record_limit:,} records, too many for its size")
-            if records:
-                yield places, records
-            if wrong:
-                raise DamagedJsonError(wrong)
+            if places:
+                yield places, [record for record in found if record is not None]
+
+    def _one(self, item: bytes, kind: type[Any]) -> Any:
+        """Return a record, repaired if necessary; None if it cannot be read."""
+        try:
+            return msgspec.json.decode(item, type=kind)
+        except DECODE_ERRORS as error:
+            name = kind.__name__.lower()
+            try:
+                record = msgspec.convert(clip_integers(decode_record(item)), kind)
+            except DECODE_ERRORS:
+                self._lost.add(f"{name}: {error}", events=1, size=len(item))
+                return None
+            self._lost.repaired += 1
+            self._lost.add(f"{name}, repaired: {error}")
+            return record
 
 
-class _ProcessRecords:
+class _Process:
     """The records of one process, with numbers for names that may come later in the file."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.metadata: dict[str, Any] = {}
-        self.agents: list[Agent] = []
-        self.counters: dict[int, str] = {}
-        self.symbols: dict[int, tuple[str, int]] = {}  # name and registers
-        self.kinds: list[RecordKind] = []
-        self.labels: dict[int, str] = {}
-        self.rows: dict[str, list[Array]] = {}  # records by list, as `_rows` makes them
-        self.values: list[tuple[Array, Array]] = []  # row and counter; value
+        self.about: dict[type[Struct], list[Any]] = defaultdict(list)  # what is in the lists of `_ABOUT`
+        self.rows: dict[str, list[Array]] = {}  # for each record its place in the list, and its values
+        self._values: list[Array] = []  # of counters
 
-    def add_symbols(self, symbols: list[KernelSymbol]) -> None:
-        """Add the names of kernels; the last name of an id counts."""
-        for symbol in symbols:
-            self.symbols[symbol.id] = symbol.formatted or symbol.demangled or symbol.name, symbol.registers
+    def add(self, name: str, kind: type[Record | Counted], places: list[int], records: list[Any]) -> None:
+        """Add records of a list."""
+        rows = self.rows.setdefault(name, [])
+        if kind is Counted:
+            first = sum(map(len, rows))
+            values = [
+                (row, each.counter.handle, each.value)
+                for row, dispatch in enumerate(records, first)
+                for each in dispatch.values
+            ]
+            self._values.append(np.array(values, _VALUE))
+        flat = chain.from_iterable(map(attrgetter(*kind.COLUMNS.values()), records))
+        table = np.fromiter(flat, np.int64, len(records) * len(kind.COLUMNS))
+        rows.append(np.column_stack((places, table.reshape(len(records), -1))))
 
-    def add_values(self, counted: list[CountedDispatch], first: int) -> None:
-        """Add the counter values of kernels, the first of which has the index ``first``."""
-        found = [
-            (row, v.counter.handle, v.value)
-            for row, dispatch in enumerate(counted, first)
-            for v in dispatch.values
-        ]
-        rows, handles, values = zip(*found, strict=True) if found else ((), (), ())
-        self.values.append((np.array([rows, handles], np.int64), np.array(values, np.float64)))
-
-
-class _ColumnBuilder:
-    """Adds the records of one process to the columns of a trace."""
-
-    def __init__(self, process: _ProcessRecords, collected: RocmColumns, devices: dict[int, Device]) -> None:
-        pid = process.metadata.get("pid", process.number)
-        self._pid = pid if isinstance(pid, int) else str(pid)
-        self._process = process
-        self._collected = collected
-        self._gpus: dict[int, Device] = {}  # by the handle of the agent
-        for agent in process.agents:
-            if agent.type == _GPU:
-                device = self._gpus[agent.id.handle] = _device(agent)
-                devices.setdefault(device.id, device)
-
-    def add(self) -> None:
-        """Add all records."""
-        if not self._process.rows:  # 0.5 ms for each process otherwise
+    def add_to(self, columns: RocmColumns, devices: dict[int, Device]) -> None:
+        """Add all records to the columns of the trace, and the GPUs to its devices."""
+        gpus = {agent.id.handle: _device(agent) for agent in self.about[Agent] if agent.type == _GPU}
+        for device in gpus.values():
+            devices.setdefault(device.id, device)
+        if not self.rows:  # 0.5 ms for each process otherwise
             return
-        kernels, dispatches = (
-            self._columns("kernel_dispatch", KernelDispatch),
-            self._columns(_COUNTED, KernelDispatch),
-        )
-        self._add_counters(dispatches)
-        self._add_kernels(kernels if len(kernels["event"]) else dispatches)
-        self._add_memcpys(self._part("memory_copy", MemoryCopy))
-        self._add_markers(self._part("marker_api", ApiCall))
+        pid = self.metadata.get("pid", self.number)
+        parts = {
+            name: self._columns(name, columns, pid if isinstance(pid, int) else str(pid)) for name in _RECORDS
+        }
+        kernels, counted, copies = parts["kernel_dispatch"], parts[_COUNTED], parts["memory_copy"]
+        self._add_counters(counted, columns)
+        self._add_kernels(kernels if len(kernels["event"]) else counted, columns, gpus)
+
+        source, target = (_numbers(gpus, copies[side]) for side in ("source", "target"))
+        columns.add_memcpys(copies | {"device": np.where(source >= 0, source, target)})
+        labels = {label.key: label.value for label in self.about[Label]}
+        texts = map_unique(parts["marker_api"]["internal"], lambda call: columns.strings[labels.get(call, "")])
+        columns.add_markers(parts["marker_api"] | {"text": texts})
         for name in _APIS:
-            self._collected.add_calls(self._part(name, ApiCall))
+            columns.add_calls(parts[name])
         for name in _MEMORY:
-            part = self._part(name, ApiCall)
-            part["category"] = np.full(len(part["event"]), self._collected.strings[name])
-            self._collected.add("others", part)
+            category = np.full(len(parts[name]["event"]), columns.strings[name])
+            columns.add("others", parts[name] | {"category": category})
 
-    def _part(self, name: str, kind: type[Record]) -> dict[str, Array]:
-        part = self._columns(name, kind)
-        self._name(part)
-        return part
-
-    def _columns(self, name: str, kind: type[Record]) -> dict[str, Array]:
-        names, number = ("event", *kind.COLUMNS), self._process.number
-        rows = np.concatenate([np.empty((0, len(names)), np.int64), *self._process.rows.pop(name, [])])
+    def _columns(self, name: str, columns: RocmColumns, pid: int | str) -> dict[str, Array]:
+        names = ("place", *_RECORDS[name].COLUMNS)
+        rows = np.concatenate([np.empty((0, len(names)), np.int64), *self.rows.pop(name, [])])
         part = dict(zip(names, rows.T, strict=True))
-        part["event"] = part["event"] + ((number << PROCESS_BIT) + (_LISTS.index(name) << _LIST))
-        part["thread"] = self._collected.thread(self._pid, part["thread"])
+        part["event"] = part["place"] + ((self.number << PROCESS_BIT) + (list(_RECORDS).index(name) << _LIST))
+        part["duration_ns"] = part["end_ns"] - part["start_ns"]
+        part["thread"] = columns.thread(pid, part["thread"])
         part["internal"] = part["correlation"]
-        for column in ("correlation", "ancestor"):
+        for column, lowest in (("correlation", 1), ("ancestor", 1), ("queue", 0), ("stream", 0)):
             if column in part:
-                part[column] = process_unique_ids(part[column], number, lowest=1)
-        for column in ("queue", "stream"):
-            if column in part:
-                part[column] = process_unique_ids(part[column], number)
+                part[column] = process_unique_ids(part[column], self.number, lowest)
+        if "kind" in part:
+            self._name(part, columns)
         return part
 
-    def _name(self, part: dict[str, Array]) -> None:
+    def _name(self, part: dict[str, Array], columns: RocmColumns) -> None:
         """Replace the numbers of kinds and operations by numbers of strings."""
-        kinds, strings = self._process.kinds, self._collected.strings
+        kinds, strings = self.about[Kind], columns.strings
 
         def kind(number: int) -> int:
             return strings[kinds[number].kind] if 0 <= number < len(kinds) else 0
@@ -334,66 +273,56 @@ class _ColumnBuilder:
         part["name"] = part["operation"] = map_unique(pair, operation)
         part["kind"] = map_unique(part["kind"], kind)
 
-    def _gpu(self, agents: Array) -> Array:
-        """Return the numbers of GPUs; -1 for CPUs."""
-        return map_unique(agents, lambda handle: self._gpus[handle].id if handle in self._gpus else -1)
-
-    def _add_kernels(self, part: dict[str, Array]) -> None:
-        strings, symbols = self._collected.strings, self._process.symbols
+    def _add_kernels(self, part: dict[str, Array], columns: RocmColumns, gpus: dict[int, Device]) -> None:
+        # the last name of an id counts
+        symbols = {symbol.id: symbol for symbol in self.about[Symbol]}
+        none = Symbol(-1)
 
         def name(kernel: int) -> int:
-            known = symbols.get(kernel, ("", -1))[0]
-            return strings[known or f"kernel {kernel}"]
+            symbol = symbols.get(kernel, none)
+            return columns.strings[symbol.formatted or symbol.demangled or symbol.name or f"kernel {kernel}"]
 
-        part["name"] = map_unique(part["kernel"], name)
-        part["registers"] = map_unique(part["kernel"], lambda kernel: symbols.get(kernel, ("", -1))[1])
-        part["device"] = self._gpu(part["agent"])
-        part["sms"] = map_unique(
-            part["agent"], lambda handle: self._gpus[handle].sms if handle in self._gpus else 0
-        )
-        part["grid"] = np.stack([part[axis] for axis in "xyz"], axis=1)
-        part["workgroup"] = np.stack([part[axis] for axis in "XYZ"], axis=1)
-        self._collected.add_kernels(part)
+        more = {
+            "name": map_unique(part["kernel"], name),
+            "registers": map_unique(part["kernel"], lambda kernel: symbols.get(kernel, none).registers),
+            "device": _numbers(gpus, part["agent"]),
+            "sms": map_unique(part["agent"], lambda handle: gpus[handle].sms if handle in gpus else 0),
+        }
+        columns.add_kernels(part | more)
 
-    def _add_memcpys(self, part: dict[str, Array]) -> None:
-        source, target = self._gpu(part["source"]), self._gpu(part["target"])
-        part["device"] = np.where(source >= 0, source, target)
-        self._collected.add_memcpys(part)
-
-    def _add_markers(self, part: dict[str, Array]) -> None:
-        labels = self._process.labels
-        part["text"] = map_unique(part["internal"], lambda call: self._collected.strings[labels.get(call, "")])
-        self._collected.add_markers(part)
-
-    def _add_counters(self, dispatches: dict[str, Array]) -> None:
+    def _add_counters(self, dispatches: dict[str, Array], columns: RocmColumns) -> None:
         """Add the counters of each kernel, summed over their instances."""
-        strings, names = self._collected.strings, self._process.counters
-        keys = np.concatenate([np.empty((2, 0), np.int64), *(keys for keys, _ in self._process.values)], axis=1)
-        values = np.concatenate([np.empty(0), *(values for _, values in self._process.values)])
-        keys[1] = map_unique(keys[1], lambda handle: strings[names.get(handle, f"counter {handle}")])
+        names = {counter.id.handle: counter.name for counter in self.about[Counter]}
+        values = np.concatenate([np.empty(0, _VALUE), *self._values])
+        keys = np.stack(
+            (
+                values["row"],
+                map_unique(
+                    values["counter"], lambda handle: columns.strings[names.get(handle, f"counter {handle}")]
+                ),
+            )
+        )
         different, first, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
         order = np.argsort(first)  # in the order of the file
-        sums = np.bincount(which.reshape(-1), values, different.shape[1])[order]
+        sums = np.bincount(which.reshape(-1), values["value"], different.shape[1])[order]
         rows, name = different[:, order]
         part = {column: dispatches[column][rows] for column in ("start_ns", "duration_ns", "thread", "event")}
-        self._collected.add("counters", part | {"name": name, "value": sums})
+        columns.add("counters", part | {"name": name, "value": sums})
+
+
+def _numbers(gpus: dict[int, Device], agents: Array) -> Array:
+    """Return the numbers of GPUs; -1 for CPUs."""
+    return map_unique(agents, lambda handle: gpus[handle].id if handle in gpus else -1)
 
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        content = msgspec.json.decode(text.decode("utf-8", "replace"))
+        content = decode_record(text)
     except DECODE_ERRORS as error:
         raise DamagedJsonError(str(error)) from None
     if not isinstance(content, dict):
         raise UnexpectedJsonError("Expected an object as metadata")
     return content
-
-
-def _rows(places: Sequence[int], records: Sequence[Record | CountedDispatch]) -> Array:
-    """Return one row per record: its index in the list, and the values of its `COLUMNS`."""
-    width = 1 + len(records[0].COLUMNS)
-    flat = chain.from_iterable((place, *record.row()) for place, record in zip(places, records, strict=True))
-    return np.fromiter(flat, np.int64, len(records) * width).reshape(-1, width)
 
 
 def _device(agent: Agent) -> Device:
@@ -406,38 +335,21 @@ def _device(agent: Agent) -> Device:
     )
 
 
-def _one_by_one(raws: list[Raw], kind: type[_T], lost: ReadLosses) -> Iterator[tuple[int, _T]]:
-    """Yield the readable records with their indexes."""
-    decode: Callable[[Raw], _T] = msgspec.json.Decoder(kind).decode
-    for place, raw in enumerate(raws):
-        try:
-            yield place, decode(raw)
-        except DECODE_ERRORS as error:
-            try:
-                record = msgspec.convert(clip_integers(decode_record(raw)), kind)
-            except DECODE_ERRORS:
-                lost.add(f"{_LABELS[kind]}: {error}", events=1, size=memoryview(raw).nbytes)
-            else:
-                lost.repaired += 1
-                lost.add(f"{_LABELS[kind]}, repaired: {error}")
-                yield place, record
-
-
 def _look_up(path: Path, event: int) -> dict[str, Any]:
     if event < 0:
         return {}
-    wanted = event >> PROCESS_BIT, _LISTS[event >> _LIST & (1 << PROCESS_BIT - _LIST) - 1]
+    wanted = event >> PROCESS_BIT, list(_RECORDS)[event >> _LIST & (1 << PROCESS_BIT - _LIST) - 1]
     place = event & (1 << _LIST) - 1
     with path.open("rb") as file:
         text = JsonStream(read_blocks(path, file, ReadLosses()))
         for number, key, inner in sections(text):
-            if key in ("callback_records", "buffer_records") and (number, inner) == wanted:
+            if key in _RECORD_KEYS and (number, inner) == wanted:
                 for items in text.items(inner):
-                    raws, _ = split_items(items)
-                    if place < len(raws):
-                        found: dict[str, Any] = decode_record(raws[place])
-                        return found
-                    place -= len(raws)
+                    found = split_items(items)
+                    if place < len(found):
+                        record: dict[str, Any] = decode_record(found[place])
+                        return record
+                    place -= len(found)
             elif key:
                 text.skip()
     return {}

@@ -14,7 +14,7 @@ _Length = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 class _Part(Struct, gc=False, frozen=True): ...
 
 
-class RocprofHandle(_Part, frozen=True):
+class Handle(_Part, frozen=True):
     """The handle of an agent, a queue, a stream or a counter."""
 
     handle: _Int = -1
@@ -38,8 +38,8 @@ class Lengths(_Part, frozen=True):
 class DispatchInfo(_Part, frozen=True):
     """A launch: the kernel, its sizes, its agent and its queue."""
 
-    agent: RocprofHandle = field(default=RocprofHandle(), name="agent_id")
-    queue: RocprofHandle = field(default=RocprofHandle(), name="queue_id")
+    agent: Handle = field(default=Handle(), name="agent_id")
+    queue: Handle = field(default=Handle(), name="queue_id")
     kernel: _Int = field(default=-1, name="kernel_id")
     shared_bytes: _Int = field(default=-1, name="group_segment_size")
     workgroup: Lengths = field(default=Lengths(), name="workgroup_size")
@@ -47,9 +47,14 @@ class DispatchInfo(_Part, frozen=True):
 
 
 class Record(_Part, frozen=True):
-    """A record with a start and an end; `row` returns the values of its `COLUMNS`."""
+    """A record with a start and an end; `COLUMNS` says where the value of each column is."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("start_ns", "duration_ns", "thread", "correlation")
+    COLUMNS: ClassVar[dict[str, str]] = {
+        "start_ns": "start",
+        "end_ns": "end",
+        "thread": "thread",
+        "correlation": "correlation.internal",
+    }
 
     start: _Time = field(name="start_timestamp")
     end: _Time = field(name="end_timestamp")
@@ -60,81 +65,72 @@ class Record(_Part, frozen=True):
         if self.end < self.start:
             raise ValueError("it ends before it starts")
 
-    def row(self) -> tuple[int, ...]:
-        """Return the values of `COLUMNS`."""
-        return self.start, self.end - self.start, self.thread, self.correlation.internal
 
-
-class KernelDispatch(Record, frozen=True):
+class Kernel(Record, frozen=True):
     """A kernel."""
 
-    COLUMNS = (*Record.COLUMNS, "agent", "queue", "stream", "kernel", "shared_bytes", *"xyzXYZ")
+    COLUMNS = Record.COLUMNS | {
+        "agent": "info.agent.handle",
+        "queue": "info.queue.handle",
+        "stream": "stream.handle",
+        "kernel": "info.kernel",
+        "shared_bytes": "info.shared_bytes",
+        **{axis: f"info.grid.{axis}" for axis in "xyz"},
+        **{axis.upper(): f"info.workgroup.{axis}" for axis in "xyz"},
+    }
 
     info: DispatchInfo = field(default=DispatchInfo(), name="dispatch_info")
-    stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
-
-    def row(self) -> tuple[int, ...]:
-        """Return the values of `COLUMNS`."""
-        info, grid, workgroup = self.info, self.info.grid, self.info.workgroup
-        return (
-            *super().row(),
-            *(info.agent.handle, info.queue.handle, self.stream.handle, info.kernel, info.shared_bytes),
-            *(grid.x, grid.y, grid.z, workgroup.x, workgroup.y, workgroup.z),
-        )
+    stream: Handle = field(default=Handle(), name="stream_id")
 
 
-class ApiCall(Record, frozen=True):
+class Call(Record, frozen=True):
     """A call of an API, including rocTX, or an allocation."""
 
-    COLUMNS = (*Record.COLUMNS, "ancestor", "kind", "operation")
+    COLUMNS = Record.COLUMNS | {"ancestor": "correlation.ancestor", "kind": "kind", "operation": "operation"}
 
     kind: _Int = -1
     operation: _Int = -1
 
-    def row(self) -> tuple[int, ...]:
-        """Return the values of `COLUMNS`."""
-        return *super().row(), self.correlation.ancestor, self.kind, self.operation
 
-
-class MemoryCopy(ApiCall, frozen=True):
+class Copy(Call, frozen=True):
     """A memcpy."""
 
-    COLUMNS = (*ApiCall.COLUMNS, "source", "target", "bytes", "stream")
+    COLUMNS = Call.COLUMNS | {
+        "source": "source.handle",
+        "target": "target.handle",
+        "bytes": "bytes",
+        "stream": "stream.handle",
+    }
 
-    source: RocprofHandle = field(default=RocprofHandle(), name="src_agent_id")
-    target: RocprofHandle = field(default=RocprofHandle(), name="dst_agent_id")
+    source: Handle = field(default=Handle(), name="src_agent_id")
+    target: Handle = field(default=Handle(), name="dst_agent_id")
     bytes: _Int = -1
-    stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
-
-    def row(self) -> tuple[int, ...]:
-        """Return the values of `COLUMNS`."""
-        return *super().row(), self.source.handle, self.target.handle, self.bytes, self.stream.handle
+    stream: Handle = field(default=Handle(), name="stream_id")
 
 
 class CounterValue(_Part, frozen=True):
     """The value of one instance of a counter."""
 
-    counter: RocprofHandle = field(default=RocprofHandle(), name="counter_id")
+    counter: Handle = field(default=Handle(), name="counter_id")
     value: float = 0.0
 
 
-class CountedDispatch(_Part, frozen=True):
+class Counted(_Part, frozen=True):
     """A kernel with the values of hardware counters, some with several instances."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = KernelDispatch.COLUMNS
+    COLUMNS: ClassVar[dict[str, str]] = {
+        **{column: f"dispatch.{path}" for column, path in Kernel.COLUMNS.items()},
+        "thread": "thread",
+        "stream": "stream.handle",
+    }
 
-    dispatch: KernelDispatch = field(name="dispatch_data")
+    dispatch: Kernel = field(name="dispatch_data")
     thread: _Int = field(default=-1, name="thread_id")
-    stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
+    stream: Handle = field(default=Handle(), name="stream_id")
     values: list[CounterValue] = field(default_factory=list, name="records")
 
-    def row(self) -> tuple[int, ...]:
-        """Return the values of `COLUMNS`."""
-        start, duration, _, correlation, agent, queue, _, *rest = self.dispatch.row()
-        return start, duration, self.thread, correlation, agent, queue, self.stream.handle, *rest
 
-
-class KernelSymbol(_Part, frozen=True):
+class Symbol(_Part, frozen=True):
     """The symbol of a kernel; its formatted name is the demangled name without the linker's suffix."""
 
     id: _Int = field(name="kernel_id")
@@ -153,7 +149,7 @@ class MemoryBank(_Part, frozen=True):
 class Agent(_Part, frozen=True):
     """A processor; `type` 2 is a GPU."""
 
-    id: RocprofHandle = RocprofHandle()
+    id: Handle = Handle()
     type: int = 0
     number: _Int = field(default=-1, name="logical_node_type_id")
     name: str = ""
@@ -164,21 +160,21 @@ class Agent(_Part, frozen=True):
     memory: list[MemoryBank] = field(default_factory=list, name="mem_banks")
 
 
-class HardwareCounter(_Part, frozen=True):
+class Counter(_Part, frozen=True):
     """The name of a hardware counter."""
 
-    id: RocprofHandle = RocprofHandle()
+    id: Handle = Handle()
     name: str = ""
 
 
-class MarkerText(_Part, frozen=True):
+class Label(_Part, frozen=True):
     """The argument of a rocTX call, by the id of the call."""
 
     key: _Int
     value: str
 
 
-class RecordKind(_Part, frozen=True):
+class Kind(_Part, frozen=True):
     """The name of a kind of record, and the names of its operations."""
 
     kind: str = ""

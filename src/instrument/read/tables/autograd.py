@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .lanes import LaneAxis
+from .lanes import LaneAxis, pairs
 from .nest import NestedRanges
 from .steps import StepIndex, main_thread
 from .table import Array, Table
-from .trace import Trace
-from .trace_data import Thread
+from .trace import Thread, Trace
 
 BACKWARD = " (backward)"
 """The suffix of the regions of backward passes, as `instrument.annotate_modules` names them."""
@@ -163,9 +162,8 @@ class BackwardCallers:
         trains = trains[np.argsort(self._process_of[trains], kind="stable")]
         process = self._process_of[threads]
         first, after = (np.searchsorted(self._process_of[trains], process, side) for side in ("left", "right"))
-        count = np.where(after - first <= _MAX_THREADS, after - first, 0)
-        row = np.repeat(np.arange(len(threads)), count)
-        return row, trains[np.arange(len(row)) + np.repeat(first - (np.cumsum(count) - count), count)]
+        row, place = pairs(first, np.where(after - first <= _MAX_THREADS, after, first))
+        return row, trains[place]
 
     def _created_node(self, times_ns: Array, threads: Array, row: Array, candidate: Array) -> Array:
         """Return whether each candidate created a node with the sequence number of the running node."""

@@ -105,19 +105,8 @@ _SCOPE = re.compile(r"^(?:\w+::)+")
 _BRACKET = re.compile(r"[<({>)},]")
 _WORD = re.compile(r"[\w.]+")
 _EMPTY_WORDS = {
-    "at",
-    "native",
-    "detail",
-    "cub",
-    "std",
-    "c10",
-    "operator",
-    "const",
-    "cutlass",
-    "cute",
-    "cuda",
-    "void",
-}
+    "at", "native", "detail", "cub", "std", "c10", "operator", "const", "cutlass", "cute", "cuda", "void",
+}  # fmt: skip
 
 _ELEMENTWISE = {
     "elementwise_kernel": "strided", "vectorized_elementwise_kernel": "vectorized",
@@ -204,12 +193,10 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
             seen[f"{short} ({', '.join(apart)})" if apart else short].append(name)
         for shown, left in seen.items():
             unique = len(left) == 1 and (shown not in alike or shown == short)
-            result |= {name: shown if unique else f"{shown} #{_hash(name)}" for name in left}
+            for name in left:
+                code = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
+                result[name] = shown if unique else f"{shown} #{code}"
     return result
-
-
-def _hash(name: str) -> str:
-    return hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
 
 
 def _differences(details: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

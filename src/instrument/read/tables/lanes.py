@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .table import Array
+from .table import Array, Strings
 
 _MAX_SPAN = 2**62
 
@@ -48,12 +48,25 @@ def group_rows(lane: Array) -> Iterator[tuple[int, Array]]:
         yield from zip(lanes.tolist(), np.split(order, first[1:]), strict=True)
 
 
+def pairs(first: Array, after: Array) -> tuple[Array, Array]:
+    """Return pairs of every row and each number from ``first`` up to ``after`` of the row."""
+    count = after - first
+    row = np.repeat(np.arange(len(count)), count)
+    return row, np.arange(len(row)) + np.repeat(first - (np.cumsum(count) - count), count)
+
+
 def map_unique(values: Array, change: Callable[[int], int]) -> Array:
     """Map integers; ``change`` is called once for each distinct value, in ascending order."""
     if not len(values):  # common in files of many processes, where `unique` would take half of the time
         return np.empty(0, np.int64)
     used, places = np.unique(values, return_inverse=True)
     return np.fromiter(map(change, used.tolist()), np.int64, len(used))[places]
+
+
+def map_strings(strings: Strings, codes: Array, change: Callable[[str], str]) -> Array:
+    """Apply ``change`` to the strings of these numbers, and return the numbers of the results."""
+    texts = list(strings)
+    return map_unique(codes, lambda code: strings[change(texts[code])])
 
 
 def map_unique_pairs(first: Array, second: Array, change: Callable[[int, int], int]) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from ...base.trace_marks import TASKS
 from .lanes import LaneAxis
 from .table import Array, Table
-from .trace_data import Thread
+from .trace import Thread
 
 
 class NestedRanges:

@@ -12,26 +12,30 @@ from .lanes import map_unique, map_unique_pairs
 from .table import Array
 from .trace import ReadLosses
 
-"""The key of the note in the metadata of a merged trace."""
-
 _ON_GPU = ("gpu", "gpu_regions", "syncs")
 
 
 def merge_note(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the note in the metadata of a trace; empty if the trace is not a merged one."""
-    return _mapping(metadata.get(MERGE))
+    return mapping(metadata.get(MERGE))
 
 
 def about_ranks(metadata: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     """Return what the note says of each rank, in ascending order; empty if the trace is not a merged one."""
-    ranks = _mapping(merge_note(metadata).get("ranks"))
-    known = {int(rank): _mapping(about) for rank, about in ranks.items() if rank.isdecimal() and len(rank) < 8}
+    ranks = mapping(merge_note(metadata).get("ranks"))
+    known = {int(rank): mapping(about) for rank, about in ranks.items() if rank.isdecimal() and len(rank) < 8}
     return dict(sorted(known.items()))
 
 
 def metadata_of(about: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the metadata of the file of a rank, from what the note says of the rank."""
-    return _mapping(about.get("metadata"))
+    return mapping(about.get("metadata"))
+
+
+def process_groups(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what torch says of each process group of a job."""
+    groups = mapping(metadata.get("distributedInfo")).get("pg_config")
+    return [mapping(group) for group in groups] if isinstance(groups, list) else []
 
 
 def number_gpus(
@@ -50,7 +54,7 @@ def number_gpus(
     own = {
         int(process): (rank, before)
         for rank, about in ranks.items()
-        for process, before in _mapping(about.get("processes")).items()
+        for process, before in mapping(about.get("processes")).items()
         if process.isdecimal() and len(process) < 10
     }
     numbers = {process: before for process, (_, before) in own.items() if type(before) is int}
@@ -69,19 +73,17 @@ def number_gpus(
     return found
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a value of the metadata; empty if it is no mapping."""
     return value if isinstance(value, Mapping) else {}
 
-
-"""The key of the note in the metadata of a slim trace."""
 
 _MOST = 1 << 62  # events or bytes
 
 
 def note_of(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the note in the metadata of a trace; empty if the trace is not a slim one."""
-    note = metadata.get(SLIM)
-    return note if isinstance(note, Mapping) else {}
+    return mapping(metadata.get(SLIM))
 
 
 def note_losses(lost: ReadLosses) -> dict[str, Any]:
@@ -91,14 +93,11 @@ def note_losses(lost: ReadLosses) -> dict[str, Any]:
 
 def add_losses(note: Mapping[str, Any], lost: ReadLosses) -> None:
     """Add what could not be read of the files from which a slim or merged trace was made."""
-    before = note.get("lost")
-    if not isinstance(before, Mapping):
-        return
+    before = mapping(note.get("lost"))
     lost.events += _count(before.get("events"))
     lost.bytes += _count(before.get("bytes"))
     lost.repaired += _count(before.get("repaired"))
-    reasons = before.get("reasons")
-    for reason, count in reasons.items() if isinstance(reasons, Mapping) else ():
+    for reason, count in mapping(before.get("reasons")).items():
         lost.reasons[str(reason)] = lost.reasons.get(str(reason), 0) + _count(count)
 
 
@@ -126,9 +125,7 @@ def own_threads(note: Mapping[str, Any], threads: Mapping[Any, int]) -> Array:
 
 def kept_steps(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return the number of steps of a slim trace, and of the file that it was made from; None if it has all."""
-    steps = note_of(metadata).get("steps")
-    if not isinstance(steps, Mapping):
-        return None
+    steps = mapping(note_of(metadata).get("steps"))
     kept, of = _count(steps.get("kept")), _count(steps.get("of"))
     return (kept, of) if 0 < kept < of else None
 

@@ -9,10 +9,10 @@ import numpy as np
 from .intervals import covered_ns, merge_overlaps, total_ns
 from .lanes import LaneAxis, group_rows
 from .table import Array, Table
-from .trace_data import TraceData
+from .trace import Trace
 
 
-def main_thread(trace: TraceData) -> int:
+def main_thread(trace: Trace) -> int:
     """Return the thread of the steps; without steps, the thread that spent the most time in regions; or -1.
 
     Without regions as well, it is the thread that spent the most time in outermost operators.
@@ -49,13 +49,13 @@ def _time_on_threads(rows: Table, count: int) -> Array:
     )
 
 
-def process_of_threads(trace: TraceData) -> Array:
+def process_of_threads(trace: Trace) -> Array:
     """Return a number for the process of each thread; the last element, for no thread, is -1."""
     known = {thread.process: number for number, thread in reversed(list(enumerate(trace.threads)))}
     return np.array([*(known[thread.process] for thread in trace.threads), -1])
 
 
-def steps_of_process(trace: TraceData) -> Array:
+def steps_of_process(trace: Trace) -> Array:
     """Return the starts and ends of the steps of the process that recorded most; repeated steps count once."""
     steps, process_of = trace.steps, process_of_threads(trace)
     times = np.stack((steps.start_ns, steps.end_ns), axis=1)
@@ -66,7 +66,7 @@ def steps_of_process(trace: TraceData) -> Array:
 class StepIndex:
     """Finds the step at a time: the last started step of the process, if it or a step around it still runs."""
 
-    def __init__(self, trace: TraceData) -> None:
+    def __init__(self, trace: Trace) -> None:
         self._marked = bool(trace.steps)
         self._process = process_of_threads(trace)
         of = self._process[trace.steps.thread]
@@ -125,7 +125,7 @@ class _LatestOpenProcess:
         return np.where(at >= 0, self._last[at], -1)
 
 
-def steps_ns(trace: TraceData) -> int:
+def steps_ns(trace: Trace) -> int:
     """Return the sum of the durations of the steps; without steps, the time from the first event to the last."""
     if trace.steps:
         return int(trace.steps.duration_ns.sum())
@@ -141,7 +141,7 @@ def span(*tables: Table) -> tuple[int, int]:
     return int(min(table.start_ns[0] for table in some)), int(max(table.end_ns.max() for table in some))
 
 
-def in_no_region_ns(trace: TraceData, regions: Table) -> int:
+def in_no_region_ns(trace: Trace, regions: Table) -> int:
     """Return how long no region was open on any thread, during the steps or, without steps, the whole trace."""
     open_ = merge_overlaps(regions.start_ns, regions.end_ns)
     if not trace.steps:
@@ -149,7 +149,7 @@ def in_no_region_ns(trace: TraceData, regions: Table) -> int:
     return int((trace.steps.duration_ns - covered_ns(open_, trace.steps.start_ns, trace.steps.end_ns)).sum())
 
 
-def outside_ns(trace: TraceData) -> int:
+def outside_ns(trace: Trace) -> int:
     """Return how much of the time from the first event on the CPU to the last is outside steps."""
     if not trace.steps:
         return 0
@@ -175,7 +175,7 @@ class GpuWork(NamedTuple):
     by_time: Array
 
 
-def gpu_work(trace: TraceData, steps: StepIndex) -> GpuWork:
+def gpu_work(trace: Trace, steps: StepIndex) -> GpuWork:
     """Return which GPU work belongs to the steps."""
     gpu = trace.gpu
     by_call, by_operator = gpu.launch >= 0, (gpu.launch < 0) & (gpu.operator >= 0)
@@ -192,7 +192,7 @@ def gpu_work(trace: TraceData, steps: StepIndex) -> GpuWork:
     return GpuWork(counted, before, ~(by_call | by_operator | before))
 
 
-def launched_before(trace: TraceData) -> Array:
+def launched_before(trace: Trace) -> Array:
     """Return a mask of the GPU work that was launched before the recording.
 
     Streams run in order: if the trace has launches, work before the first launched work of its stream was launched

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,82 +11,44 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 _Key = TypeVar("_Key", bound=Hashable)
 
-_TIMED: dict[str, tuple[str, float]] = {
-    "start_ns": ("i8", 0),
-    "duration_ns": ("i8", 0),
-    "name": ("i4", 0),
-    "event": ("i8", -1),
-}
-_ON_CPU = _TIMED | {"thread": ("i4", -1)}
-_NESTED = _ON_CPU | {"parent": ("i4", -1)}
-_ON_GPU = _TIMED | {"category": ("i4", 0), "device": ("i4", -1), "stream": ("i8", -1)}
-_LINKED = {
-    "launch": ("i4", -1),
-    "operator": ("i4", -1),
-    "region": ("i4", -1),
-    "module": ("i4", -1),
-    "step": ("i4", -1),
-}
-_KERNEL = {
-    "bytes": ("i8", -1),
-    "blocks": ("i8", -1),
-    "block_threads": ("i4", -1),
-    "registers": ("i4", -1),
-    "shared_bytes": ("i8", -1),
-    "blocks_per_sm": ("f8", np.nan),
-    "occupancy_percent": ("f8", np.nan),
-    "collective": ("i4", 0),
-    "group": ("i4", 0),
-    "elements_in": ("i8", -1),
-    "elements_out": ("i8", -1),
-    "dtype": ("i4", 0),
-    "short_name": ("i4", 0),
-    "family": ("i4", 0),
-}
+_Column = tuple[str, float]  # its numpy type, and the value that stands for unknown
+_TEXT: _Column = ("i4", 0)
+_SMALL: _Column = ("i4", -1)
+_LARGE: _Column = ("i8", -1)
+_REAL: _Column = ("f8", np.nan)
 
-COLUMNS: dict[str, dict[str, tuple[str, float]]] = {
+_TIMED: dict[str, _Column] = {"start_ns": ("i8", 0), "duration_ns": ("i8", 0), "name": _TEXT, "event": _LARGE}
+_ON_CPU = _TIMED | {"thread": _SMALL}
+_NESTED = _ON_CPU | {"parent": _SMALL}
+_ON_GPU = _TIMED | {"category": _TEXT, "device": _SMALL, "stream": _LARGE}
+_IDS = {"correlation": _LARGE, "external": _LARGE}
+_KERNEL = {
+    **{"bytes": _LARGE, "blocks": _LARGE, "block_threads": _SMALL, "registers": _SMALL, "shared_bytes": _LARGE},
+    **{"blocks_per_sm": _REAL, "occupancy_percent": _REAL, "collective": _TEXT, "group": _TEXT},
+    **{"elements_in": _LARGE, "elements_out": _LARGE, "dtype": _TEXT, "short_name": _TEXT, "family": _TEXT},
+}
+_LINKED = dict.fromkeys(("launch", "operator", "region", "module", "step"), _SMALL)
+
+COLUMNS: dict[str, dict[str, _Column]] = {
     "operators": _NESTED
-    | {"external": ("i8", -1), "sequence": ("i8", -1), "shapes": ("i4", 0), "types": ("i4", 0)}
-    | {"scalars": ("i4", 0)},
+    | {"external": _LARGE, "sequence": _LARGE, "shapes": _TEXT, "types": _TEXT, "scalars": _TEXT},
     "regions": _NESTED
-    | {"external": ("i8", -1), "domain": ("i4", 0), "category": ("i4", 0)}
-    | {"color": ("i8", -1), "payload": ("i4", 0)},
+    | {"external": _LARGE, "domain": _TEXT, "category": _TEXT, "color": _LARGE, "payload": _TEXT},
     "frames": _NESTED,
-    "runtime": _ON_CPU | {"category": ("i4", 0), "correlation": ("i8", -1), "external": ("i8", -1)},
-    "gpu": _ON_GPU | {"correlation": ("i8", -1), "external": ("i8", -1)} | _KERNEL | _LINKED,
-    "gpu_regions": _ON_GPU | {"external": ("i8", -1)},
-    "syncs": _ON_GPU | {"correlation": ("i8", -1)},
+    "runtime": _ON_CPU | {"category": _TEXT} | _IDS,
+    "gpu": _ON_GPU | _IDS | _KERNEL | _LINKED,
+    "gpu_regions": _ON_GPU | {"external": _LARGE},
+    "syncs": _ON_GPU | {"correlation": _LARGE},
     "memory": _ON_CPU
-    | {
-        "bytes": ("i8", 0),
-        "address": ("i8", -1),
-        "device_type": ("i4", -1),
-        "device": ("i4", -1),
-        "allocated_bytes": ("i8", -1),
-        "reserved_bytes": ("i8", -1),
-    },
-    "counters": _ON_CPU | {"value": ("f8", np.nan)},
-    "steps": _ON_CPU | {"number": ("i8", -1)},
-    "others": _ON_CPU | {"category": ("i4", 0)},
+    | {"bytes": ("i8", 0), "address": _LARGE, "device_type": _SMALL, "device": _SMALL}
+    | {"allocated_bytes": _LARGE, "reserved_bytes": _LARGE},
+    "counters": _ON_CPU | {"value": _REAL},
+    "steps": _ON_CPU | {"number": _LARGE},
+    "others": _ON_CPU | {"category": _TEXT},
 }
 """The columns of each table: their numpy type, and the value that stands for unknown."""
 
-TEXT = frozenset(
-    {
-        "name",
-        "category",
-        "domain",
-        "payload",
-        "shapes",
-        "types",
-        "scalars",
-        "collective",
-        "group",
-        "dtype",
-        "short_name",
-        "family",
-    }
-)
+TEXT = frozenset(name for columns in COLUMNS.values() for name, kind in columns.items() if kind == _TEXT)
 """Columns that hold numbers of strings; 0 is the empty string."""
 
 
@@ -237,6 +199,21 @@ def table(kind: str, columns: Mapping[str, Array], strings: list[str]) -> Table:
         else:
             complete[name] = np.full(count, missing, dtype)
     return Table(complete, strings)
+
+
+def join_parts(columns: Mapping[str, tuple[str, float]], parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Concatenate the rows of several parts; the columns that one of them lacks are unknown in its rows."""
+    return {
+        name: np.concatenate([part.get(name, np.full(len(part["start_ns"]), missing, dtype)) for part in parts])
+        for name, (dtype, missing) in columns.items()
+        if any(name in part for part in parts)
+    }
+
+
+def natural(value: object) -> int:
+    """Return a natural number of 63 bits that may be text; -1 for anything else."""
+    text = str(value)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63 else -1
 
 
 def _fit_to_dtype(column: Array, dtype: str, missing: float) -> Array:

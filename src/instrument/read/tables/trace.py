@@ -1,13 +1,14 @@
-"""`Trace`: the recording of one process, what can be done with it, and its export to Arrow, pandas and Parquet."""
+"""`Trace`: the tables that all readers fill, whichever profiler wrote the file, and their export."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -16,17 +17,177 @@ import numpy as np
 from ...base.guard import guard
 from ...base.part_file import make_folder
 from .table import COLUMNS, KERNEL, MEMCPY, MEMSET, PIP, TEXT, Array, Table
-from .trace_data import MODULE, MODULE_PREFIX, Coverage, Device, ReadLosses, Thread, TraceData, UnreadDevice
 
 if TYPE_CHECKING:
-    import pandas
     import pyarrow
 
-__all__ = ["MODULE", "MODULE_PREFIX", "Coverage", "Device", "ReadLosses", "Thread", "Trace", "UnreadDevice"]
+MODULE_PREFIX = "nn.Module: "
+"""How the names of frames that are modules begin."""
+
+MODULE = re.compile(f"^{re.escape(MODULE_PREFIX)}")
 
 
-class Trace(TraceData):
-    """The recording of one process, as tables of events: the attributes of `TraceData`."""
+@dataclass(frozen=True)
+class Thread:
+    """A thread of the program.
+
+    Attributes:
+        process: the process id, or the text that the file gives instead.
+        thread: the thread id, or the text that the file gives instead.
+        name: the name that the operating system shows; empty if the file does not say.
+        autograd: whether this is an autograd thread, which runs the backward pass of a GPU's operators.
+    """
+
+    process: int | str
+    thread: int | str
+    name: str = ""
+    autograd: bool = False
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU; numbers that the file does not say are 0.
+
+    Attributes:
+        id: the number of the GPU.
+        name: its product name, or "".
+        sms: its multiprocessors.
+        threads_per_sm: how many threads a multiprocessor holds.
+        memory_bytes: the size of its memory.
+    """
+
+    id: int
+    name: str = ""
+    sms: int = 0
+    threads_per_sm: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass
+class ReadLosses:
+    """The parts of a file that could not be read; false if there are none.
+
+    Attributes:
+        events: the number of events known to be lost.
+        bytes: the number of lost bytes.
+        repaired: the number of events that were read after an error in their text was repaired.
+        reasons: the causes, each with its number of occurrences.
+        left_out: events that are intact and that no table holds, in words, each with their number: no loss.
+    """
+
+    events: int = 0
+    bytes: int = 0
+    repaired: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def add(self, reason: str, events: int = 0, size: int = 0) -> None:
+        """Count one more loss of so many events and bytes."""
+        self.events += events
+        self.bytes += size
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    def __bool__(self) -> bool:
+        return bool(self.reasons)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of the GPU work is linked to rows of a table, such as the operators that launched it.
+
+    Attributes:
+        linked: the number of linked kernels, memcpys and memsets.
+        of: the number of all of them.
+        linked_ns: the sum of the durations of the linked ones.
+        of_ns: the sum of all durations.
+    """
+
+    linked: int
+    of: int
+    linked_ns: int
+    of_ns: int
+
+
+@dataclass(frozen=True)
+class UnreadDevice:
+    """Events of a device, or of a profiler, that this library does not know.
+
+    Attributes:
+        events: the number of its events.
+        busy_ns: the time during which any of them lasted.
+    """
+
+    events: int
+    busy_ns: int
+
+
+@dataclass
+class Trace:
+    """The recording of one process, as tables of events.
+
+    Each table is a `Table` of numpy columns of equal length, one row per event, in order of start; of events that
+    start together, the longest comes first. Times are integer nanoseconds on one clock (columns ``start_ns`` and
+    ``duration_ns``). `instrument.read.tables.table.COLUMNS` lists the columns of each table with their types.
+
+    Attributes:
+        path: the file; "-" is standard input.
+        format: "kineto", "jax", "nsight systems", "rocprof" or "ascend".
+        operators: PyTorch operators on the CPU; ``parent`` is a row of this table, or -1.
+        regions: named ranges: record_function, NVTX and rocTX. ``parent`` is a row of this table, or -1; the
+            outermost regions of autograd threads have the region that was open on the thread that called the
+            backward pass as their parent.
+        frames: Python functions and, named ``nn.Module: ...``, modules.
+        runtime: calls of the CUDA or HIP runtime and driver.
+        gpu: kernels, memcpys and memsets. ``launch``, ``operator``, ``region``, ``module`` and ``step`` are rows
+            of `runtime`, `operators`, `regions`, `frames` and `steps`, or -1.
+        gpu_regions: the ranges of regions on the GPU that the profiler itself recorded.
+        syncs: synchronizations that the GPU's driver recorded.
+        memory: allocations (``bytes`` > 0) and frees (``bytes`` < 0) of PyTorch's allocators.
+        counters: values over time.
+        steps: the steps of the training loop, as the program marked them, or the calls of `steps_from`.
+        others: complete events and instants of all other categories.
+        strings: the texts that the numbers in text columns stand for: ``strings[number]``.
+        threads: the threads that the numbers in ``thread`` columns stand for.
+        devices: the GPUs.
+        metadata: all other information in the file.
+        rank: the rank of the process in a distributed job; None if there is no job, or the file does not say.
+        world_size: the number of ranks; None like `rank`.
+        epoch_ns: the offset from times to nanoseconds since 1970; 0 if the file does not say.
+        lost: what could not be read.
+        steps_from: the names of the regions whose calls are the steps, with "*" for numbers; "" for marked steps.
+        unread_devices: the devices whose work is not in `gpu`, because this library does not know its categories.
+        unplaced: the number of regions on autograd threads without a parent, because several threads of the
+            program may have called their backward pass.
+        coverage: how much GPU work has a "launch", "operator", "region", "module" or "step".
+        look_up: returns the args of the event with a number; `args` is the public way.
+    """
+
+    path: Path
+    format: str
+    operators: Table
+    regions: Table
+    frames: Table
+    runtime: Table
+    gpu: Table
+    gpu_regions: Table
+    syncs: Table
+    memory: Table
+    counters: Table
+    steps: Table
+    others: Table
+    strings: list[str]
+    threads: list[Thread]
+    devices: list[Device] = field(default_factory=list)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    rank: int | None = None
+    world_size: int | None = None
+    epoch_ns: int = 0
+    lost: ReadLosses = field(default_factory=ReadLosses)
+    steps_from: str = ""
+    unread_devices: Mapping[str, UnreadDevice] = field(default_factory=dict)
+    unplaced: int = 0
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
+    look_up: Callable[[int], dict[str, Any]] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         return f"<trace {self.path}: {len(self.gpu):,} on the GPU, {len(self.operators):,} operators>"
@@ -71,30 +232,53 @@ class Trace(TraceData):
         return self.look_up(int(table.event[row]))
 
     def to_arrow(self) -> dict[str, Any]:
-        """Return the tables as ``pyarrow.Table``, by name; see `instrument.read.tables.trace.to_arrow`.
+        """Return the tables as ``pyarrow.Table``, by name; see `instrument.to_arrow`.
 
         Raises:
             ImportError: pyarrow is not installed.
         """
-        return to_arrow(self)
+        about = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_EXPORTED}
+        metadata = {b"instrument": json.dumps(about, default=_plain).encode()}
+        return {kind: _arrow_table(self, kind).replace_schema_metadata(metadata) for kind in COLUMNS}
 
     def to_pandas(self) -> dict[str, Any]:
-        """Return the tables as ``pandas.DataFrame``, by name.
+        """Return the tables as ``pandas.DataFrame``, by name, with text as categories.
+
+        The columns are those of `to_arrow`, except ``row``, which is the index.
 
         Raises:
             ImportError: pandas or pyarrow is not installed.
         """
-        return to_pandas(self)
+        try:
+            import pandas  # noqa: F401
+        except ImportError as error:
+            raise ImportError(f"data frames need pandas: {PIP}") from error
+        return {kind: rows.drop_columns("row").to_pandas() for kind, rows in self.to_arrow().items()}
 
     def to_parquet(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write one Parquet file per table into ``folder`` and return their paths.
+        """Write one Parquet file per table, with the columns of `to_arrow`, and return their paths.
+
+        Existing files are replaced once all tables are written; if writing fails, no file is replaced.
+
+        Args:
+            folder: the folder for the files, created if missing.
 
         Raises:
             ImportError: pyarrow is not installed.
             NotADirectoryError: ``folder`` is a file.
             OSError: ``folder`` cannot be written to.
         """
-        return to_parquet(self, folder)
+        folder = Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f'"folder" must be a folder: {str(folder)!r} is a file')
+        tables = self.to_arrow()
+        import pyarrow.parquet
+
+        make_folder(folder)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as parts:
+            for kind, rows in tables.items():
+                pyarrow.parquet.write_table(rows, Path(parts, f"{kind}.parquet"))
+            return [Path(parts, f"{kind}.parquet").replace(folder / f"{kind}.parquet") for kind in tables]
 
     @guard.contained("page in a notebook")
     def _repr_html_(self) -> str | None:
@@ -111,10 +295,10 @@ _NOT_EXPORTED = {*COLUMNS, "strings", "threads", "look_up"}
 
 
 @overload
-def to_arrow(source: TraceData) -> dict[str, pyarrow.Table]: ...
+def to_arrow(source: Trace) -> dict[str, pyarrow.Table]: ...
 @overload
 def to_arrow(source: Table) -> pyarrow.Table: ...
-def to_arrow(source: TraceData | Table) -> dict[str, pyarrow.Table] | pyarrow.Table:
+def to_arrow(source: Trace | Table) -> dict[str, pyarrow.Table] | pyarrow.Table:
     """Return the tables of a trace by name, or a single table, as ``pyarrow.Table``.
 
     Text columns become dictionary columns with the strings in use. The tables of a trace have more columns:
@@ -127,59 +311,10 @@ def to_arrow(source: TraceData | Table) -> dict[str, pyarrow.Table] | pyarrow.Ta
     """
     if isinstance(source, Table):
         return _arrow(dict(source), source.strings)
-    about = {b"instrument": _about(source)}
-    return {kind: _arrow_table(source, kind).replace_schema_metadata(about) for kind in COLUMNS}
+    return source.to_arrow()
 
 
-@overload
-def to_pandas(source: TraceData) -> dict[str, pandas.DataFrame]: ...
-@overload
-def to_pandas(source: Table) -> pandas.DataFrame: ...
-def to_pandas(source: TraceData | Table) -> dict[str, pandas.DataFrame] | pandas.DataFrame:
-    """Return the tables of a trace by name, or a single table, as ``pandas.DataFrame``, with text as categories.
-
-    The columns are those of `to_arrow`, except ``row``, which is the index.
-
-    Raises:
-        ImportError: pandas or pyarrow is not installed.
-    """
-    if isinstance(source, Table):
-        return source.to_pandas()
-    try:
-        import pandas  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"data frames need pandas: {PIP}") from error
-    return {kind: rows.drop_columns("row").to_pandas() for kind, rows in to_arrow(source).items()}
-
-
-def to_parquet(trace: TraceData, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write one Parquet file per table, with the columns of `to_arrow`, and return their paths.
-
-    Existing files are replaced once all tables are written; if writing fails, no file is replaced.
-
-    Args:
-        trace: the trace.
-        folder: the folder for the files, created if missing.
-
-    Raises:
-        ImportError: pyarrow is not installed.
-        NotADirectoryError: ``folder`` is a file.
-        OSError: the folder cannot be written to.
-    """
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f'"folder" must be a folder: {str(folder)!r} is a file')
-    tables = to_arrow(trace)
-    import pyarrow.parquet
-
-    make_folder(folder)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as parts:
-        for kind, rows in tables.items():
-            pyarrow.parquet.write_table(rows, Path(parts, f"{kind}.parquet"))
-        return [Path(parts, f"{kind}.parquet").replace(folder / f"{kind}.parquet") for kind in tables]
-
-
-def _arrow_table(trace: TraceData, kind: str) -> pyarrow.Table:
+def _arrow_table(trace: Trace, kind: str) -> pyarrow.Table:
     rows: Table = getattr(trace, kind)
     columns: dict[str, Any] = {"row": np.arange(len(rows), dtype=np.int32)} | dict(rows)
     result = _arrow(columns, rows.strings)
@@ -220,12 +355,6 @@ def _dictionary(codes: Array, strings: list[str], unknown: Array | None = None) 
     indices = np.array([places[text] for text in texts], np.int32)[numbers]
     dictionary = pyarrow.array(list(places), pyarrow.string())
     return pyarrow.DictionaryArray.from_arrays(pyarrow.array(indices, mask=unknown), dictionary)
-
-
-def _about(trace: TraceData) -> bytes:
-    """Return all attributes that are not tables, as JSON."""
-    about = {item.name: getattr(trace, item.name) for item in fields(trace) if item.name not in _NOT_EXPORTED}
-    return json.dumps(about, default=_plain).encode()
 
 
 def _plain(value: Any) -> Any:

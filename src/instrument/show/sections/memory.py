@@ -15,7 +15,7 @@ from ...read.memory.batch import batch_texts
 from ...read.memory.breakdown import NO_HISTORY, OLDER_MEMORY, Breakdown, Place, Use, comparable
 from ...read.memory.categories import CATEGORIES, EVIDENCE, category_words, page_class
 from ...read.memory.shortage import REASONS, DriverTraffic, FailedAllocation, Growth, traffic_texts
-from ...read.memory.snapshot_data import SnapshotData
+from ...read.memory.snapshot import MemorySnapshot
 from ...read.memory.timeline import Timeline
 from ...read.tables.table import Array
 from ..page.document import document
@@ -25,7 +25,7 @@ from .memory_peak import peak_section
 _MOST = 20_000  # points
 
 
-def timeline_section(snapshot: SnapshotData, device: int, side: str = "") -> dict[str, Any] | None:
+def timeline_section(snapshot: MemorySnapshot, device: int, side: str = "") -> dict[str, Any] | None:
     """Return the section; None without recorded events, and for a GPU whose memory was never in use.
 
     Numbers are changes from point to point: most are 0.
@@ -203,7 +203,9 @@ def change_section(before: Breakdown, after: Breakdown) -> dict[str, Any] | None
     return waterfall_section(_WORDS, [[*names, *amounts] for names, amounts in parts]) if parts else None
 
 
-def page_of(snapshot: SnapshotData, device: int, limit_bytes: int | None = None, batch: int | None = None) -> str:
+def page_of(
+    snapshot: MemorySnapshot, device: int, limit_bytes: int | None = None, batch: int | None = None
+) -> str:
     """Return the text of the page of a snapshot; arguments as of `sections_of`."""
     failed = [f"{each.text}." for each in snapshot.failures(device, 1)]
     lead = " ".join((*failed, snapshot.break_down(device).text))
@@ -211,14 +213,14 @@ def page_of(snapshot: SnapshotData, device: int, limit_bytes: int | None = None,
 
 
 def sections_of(
-    snapshot: SnapshotData, device: int, limit_bytes: int | None = None, batch: int | None = None
+    snapshot: MemorySnapshot, device: int, limit_bytes: int | None = None, batch: int | None = None
 ) -> list[dict[str, Any]]:
     """Return what a page shows of a snapshot: what failed, figures, the memory over time, and the peak.
 
     Args:
         snapshot: the snapshot.
         device: the GPU.
-        limit_bytes: as of `SnapshotData.larger_batch`.
+        limit_bytes: as of `MemorySnapshot.larger_batch`.
         batch: the batch size of the program; None if it is not known.
     """
     found = snapshot.break_down(device)
@@ -238,7 +240,9 @@ def sections_of(
     return [section for section in sections if section is not None]
 
 
-def page_of_change(before: SnapshotData, after: SnapshotData, device: int, estimate: Sequence[str] = ()) -> str:
+def page_of_change(
+    before: MemorySnapshot, after: MemorySnapshot, device: int, estimate: Sequence[str] = ()
+) -> str:
     """Return the text of the page that compares two snapshots: the changes, and both beside each other.
 
     Args:
@@ -274,7 +278,7 @@ def _on_one_scale(timelines: Sequence[dict[str, Any] | None]) -> list[dict[str, 
     return [timeline | {"top_bytes": top, "notes": notes + timeline["notes"]} for timeline in there]
 
 
-def _figures(snapshot: SnapshotData, found: Breakdown) -> list[tuple[str, str]]:
+def _figures(snapshot: MemorySnapshot, found: Breakdown) -> list[tuple[str, str]]:
     peak = found.peak
     state = snapshot.state(peak.device)
     shares = {

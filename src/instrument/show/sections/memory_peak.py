@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...base.printable import shown_name
-from ...read.charts.tree import Array, Tree, packed_tree, tree_of
+from ...read.charts.tree import Tree, packed_tree, tree_of
 from ...read.memory.breakdown import Breakdown, Place, Use
 from ...read.memory.categories import CATEGORIES, EVIDENCE, category_words, page_class
+from ...read.tables.table import Array
 
 _KINDS = ("peak", "region", "module", "line", "inferred", "unknown", *map(page_class, CATEGORIES))
 _MOST = 2500  # nodes of a view; with the joined ones twice as many

@@ -14,13 +14,13 @@ from ...read.charts.flame import flame_of
 from ...read.charts.timeline import TimelineSource, lanes_of, timeline_of
 from ...read.tables.steps import StepIndex, gpu_work, span, steps_of_process
 from ...read.tables.table import COLUMNS, Table
-from ...read.tables.trace_data import MODULE, TraceData
+from ...read.tables.trace import MODULE, Trace
 from ...read.tables.work_classes import communication_mask
 from ..page.document import document
 from .kinds import samples_section, summary_section, table_section
 
 
-def page_of(trace: TraceData) -> str:
+def page_of(trace: Trace) -> str:
     """Return the text of the page."""
     tables = {name: getattr(trace, name) for name in COLUMNS}
     first = min((_bounds(rows)[0] for rows in tables.values() if rows), default=0)
@@ -40,7 +40,7 @@ def page_of(trace: TraceData) -> str:
     )
 
 
-def _summary(trace: TraceData, tables: Mapping[str, Table]) -> dict[str, Any]:
+def _summary(trace: Trace, tables: Mapping[str, Table]) -> dict[str, Any]:
     bounds = [_bounds(rows) for rows in tables.values() if rows]
     figures = [("steps", count(len(trace.steps))), ("GPU operations", count(len(trace.gpu)))]
     if bounds:
@@ -52,7 +52,7 @@ def _summary(trace: TraceData, tables: Mapping[str, Table]) -> dict[str, Any]:
     return summary_section("Summary", figures, _notes(trace))
 
 
-def _notes(trace: TraceData) -> Iterator[str]:
+def _notes(trace: Trace) -> Iterator[str]:
     yield str(trace.path)
     if trace.lost:
         yield f"Lost: {counted(trace.lost.events, 'event')} and {counted(trace.lost.bytes, 'byte')}."
@@ -61,12 +61,12 @@ def _notes(trace: TraceData) -> Iterator[str]:
     yield "instrument.diagnose(trace) says what is slow, and why."
 
 
-def _steps(trace: TraceData) -> dict[str, Any] | None:
+def _steps(trace: Trace) -> dict[str, Any] | None:
     lengths = trace.steps.duration_ns.tolist() if trace.steps else []
     return samples_section("Steps", [("on the CPU", lengths, median_low(lengths))]) if lengths else None
 
 
-def _timeline(trace: TraceData, first: int) -> dict[str, Any] | None:
+def _timeline(trace: Trace, first: int) -> dict[str, Any] | None:
     modules = trace.frames.where(trace.frames.matching("name", MODULE))
     window = span(trace.steps, trace.regions, modules, trace.operators, trace.runtime, trace.gpu)
     source = TimelineSource(trace, trace.gpu, communication_mask(trace.gpu), window, first)
@@ -74,7 +74,7 @@ def _timeline(trace: TraceData, first: int) -> dict[str, Any] | None:
     return timeline_of(source, streams + threads, notes)
 
 
-def _flame(trace: TraceData) -> dict[str, Any] | None:
+def _flame(trace: Trace) -> dict[str, Any] | None:
     gpu = trace.gpu.where(gpu_work(trace, StepIndex(trace)).counted)
     steps = len(steps_of_process(trace))
     each = "per step" if steps else "in the trace"
@@ -94,7 +94,7 @@ def _tables(tables: Mapping[str, Table], first: int) -> dict[str, Any]:
     )
 
 
-def _devices(trace: TraceData) -> dict[str, Any] | None:
+def _devices(trace: Trace) -> dict[str, Any] | None:
     named = {device.id: device for device in trace.devices}
     numbers = sorted({*named, *np.unique(trace.gpu.device).tolist()} if trace.gpu else named)
     columns = {
@@ -117,7 +117,7 @@ def _devices(trace: TraceData) -> dict[str, Any] | None:
     return table_section("gpus", "GPUs", "The GPUs of the trace", columns, rows) if rows else None
 
 
-def _coverage(trace: TraceData) -> dict[str, Any] | None:
+def _coverage(trace: Trace) -> dict[str, Any] | None:
     columns = {
         "Linked to": "text",
         "Linked": "count",

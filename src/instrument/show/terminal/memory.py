@@ -44,7 +44,7 @@ def print_memory(
         snapshot: the snapshot.
         device: the GPU.
         console: where to.
-        limit_bytes: the memory that the GPU has for the program; None takes `SnapshotData.known_limit`.
+        limit_bytes: the memory that the GPU has for the program; None takes `MemorySnapshot.known_limit`.
         batch: the batch size of the program; None if that is not known.
     """
     found = snapshot.break_down(device)
