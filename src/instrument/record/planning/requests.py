@@ -57,18 +57,21 @@ class RequestedWindows:
     Args:
         planned: the schedule.
         phase: the beginning of the label of each window: the phase of the program; empty for training steps.
+        has_schedule: whether the user gave a schedule; without one, a window may have no marked steps.
 
     Attributes:
         phase: as given.
+        has_schedule: as given.
         records_planned: whether this rank records planned windows that no request joined.
         open_ended: whether further requests are expected.
     """
 
-    def __init__(self, planned: Schedule | TorchSchedule, phase: str = "") -> None:
+    def __init__(self, planned: Schedule | TorchSchedule, phase: str = "", *, has_schedule: bool = True) -> None:
         self.records_planned = True
         self.open_ended = False
         self._planned = planned
         self.phase = phase
+        self.has_schedule = has_schedule
         self._added: list[_Added] = []  # in order
         self._joined: dict[
             int, tuple[Window, list[WindowRequest]]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
-    from .options import ProfileOptions
+    from .options import ProfileArguments
 
 T = TypeVar("T")
 SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
@@ -277,7 +277,7 @@ def steps(
     every: int | None = None,
     accumulate: int = 1,
     modules: nn.Module | Iterable[nn.Module] | None = None,
-    **arguments: Unpack[ProfileOptions],
+    **arguments: Unpack[ProfileArguments],
 ) -> StepIterator[T]:
     """Iterate over ``iterable``, one step for each item, and record the planned steps.
 
