@@ -16,6 +16,7 @@ from ...base import log
 from ...base.arguments import integer
 from ...base.guard import guard
 from ..planning.schedule import NOTHING, Schedule, span
+from ..planning.schedule import SCHEDULE_OPTIONS as SCHEDULE_OPTIONS
 from ..planning.schedule import schedule as make_schedule
 from ..regions.annotation import annotate
 from .api import Driver, folder_of, new_profile, uncounted_profile
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from .options import ProfileArguments
 
 T = TypeVar("T")
-SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
-"""The arguments of a schedule that `steps` takes itself."""
 CYCLE = {"wait": 1, "warmup": 1, "active": 3}
 """The default schedule."""
 _DRIVER = Driver(steps_hint='at="{}"', keeps_events=False)  # users of a loop read no events in memory
