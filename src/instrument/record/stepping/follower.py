@@ -13,7 +13,7 @@ from ...base.compat import autograd
 from ...base.guard import guard
 from ...base.imports import ImportHook
 from ...base.live_objects import IdentitySet
-from ...base.patch import Change, Patch, apply, leave_no_frame, undo
+from ...base.patch import Change, Patch, apply, then, undo
 from ..cuda_graphs import GraphedCallables, GraphFollower
 from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
@@ -199,7 +199,7 @@ class StepFollower:
 
         yield backward_calls.wrap_backward(self._begin_step_0, then=self._end_pass)
         yield backward_calls.wrap_grad(self._begin_step_0, self._end_grad)
-        yield Patch(torch.optim.Optimizer, "__init__", self._make_init)
+        yield Patch(torch.optim.Optimizer, "__init__", lambda original: then(original, self._add_optimizer))
         yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
     @guard.contained(FEATURE)
@@ -308,21 +308,9 @@ class StepFollower:
         self._begin_step_0(trains=not context.name.startswith(parts.DATA))
         return patcher.begin_range(context, before)
 
-    def _make_init(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            try:
-                original(optimizer, *args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            with guard.contained(FEATURE):
-                self._add_optimizer(optimizer)
-
-        return init
-
+    @guard.contained(FEATURE)
     @without_compiler
-    def _add_optimizer(self, optimizer: Any) -> None:
+    def _add_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self._optimizers.add(optimizer)
         if self._steps is not None:
             self._steps.add_new(optimizer)
