@@ -132,32 +132,30 @@ class RequestedWindows:
         """
         first = max(step, request.first or 0)
         while True:
-            active = first + request.warmup
+            active, planned, added = first + request.warmup, self._planned_from(first), self._added_from(first)
             stop = active + request.active
-            planned, added = self._planned_from(first), self._added_from(first)
-            if planned is None or (added is not None and added.warmup < planned.warmup):
-                if added is None or stop <= added.warmup:
-                    before = self._begun_before(planned)
-                    return self._add(_Added(first, active, stop, before, recorded, request.ranks), request)
-                if first <= added.active:
-                    added.recorded |= recorded
-                    both = added.ranks is not None and request.ranks is not None
-                    added.ranks = (added.ranks or frozenset()) | (request.ranks or frozenset()) if both else None
-                    added.requests.append(request)
-                    return self._window_of(added)
-                first = added.stop
-            else:
-                if stop <= planned.warmup:
-                    before = planned.index - 1
-                    return self._add(_Added(first, active, stop, before, recorded, request.ranks), request)
-                if first <= planned.active or planned.stop == NEVER:
-                    return self._join(planned, request, recorded)
-                first = planned.stop
+            joins_added = planned is None or (added is not None and added.warmup < planned.warmup)
+            following = added if joins_added else planned
+            if following is None or stop <= following.warmup:
+                before = self._begun_before(planned)
+                return self._add(_Added(first, active, stop, before, recorded, request.ranks), request)
+            if first <= following.active or following.stop == NEVER:
+                if isinstance(following, Window):
+                    return self._join(following, request, recorded)
+                return self._join_added(following, request, recorded)
+            first = following.stop
 
     def _add(self, window: _Added, request: WindowRequest) -> Window:
         window.requests.append(request)
         insort(self._added, window)
         return self._window_of(window)
+
+    def _join_added(self, added: _Added, request: WindowRequest, recorded: bool) -> Window:
+        added.recorded |= recorded
+        both = added.ranks is not None and request.ranks is not None
+        added.ranks = (added.ranks or frozenset()) | (request.ranks or frozenset()) if both else None
+        added.requests.append(request)
+        return self._window_of(added)
 
     def _join(self, planned: Window, request: WindowRequest, recorded: bool) -> Window:
         if recorded or self.records_planned:

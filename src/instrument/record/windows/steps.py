@@ -175,7 +175,7 @@ class StepIterator(Generic[T]):
         counter.running = True
         step, left = profile.step, False
         try:
-            for item in self._iterable:
+            for item in self._items():
                 try:
                     if profile.window_near or counter.follows_optimizers:
                         counter.begin_step()
@@ -194,6 +194,9 @@ class StepIterator(Generic[T]):
             counter.running = False
             counter.pause(left=left)
             counter.leave()  # again, in case the first call failed
+
+    def _items(self) -> Iterable[Any]:
+        return self._iterable
 
     def __bool__(self) -> bool:
         return True  # a generator has no length to decide by
@@ -216,31 +219,20 @@ class MicroStepIterator(StepIterator[T]):
         accumulate: int,
     ) -> None:
         super().__init__(iterable, counter, again)
-        self._groups = StepIterator(_Groups(iterable, accumulate), counter, again)
-
-    @property
-    def profile(self) -> Profile:
-        """The profile that records the steps."""
-        return self._groups.profile
+        self._accumulate = accumulate
 
     def __iter__(self) -> Iterator[T]:
-        for group in self._groups:
+        groups: Iterator[Any] = super().__iter__()
+        for group in groups:
             for item in group:
                 with annotate("micro-step"):
                     yield item
 
-
-class _Groups(Generic[T]):
-    """Groups of ``size`` items, which are loaded as the group is iterated over; the last one may be smaller."""
-
-    def __init__(self, iterable: Iterable[T], size: int) -> None:
-        self._iterable = iterable
-        self._size = size
-
-    def __iter__(self) -> Iterator[Iterator[T]]:
+    def _items(self) -> Iterator[Iterator[T]]:
+        """Yield groups of items, which are loaded as the group is iterated over; the last one may be smaller."""
         items = iter(self._iterable)
         for first in items:
-            yield chain((first,), islice(items, self._size - 1))
+            yield chain((first,), islice(items, self._accumulate - 1))
 
 
 _counters: weakref.WeakKeyDictionary[CodeType, dict[tuple[str, int, Path], LoopStepCounter]] = (
