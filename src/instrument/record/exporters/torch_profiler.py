@@ -107,12 +107,11 @@ class TorchProfilerExporter:
         sessions.follow_profilers()
         before = sessions.capture
         try:
-            capture = TorchProfilerCapture(self._options, self._accumulate, self._detail)
+            return TorchProfilerCapture(self._options, self._accumulate, self._detail)
         except BaseException:
             if sessions.capture is not before:  # interrupted after torch's profiler was prepared
                 sessions.stop_capture()
             raise
-        return capture
 
     def _accumulate(self, capture: TorchProfilerCapture) -> None:
         """With ``acc_events``, include the events of the previous capture in ``capture``."""

@@ -88,16 +88,10 @@ class RequestedWindows:
         """The number of planned windows; None if the schedule is endless."""
         return self._planned.count
 
-    @property
-    def count(self) -> int | None:
-        """The number of windows; None if more may come."""
-        if self.open_ended or self._planned.count is None:
-            return None
-        return self._planned.count + len(self._added)
-
     def is_last(self, index: int) -> bool:
         """Return whether no window can follow window ``index``."""
-        return self.count == index
+        planned = self._planned.count
+        return not self.open_ended and planned is not None and planned + len(self._added) == index
 
     def last_before(self, step: int) -> int:
         """Return the number of the last window that ends before ``step``; 0 for none."""
