@@ -179,15 +179,12 @@ class CallWrapper(StandIn):
 
 
 def _region_with_shapes(layer: Layer, region: Region, inputs: object) -> Region:
-    try:
-        with _without_torch_function():
-            shapes = tuple(tuple(tensor.shape) for tensor in tensors(inputs) if not tensor.is_nested)
-            if any(type(size) is not int for shape in shapes for size in shape):
-                return region  # symbolic sizes of an export: reading them would specialize them
-            return layer.region_with_shapes(region, shapes) if shapes else region
-    except Exception as error:
-        guard.failed("the shapes of inputs", error)
-        return region
+    with guard.contained("the shapes of inputs"), _without_torch_function():
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors(inputs) if not tensor.is_nested)
+        # Not symbolic sizes of an export: reading them would specialize them
+        if shapes and all(type(size) is int for shape in shapes for size in shape):
+            return layer.region_with_shapes(region, shapes)
+    return region
 
 
 def _alias(primary: Layer, stack: CallStack) -> Layer:

@@ -30,10 +30,8 @@ def leave_hooks_out(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def getstate(module: nn.Module) -> Any:
         state = original(module)
-        try:
+        with guard.contained("leaving hooks out of a copy"):
             return without_hooks(state)
-        except Exception as error:
-            guard.failed("leaving hooks out of a copy", error)
         return state
 
     return getstate

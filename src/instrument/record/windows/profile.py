@@ -330,13 +330,9 @@ class Profile(ScheduleFollower):
         }
 
     def __enter__(self) -> Profile:
-        try:
-            self.start()
-        except Exception as error:
-            guard.failed(FEATURE, error)
+        self.start()
         return self
 
-    @guard.contained(FEATURE)
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.end(begun=error is None and self.step_num > self._first, error=error)
 

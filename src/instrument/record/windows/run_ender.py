@@ -40,7 +40,6 @@ class RunEnder(WindowRecorder):
             return False
         return self._next_due_step == NEVER or (self._no_more_windows and self._recording is None)
 
-    @guard.contained(FEATURE)
     def stop(self) -> None:
         """Close an open window, wait for its files, account for windows not reached, and print the summary.
 

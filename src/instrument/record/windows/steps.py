@@ -176,11 +176,8 @@ class StepIterator(Generic[T]):
         step, left = profile.step, False
         try:
             for item in self._items():
-                try:
-                    if profile.window_near or counter.follows_optimizers:
-                        counter.begin_step()
-                except Exception as error:
-                    guard.failed(FEATURE, error)
+                if profile.window_near or counter.follows_optimizers:
+                    counter.begin_step()
                 counter.step_open = True
                 yield item
                 if counter.step_open:

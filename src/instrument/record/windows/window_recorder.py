@@ -61,6 +61,7 @@ class WindowRecorder(TorchProfilerApi):
     _slow_steps: SlowStepWindows | None = None  # with a black box
     out = Path()
     step_num = 0
+    _first = 0  # the number of the first step
 
     _unclosed_recording: Recording | None = None  # its end was interrupted; the next step ends it
     _last_trace_bytes = 0  # the size of the last window's files before compression
