@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...base.compat import profilers
 from ...base.interrupts import is_interrupt
 from ..planning.schedule import SCHEDULE_OPTIONS
 
 Detail = Literal["regions", "operators", "full"]
-DETAILS = ("regions", "operators", "full")
+DETAILS = get_args(Detail)
 _FULL = ("record_shapes", "profile_memory", "with_stack", "with_flops")
 _OWN_ARGUMENTS = ("schedule", "on_trace_ready")
 # Names that users may have meant by an option that torch does not know.

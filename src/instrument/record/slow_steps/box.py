@@ -103,7 +103,6 @@ class BlackBox:
         except Exception as error:
             guard.failed(FEATURE, error)
 
-    @guard.contained(FEATURE)
     def pause(self) -> None:
         """Stop the clock, as before an evaluation that no step should contain.
 
@@ -111,7 +110,6 @@ class BlackBox:
         """
         self.clock.pause()
 
-    @guard.contained(FEATURE)
     def hold(self) -> None:
         """Stop the clock while steps are recorded, which makes them longer.
 
@@ -119,7 +117,6 @@ class BlackBox:
         """
         self.clock.hold()
 
-    @guard.contained(FEATURE)
     def resume(self) -> None:
         """Let the clock run again."""
         if self._running:

@@ -144,12 +144,12 @@ class FunctionCallSteps:
         if self._removed:
             undo(self._patches)
 
+    @guard.contained(FEATURE)
     def search(self) -> None:
         """Search for the function in the script and, if a file is named, in the modules loaded from that file."""
         if not self.found and not self._removed:
-            with guard.contained(FEATURE):
-                for module in self._modules():
-                    self._on_import(module)
+            for module in self._modules():
+                self._on_import(module)
 
     def _modules(self) -> Iterator[ModuleType]:
         main = sys.modules.get("__main__")
@@ -226,7 +226,6 @@ class FunctionCallSteps:
             _running_numbers.set(before)
         self._end_call()
 
-    @guard.contained(FEATURE)
     def _count_running_call(self) -> None:
         """Count the call during which the function was found: it has ended when the next call begins."""
         if self.found_while_running:

@@ -115,28 +115,9 @@ def profile(
         ...         train_step(batch)
         ...         prof.step()
     """
-    models = models_in(modules)
-    made = new_profile(
-        Driver(),
-        out,
-        schedule=schedule,
-        on_trace_ready=on_trace_ready,
-        on_summary=on_summary,
-        diagnose=diagnose,
-        detail=detail,
-        compile_log=compile_log,
-        memory=memory,
-        exporter=exporter,
-        ranks=ranks,
-        first_step=first_step,
-        triggers=triggers,
-        trigger_steps=trigger_steps,
-        black_box=black_box,
-        keep=keep,
-        upload=upload,
-        upload_timeout=upload_timeout,
-        **options,
-    )
+    arguments = dict(locals())  # each by its name
+    models = models_in(arguments.pop("modules"))
+    made = new_profile(Driver(), **arguments.pop("options"), **arguments)
     made.annotate(models)
     return made
 

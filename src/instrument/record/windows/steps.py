@@ -65,14 +65,12 @@ class LoopStepCounter:
         self._after_last_window = False
         self._warned = False
 
-    @guard.contained(FEATURE)
     def enter(self) -> None:
         """Begin the loop: its first epoch, another one, or another training at the same call site."""
         self._after_last_window = (
             self._recorded_parameter is not None and self.profile.finished and not self._warned
         )
 
-    @guard.contained(FEATURE)
     def end_step(self) -> None:
         """End the step of the current item, if it has not ended with an update."""
         if self.step_open:
@@ -97,7 +95,6 @@ class LoopStepCounter:
         elif not near:
             self.leave()
 
-    @guard.contained(FEATURE)
     def pause(self, *, left: bool) -> None:
         """Pause the profile at the end of the loop; an open step with fewer updates than others counts as cut.
 
