@@ -15,7 +15,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.record.exporters import torch_options
 from instrument.record.planning.schedule import Schedule, StepAction, Window, schedule
 from instrument.record.windows.steps import SCHEDULE_OPTIONS
 
@@ -309,7 +308,7 @@ def test_user_names() -> None:
 
 def test_names_of_the_arguments() -> None:
     """`steps` and the hints of the exporter know every argument of a schedule."""
-    assert {*SCHEDULE_OPTIONS} == {*torch_options._SCHEDULE_OPTIONS} == {*signature(schedule).parameters}
+    assert {*SCHEDULE_OPTIONS} == {*signature(schedule).parameters}
 
 
 def test_imports_no_torch() -> None:

@@ -256,7 +256,7 @@ def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
         if number == 2:
             eventually(lambda: batches.profile._finalizer._process is not None)
             os.kill(process := finalizer(), signal.SIGSTOP)
-    assert [] == batches.profile._outcomes.entries
+    assert [] == batches.profile._outcomes.manifest.entries
     os.kill(process, signal.SIGCONT)
     assert [(1, "recorded")] == statuses(batches.profile.windows)
     for _ in batches:

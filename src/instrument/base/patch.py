@@ -185,3 +185,19 @@ def leave_no_frame(error: BaseException) -> None:
     """
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
+
+
+def then(original: Callable[..., Any], after: Callable[..., object]) -> Callable[..., Any]:
+    """Return a function that calls ``original`` and, unless that fails, ``after`` with the same arguments."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            leave_no_frame(error)
+            raise
+        after(*args, **kwargs)
+        return result
+
+    return call

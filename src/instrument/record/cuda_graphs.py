@@ -15,7 +15,7 @@ from ..base import gpu
 from ..base.compat import compiler
 from ..base.guard import guard
 from ..base.interrupts import Suppressed
-from ..base.patch import Patch, apply, leave_no_frame, undo
+from ..base.patch import Patch, apply, leave_no_frame, then, undo
 
 FEATURE = "following CUDA graphs"
 _CAPTURE_WAIT_S = 10  # for the capture of another thread
@@ -168,21 +168,12 @@ class CudaGraphs:
         return capture_end
 
     def _make_replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                result = original(graph, *args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            try:
-                for follower in self._followers:
-                    follower.on_replay(graph)
-            except Exception as error:
-                guard.failed(FEATURE, error)
-            return result
+        return then(original, self._on_replay)
 
-        return replay
+    @guard.contained(FEATURE)
+    def _on_replay(self, graph: Any, *_: Any, **__: Any) -> None:
+        for follower in self._followers:
+            follower.on_replay(graph)
 
     @guard.contained(FEATURE)
     def _add_capture(self, graph: Any) -> _Capture | None:

@@ -114,26 +114,10 @@ def choose(
 
 def _make_exporter(name: str, options: Mapping[str, Any], detail: Detail, keeps_events: bool) -> Exporter:
     """Make the exporter; import only the packages that it needs."""
-    if name == "nsight_systems":
-        from .vendor_tools import NsightSystemsExporter
+    if name == "torch_profiler":
+        from .torch_profiler import TorchProfilerExporter
 
-        return NsightSystemsExporter()
-    if name == "nsight_compute":
-        from .vendor_tools import NsightComputeExporter
+        return TorchProfilerExporter(options, detail, keeps_events=keeps_events)
+    from .vendor_tools import VENDOR_EXPORTERS
 
-        return NsightComputeExporter()
-    if name == "rocprof":
-        from .vendor_tools import RocprofExporter
-
-        return RocprofExporter()
-    if name == "vtune":
-        from .vendor_tools import VtuneExporter
-
-        return VtuneExporter()
-    if name == "none":
-        from .vendor_tools import NoProfiler
-
-        return NoProfiler()
-    from .torch_profiler import TorchProfilerExporter
-
-    return TorchProfilerExporter(options, detail, keeps_events=keeps_events)
+    return VENDOR_EXPORTERS[name]()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...base.compat import profilers
 from ...base.interrupts import is_interrupt
+from ..planning.schedule import SCHEDULE_OPTIONS
 
 Detail = Literal["regions", "operators", "full"]
-DETAILS = ("regions", "operators", "full")
+DETAILS = get_args(Detail)
 _FULL = ("record_shapes", "profile_memory", "with_stack", "with_flops")
 _OWN_ARGUMENTS = ("schedule", "on_trace_ready")
 # Names that users may have meant by an option that torch does not know.
-_SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
 _PROFILE_ARGUMENTS = (
     "out",
     "schedule",
@@ -48,9 +48,9 @@ def options_for(detail: Detail, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hint(name: str, accepted: list[str]) -> str:
-    if name in _SCHEDULE_OPTIONS:
+    if name in SCHEDULE_OPTIONS:
         return f"give a schedule: schedule=instrument.schedule({name}=...)"
-    close = difflib.get_close_matches(name, [*accepted, *_SCHEDULE_OPTIONS, *_PROFILE_ARGUMENTS], 1)
+    close = difflib.get_close_matches(name, [*accepted, *SCHEDULE_OPTIONS, *_PROFILE_ARGUMENTS], 1)
     return f'did you mean "{close[0]}"?' if close else f"torch.profiler takes {', '.join(accepted)}"
 
 

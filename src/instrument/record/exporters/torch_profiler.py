@@ -25,6 +25,7 @@ from ...base.part_file import make_folder, part_file
 from ...base.trace_marks import DETAIL, STEP_PREFIX, STEPS, TASKS, UNRECORDED
 from .. import gpu_wait
 from ..cuda_graphs import cuda_graphs
+from ..planning.ranks import job_without_group
 from ..regions import dispatch
 from ..regions.region import Region, plain
 from ..regions.torch_emitters import TorchProfilerEmitter, torch_emitter
@@ -106,12 +107,11 @@ class TorchProfilerExporter:
         sessions.follow_profilers()
         before = sessions.capture
         try:
-            capture = TorchProfilerCapture(self._options, self._accumulate, self._detail)
+            return TorchProfilerCapture(self._options, self._accumulate, self._detail)
         except BaseException:
             if sessions.capture is not before:  # interrupted after torch's profiler was prepared
                 sessions.stop_capture()
             raise
-        return capture
 
     def _accumulate(self, capture: TorchProfilerCapture) -> None:
         """With ``acc_events``, include the events of the previous capture in ``capture``."""
@@ -205,7 +205,7 @@ class TorchProfilerCapture:
         if self._thread != main_thread().ident:  # may be killed at exit, with no chance to stop
             self._let_go = kineto.hold_recording()
         self.add_metadata(DETAIL, self._detail)
-        job = _job()
+        job = job_without_group()
         if job is not None:
             self.profiler.add_metadata_json("distributedInfo", json.dumps(job))
 
@@ -420,15 +420,3 @@ def _unsynchronized(profiler: Any) -> Iterator[None]:
         yield
     finally:
         profiler.use_device = device
-
-
-def _job() -> dict[str, Any] | None:
-    """Return rank and world size from the environment; None with a process group, as torch writes them."""
-    import torch
-
-    distributed = torch.distributed
-    rank = os.environ.get("RANK", "")
-    if not rank.isdecimal() or (distributed.is_available() and distributed.is_initialized()):
-        return None
-    size = os.environ.get("WORLD_SIZE", "")
-    return {"backend": "none", "rank": int(rank)} | ({"world_size": int(size)} if size.isdecimal() else {})

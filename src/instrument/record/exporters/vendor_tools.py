@@ -2,18 +2,16 @@
 
 Each exporter resumes and pauses its tool and writes no files. Started as below, a tool records only the windows:
 
+- ``nsys profile -c nvtx -p 'capture@instrument' --capture-range-end=repeat:N ...``
 - ``ncu --profile-from-start off --nvtx ...``
 - ``rocprofv3 --selected-regions --marker-trace --kernel-trace ...``
 - ``vtune -collect hotspots -start-paused ...``
-
-`NsightSystemsExporter` has a module of its own, as it also writes the window and its steps into the report.
-
-``nsys profile -c nvtx -p 'capture@instrument' --capture-range-end=repeat:N ...`` records only the windows.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,15 +27,38 @@ _ALL_THREADS = 0
 
 
 class VendorCapture:
-    """Base class of captures whose files the tool writes; subclasses define `start` and `stop`."""
+    """A capture whose files the tool writes, with a range for each step; records nothing itself.
+
+    Args:
+        emitter: shows the ranges of steps; None if the tool's results have none.
+    """
 
     raw: Path | None = None
 
+    def __init__(self, emitter: Any = None) -> None:
+        self._emitter = emitter
+        self._step: Any = None
+        self.incomplete: list[str] = []
+
+    def start(self) -> None:
+        """Do nothing."""
+
     def step(self, number: int | None) -> None:
-        """Do nothing: the tool's results have no steps."""
+        """End the range of the current step, and begin one for step ``number``."""
+        step, self._step = self._step, None
+        if step is not None:
+            self._emitter.end(step)
+        if number is not None and self._emitter is not None:
+            self._step = self._emitter.start(self._step_region(number))
+
+    def _step_region(self, number: int) -> Region:
+        return Region("step", by_name("step"))
 
     def add_metadata(self, key: str, value: str) -> None:
         """Do nothing: the tool's results have no place for metadata."""
+
+    def stop(self) -> None:
+        """Do nothing."""
 
     def save(self, folder: Path, stem: str) -> list[Path]:
         """Return no files: the tool writes them when the program ends."""
@@ -47,16 +68,27 @@ class VendorCapture:
         """Do nothing: nothing was started."""
 
 
-class NsightComputeExporter:
+class NoProfiler:
+    """Makes captures that record nothing; the base class of the others."""
+
+    name = "none"
+    hint = ""
+
+    def prepare(self) -> None:
+        """Do nothing: the first capture is as fast as the next."""
+
+    def capture(self) -> VendorCapture:
+        """Make the capture of one window."""
+        return VendorCapture()
+
+
+class NsightComputeExporter(NoProfiler):
     """Calls cudaProfilerStart and cudaProfilerStop around the recorded steps of each window."""
 
     name = "nsight_compute"
     hint = "marked for Nsight Compute; once written: ncu --import REPORT.ncu-rep, or open it in ncu-ui"
 
-    def prepare(self) -> None:
-        """Do nothing: the first capture is as fast as the next."""
-
-    def capture(self) -> NsightComputeCapture:
+    def capture(self) -> VendorCapture:
         """Make the capture of one window."""
         return NsightComputeCapture()
 
@@ -74,7 +106,7 @@ class NsightComputeCapture(VendorCapture):
         cuda_profiler("stop")
 
 
-class RocprofExporter:
+class RocprofExporter(NoProfiler):
     """Calls roctxProfilerResume and roctxProfilerPause around the recorded steps of each window."""
 
     name = "rocprof"
@@ -84,10 +116,7 @@ class RocprofExporter:
         self._roctx = RoctxEmitter()
         self._library = load_roctx()
 
-    def prepare(self) -> None:
-        """Do nothing: the first capture is as fast as the next."""
-
-    def capture(self) -> RocprofCapture:
+    def capture(self) -> VendorCapture:
         """Make the capture of one window."""
         try:
             resume, pause = self._library.roctxProfilerResume, self._library.roctxProfilerPause
@@ -100,26 +129,20 @@ class RocprofExporter:
 
 
 class RocprofCapture(VendorCapture):
-    """One window, with a range for each step. Its name has the step's number, as rocTX has no payload."""
+    """One window. The name of a step's range has its number, as rocTX has no payload."""
 
     def __init__(self, roctx: RoctxEmitter, resume: Any, pause: Any) -> None:
-        self._roctx, self._resume, self._pause = roctx, resume, pause
-        self.incomplete: list[str] = []
-        self._step: int | None = None
+        super().__init__(roctx)
+        self._resume, self._pause = resume, pause
 
     def start(self) -> None:
         """Resume the recording of all threads."""
         if code := self._resume(_ALL_THREADS):
             raise CaptureError(f"roctxProfilerResume failed with {code}")
 
-    def step(self, number: int | None) -> None:
-        """Close the range of the current step and open one for step ``number``."""
-        if self._step is not None:
-            self._roctx.end(self._step)
-            self._step = None
-        if number is not None:
-            name = f"{STEP_PREFIX}{number}"
-            self._step = self._roctx.start(Region(name, by_name(name)))
+    def _step_region(self, number: int) -> Region:
+        name = f"{STEP_PREFIX}{number}"
+        return Region(name, by_name(name))
 
     def stop(self) -> None:
         """Pause the recording once the GPU has finished the work launched so far."""
@@ -129,7 +152,7 @@ class RocprofCapture(VendorCapture):
             self._pause(_ALL_THREADS)
 
 
-class VtuneExporter:
+class VtuneExporter(NoProfiler):
     """Resumes the collection for the recorded steps of each window, and pauses it after them."""
 
     name = "vtune"
@@ -138,34 +161,19 @@ class VtuneExporter:
     def __init__(self) -> None:
         self._itt = IttEmitter()
 
-    def prepare(self) -> None:
-        """Do nothing: the first capture is as fast as the next."""
-
-    def capture(self) -> VtuneCapture:
+    def capture(self) -> VendorCapture:
         """Make the capture of one window."""
         return VtuneCapture(self._itt)
 
 
 class VtuneCapture(VendorCapture):
-    """One window, with a task "step" for each step."""
-
-    def __init__(self, itt: IttEmitter) -> None:
-        self._itt = itt
-        self._step: Any = None
+    """One window, in all processes that VTune follows."""
 
     def start(self) -> None:
-        """Resume the collection, in all processes that VTune follows."""
+        """Resume the collection."""
         import ittapi
 
         ittapi.resume()
-
-    def step(self, number: int | None) -> None:
-        """End the task of the current step and begin one for the next."""
-        if self._step is not None:
-            self._itt.end(self._step)
-            self._step = None
-        if number is not None:
-            self._step = self._itt.start(Region("step", by_name("step")))
 
     def stop(self) -> None:
         """Pause the collection."""
@@ -174,7 +182,7 @@ class VtuneCapture(VendorCapture):
         ittapi.pause()
 
 
-class NsightSystemsExporter:
+class NsightSystemsExporter(NoProfiler):
     """Opens an NVTX range ``capture@instrument`` around the recorded steps of each window."""
 
     name = "nsight_systems"
@@ -183,43 +191,30 @@ class NsightSystemsExporter:
     def __init__(self) -> None:
         self._nvtx = NvtxEmitter()
 
-    def prepare(self) -> None:
-        """Do nothing: the first capture is as fast as the next."""
-
-    def capture(self) -> NsightSystemsCapture:
+    def capture(self) -> VendorCapture:
         """Make the capture of one window."""
         if self._nvtx.domain(DOMAIN) is None:
             raise CaptureError("Nsight Systems does not trace NVTX: add nvtx to its option --trace")
         return NsightSystemsCapture(self._nvtx)
 
 
-class NsightSystemsCapture:
-    """Opens a range around one window, and in it a range "step" with the number as payload for each step."""
+class NsightSystemsCapture(VendorCapture):
+    """Opens a range around one window; the range of a step has its number as payload."""
 
-    def __init__(self, nvtx: NvtxEmitter) -> None:
-        self._nvtx = nvtx
-        self.raw: Path | None = None
-        self.incomplete: list[str] = []
-        self._window: Any = None
-        self._step: Any = None
+    _window: Any = None
 
     def start(self) -> None:
         """Open the capture range, and call cudaProfilerStart for tools that wait for it."""
-        self._window = self._nvtx.start(Region("capture", by_name("capture")))
+        self._window = self._emitter.start(Region("capture", by_name("capture")))
         cuda_profiler("start")
 
-    def step(self, number: int | None) -> None:
-        """End the range of the current step, and begin one for step ``number``."""
-        if self._step is not None:
-            self._nvtx.end(self._step)
-            self._step = None
-        if number is not None:
-            self._step = self._nvtx.start(Region("step", by_name("step"), payload=number))
+    def _step_region(self, number: int) -> Region:
+        return Region("step", by_name("step"), payload=number)
 
     def add_metadata(self, key: str, value: str) -> None:
         """Mark the steps of the window, which `read_trace` needs; a report has no place for other metadata."""
         if key == STEPS:
-            self._nvtx.mark(Region(f"{key}={value}", by_name(key)))
+            self._emitter.mark(Region(f"{key}={value}", by_name(key)))
 
     def stop(self) -> None:
         """Close the capture range once the GPU has finished the work launched in it."""
@@ -231,38 +226,13 @@ class NsightSystemsCapture:
                 cuda_profiler("stop")
             finally:
                 if window is not None:
-                    self._nvtx.end(window)
-
-    def save(self, folder: Path, stem: str) -> list[Path]:
-        """Return no files: nsys writes them."""
-        return []
-
-    def discard(self) -> None:
-        """Do nothing: nothing was started."""
+                    self._emitter.end(window)
 
 
-class NoProfiler:
-    """Makes captures that record nothing."""
-
-    name = "none"
-    hint = ""
-
-    def prepare(self) -> None:
-        """Do nothing."""
-
-    def capture(self) -> EmptyCapture:
-        """Make the capture of one window."""
-        return EmptyCapture()
-
-
-class EmptyCapture(VendorCapture):
-    """The capture of one window, without files."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
+VENDOR_EXPORTERS: Mapping[str, Callable[[], NoProfiler]] = {
+    kind.name: kind
+    for kind in (NsightSystemsExporter, NsightComputeExporter, RocprofExporter, VtuneExporter, NoProfiler)
+}
 
 
 def cuda_profiler(action: Literal["start", "stop"]) -> bool:

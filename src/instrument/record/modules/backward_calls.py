@@ -15,6 +15,7 @@ from ...base.patch import Patch, leave_no_frame
 from ..regions import dispatch
 
 FEATURE = "following backward passes"
+_CREATE_GRAPH = 4  # the place of ``create_graph`` in the arguments of `torch.autograd.grad`
 T = TypeVar("T")
 
 
@@ -43,7 +44,7 @@ def wrap_backward(
         then: called after a successful call outside any backward pass, once no other wrapper of these functions
             runs on the thread; its errors are contained.
     """
-    return _wrap("backward", begin, end, then, lambda *_, **__: True)
+    return _wrap("backward", begin, end, then)
 
 
 def wrap_grad(begin: Callable[[], None], then: Callable[[], None]) -> Patch:
@@ -51,20 +52,7 @@ def wrap_grad(begin: Callable[[], None], then: Callable[[], None]) -> Patch:
 
     ``then`` is not called where a graph of the gradients is created, as another pass goes through that.
     """
-    return _wrap("grad", begin, _nothing, then, _ends_pass)
-
-
-def _ends_pass(
-    outputs: Any,
-    inputs: Any,
-    grad_outputs: Any = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    *_: Any,
-    **__: Any,
-) -> bool:
-    """Return whether a call of `torch.autograd.grad` with these arguments creates no graph."""
-    return not create_graph
+    return _wrap("grad", begin, _nothing, then)
 
 
 def _wrap(
@@ -72,7 +60,6 @@ def _wrap(
     begin: Callable[[], T | None],
     end: Callable[[T], None],
     then: Callable[[], None] | None,
-    ends_pass: Callable[..., bool],
 ) -> Patch:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -96,7 +83,7 @@ def _wrap(
                 if begun is not None:
                     end(begun)
             if outermost:
-                _end_call(then, ends_pass, args, kwargs)
+                _end_call(then, name == "grad", args, kwargs)
             return result
 
         return backward
@@ -106,11 +93,12 @@ def _wrap(
 
 @guard.contained(FEATURE)
 def _end_call(
-    then: Callable[[], None] | None, ends_pass: Callable[..., bool], args: tuple[Any, ...], kwargs: dict[str, Any]
+    then: Callable[[], None] | None, is_grad: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Add ``then`` to the callbacks if the call ended a pass; after the outermost wrapper, call all of them."""
     try:
-        if then is not None and ends_pass(*args, **kwargs):
+        creates_graph = is_grad and (kwargs.get("create_graph") or any(args[_CREATE_GRAPH : _CREATE_GRAPH + 1]))
+        if then is not None and not creates_graph:
             _thread_state.callbacks = (*_thread_state.callbacks, then)
     finally:
         if not _thread_state.depth:

@@ -24,6 +24,8 @@ from .compiling import StandIn, called_module
 from .module_calls import CallStack, Layer, ModuleCall, next_number, thread_state
 
 FEATURE = "the region of a module"
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 _torch_function_mode_active, _without_torch_function = operators.torch_function_controls()
 
 
@@ -43,12 +45,11 @@ class Hook:
         """Remove this hook from a module that it was copied to, as quantization does; a replica keeps it."""
         if getattr(module, "_is_replica", False):
             return
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for hooks in (getattr(module, name) for name in HOOKS):
             for key in [key for key, hook in hooks.items() if hook is self]:
                 del hooks[key]
-                for flags in (module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs,
-                              module._forward_hooks_always_called):  # fmt: skip
-                    flags.pop(key, None)
+                for flags in FLAGS:
+                    getattr(module, flags).pop(key, None)
 
 
 class ForwardPreHook(Hook):
@@ -178,15 +179,12 @@ class CallWrapper(StandIn):
 
 
 def _region_with_shapes(layer: Layer, region: Region, inputs: object) -> Region:
-    try:
-        with _without_torch_function():
-            shapes = tuple(tuple(tensor.shape) for tensor in tensors(inputs) if not tensor.is_nested)
-            if any(type(size) is not int for shape in shapes for size in shape):
-                return region  # symbolic sizes of an export: reading them would specialize them
-            return layer.region_with_shapes(region, shapes) if shapes else region
-    except Exception as error:
-        guard.failed("the shapes of inputs", error)
-        return region
+    with guard.contained("the shapes of inputs"), _without_torch_function():
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors(inputs) if not tensor.is_nested)
+        # Not symbolic sizes of an export: reading them would specialize them
+        if shapes and all(type(size) is int for shape in shapes for size in shape):
+            return layer.region_with_shapes(region, shapes)
+    return region
 
 
 def _alias(primary: Layer, stack: CallStack) -> Layer:

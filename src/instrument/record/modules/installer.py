@@ -14,17 +14,14 @@ from torch import nn
 from ...base.compat import compiler
 from ...base.compat.compiler import COMPILED_CALL
 from ...base.guard import guard
-from ...base.patch import Patch, apply, leave_no_frame, undo
+from ...base.patch import Patch, apply, then, undo
 from ..regions import dispatch
 from .compiling import StandIn, called_through_compiled, compiled_call
-from .hooks import CallWrapper, ForwardHook, ForwardPreHook, Hook
+from .hooks import FLAGS, HOOKS, CallWrapper, ForwardHook, ForwardPreHook, Hook
 from .labels import Labels
 from .module_calls import Layer, running_layers
 from .selection import Namer, Rules, Selection, class_name, lay_out
 from .service import Handle, PatchService, contain_request
-
-HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
 def leave_hooks_out(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,10 +30,8 @@ def leave_hooks_out(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def getstate(module: nn.Module) -> Any:
         state = original(module)
-        try:
+        with guard.contained("leaving hooks out of a copy"):
             return without_hooks(state)
-        except Exception as error:
-            guard.failed("leaving hooks out of a copy", error)
         return state
 
     return getstate
@@ -257,23 +252,14 @@ class Installer(PatchService[AnnotatedModel]):
 
     def _patch_torch(self) -> None:
         """Patch what compiles, copies and pickles modules."""
-        watched = [Patch(nn.Module, "compile", self._compile), Patch(nn.Module, "__getstate__", leave_hooks_out)]
+        watched = [
+            Patch(nn.Module, "compile", lambda original: then(original, lambda *_, **__: self.observe())),
+            Patch(nn.Module, "__getstate__", leave_hooks_out),
+        ]
         compiled = compiler.compiled_module()
         if compiled is not None:
             watched.append(Patch(compiled, "__call__", self._call_compiled))
         apply(watched, self._patches)
-
-    def _compile(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            try:
-                original(module, *args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            self.observe()
-
-        return compile
 
     def _call_compiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(compiled: Any, *args: Any, **kwargs: Any) -> Any:

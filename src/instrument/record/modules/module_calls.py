@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -19,6 +20,7 @@ Shapes = tuple[tuple[int, ...], ...]
 _MAX_SHAPES = 256  # shapes that a layer keeps a region for
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Layer:
     """One place of a module in a model, with the regions of its calls.
 
@@ -33,37 +35,19 @@ class Layer:
         was_called: whether it was called since it was made.
     """
 
-    __slots__ = (
-        "_regions_with_shapes",
-        "aliases",
-        "backward",
-        "evaluation",
-        "name",
-        "parent",
-        "primary",
-        "region",
-        "standalone",
-        "was_called",
-    )
+    name: str
+    region: Region | None
+    evaluation: Region | None
+    backward: Region | None
+    parent: Layer | None
+    standalone: Layer | None = None
+    primary: Layer = field(init=False)
+    aliases: list[Layer] = field(default_factory=list)
+    was_called: bool = False
+    _regions_with_shapes: dict[tuple[str, Shapes], Region] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        name: str,
-        region: Region | None,
-        evaluation: Region | None,
-        backward: Region | None,
-        parent: Layer | None,
-    ) -> None:
-        self.name = name
-        self.region = region
-        self.evaluation = evaluation
-        self.backward = backward
-        self.parent = parent
-        self.standalone: Layer | None = None
+    def __post_init__(self) -> None:
         self.primary = self
-        self.aliases: list[Layer] = []
-        self.was_called = False
-        self._regions_with_shapes: dict[tuple[str, Shapes], Region] = {}
 
     def region_with_shapes(self, region: Region, shapes: Shapes) -> Region:
         """Return ``region`` with the shapes of its inputs; NVTX shows the first shape as the payload."""

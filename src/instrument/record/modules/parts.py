@@ -94,42 +94,33 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
     yield Patch(kind, "__enter__", entering)
 
 
-def _data(switch: Switch) -> Iterator[Patch]:
-    """Show the ranges of data loaders under names that differ for each, also in torch's own ranges.
+def _range(part: str, name: str, known: Instances, switch: Switch) -> Iterator[Patch]:
+    """Show the ranges of optimizers or data loaders under names that differ for each, also in torch's own ranges.
 
     torch's ranges appear however the method is reached, as through a method that a learning rate scheduler bound
     to an optimizer, which no patch of the class would cover. Unlike a pair of hooks, they are closed on
     exceptions.
     """
     if dispatch.detailed:
-        with guard.contained("telling data loaders apart"):
-            loaders.find_existing()
-    return contexts(torch.autograd.profiler.record_function, _begin_data, switch)
+        with guard.contained(f"telling {name} apart"):
+            known.find_existing()
+    return contexts(torch.autograd.profiler.record_function, RANGES[part], switch)
 
 
-def _begin_data(context: Any) -> dispatch.Token | None:
-    return _begin_range(context, (DATA,), loaders, "torch.utils.data.dataloader")
-
-
-def _optimizer(switch: Switch) -> Iterator[Patch]:
-    """Show the ranges of optimizers under names that differ for each, also in torch's own ranges."""
-    if dispatch.detailed:
-        with guard.contained("telling optimizers apart"):
-            optimizers.find_existing()
-    return contexts(torch.autograd.profiler.record_function, _begin_optimizer, switch)
-
-
-def _begin_optimizer(context: Any) -> dispatch.Token | None:
-    return _begin_range(context, OPTIMIZER, optimizers, "torch.optim.optimizer")
-
-
-def _begin_range(context: Any, names: tuple[str, ...], known: Instances, module: str) -> dispatch.Token | None:
+def _begin_range(names: tuple[str, ...], known: Instances, module: str, context: Any) -> dispatch.Token | None:
     if not context.name.startswith(names):
         return None
     if dispatch.detailed:
         with guard.contained(FEATURE):
-            context.name += known.suffix(training.caller_in(sys._getframe(3), module))
+            context.name += known.suffix(training.caller_in(sys._getframe(2), module))
     return dispatch.enter_without_torch(region.make(context.name, None, None, None, None))
+
+
+RANGES: Mapping[str, Begin] = {
+    "optimizer": functools.partial(_begin_range, OPTIMIZER, optimizers, "torch.optim.optimizer"),
+    "data": functools.partial(_begin_range, (DATA,), loaders, "torch.utils.data.dataloader"),
+}
+"""How the region of a range that torch opens itself begins, by part."""
 
 
 def _clipping(switch: Switch) -> Iterator[Patch]:
@@ -263,16 +254,13 @@ PHASES = frozenset({"optimizer", "data", "backward"})
 """The parts that are phases of a step."""
 
 PARTS: Mapping[str, Callable[[Switch], Iterator[Patch]]] = {
-    "optimizer": _optimizer,
-    "data": _data,
+    "optimizer": functools.partial(_range, "optimizer", "optimizers", optimizers),
+    "data": functools.partial(_range, "data", "data loaders", loaders),
     "backward": _backward,
     "copies": _copies,
     "clipping": _clipping,
     "collectives": _collectives,
 }
-
-RANGES: Mapping[str, Begin] = {"optimizer": _begin_optimizer, "data": _begin_data}
-"""How the region of a range that torch opens itself begins, by part."""
 
 
 class StepAnnotation:

@@ -131,7 +131,6 @@ class PatchService(ABC, Generic[T]):
             self._suspended += more
             self.refresh()
 
-    @guard.contained(FEATURE)
     def _renew_lock_after_fork(self) -> None:
         self._lock = threading.RLock()  # a thread of the parent process may hold the old lock
 

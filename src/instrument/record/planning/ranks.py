@@ -15,10 +15,7 @@ from ...base.arguments import integer
 def rank() -> int:
     """Return the rank of this process in its distributed job; 0 outside one."""
     group = _process_group()
-    if group is not None:
-        return int(group.get_rank())
-    given = os.environ.get("RANK", "")
-    return int(given) if given.isdecimal() and len(given) < 10 else 0
+    return int(group.get_rank()) if group is not None else _number_in("RANK") or 0
 
 
 def world_size() -> int:
@@ -26,8 +23,16 @@ def world_size() -> int:
     group = _process_group()
     if group is not None:
         return int(group.get_world_size())
-    given = os.environ.get("WORLD_SIZE", "")
-    return int(given) if given.isdecimal() and 0 < len(given) < 10 else 1
+    size = _number_in("WORLD_SIZE")
+    return 1 if size is None else size
+
+
+def job_without_group() -> dict[str, Any] | None:
+    """Return rank and world size from the environment; None with a process group, as torch writes them."""
+    rank, size = _number_in("RANK"), _number_in("WORLD_SIZE")
+    if rank is None or _process_group() is not None:
+        return None
+    return {"backend": "none", "rank": rank} | ({} if size is None else {"world_size": size})
 
 
 def job_without_nccl() -> dict[str, Any] | None:
@@ -48,6 +53,12 @@ def process_suffix() -> str:
     multiprocessing = sys.modules.get("multiprocessing.process")
     child = multiprocessing is not None and multiprocessing.parent_process() is not None
     return f"-pid{os.getpid()}" if child else ""
+
+
+def _number_in(variable: str) -> int | None:
+    """Return the number in an environment variable; None if it holds none."""
+    given = os.environ.get(variable, "")
+    return int(given) if given.isdecimal() and len(given) < 10 else None
 
 
 def _process_group() -> Any:
@@ -165,8 +176,8 @@ def _numbers(name: str, given: int | Iterable[int]) -> set[int]:
 
 def _local_world_size() -> int:
     """Return how many ranks a node has, as torchrun and most launchers say it; all ranks without that."""
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(int(given), 1) if given.isdecimal() else max(world_size(), 1)
+    size = _number_in("LOCAL_WORLD_SIZE")
+    return max(world_size() if size is None else size, 1)
 
 
 def _described(**conditions: Any) -> str:

@@ -57,18 +57,21 @@ class RequestedWindows:
     Args:
         planned: the schedule.
         phase: the beginning of the label of each window: the phase of the program; empty for training steps.
+        has_schedule: whether the user gave a schedule; without one, a window may have no marked steps.
 
     Attributes:
         phase: as given.
+        has_schedule: as given.
         records_planned: whether this rank records planned windows that no request joined.
         open_ended: whether further requests are expected.
     """
 
-    def __init__(self, planned: Schedule | TorchSchedule, phase: str = "") -> None:
+    def __init__(self, planned: Schedule | TorchSchedule, phase: str = "", *, has_schedule: bool = True) -> None:
         self.records_planned = True
         self.open_ended = False
         self._planned = planned
         self.phase = phase
+        self.has_schedule = has_schedule
         self._added: list[_Added] = []  # in order
         self._joined: dict[
             int, tuple[Window, list[WindowRequest]]
@@ -85,16 +88,10 @@ class RequestedWindows:
         """The number of planned windows; None if the schedule is endless."""
         return self._planned.count
 
-    @property
-    def count(self) -> int | None:
-        """The number of windows; None if more may come."""
-        if self.open_ended or self._planned.count is None:
-            return None
-        return self._planned.count + len(self._added)
-
     def is_last(self, index: int) -> bool:
         """Return whether no window can follow window ``index``."""
-        return self.count == index
+        planned = self._planned.count
+        return not self.open_ended and planned is not None and planned + len(self._added) == index
 
     def last_before(self, step: int) -> int:
         """Return the number of the last window that ends before ``step``; 0 for none."""
@@ -129,32 +126,30 @@ class RequestedWindows:
         """
         first = max(step, request.first or 0)
         while True:
-            active = first + request.warmup
+            active, planned, added = first + request.warmup, self._planned_from(first), self._added_from(first)
             stop = active + request.active
-            planned, added = self._planned_from(first), self._added_from(first)
-            if planned is None or (added is not None and added.warmup < planned.warmup):
-                if added is None or stop <= added.warmup:
-                    before = self._begun_before(planned)
-                    return self._add(_Added(first, active, stop, before, recorded, request.ranks), request)
-                if first <= added.active:
-                    added.recorded |= recorded
-                    both = added.ranks is not None and request.ranks is not None
-                    added.ranks = (added.ranks or frozenset()) | (request.ranks or frozenset()) if both else None
-                    added.requests.append(request)
-                    return self._window_of(added)
-                first = added.stop
-            else:
-                if stop <= planned.warmup:
-                    before = planned.index - 1
-                    return self._add(_Added(first, active, stop, before, recorded, request.ranks), request)
-                if first <= planned.active or planned.stop == NEVER:
-                    return self._join(planned, request, recorded)
-                first = planned.stop
+            joins_added = planned is None or (added is not None and added.warmup < planned.warmup)
+            following = added if joins_added else planned
+            if following is None or stop <= following.warmup:
+                before = self._begun_before(planned)
+                return self._add(_Added(first, active, stop, before, recorded, request.ranks), request)
+            if first <= following.active or following.stop == NEVER:
+                if isinstance(following, Window):
+                    return self._join(following, request, recorded)
+                return self._join_added(following, request, recorded)
+            first = following.stop
 
     def _add(self, window: _Added, request: WindowRequest) -> Window:
         window.requests.append(request)
         insort(self._added, window)
         return self._window_of(window)
+
+    def _join_added(self, added: _Added, request: WindowRequest, recorded: bool) -> Window:
+        added.recorded |= recorded
+        both = added.ranks is not None and request.ranks is not None
+        added.ranks = (added.ranks or frozenset()) | (request.ranks or frozenset()) if both else None
+        added.requests.append(request)
+        return self._window_of(added)
 
     def _join(self, planned: Window, request: WindowRequest, recorded: bool) -> Window:
         if recorded or self.records_planned:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch.profiler import ProfilerAction
 
 NEVER = sys.maxsize  # a step that no loop reaches
+SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
+"""The arguments of `schedule`."""
 _USER_NAMES = ("at", "count", "finite", "next_window", "window", "windows")
 
 
@@ -256,18 +258,16 @@ def schedule(
         return _explicit(at, warmup, active, warms_up_gpu=not chosen)
     if every is not None:
         _reject_others("every", wait=wait, skip_first_wait=skip_first_wait)
-        return _every(every, warmup, active or 1, repeat, skip_first, warms_up_gpu=not chosen)
-    if active is None:
+        active = active or 1
+        period = integer("every", every, least=warmup + active, why=f" ({warmup=} + {active=})")
+        first = max(-(-skip_first // period), 1) * period
+    elif active is None:
         raise ValueError('"active" must be an integer >= 1 unless "at" or "every" is given: None')
-    first = skip_first + (0 if skip_first_wait else wait) + warmup
-    period = wait + warmup + active
-    return _Periodic(repeat or None, first, period, warmup, active, relative=True, warms_up_gpu=not chosen)
-
-
-def _every(every: int, warmup: int, active: int, repeat: int, skip_first: int, *, warms_up_gpu: bool) -> Schedule:
-    period = integer("every", every, least=warmup + active, why=f" ({warmup=} + {active=})")
-    first = max(-(-skip_first // period), 1) * period
-    return _Periodic(repeat or None, first, period, warmup, active, relative=False, warms_up_gpu=warms_up_gpu)
+    else:
+        period = wait + warmup + active
+        first = skip_first + (0 if skip_first_wait else wait) + warmup
+    relative = every is None
+    return _Periodic(repeat or None, first, period, warmup, active, relative, warms_up_gpu=not chosen)
 
 
 def _explicit(at: str | int | Iterable[int], warmup: int, active: int | None, *, warms_up_gpu: bool) -> Schedule:
@@ -334,7 +334,6 @@ class TorchSchedule:
     """
 
     count = None
-    finite = False
     plans_ahead = False
 
     def __init__(self, decide: Callable[[int], Any], first_step: int = 0) -> None:

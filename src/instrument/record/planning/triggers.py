@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...base import log
 from ...base.guard import guard
@@ -35,18 +35,6 @@ _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 Ask = Callable[[WindowRequest], None]
 
 
-class Trigger(Protocol):
-    """One thing that requests windows from `begin` to `end`; ``automatic`` if nobody asks for them."""
-
-    automatic: bool
-
-    def begin(self, ask: Callable[[str], None]) -> None:
-        """Begin; call ``ask`` with the reason, on any thread, for each window to open."""
-
-    def end(self) -> None:
-        """Stop, and put back what was changed."""
-
-
 class Triggers:
     """All triggers of a profile; a failure of one is logged and leaves the others.
 
@@ -61,9 +49,9 @@ class Triggers:
 
     def __init__(self, given: str | Iterable[str], folder: Path, active: int) -> None:
         self._request = WindowRequest("", active)
-        self._begun: list[Trigger | CommandSocket] = []
+        self._begun: list[SignalTrigger | Watch | CommandSocket] = []
         self._socket: CommandSocket | None = None
-        self._triggers: list[Trigger] = []
+        self._triggers: list[SignalTrigger | Watch] = []
         self._folder: Path | None = None  # created, so that a person finds it
         files: list[Callable[[], str | None]] = []
         times: list[Callable[[], str | None]] = []
@@ -132,7 +120,7 @@ class Triggers:
 
 
 class SignalTrigger:
-    """Requests a window at each signal; the program's own handler is called too."""
+    """Requests a window at each signal from `begin` to `end`; the program's own handler is called too."""
 
     automatic = False
 

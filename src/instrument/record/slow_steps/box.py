@@ -6,7 +6,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...base.arguments import integer
 from ...base.config import settings
@@ -16,81 +16,6 @@ from ..regions.dispatch import active
 from .judging import Alarms, Periods, UsualStep
 from .slow_step import OTHER, PHASES, PhaseTime, SlowStep
 from .step_clock import BLOCK, StepClock, StepTimes
-
-
-class Results(NamedTuple):
-    """What a black box found.
-
-    Attributes:
-        clock: has the times of the last steps.
-        usual: what a usual step takes.
-        alarms: the number of alarms.
-        slow_steps: the slow steps, without those that recur.
-        periodic: the last slow step of each period.
-        worst: the slow steps of the whole run with the largest delays, the largest first.
-    """
-
-    clock: StepClock
-    usual: UsualStep
-    alarms: int
-    slow_steps: list[SlowStep]
-    periodic: dict[int, SlowStep]
-    worst: list[SlowStep]
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        steps = counted(self.clock.step_num - self.clock.first_step, "step")
-        if not self.usual.usual_ns:
-            yield f"{steps}: too few to know what is usual"
-            return
-        yield (
-            f"{steps}, {duration(self.usual.usual_ns)} each as a rule; a step is slow from "
-            f"{duration(self.usual.limit_ns)}. {counted(len(self.slow_steps), 'slow step')}, "
-            f"{counted(self.alarms, 'alarm')}."
-        )
-        if len(self.slow_steps) > len(self.worst):
-            yield f"The {len(self.worst)} worst:"
-        yield from (f"  {slow}" for slow in sorted(self.worst, key=lambda slow: slow.step))
-        for every, slow in sorted(self.periodic.items()):
-            yield f"  one step in {every} is like this, and gives no alarm: {slow}"
-        if self.usual.shifts:
-            yield f"  the usual time changed at once {counted(self.usual.shifts, 'time')}"
-
-    def to_json(self) -> str:
-        """Return the results as JSON text."""
-        return json.dumps(self.as_dict(), indent=2, allow_nan=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the results as a dict of JSON values.
-
-        ``step`` is the number of the current step. ``usual_ns``, ``limit_ns`` and ``noise`` say what a usual step
-        takes now, and from which time one is slow; ``shifts`` is how often that changed at once. ``slow_steps``
-        and ``periodic`` are slow steps, with the keys of `SlowStep.as_dict`, and so are the ``worst`` ones, the
-        worst first; ``alarms`` is the number of alarms.
-        ``last_steps`` has the numbers, the durations and the phases of the steps in the ring, in columns.
-        """
-        last = self.clock.last_steps()
-        columns = zip(*(times.phases_ns for times in last), strict=True)
-        phases = zip(self.clock.phases, columns, strict=True) if last else ()
-        return {
-            "step": self.clock.step_num,
-            "usual_ns": self.usual.usual_ns,
-            "limit_ns": self.usual.limit_ns,
-            "noise": self.usual.noise,
-            "shifts": self.usual.shifts,
-            "alarms": self.alarms,
-            "slow_steps": [slow.as_dict() for slow in self.slow_steps],
-            "periodic": [slow.as_dict() for slow in self.periodic.values()],
-            "worst": [slow.as_dict() for slow in self.worst],
-            "last_steps": {
-                "step": [times.step for times in last],
-                "duration_ns": [times.duration_ns for times in last],
-                "phases_ns": {name: list(column) for name, column in phases if any(column)},
-            },
-        }
-
 
 FEATURE = "the black box"
 _MAX_SLOW_STEPS = 1000
@@ -178,7 +103,6 @@ class BlackBox:
         except Exception as error:
             guard.failed(FEATURE, error)
 
-    @guard.contained(FEATURE)
     def pause(self) -> None:
         """Stop the clock, as before an evaluation that no step should contain.
 
@@ -186,7 +110,6 @@ class BlackBox:
         """
         self.clock.pause()
 
-    @guard.contained(FEATURE)
     def hold(self) -> None:
         """Stop the clock while steps are recorded, which makes them longer.
 
@@ -194,7 +117,6 @@ class BlackBox:
         """
         self.clock.hold()
 
-    @guard.contained(FEATURE)
     def resume(self) -> None:
         """Let the clock run again."""
         if self._running:
@@ -233,14 +155,57 @@ class BlackBox:
 
     def report(self) -> str:
         """Return in words what a usual step takes, and which steps were slow, in which phase."""
-        return str(self._results())
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        steps = counted(self.clock.step_num - self.clock.first_step, "step")
+        if not self.usual.usual_ns:
+            yield f"{steps}: too few to know what is usual"
+            return
+        yield (
+            f"{steps}, {duration(self.usual.usual_ns)} each as a rule; a step is slow from "
+            f"{duration(self.usual.limit_ns)}. {counted(len(self.slow_steps), 'slow step')}, "
+            f"{counted(self.alarms, 'alarm')}."
+        )
+        if len(self.slow_steps) > len(self.worst):
+            yield f"The {len(self.worst)} worst:"
+        yield from (f"  {slow}" for slow in sorted(self.worst, key=lambda slow: slow.step))
+        for every, slow in sorted(self.periodic.items()):
+            yield f"  one step in {every} is like this, and gives no alarm: {slow}"
+        if self.usual.shifts:
+            yield f"  the usual time changed at once {counted(self.usual.shifts, 'time')}"
+
+    def _as_dict(self) -> dict[str, Any]:
+        last = self.clock.last_steps()
+        columns = zip(*(times.phases_ns for times in last), strict=True)
+        phases = zip(self.clock.phases, columns, strict=True) if last else ()
+        return {
+            "step": self.clock.step_num,
+            "usual_ns": self.usual.usual_ns,
+            "limit_ns": self.usual.limit_ns,
+            "noise": self.usual.noise,
+            "shifts": self.usual.shifts,
+            "alarms": self.alarms,
+            "slow_steps": [slow.as_dict() for slow in self.slow_steps.copy()],
+            "periodic": [slow.as_dict() for slow in self.periodic.values()],
+            "worst": [slow.as_dict() for slow in self.worst],
+            "last_steps": {
+                "step": [times.step for times in last],
+                "duration_ns": [times.duration_ns for times in last],
+                "phases_ns": {name: list(column) for name, column in phases if any(column)},
+            },
+        }
 
     def to_json(self) -> str:
-        """Return the results as JSON text; see `instrument.record.slow_steps.box.Results.as_dict` for its keys."""
-        return self._results().to_json()
+        """Return the results as JSON text.
 
-    def _results(self) -> Results:
-        return Results(self.clock, self.usual, self.alarms, [*self.slow_steps], self.periodic, [*self.worst])
+        ``step`` is the number of the current step. ``usual_ns``, ``limit_ns`` and ``noise`` say what a usual step
+        takes now, and from which time one is slow; ``shifts`` is how often that changed at once. ``slow_steps``
+        and ``periodic`` are slow steps, with the keys of `SlowStep.as_dict`, and so are the ``worst`` ones, the
+        worst first; ``alarms`` is the number of alarms.
+        ``last_steps`` has the numbers, the durations and the phases of the steps in the ring, in columns.
+        """
+        return json.dumps(self._as_dict(), indent=2, allow_nan=False)
 
     @guard.contained(FEATURE)
     def _end_followed_step(self) -> None:

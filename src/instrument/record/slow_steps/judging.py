@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
-from typing import NamedTuple, TypeVar
+from statistics import median, median_low
+from typing import NamedTuple
 
-T = TypeVar("T", int, float)
 _LEVEL_BLOCKS = 3  # whose medians give the usual time: few, so that it follows a drift
 _SPREAD_BLOCKS = 16  # whose spreads give the noise: many, as each knows it by a third only
 _UPPER = 0.9  # the quantile that says how far steps vary upward
@@ -58,8 +57,8 @@ class UsualStep:
             self.shifts += 1
         self._levels.append(middle)
         self._spreads.append(spread)
-        self.usual_ns = _lower_median(self._levels)
-        self.noise = min(max(math.log(_lower_median(self._spreads)) / _NORMAL_UPPER, _MIN_NOISE), _MAX_NOISE)
+        self.usual_ns = median_low(self._levels)
+        self.noise = min(max(math.log(median_low(self._spreads)) / _NORMAL_UPPER, _MIN_NOISE), _MAX_NOISE)
         score = _SCORE * (1 + _CAUTION / len(self._spreads))
         self.ratio = max(math.exp(score * self.noise), self.slow)
         self.limit_ns = int(self.usual_ns * self.ratio)
@@ -67,11 +66,6 @@ class UsualStep:
     def score(self, duration_ns: int) -> float:
         """Return how many times the noise a step is above the usual time (a robust z-score)."""
         return math.log(duration_ns / self.usual_ns) / self.noise
-
-
-def _lower_median(values: Iterable[T]) -> T:
-    ordered = sorted(values)  # faster than `statistics.median`
-    return ordered[(len(ordered) - 1) // 2]
 
 
 _REMEMBERED = 16  # slow steps in which a period is looked for

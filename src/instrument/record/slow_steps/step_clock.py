@@ -56,30 +56,6 @@ class StepClock:
     """
 
     name = "black box"
-    __slots__ = (
-        "_began_ns",
-        "_blocks",
-        "_columns",
-        "_held_since_ns",
-        "_inner",
-        "_inner_ns",
-        "_lap_step",
-        "_last_row",
-        "_names",
-        "_opened_ns",
-        "_paused_ns",
-        "_phase",
-        "_review",
-        "_row",
-        "_rows",
-        "_since_ns",
-        "_thread",
-        "_width",
-        "first_step",
-        "held_ns",
-        "limit_ns",
-        "phases",
-    )  # fmt: skip
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
@@ -143,12 +144,12 @@ class FunctionCallSteps:
         if self._removed:
             undo(self._patches)
 
+    @guard.contained(FEATURE)
     def search(self) -> None:
         """Search for the function in the script and, if a file is named, in the modules loaded from that file."""
         if not self.found and not self._removed:
-            with guard.contained(FEATURE):
-                for module in self._modules():
-                    self._on_import(module)
+            for module in self._modules():
+                self._on_import(module)
 
     def _modules(self) -> Iterator[ModuleType]:
         main = sys.modules.get("__main__")
@@ -195,37 +196,36 @@ class FunctionCallSteps:
     def _make_wrapper(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._count_running_call()
-            before = _running_numbers.get()
-            _running_numbers.set(before if self._number in before else (*before, self._number))
             try:
-                result = original(*args, **kwargs)
+                with self._call():
+                    return original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            finally:
-                _running_numbers.set(before)
-            self._end_call()
-            return result
 
         @functools.wraps(original)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
-            self._count_running_call()
-            before = _running_numbers.get()
-            _running_numbers.set(before if self._number in before else (*before, self._number))
             try:
-                result = await original(*args, **kwargs)
+                with self._call():
+                    return await original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            finally:
-                _running_numbers.set(before)
-            self._end_call()
-            return result
 
         return call_async if inspect.iscoroutinefunction(original) else call
 
-    @guard.contained(FEATURE)
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Note that the function runs in the body, and count the call unless the body fails."""
+        self._count_running_call()
+        before = _running_numbers.get()
+        try:
+            _running_numbers.set(before if self._number in before else (*before, self._number))
+            yield
+        finally:
+            _running_numbers.set(before)
+        self._end_call()
+
     def _count_running_call(self) -> None:
         """Count the call during which the function was found: it has ended when the next call begins."""
         if self.found_while_running:

@@ -13,7 +13,7 @@ from ...base.compat import autograd
 from ...base.guard import guard
 from ...base.imports import ImportHook
 from ...base.live_objects import IdentitySet
-from ...base.patch import Change, Patch, apply, leave_no_frame, undo
+from ...base.patch import Change, Patch, apply, then, undo
 from ..cuda_graphs import GraphedCallables, GraphFollower
 from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
@@ -152,21 +152,15 @@ class StepFollower:
     @property
     def explanation(self) -> str | None:
         """One sentence on what counts as a step; None if it is an optimizer step or marked by the program."""
-        if self.by == "backward" and self._step_on is None:
-            return (
-                "no optimizer step was seen, so each backward pass counts as a step; "
-                "use --step-on to choose something else"
-            )
-        if self.by == "grad" and self._step_on is None:
-            return (
-                "no optimizer step and no backward() was seen, so each call of torch.autograd.grad counts as a "
-                "step; use --step-on to choose something else"
-            )
-        if self.by == "forward" and self._step_on is None:
-            return (
-                f"no optimizer step and no backward pass was seen, so each call of {_model_name(self.model)} "
-                "counts as a step; use --step-on to choose something else"
-            )
+        model = self.model
+        shown = "the model" if model is None else type(model).__name__
+        reasons = {
+            "backward": "no optimizer step was seen, so each backward pass",
+            "grad": "no optimizer step and no backward() was seen, so each call of torch.autograd.grad",
+            "forward": f"no optimizer step and no backward pass was seen, so each call of {shown}",
+        }
+        if self.by in reasons and self._step_on is None:
+            return f"{reasons[self.by]} counts as a step; use --step-on to choose something else"
         if self.by == "replay":
             return (
                 "no step was seen except replays of a CUDA graph that was captured before steps were counted, so "
@@ -199,7 +193,7 @@ class StepFollower:
 
         yield backward_calls.wrap_backward(self._begin_step_0, then=self._end_pass)
         yield backward_calls.wrap_grad(self._begin_step_0, self._end_grad)
-        yield Patch(torch.optim.Optimizer, "__init__", self._make_init)
+        yield Patch(torch.optim.Optimizer, "__init__", lambda original: then(original, self._add_optimizer))
         yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
     @guard.contained(FEATURE)
@@ -308,21 +302,9 @@ class StepFollower:
         self._begin_step_0(trains=not context.name.startswith(parts.DATA))
         return patcher.begin_range(context, before)
 
-    def _make_init(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            try:
-                original(optimizer, *args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            with guard.contained(FEATURE):
-                self._add_optimizer(optimizer)
-
-        return init
-
+    @guard.contained(FEATURE)
     @without_compiler
-    def _add_optimizer(self, optimizer: Any) -> None:
+    def _add_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self._optimizers.add(optimizer)
         if self._steps is not None:
             self._steps.add_new(optimizer)
@@ -368,7 +350,7 @@ class StepFollower:
     @without_compiler
     def _end_pass(self) -> None:
         """Count the end of a backward pass."""
-        if self._defer_or_skip(self._on_pass_replay):
+        if self._defer_or_skip(self._outside_backward, self._end_pass):
             return
         if self._step_on == "backward":
             self._end_step("backward")
@@ -379,23 +361,19 @@ class StepFollower:
             missed = self._uncounted_passes if self.by is None else 0
             self._end_step("backward", missed + 1)
 
-    def _on_pass_replay(self) -> None:
+    def _outside_backward(self, replayed: Callable[[], None]) -> None:
         if not autograd.in_backward():
-            self._end_pass()
+            replayed()
 
     @guard.contained(FEATURE)
     @without_compiler
     def _end_grad(self) -> None:
         """Count a call of `torch.autograd.grad`."""
-        if self._defer_or_skip(self._on_grad_replay):
+        if self._defer_or_skip(self._outside_backward, self._end_grad):
             return
         may_count = self._step_on is None and self.by in (None, "forward", "grad")
         if self._step_on == "grad" or (may_count and not self._expects_optimizer()):
             self._end_step("grad")
-
-    def _on_grad_replay(self) -> None:
-        if not autograd.in_backward():
-            self._end_grad()
 
     def _follow_model(self, model: Any) -> None:
         if self._on_model_found is not None:
@@ -422,10 +400,6 @@ class StepFollower:
     def _on_model_replay(self) -> None:
         if self._model is not None and not self._model.running and self.model is not None:
             self._end_model_call(self.model)
-
-
-def _model_name(model: Any) -> str:
-    return "the model" if model is None else type(model).__name__
 
 
 def _grad_enabled() -> bool:

@@ -17,7 +17,7 @@ from ...base.compat import compiler
 from ...base.compat.compiler import COMPILED_CALL
 from ...base.guard import guard
 from ...base.imports import ImportHook
-from ...base.patch import Change, Patch, apply, leave_no_frame, transparent, undo
+from ...base.patch import Change, Patch, apply, leave_no_frame, then, transparent, undo
 from ..modules.compiling import StandIn, called_module, compiled_call, compiling, scripting
 from ..modules.installer import getstate_class, leave_hooks_out
 from ..modules.module_calls import call_when_idle
@@ -102,7 +102,8 @@ class OutermostModel:
             return
         self._searching = True
         self._search()
-        apply([Patch(nn.Module, "compile", self._make_compile)], self._other_patches)
+        on_compile = Patch(nn.Module, "compile", lambda original: then(original, self._on_compiled_in_place))
+        apply([on_compile], self._other_patches)
         for module in compiler.compiled_in_place():
             self._on_compiled_in_place(module)
         apply([ImportHook("torch._dynamo", self._compiler_imported)], self._other_patches)
@@ -214,20 +215,8 @@ class OutermostModel:
         apply([Patch(module, COMPILED_CALL, lambda _: stand_in)], held)
         self._stay_removed()
 
-    def _make_compile(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            try:
-                original(module, *args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            self._on_compiled_in_place(module)
-
-        return compile
-
     @guard.contained(FEATURE)
-    def _on_compiled_in_place(self, module: nn.Module) -> None:
+    def _on_compiled_in_place(self, module: nn.Module, *_: Any, **__: Any) -> None:
         if self._searching:
             self._replace_call(module, self._candidates)
         elif self._model_patches and module is self.model:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...base.arguments import integer
-from ...base.config import LAUNCHED
 from ...base.guard import guard
-from ..allocator_history.options import MemoryHistory, chosen_history
-from ..allocator_history.window_memory import MemoryRecorder
+from ..allocator_history.options import MemoryHistory
 from ..exporters.exporter import Exporter, ExporterName, choose
 from ..exporters.torch_options import Detail
-from ..handover.storage import Keep, Storage, masked
-from ..planning.ranks import chosen_ranks
+from ..handover.storage import Keep, masked
 from ..planning.requests import RequestedWindows
 from ..planning.schedule import NEVER, NOTHING, Schedule, TorchSchedule, schedule
 from ..planning.triggers import Triggers
-from .outcomes import Outcomes
+from .driver import Driver as Driver
+from .driver import ProfileOptions
 from .profile import Profile
 from .step_regions import DEPTH as DEPTH
 from .step_regions import STEP_PARTS as STEP_PARTS
@@ -32,23 +29,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .options import TorchProfilerOptions
-
-
-@dataclass(frozen=True)
-class Driver:
-    """Properties of the code that drives a profile: the user's calls of ``step``, a loop or an adapter.
-
-    Args:
-        steps_hint: how the user writes the steps to record, with "{}" for the steps; for messages.
-        preemptible: the profile stops when another one starts, and does not start while another one runs.
-        keeps_events: whether the last window's events stay in memory for calls after the loop.
-        phase: the name of a phase of the program, which the names of windows begin with; empty for training steps.
-    """
-
-    steps_hint: str = 'schedule="{}"'
-    preemptible: bool = False
-    keeps_events: bool = True
-    phase: str = ""
 
 
 def uncounted_profile(*_: Any, **__: Any) -> Profile:
@@ -135,28 +115,9 @@ def profile(
         ...         train_step(batch)
         ...         prof.step()
     """
-    models = models_in(modules)
-    made = new_profile(
-        Driver(),
-        out,
-        schedule=schedule,
-        on_trace_ready=on_trace_ready,
-        on_summary=on_summary,
-        diagnose=diagnose,
-        detail=detail,
-        compile_log=compile_log,
-        memory=memory,
-        exporter=exporter,
-        ranks=ranks,
-        first_step=first_step,
-        triggers=triggers,
-        trigger_steps=trigger_steps,
-        black_box=black_box,
-        keep=keep,
-        upload=upload,
-        upload_timeout=upload_timeout,
-        **options,
-    )
+    arguments = dict(locals())  # each by its name
+    models = models_in(arguments.pop("modules"))
+    made = new_profile(Driver(), **arguments.pop("options"), **arguments)
     made.annotate(models)
     return made
 
@@ -166,90 +127,37 @@ def new_profile(
     out: str | os.PathLike[str] = "runs/instrument",
     *,
     schedule: Schedule | str | Callable[[int], Any] | None = None,
-    on_trace_ready: Callable[[Profile], Any] | None = None,
-    on_summary: Callable[[str], None] | None = None,
-    diagnose: bool = False,
-    detail: Detail = "operators",
-    compile_log: bool = False,
-    memory: Literal["snapshot"] | MemoryHistory | None = None,
-    exporter: str | Exporter = "auto",
-    ranks: Iterable[int] | str | None = None,
-    first_step: int = 0,
-    triggers: str | Iterable[str] = (),
-    trigger_steps: int = 3,
-    black_box: bool = False,
-    keep: Keep | None = None,
-    upload: str | None = None,
-    upload_timeout: float = 60.0,
-    **options: Any,
+    **arguments: Any,
 ) -> Profile:
     """Check the arguments of `profile` and make one for ``driver``.
 
     Raises:
         TypeError, ValueError: as `profile`.
     """
-    folder = folder_of(out)
-    first_step = integer("first_step", first_step)
-    for name, callback in (("on_trace_ready", on_trace_ready), ("on_summary", on_summary)):
-        if callback is not None and not callable(callback):
-            raise TypeError(f'"{name}" must be a function: {callback!r}')
-    for name, flag in (("diagnose", diagnose), ("black_box", black_box), ("compile_log", compile_log)):
-        if not isinstance(flag, bool):
-            raise TypeError(f'"{name}" must be True or False: {flag!r}')
-    reads_events = driver.keeps_events or on_trace_ready is not None
-    chosen_exporter = choose(exporter, options, detail, keeps_events=reads_events)
-    active = integer("trigger_steps", trigger_steps, least=1)
-    chosen_triggers = Triggers(triggers, folder, active)
-    if schedule is None and (chosen_triggers or black_box):
+    return _new_profile(driver, folder_of(out), schedule, ProfileOptions.of(arguments))
+
+
+def _new_profile(
+    driver: Driver,
+    folder: Path,
+    schedule: Schedule | str | Callable[[int], Any] | None,
+    options: ProfileOptions,
+) -> Profile:
+    reads_events = driver.keeps_events or options.on_trace_ready is not None
+    exporter = choose(options.exporter, options.torch, options.detail, keeps_events=reads_events)
+    triggers = Triggers(options.triggers, folder, options.trigger_steps)
+    if schedule is None and (triggers or options.black_box):
         schedule = NOTHING
-    history = chosen_history(memory)
-    storage = Storage(keep, upload, upload_timeout)
-    windows = RequestedWindows(_resolved(schedule, first_step), driver.phase)
-    outcomes = Outcomes(
-        folder,
-        windows,
-        chosen_exporter.name,
-        chosen_ranks(ranks),
-        has_schedule=schedule is not None,
-        steps_hint=driver.steps_hint,
-        on_summary=on_summary,
-        diagnose=diagnose,
-        file_hint="" if os.environ.get(LAUNCHED) else chosen_exporter.hint,
-        storage=storage,
-    )
-    made = Profile(
-        folder,
-        windows,
-        chosen_exporter,
-        outcomes,
-        chosen_triggers,
-        active if black_box else 0,
-        on_trace_ready=on_trace_ready,
-        first_step=first_step,
-        has_schedule=schedule is not None,
-        preemptible=driver.preemptible,
-        keeps_events=driver.keeps_events,
-        compile_log=compile_log,
-        memory=MemoryRecorder(history) if history is not None else None,
-        marks_steps=not (driver.preemptible or driver.phase),
-    )
+    planned = _resolved(schedule, options.first_step)
+    windows = RequestedWindows(planned, driver.phase, has_schedule=schedule is not None)
+    made = Profile(folder, windows, exporter, triggers, options, driver)
 
     def new_phase(name: str, schedule: Schedule | str | None) -> Profile:
-        return new_profile(
+        return _new_profile(
             Driver(f'prof.phase("{name}", "{{}}")', keeps_events=False, phase=name),
             folder,
-            schedule=NOTHING if schedule is None else schedule,
-            on_summary=on_summary,
-            diagnose=diagnose,
-            detail=detail,
-            compile_log=compile_log,
-            memory=memory,
-            exporter=exporter,
-            ranks=ranks,
-            keep=keep,
-            upload=upload,
-            upload_timeout=upload_timeout,
-            **options,
+            NOTHING if schedule is None else schedule,
+            replace(options, on_trace_ready=None, first_step=0, triggers=(), black_box=False, compile_log=False),
         )
 
     made.new_phase = new_phase

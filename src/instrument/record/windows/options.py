@@ -33,7 +33,7 @@ class TorchProfilerOptions(TypedDict, total=False):
     post_processing_timeout_s: float | None
 
 
-class ProfileOptions(TorchProfilerOptions, total=False):
+class ProfileArguments(TorchProfilerOptions, total=False):
     """The arguments of `profile` except for the folder and the schedule."""
 
     on_trace_ready: Callable[[Profile], Any] | None

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ...base import log
-from ...base.config import settings
+from ...base.config import LAUNCHED, settings
 from ...base.guard import guard
 from ...base.interrupts import Suppressed
 from ...base.run_folder import OpenWindow, traces_of
 from ...base.units import counted
+from ..exporters.exporter import Exporter
 from ..handover.manifest import Manifest
 from ..handover.storage import Storage
 from ..handover.window_finalizer import WindowFinalizer
 from ..planning.ranks import world_size
-from ..planning.requests import SCHEDULE, RequestedWindows
+from ..planning.requests import RequestedWindows
 from ..planning.schedule import NEVER, Window, span
 from ..regions import dispatch
+from .driver import Driver, ProfileOptions
 from .recording import Recording
 
 _OTHER_THREAD = "steps ended on another thread than the one that opened the window"
@@ -33,17 +36,13 @@ class Outcomes:
     Args:
         out: the folder of the run.
         windows: the windows of the run.
-        exporter: the name of the exporter.
-        ranks: the ranks that record; None for all.
-        has_schedule: whether the run has a schedule; without one, a window may have no marked steps.
-        steps_hint: how the user writes the steps to record, with "{}" for the steps; for messages.
-        on_summary: called with the text of the summary, on another thread; None prints it to standard error.
-        diagnose: whether each window is diagnosed, and the summary ends with the diagnosis of the last one.
-        file_hint: the message for users if the exporter writes no files.
-        storage: what happens to the files of windows later.
+        exporter: makes the captures.
+        options: what the profile was asked for.
+        driver: the code that drives it, for messages.
 
     Attributes:
         rank: the rank of this process; set when the run starts.
+        manifest: holds the lines of the windows.
         finalizer: finishes the windows in another process.
     """
 
@@ -51,40 +50,24 @@ class Outcomes:
         self,
         out: Path,
         windows: RequestedWindows,
-        exporter: str,
-        ranks: frozenset[int] | None,
-        *,
-        has_schedule: bool,
-        steps_hint: str,
-        on_summary: Callable[[str], None] | None,
-        diagnose: bool,
-        file_hint: str,
-        storage: Storage,
+        exporter: Exporter,
+        options: ProfileOptions,
+        driver: Driver,
     ) -> None:
         self.rank = 0
         self._out = out
         self._windows = windows
-        self._exporter = exporter
-        self._ranks = ranks
-        self._has_schedule = has_schedule
-        self._steps_hint = steps_hint
-        self._on_summary = on_summary
-        self._diagnose = diagnose
-        self._manifest = Manifest(out)
-        self.finalizer = WindowFinalizer(self._manifest, file_hint, storage)
+        self._exporter = exporter.name
+        self._ranks = options.ranks
+        self._options = options
+        self._driver = driver
+        file_hint = "" if os.environ.get(LAUNCHED) else exporter.hint
+        storage = Storage(options.keep, options.upload, options.upload_timeout)
+        self.manifest = Manifest(out)
+        self.finalizer = WindowFinalizer(self.manifest, file_hint, storage)
         self._with_line: set[int | str] = set()  # the labels of the windows that have a line
         self._open: OpenWindow | None = None
         self.worst_steps: Callable[[], list[str]] = list
-
-    @property
-    def run(self) -> str:
-        """The name of the run in the manifest."""
-        return self._manifest.run
-
-    @property
-    def entries(self) -> list[dict[str, Any]]:
-        """The lines of the manifest so far."""
-        return self._manifest.entries
 
     @property
     def excluded(self) -> bool:
@@ -96,34 +79,16 @@ class Outcomes:
         return not self.excluded if ranks is None else self.rank in ranks
 
     @property
-    def stepped_by_hand(self) -> bool:
-        """Whether the user's own code calls ``step()``."""
-        return self._steps_hint.startswith("schedule")
-
-    @property
-    def _takes_first_step(self) -> bool:
-        """Whether the user can give the number of the first step, as not on a command line."""
-        return not self._steps_hint.startswith("--")
-
-    @property
     def _prints_summary(self) -> bool:
         """Whether this rank prints the summary."""
         return self.rank == min(self._ranks or {0})
-
-    def check_folder(self, *, warned: bool) -> None:
-        """Warn if the folder cannot be written to, unless the user was ``warned`` before."""
-        self._manifest.check(warned=warned)
-
-    def opened_by(self, window: Window) -> list[str]:
-        """Return why ``window`` was opened: "schedule", and the reasons of requests."""
-        return self._windows.opened_by(window)
 
     def entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
         """Return the fields of the line of ``window``, except its status and reason."""
         return {
             "rank": self.rank,
             "window": self._windows.label(window),
-            "opened_by": self.opened_by(window),
+            "opened_by": self._windows.opened_by(window),
             "requested": self._windows.is_requested(window),
             "planned_steps": (window.active, window.stop - 1 if window.stop < NEVER else None),
             "steps": recording and recording.steps,
@@ -139,17 +104,13 @@ class Outcomes:
     @guard.contained("the line of an open window")
     def note_open(self, window: Window) -> None:
         """Keep the line of ``window``, whose recording begins, for the case that the process is killed."""
-        self._open = OpenWindow(self._out, self._manifest.entry(**self.entry(window, None), status="failed"))
+        self._open = OpenWindow(self._out, self.manifest.entry(**self.entry(window, None), status="failed"))
 
     def drop_open(self) -> None:
         """Drop the line of the window that `note_open` noted, which gets its own one, or none yet."""
         noted, self._open = self._open, None
         if noted is not None:
             noted.end()
-
-    def was_requested(self, window: Window) -> bool:
-        """Return whether somebody asked for ``window``, beside a schedule."""
-        return any(reason != SCHEDULE for reason in self._windows.opened_by(window))
 
     def add_recorded(
         self,
@@ -175,7 +136,7 @@ class Outcomes:
         read = self._prints_summary and self.holds_steps(recording)
         ranks = self._ranks_of(recording.window) if recording.steps is not None else []
         self.finalizer.add_recorded(
-            recording.capture, files, read=read, diagnose=read and self._diagnose, ranks=ranks,
+            recording.capture, files, read=read, diagnose=read and self._options.diagnose, ranks=ranks,
             history=recording.memory, **line,
         )  # fmt: skip
 
@@ -186,7 +147,7 @@ class Outcomes:
 
     def holds_steps(self, recording: Recording) -> bool:
         """Return whether ``recording`` has steps, or could not mark any."""
-        return recording.steps is not None or not self._has_schedule
+        return recording.steps is not None or not self._windows.has_schedule
 
     def note(
         self,
@@ -225,7 +186,7 @@ class Outcomes:
             "window": self._windows.label(window),
             "step": step,
             "rank": self.rank,
-            "opened_by": self.opened_by(window),
+            "opened_by": self._windows.opened_by(window),
         }
 
     def missing_reasons(self, recording: Recording, next_step: int, end_reason: str, postponed: str) -> list[str]:
@@ -256,8 +217,8 @@ class Outcomes:
             hidden = sorted(dispatch.compiled_away)
             self.finalizer.report(
                 hidden,
-                self._on_summary,
-                diagnose=self._diagnose,
+                self._options.on_summary,
+                diagnose=self._options.diagnose,
                 phase=self._windows.phase,
                 worst_steps=self.worst_steps(),
             )
@@ -265,7 +226,7 @@ class Outcomes:
     def say(self, text: str) -> None:
         """Print a line below the summary, on the rank that prints it; nothing if it is empty."""
         if text and self._prints_summary and settings.summary:
-            self.finalizer.report_line(self._on_summary, text)
+            self.finalizer.report_line(self._options.on_summary, text)
 
     def warn_if_nothing_was_recorded(self, first: int, steps: int, scheduled: int | None, end_reason: str) -> None:
         """Warn if no window even began, and suggest what to write instead; each text is logged once.
@@ -276,20 +237,25 @@ class Outcomes:
             scheduled: how many windows the schedule has; None if it has no end.
             end_reason: how the loop ended.
         """
-        windows = self.entries
+        windows = self.manifest.entries
         if scheduled == 0 or not self._prints_summary or any(map(self._has_begun, windows)):
             return
         reason = self._reason_for_no_window(first, scheduled, end_reason)
         if steps > 0:
             low = first + 2 if steps > 4 else first
-            reachable = self._steps_hint.format(span(low, low + min(steps, 3)))
+            reachable = self._driver.steps_hint.format(span(low, low + min(steps, 3)))
             fix = f"choose steps the run reaches, such as {reachable}"
-            if first == 0 and windows and windows[0]["planned_steps"][0] >= steps and self._takes_first_step:
+            if (
+                first == 0
+                and windows
+                and windows[0]["planned_steps"][0] >= steps
+                and self._driver.takes_first_step
+            ):
                 fix += "; if the run was resumed, give the number of its first step: first_step="
         else:
             by_hand = "no step was counted: call step() after each step"
-            fix = by_hand if self.stepped_by_hand else "there were no steps"
-        if steps > 0 and self.stepped_by_hand:
+            fix = by_hand if self._driver.steps_by_hand else "there were no steps"
+        if steps > 0 and self._driver.steps_by_hand:
             fix += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
         files = [path for window in windows for path in traces_of(window)]
         rest = f" ({files[0]} covers the time after the last complete step)" if files else ""
@@ -299,7 +265,7 @@ class Outcomes:
             log.warning(text)
 
     def _reason_for_no_window(self, first: int, scheduled: int | None, end_reason: str) -> str:
-        windows = self.entries
+        windows = self.manifest.entries
         if windows:
             start, last = windows[0]["planned_steps"]
             steps = f"step {start} was" if start == last else f"steps {start}-{'' if last is None else last} were"
@@ -311,7 +277,7 @@ class Outcomes:
     def _has_begun(self, window: Mapping[str, Any]) -> bool:
         """Return whether a window has steps, or a line that says why it was skipped."""
         if window["status"] in ("recorded", "partial"):
-            return window["steps"] is not None or not self._has_schedule
+            return window["steps"] is not None or not self._windows.has_schedule
         return bool(window["status"] != "not reached")
 
 

@@ -1,11 +1,13 @@
-"""`Profile`: the object that a training loop steps; it starts runs and takes requests for windows."""
+"""`Profile`: the object that a training loop steps; it starts runs, takes requests for windows, and has phases."""
 
 from __future__ import annotations
 
 import atexit
 import functools
 import os
+import re
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
@@ -17,7 +19,6 @@ from ...base.arguments import integer
 from ...base.config import settings
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
-from ..allocator_history.window_memory import MemoryRecorder
 from ..cuda_graphs import GraphFollower
 from ..exporters.exporter import Exporter
 from ..planning.agreement import NOTICE_S, Agreement
@@ -28,13 +29,13 @@ from ..planning.triggers import SlowStepWindows, Triggers
 from ..regions.annotation import annotate
 from ..slow_steps.box import BlackBox
 from ..stepping.explicit_steps import program_steps
-from .outcomes import Outcomes
-from .phase_block import PhaseBlock, check_name
+from .driver import Driver, ProfileOptions
 from .schedule_follower import ForgottenStep, ScheduleFollower
 from .step_regions import StepRegions
 from .torch_api import TorchProfilerApi
 from .window_recorder import FEATURE
 
+_PHASE_NAME = re.compile(r"[A-Za-z][\w.]*")
 _USER_NAMES = frozenset({"black_box", "out", "phase", "start", "step", "step_num", "stop", "trigger", "windows"})
 
 
@@ -48,17 +49,9 @@ class Profile(ScheduleFollower):
         out: the folder that everything is written to.
         schedule: the windows to record.
         exporter: makes the captures.
-        outcomes: gets the outcome of each window.
         triggers: request further windows while the profile runs.
-        slow_step_window: how many steps to record after a slow step; 0 for none.
-        on_trace_ready: called at the end of each window, with this object.
-        first_step: the number of the first step.
-        has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
-        preemptible: the profile stops when another one starts, and does not start while another one runs.
-        keeps_events: whether the events of the last window stay in memory for calls after the loop.
-        compile_log: whether torch's log of what is compiled in a window is written beside its trace.
-        memory: records the history of GPU memory in windows; None for none.
-        marks_steps: whether the program marks the steps of its training with it.
+        options: what was asked for.
+        driver: the code that calls `step`.
 
     Attributes:
         out: the folder that everything is written to.
@@ -78,40 +71,18 @@ class Profile(ScheduleFollower):
         out: Path,
         schedule: RequestedWindows,
         exporter: Exporter,
-        outcomes: Outcomes,
         triggers: Triggers,
-        slow_step_window: int,
-        *,
-        on_trace_ready: Callable[[Profile], Any] | None,
-        first_step: int,
-        has_schedule: bool,
-        preemptible: bool,
-        keeps_events: bool,
-        compile_log: bool,
-        memory: MemoryRecorder | None,
-        marks_steps: bool,
+        options: ProfileOptions,
+        driver: Driver,
     ) -> None:
-        super().__init__(
-            out,
-            schedule,
-            exporter,
-            outcomes,
-            on_trace_ready=on_trace_ready,
-            first_step=first_step,
-            has_schedule=has_schedule,
-            keeps_events=keeps_events,
-            compile_log=compile_log,
-            memory=memory,
-        )
-        self._preemptible = preemptible
-        self._marks_steps = marks_steps
+        super().__init__(out, schedule, exporter, options, driver)
         self._phases = {}
         self._threads_in_phase = []  # a thread is in it once for each of its open phases
         self._triggers = triggers
-        schedule.open_ended = bool(triggers) or slow_step_window > 0
-        if slow_step_window:
-            slow_steps = self._slow_steps = SlowStepWindows(self.request, slow_step_window)
-            outcomes.worst_steps = lambda: slow_steps.worst
+        schedule.open_ended = bool(triggers) or options.black_box
+        if options.black_box:
+            slow_steps = self._slow_steps = SlowStepWindows(self.request, options.trigger_steps)
+            self._outcomes.worst_steps = lambda: slow_steps.worst
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
         self._plain_step = self.step
@@ -142,7 +113,7 @@ class Profile(ScheduleFollower):
         Raises:
             TypeError, ValueError: an argument is not accepted; the message gives its name and value.
         """
-        check_name(name)
+        _check_name(name)
         if not self._initialized or self._process not in (0, os.getpid()):  # the windows are those of the parent
             return annotate(name)
         if name not in self._phases:
@@ -223,7 +194,7 @@ class Profile(ScheduleFollower):
             raise
 
     def _begin(self, late: bool) -> None:
-        self._finalizer.output.stream = (stderr.at_start() if self._preemptible else None) or sys.stderr
+        self._finalizer.output.stream = (stderr.at_start() if self._driver.preemptible else None) or sys.stderr
         if self._paused:
             self._paused = False
             self._follow_schedule()
@@ -232,10 +203,10 @@ class Profile(ScheduleFollower):
         if self._started or self._calling_on_trace_ready or not settings.enabled:
             return
         others = [profile for profile in Profile._running if profile is not self]
-        if self._preemptible and others:
+        if self._driver.preemptible and others:
             return
         for profile in others:
-            if profile._preemptible:
+            if profile._driver.preemptible:
                 profile.stop()
         self._started, self._end_was_interrupted = True, False
         Profile._running.add(self)
@@ -243,7 +214,7 @@ class Profile(ScheduleFollower):
         self._process = os.getpid()
         atexit.register(self._exit)
         self._outcomes.rank = rank()
-        if self._marks_steps:
+        if self._driver.marks_steps:
             program_steps.follow(self)
         self._schedule.records_planned = not self._outcomes.excluded
         if self._never_records:
@@ -260,7 +231,7 @@ class Profile(ScheduleFollower):
             call()
         self._follow_schedule()
         self.report_steps()
-        if self._has_schedule and self._outcomes.stepped_by_hand:
+        if self._schedule.has_schedule and self._driver.steps_by_hand:
             self._forgotten_step.follow()
             self._next_due_step = min(self._next_due_step, self.step_num + 1)
 
@@ -270,7 +241,7 @@ class Profile(ScheduleFollower):
         # May decrease: a window that the end of a loop cut short is continued.
         self._last_finished_index = self._schedule.last_before(self.step_num)
         if following is not None or self._schedule.open_ended or self._requests:
-            self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
+            self._outcomes.manifest.check(warned=self._driver.preemptible)  # by `instrument run`
             self._exporter.prepare()
 
     def annotate(self, models: Iterable[Any]) -> None:
@@ -351,16 +322,17 @@ class Profile(ScheduleFollower):
             until the next step begins or, in a job, the ranks have agreed.
         """
         window, folder = self._served.get(request_id, (None, None))
-        return {"run": self._outcomes.run, "rank": self._outcomes.rank, "window": window, "folder": folder}
+        return {
+            "run": self._outcomes.manifest.run,
+            "rank": self._outcomes.rank,
+            "window": window,
+            "folder": folder,
+        }
 
     def __enter__(self) -> Profile:
-        try:
-            self.start()
-        except Exception as error:
-            guard.failed(FEATURE, error)
+        self.start()
         return self
 
-    @guard.contained(FEATURE)
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.end(begun=error is None and self.step_num > self._first, error=error)
 
@@ -372,4 +344,57 @@ class Profile(ScheduleFollower):
         if self._paused and self._process == os.getpid():
             with guard.contained("ending"):
                 self._finalizer.finish()
-        return self._outcomes.entries
+        return self._outcomes.manifest.entries
+
+
+def _check_name(name: object) -> str:
+    """Return ``name`` if it can be a part of the name of a folder.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not isinstance(name, str) or not _PHASE_NAME.fullmatch(name) or name == "step":
+        raise ValueError(f'"name" must be a word such as "eval", and not "step": {name!r}')
+    return name
+
+
+class PhaseBlock:
+    """A context manager that counts its block as one step of ``profile``, within a region.
+
+    Args:
+        name: the name of the region.
+        training: the profile of the training loop, whose steps do not count meanwhile.
+        profile: the profile of these blocks.
+    """
+
+    def __init__(self, name: str, training: Profile, profile: Profile) -> None:
+        self._training = training
+        self._profile = profile
+        self._region = annotate(name)
+        self._thread: int | None = None  # whose steps are left out
+
+    def __enter__(self) -> None:
+        try:
+            with guard.contained(FEATURE):
+                self._thread = threading.get_ident()  # first, for an interrupt
+                self._training.suspend_steps(self._thread)
+                self._profile.start()
+            self._region.__enter__()
+        except BaseException:
+            self._resume()
+            raise
+
+    @guard.contained(FEATURE)
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            self._region.__exit__(kind, error, traceback)
+            if error is None:
+                self._profile.step()
+            self._profile.pause(begun=error is None, cut=error is not None, error=error, wait=False)
+        finally:
+            self._resume()
+
+    def _resume(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._training.resume_steps(thread)

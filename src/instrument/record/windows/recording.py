@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
 from typing import IO, Any
@@ -30,6 +31,7 @@ SaveResult = tuple[
 ]  # the files, the line of the manifest, and why parts are missing
 
 
+@dataclass(eq=False)
 class Recording:
     """A window and its capture. Once it records, it belongs to its thread: torch's profiler must stop there.
 
@@ -53,33 +55,26 @@ class Recording:
         on_trace_ready_called: whether on_trace_ready was called.
     """
 
-    def __init__(
-        self,
-        window: Window,
-        capture: Capture,
-        opened_at_step: int,
-        cost: WindowCost,
-        on_thread_end: Callable[[Recording], None],
-        compile_log: WindowCompileLog | None = None,
-        memory: WindowMemory | None = None,
-    ) -> None:
-        self.window = window
-        self.capture = capture
-        self.opened_at_step = opened_at_step
-        self.cost = cost
-        self.compile_log = compile_log
-        self.memory = memory
-        self.steps: tuple[int, int] | None = None
-        self.start_ns: int | None = None
-        self.end_ns: int | None = None
-        self.cut_step: int | None = None
-        self.thread: int | None = None
-        self.save_result: SaveResult | None = None
-        self.on_trace_ready_called = False
-        self._began_ns = 0  # when recording began, of the clock that nobody sets
-        self.other_thread_stepped = False
-        self._stopped = False
-        self._on_thread_end = functools.partial(on_thread_end, self)
+    window: Window
+    capture: Capture
+    opened_at_step: int
+    cost: WindowCost
+    on_thread_end: Callable[[Recording], None]
+    compile_log: WindowCompileLog | None
+    memory: WindowMemory | None
+    steps: tuple[int, int] | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    other_thread_stepped: bool = False
+    cut_step: int | None = None
+    thread: int | None = None
+    save_result: SaveResult | None = None
+    on_trace_ready_called: bool = False
+    _began_ns: int = 0  # when recording began, of the clock that nobody sets
+    _stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._at_thread_end = functools.partial(self.on_thread_end, self)
 
     def on_own_thread(self) -> bool:
         """Return whether this thread can end the window: any thread in warm-up, then the one that records."""
@@ -128,7 +123,7 @@ class Recording:
                 if self.memory is not None:
                     self.memory.start()  # first: what it needs is not in the trace
                 self.thread = threading.get_ident()
-                at_thread_end(self._on_thread_end)
+                at_thread_end(self._at_thread_end)
                 self.capture.start()
                 self._began_ns, self.start_ns = time.perf_counter_ns(), time.time_ns()  # at once: for an interrupt
             dispatch.active.end_warm_up(self)
@@ -180,7 +175,7 @@ class Recording:
             self.end_ns, self._stopped = self._now_ns(), True
             if self.memory is not None:
                 self.memory.stop()
-        cancel_at_thread_end(self._on_thread_end)
+        cancel_at_thread_end(self._at_thread_end)
 
     def abandon(self) -> None:
         """End the capture after a failure or an unused warm-up; may be called again after an interrupt."""
@@ -199,7 +194,7 @@ class Recording:
                 else:
                     self.capture.stop()
             self._stopped = True
-            cancel_at_thread_end(self._on_thread_end)
+            cancel_at_thread_end(self._at_thread_end)
         finally:
             dispatch.active.end_warm_up(self)  # again, as an interrupt may have come in the first call
             dispatch.active.check()

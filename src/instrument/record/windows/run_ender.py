@@ -27,7 +27,6 @@ class RunEnder(WindowRecorder):
     _running: ClassVar[weakref.WeakSet[RunEnder]] = weakref.WeakSet()
     idle_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when no profile has an open or future window
     _phases: Mapping[str, RunEnder] = {}
-    _preemptible = False
     _paused = False
     _process = 0  # that began the run
     _no_more_windows = False  # every window has begun
@@ -41,7 +40,6 @@ class RunEnder(WindowRecorder):
             return False
         return self._next_due_step == NEVER or (self._no_more_windows and self._recording is None)
 
-    @guard.contained(FEATURE)
     def stop(self) -> None:
         """Close an open window, wait for its files, account for windows not reached, and print the summary.
 

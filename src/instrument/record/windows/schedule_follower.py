@@ -26,7 +26,6 @@ from .window_recorder import FEATURE
 class ScheduleFollower(RunEnder):
     """The part of a profile that follows the loop; no error reaches the loop but wrong arguments of `step`."""
 
-    _marks_steps = False
     _threads_in_phase: list[int] = []  # noqa: RUF012  # stays empty: each profile gets its own
     _forgotten_step: ForgottenStep
 
@@ -110,7 +109,7 @@ class ScheduleFollower(RunEnder):
         try:
             if (
                 self._started
-                and self._marks_steps
+                and self._driver.marks_steps
                 and not self._calling_on_trace_ready
                 and self._process == os.getpid()
             ):
@@ -129,7 +128,7 @@ class ScheduleFollower(RunEnder):
 
     def report_steps(self) -> None:
         """Have the next step reported, if there are listeners for the steps that the program marks."""
-        if program_steps.listeners and self._started and self._marks_steps:
+        if program_steps.listeners and self._started and self._driver.marks_steps:
             self._next_due_step = min(self._next_due_step, self.step_num + 1)
 
     def _follow_schedule(self) -> None:

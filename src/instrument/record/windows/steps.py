@@ -16,6 +16,7 @@ from ...base import log
 from ...base.arguments import integer
 from ...base.guard import guard
 from ..planning.schedule import NOTHING, Schedule, span
+from ..planning.schedule import SCHEDULE_OPTIONS as SCHEDULE_OPTIONS
 from ..planning.schedule import schedule as make_schedule
 from ..regions.annotation import annotate
 from .api import Driver, folder_of, new_profile, uncounted_profile
@@ -27,11 +28,9 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
-    from .options import ProfileOptions
+    from .options import ProfileArguments
 
 T = TypeVar("T")
-SCHEDULE_OPTIONS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
-"""The arguments of a schedule that `steps` takes itself."""
 CYCLE = {"wait": 1, "warmup": 1, "active": 3}
 """The default schedule."""
 _DRIVER = Driver(steps_hint='at="{}"', keeps_events=False)  # users of a loop read no events in memory
@@ -66,14 +65,12 @@ class LoopStepCounter:
         self._after_last_window = False
         self._warned = False
 
-    @guard.contained(FEATURE)
     def enter(self) -> None:
         """Begin the loop: its first epoch, another one, or another training at the same call site."""
         self._after_last_window = (
             self._recorded_parameter is not None and self.profile.finished and not self._warned
         )
 
-    @guard.contained(FEATURE)
     def end_step(self) -> None:
         """End the step of the current item, if it has not ended with an update."""
         if self.step_open:
@@ -98,7 +95,6 @@ class LoopStepCounter:
         elif not near:
             self.leave()
 
-    @guard.contained(FEATURE)
     def pause(self, *, left: bool) -> None:
         """Pause the profile at the end of the loop; an open step with fewer updates than others counts as cut.
 
@@ -176,12 +172,9 @@ class StepIterator(Generic[T]):
         counter.running = True
         step, left = profile.step, False
         try:
-            for item in self._iterable:
-                try:
-                    if profile.window_near or counter.follows_optimizers:
-                        counter.begin_step()
-                except Exception as error:
-                    guard.failed(FEATURE, error)
+            for item in self._items():
+                if profile.window_near or counter.follows_optimizers:
+                    counter.begin_step()
                 counter.step_open = True
                 yield item
                 if counter.step_open:
@@ -195,6 +188,9 @@ class StepIterator(Generic[T]):
             counter.running = False
             counter.pause(left=left)
             counter.leave()  # again, in case the first call failed
+
+    def _items(self) -> Iterable[Any]:
+        return self._iterable
 
     def __bool__(self) -> bool:
         return True  # a generator has no length to decide by
@@ -217,31 +213,20 @@ class MicroStepIterator(StepIterator[T]):
         accumulate: int,
     ) -> None:
         super().__init__(iterable, counter, again)
-        self._groups = StepIterator(_Groups(iterable, accumulate), counter, again)
-
-    @property
-    def profile(self) -> Profile:
-        """The profile that records the steps."""
-        return self._groups.profile
+        self._accumulate = accumulate
 
     def __iter__(self) -> Iterator[T]:
-        for group in self._groups:
+        groups: Iterator[Any] = super().__iter__()
+        for group in groups:
             for item in group:
                 with annotate("micro-step"):
                     yield item
 
-
-class _Groups(Generic[T]):
-    """Groups of ``size`` items, which are loaded as the group is iterated over; the last one may be smaller."""
-
-    def __init__(self, iterable: Iterable[T], size: int) -> None:
-        self._iterable = iterable
-        self._size = size
-
-    def __iter__(self) -> Iterator[Iterator[T]]:
+    def _items(self) -> Iterator[Iterator[T]]:
+        """Yield groups of items, which are loaded as the group is iterated over; the last one may be smaller."""
         items = iter(self._iterable)
         for first in items:
-            yield chain((first,), islice(items, self._size - 1))
+            yield chain((first,), islice(items, self._accumulate - 1))
 
 
 _counters: weakref.WeakKeyDictionary[CodeType, dict[tuple[str, int, Path], LoopStepCounter]] = (
@@ -277,7 +262,7 @@ def steps(
     every: int | None = None,
     accumulate: int = 1,
     modules: nn.Module | Iterable[nn.Module] | None = None,
-    **arguments: Unpack[ProfileOptions],
+    **arguments: Unpack[ProfileArguments],
 ) -> StepIterator[T]:
     """Iterate over ``iterable``, one step for each item, and record the planned steps.
 

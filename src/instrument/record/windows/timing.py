@@ -33,7 +33,6 @@ class StepTimes:
         self._recording: bool | None = None  # whether the timed step is recorded; None if no step is timed
         self._run: tuple[int, int, int] | None = None  # first step, first timed step, time of its start
 
-    @guard.contained(FEATURE)
     def start(self, step: int, *, late: bool = False) -> None:
         """Begin or continue the run with ``step``.
 
@@ -45,7 +44,6 @@ class StepTimes:
         if self._run is None:
             self._run = 0 if late else step, max(step, 1) if late else step, time.perf_counter_ns()
 
-    @guard.contained(FEATURE)
     def renumber(self, shift: int) -> None:
         """Have the run go on ``shift`` steps further than it would."""
         self._timed_until = 0
@@ -53,7 +51,6 @@ class StepTimes:
             first, timed, since_ns = self._run
             self._run = first + shift, timed + shift, since_ns
 
-    @guard.contained(FEATURE)
     def begin(self, step: int, *, recording: bool) -> None:
         """Begin to time ``step``."""
         self._step, self._recording = step, recording
@@ -77,19 +74,16 @@ class StepTimes:
                 self._steps_after.append((self._step, took_ns))
         self._recording = None
 
-    @guard.contained(FEATURE)
     def leave_out(self, ns: int) -> None:
         """Leave out ``ns`` of the library's own work."""
         self._began_ns += ns
         self._own_ns += ns
 
-    @guard.contained(FEATURE)
     def open(self) -> None:
         """Open a window: the steps so far come before it."""
         self._steps_before, self._recorded_ns, self._timed_until = list(self._unrecorded_steps), [], 0
         self._own_ns = 0
 
-    @guard.contained(FEATURE)
     def close(self, step: int) -> None:
         """Close the window, which ended before ``step``."""
         self._steps_after, self._timed_until = [], step + AROUND

@@ -7,17 +7,15 @@ from typing import Any
 
 from ...base.errors import CaptureError
 from ...base.guard import guard
-from ..exporters.exporter import Capture
 from .recording import Recording
 
 
 class TorchProfilerApi:
     """Methods of `torch.profiler.profile`, which apply to the last window."""
 
-    def __init__(self) -> None:
-        self._recording: Recording | None = None  # of the open window
-        self._last_capture: Capture | None = None  # of the last recorded window
-        self._metadata: dict[str, str] = {}
+    _recording: Recording | None = None  # of the open window
+    _last_capture: Any = None  # of the last recorded window
+    _metadata: dict[str, str] = {}  # noqa: RUF012  # each profile that is made has its own
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
         """Copy the trace of the last window to ``path``, gzipped if it ends in ".gz".

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from ...base import log
 from ...base.compat import autograd
@@ -25,10 +25,11 @@ from ..cuda_graphs import cuda_graphs
 from ..exporters.exporter import Exporter
 from ..handover.manifest import refuse_full_disk, size_of
 from ..planning.ranks import process_suffix
-from ..planning.requests import RequestedWindows, WindowRequest
+from ..planning.requests import SCHEDULE, RequestedWindows, WindowRequest
 from ..planning.schedule import NEVER, StepAction, Window
 from ..planning.triggers import SlowStepWindows
 from ..regions import dispatch, region
+from .driver import Driver, ProfileOptions
 from .outcomes import Outcomes, loop_ended
 from .recording import Recording, SaveResult, WindowCompileLog, WindowCost
 from .timing import StepTimes
@@ -49,72 +50,47 @@ class WindowRecorder(TorchProfilerApi):
         out: the folder that everything is written to.
         schedule: the windows to record.
         exporter: makes the captures.
-        outcomes: gets the outcome of each window.
-        on_trace_ready: called at the end of each window, with this object.
-        first_step: the number of the first step.
-        has_schedule: whether there is a schedule. Without one only the steps that `step` announces are marked.
-        keeps_events: whether the events of the last window stay in memory for calls after the loop.
-        compile_log: whether torch's log of what is compiled in a window is written beside its trace.
-        memory: records the history of GPU memory in windows; None for none.
+        options: what was asked for.
+        driver: the code that calls `step`.
     """
 
     # A profile that could not be made has only these.
     _changes = ChangeQueue()
     _started = False
-    _next_due_step = NEVER
-    _last_capture: Any = None
-    _recording: Recording | None = None
+    _next_due_step = NEVER  # the next step at which something is due
     _slow_steps: SlowStepWindows | None = None  # with a black box
-    _metadata: dict[str, str] = {}  # noqa: RUF012  # each profile that is made has its own
     out = Path()
     step_num = 0
+    _first = 0  # the number of the first step
+
+    _unclosed_recording: Recording | None = None  # its end was interrupted; the next step ends it
+    _last_trace_bytes = 0  # the size of the last window's files before compression
+    _last_finished_index = 0  # the number of the last window that is over
+    _continued_index = 0  # the number of the window that a loop's end cut short and the next loop continues
+    _untimed_number: int | None = None  # the window that is over while the steps after it are timed
+    _calling_on_trace_ready = False  # on_trace_ready is being called
+    _postponement_reason = ""  # why a change that was due could not be made; for the current or the next window
+    _end_reason = "the schedule changed"  # how the loop ended, in words
 
     def __init__(
-        self,
-        out: Path,
-        schedule: RequestedWindows,
-        exporter: Exporter,
-        outcomes: Outcomes,
-        *,
-        on_trace_ready: Callable[[Any], Any] | None,
-        first_step: int,
-        has_schedule: bool,
-        keeps_events: bool,
-        compile_log: bool,
-        memory: MemoryRecorder | None,
+        self, out: Path, schedule: RequestedWindows, exporter: Exporter, options: ProfileOptions, driver: Driver
     ) -> None:
-        super().__init__()
-        self.step_num = first_step
         self.out = out
-        self._next_due_step = NEVER  # the next step at which something is due
+        self.step_num = self._first = options.first_step
+        self._metadata = {}
         self._changes = ChangeQueue()
         self._schedule = schedule
         self._requests: deque[WindowRequest] = deque()  # those that the next step adds to the schedule
-        self._served: dict[
-            str, tuple[int | str, str]
-        ] = {}  # the windows, by the id of a request, and their folders
+        # The windows, by the id of a request, and their folders
+        self._served: dict[str, tuple[int | str, str]] = {}
         self._exporter = exporter
-        self._outcomes = outcomes
-        self._finalizer = outcomes.finalizer
-        self._on_trace_ready = on_trace_ready
-        self._has_schedule = has_schedule
-        self._keeps_events = keeps_events
-        self._writes_compile_log = compile_log
-        self._memory = memory
+        self._options = options
+        self._driver = driver
+        self._outcomes = Outcomes(out, schedule, exporter, options, driver)
+        self._finalizer = self._outcomes.finalizer
+        self._memory = MemoryRecorder(options.memory) if options.memory is not None else None
         self._times = StepTimes()
-        self._first = first_step
-        self._started = False
-        self._unclosed_recording: Recording | None = None  # its end was interrupted; the next step ends it
-        self._last_trace_bytes = 0  # the size of the last window's files before compression
-        self._last_finished_index = 0  # the number of the last window that is over
-        # The number of the window that a loop's end cut short and the next loop continues
-        self._continued_index = 0
-        self._untimed_number: int | None = None  # the window that is over while the steps after it are timed
-        self._calling_on_trace_ready = False  # on_trace_ready is being called
-        # Why a change that was due could not be made; for the current or the next window
-        self._postponement_reason = ""
-        self._missed_windows: list[Window] = []  # the windows that should have opened then
-        self._end_reason = "the schedule changed"  # how the loop ended, in words
+        self._missed_windows: list[Window] = []  # the windows that should have opened at a postponed change
 
     @property
     def recording_thread(self) -> int | None:
@@ -229,7 +205,7 @@ class WindowRecorder(TorchProfilerApi):
                 cost = WindowCost()
                 with cost.stall():
                     capture = self._exporter.capture()
-                compile_log = WindowCompileLog(self._folder(window)) if self._writes_compile_log else None
+                compile_log = WindowCompileLog(self._folder(window)) if self._options.compile_log else None
                 self._recording = Recording(
                     window,
                     capture,
@@ -250,7 +226,9 @@ class WindowRecorder(TorchProfilerApi):
                     about = self._metadata | self._about(window)
                     with self._recording.cost.stall():
                         self._outcomes.note_open(window)
-                self._recording.step(self.step_num, about, self._has_schedule or self.step_num > self._first)
+                self._recording.step(
+                    self.step_num, about, self._schedule.has_schedule or self.step_num > self._first
+                )
                 self._times.begin(self.step_num, recording=True)
             else:
                 self._recording.warm_up()
@@ -278,7 +256,7 @@ class WindowRecorder(TorchProfilerApi):
 
     def _about(self, window: Window) -> dict[str, str]:
         """Return what the trace says of the window and of where it was recorded."""
-        reasons = "; ".join(self._outcomes.opened_by(window))
+        reasons = "; ".join(self._schedule.opened_by(window))
         where = {MACHINE: machine(), CORES: str(usable_cores())}
         return {OPENED_BY: reasons, **where}
 
@@ -304,9 +282,10 @@ class WindowRecorder(TorchProfilerApi):
         failure, failures = None, list[str]()
         self._calling_on_trace_ready = True
         try:
-            if self._on_trace_ready is not None and not recording.on_trace_ready_called:
+            on_trace_ready = self._options.on_trace_ready
+            if on_trace_ready is not None and not recording.on_trace_ready_called:
                 recording.on_trace_ready_called = True
-                self._changes.call_outside(self._on_trace_ready, self)
+                self._changes.call_outside(on_trace_ready, self)
         except Exception as error:
             if is_interrupt(error):
                 raise
@@ -314,7 +293,7 @@ class WindowRecorder(TorchProfilerApi):
             failures.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
         finally:  # also after an interrupt, to keep the files
             self._recording, self._calling_on_trace_ready, self._postponement_reason = None, False, ""
-            if not self._keeps_events:
+            if not self._driver.keeps_events:
                 self._last_capture = None
             received = self._finalizer.received
             try:
@@ -366,7 +345,7 @@ class WindowRecorder(TorchProfilerApi):
         """Return what records the history of GPU memory in ``window``."""
         if self._memory is None:
             return None
-        requested = self._outcomes.was_requested(window)
+        requested = any(reason != SCHEDULE for reason in self._schedule.opened_by(window))
         return self._memory.window(self._folder(window), self._prefix, requested=requested)
 
     @property
