@@ -288,34 +288,34 @@ class PretendedCuda:
         capturing = Stream(streams, cuda.Stream, 1, 0)
         yield cuda.graph, "default_capture_stream", _constant(capturing)
         yield torch.Tensor, "record_stream", _record_stream
-        yield torch, "Stream", lambda real: self._stand_in(real, streams.generic, Stream)
-        yield torch, "Event", lambda real: self._stand_in(real, streams.generic_event, Event)
-        yield torch, "Generator", lambda real: self._stand_in(real, _generator(self._devices), Generator)
+        yield torch, "Stream", lambda real: self._pretended_class(real, streams.generic, Stream)
+        yield torch, "Event", lambda real: self._pretended_class(real, streams.generic_event, Event)
+        yield torch, "Generator", lambda real: self._pretended_class(real, _generator(self._devices), Generator)
 
-    def _stand_in(self, real: Any, pretended: Callable[..., Any], kind: type) -> Any:
-        """Return a class that passes for ``real``, and returns an object of ``pretended`` unless that is None."""
+    def _pretended_class(self, real: Any, make: Callable[..., Any], kind: type) -> Any:
+        """Return a class that passes for ``real``, and returns an object of ``make`` unless that is None."""
         meta: Any = type(real)
         patches = self._patches  # empty after `undo`: a class that the program kept then makes real objects
 
         class Kind(meta):  # type: ignore[misc]
             def __call__(self, *args: Any, **options: Any) -> Any:
-                if self is not stand_in:
+                if self is not pretended:
                     return super().__call__(*args, **options)
-                made = pretended(*args, **options) if patches else None
+                made = make(*args, **options) if patches else None
                 return real(*args, **options) if made is None else made
 
             def __instancecheck__(self, instance: Any) -> bool:
-                if self is not stand_in:
+                if self is not pretended:
                     return bool(super().__instancecheck__(instance))
                 return isinstance(instance, real) or type.__instancecheck__(kind, instance)
 
             def __subclasscheck__(self, subclass: Any) -> bool:
-                if self is not stand_in:
+                if self is not pretended:
                     return bool(super().__subclasscheck__(subclass))
                 return issubclass(subclass, real)
 
-        stand_in: Any = Kind(real.__name__, (real,), {"__module__": real.__module__, "__doc__": real.__doc__})
-        return stand_in
+        pretended: Any = Kind(real.__name__, (real,), {"__module__": real.__module__, "__doc__": real.__doc__})
+        return pretended
 
 
 def _constant(value: Any) -> _MakeReplacement:

@@ -284,8 +284,8 @@ class DatalessMode:
         memo[id(tensor)] = out
         return out
 
-    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the shape of ``tensor`` with data, which has one element in memory."""
+    def pretended(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor that pretends to have the data of ``tensor``, with one element in memory."""
         with _modes_off():
             if is_meta(tensor):
                 return self._with_data(tensor)

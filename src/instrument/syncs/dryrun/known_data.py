@@ -20,31 +20,11 @@ _NEVER_TRUE = ("isnan", "isinf", "isposinf", "isneginf")
 _LOGICAL = ("logical_or", "bitwise_or", "logical_and", "bitwise_and")
 _COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _KEEP_VALUE = (
-    "_is_any_true",
-    "any",
-    "all",
-    "_is_all_true",
-    "view",
-    "detach",
-    "clone",
-    "_to_copy",
-    "expand",
-    "alias",
-    "squeeze",
-    "unsqueeze",
-    "select",
-    "slice",
-    "reshape",
-    "max",
-    "min",
-    "amax",
-    "amin",
-    "mean",
-)
-LEAVE_DATA_UNCHANGED = (
-    "_amp_foreach_non_finite_check_and_unscale_",
-    "_amp_update_scale_",
-)  # the former finds no infinity
+    "_is_any_true", "any", "all", "_is_all_true", "view", "detach", "clone", "_to_copy", "expand", "alias",
+    "squeeze", "unsqueeze", "select", "slice", "reshape", "max", "min", "amax", "amin", "mean",
+)  # fmt: skip
+# The former finds no infinity
+LEAVE_DATA_UNCHANGED = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")
 
 
 def known_of(name: str, args: Sequence[Any]) -> Any:

@@ -7,7 +7,6 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import wraps
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from .dataless import DatalessMode
 from .patches import modes, patched
 from .state import RunState, as_cuda, tensors
 from .steps import StepRecorder
+from .storages import calling
 
 
 def tensors_of(on_gpu: Iterable[Any]) -> list[Any]:
@@ -270,17 +270,13 @@ def _set_up(
     run.follower = StepFollower(run.on_step, run.on_restart, step_on, weakest="forward" if script else "optimizer")
     stack.callback(run.follower.remove)
     run.follower.follow()
-    optimizers = Patch(torch.optim.Optimizer, "__init__", lambda original: _make_init(original, run))
+
+    def init(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        run.on_optimizer_made()
+
+    optimizers = Patch(torch.optim.Optimizer, "__init__", calling(init))
     for patch in (optimizers, *run.recorder.patches()):
         patch.apply_in(stack)
     stack.enter_context(modes(run.state))
     return run
-
-
-def _make_init(original: Any, run: DryRun) -> Any:
-    @wraps(original)
-    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
-        run.on_optimizer_made()
-
-    return init

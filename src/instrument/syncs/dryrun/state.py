@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from types import CodeType, FrameType
 from typing import Any, Protocol
@@ -161,6 +162,7 @@ class SyncLog(Protocol):
         """Record a call that a dry run cannot carry out."""
 
 
+@dataclass(slots=True)
 class ThreadState:
     """The state of one thread.
 
@@ -175,26 +177,14 @@ class ThreadState:
         depth: greater than 0 inside torch, where devices are the real ones.
     """
 
-    __slots__ = (
-        "call",
-        "depth",
-        "foreign_depth",
-        "functions",
-        "inputs",
-        "last_device",
-        "quiet_depth",
-        "synchronized",
-    )
-
-    def __init__(self) -> None:
-        self.call = ""
-        self.synchronized = False
-        self.inputs: Any = None
-        self.last_device: torch.device | None = None
-        self.quiet_depth = 0
-        self.depth = 0
-        self.functions: Any = None
-        self.foreign_depth = 0
+    call: str = ""
+    synchronized: bool = False
+    inputs: Any = None
+    last_device: torch.device | None = None
+    quiet_depth: int = 0
+    functions: Any = None
+    foreign_depth: int = 0
+    depth: int = 0
 
 
 class RunState:
