@@ -24,7 +24,6 @@ from ..record.regions import dispatch
 from .calls import Copy
 from .transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy, parse_cuda, parse_to
 
-Function = Callable[..., Any]
 PAGEABLE = "a non_blocking copy of pageable memory blocks"
 
 
@@ -60,61 +59,46 @@ def patches(contexts: SyncCallContexts) -> Iterator[Patch]:
     ]
     for owner, name, cause in synchronizing:
         if hasattr(owner, name):
-            yield Patch(owner, name, functools.partial(_wrap_synchronizing, contexts, name, cause))
+            yield _within(owner, name, functools.partial(_synchronizing, contexts, name, cause))
     for name in ("to", "cuda", "cpu", "copy_"):
-        yield Patch(torch.Tensor, name, functools.partial(_wrap_copy, contexts, name))
-    for wrap, private in ((_wrap_text, operators.tensor_text()), (_wrap_backward, autograd.backward_runner())):
-        if private is not None:
-            yield Patch(*private, functools.partial(wrap, contexts))
+        yield _within(torch.Tensor, name, functools.partial(_copying, contexts, name))
+    if (text := operators.tensor_text()) is not None:
+        yield _within(*text, lambda *_, **__: contexts.counted_once())
+    if (backward := autograd.backward_runner()) is not None:
+        yield _within(*backward, lambda frame, *_, **__: contexts.backward_pass(frame))
 
 
-def _wrap_synchronizing(contexts: SyncCallContexts, op: str, cause: str, original: Function) -> Function:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if dispatch.tracing():
-            return original(*args, **kwargs)
-        with contexts.one_synchronization(op, cause, sys._getframe(1)):
-            return original(*args, **kwargs)
+def _within(owner: Any, name: str, context_of: Callable[..., AbstractContextManager[None]]) -> Patch:
+    """Return a patch of ``owner.name``, each call of which is then inside ``context_of(frame, *arguments)``."""
 
-    return wrapper
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if dispatch.tracing():
+                return original(*args, **kwargs)
+            with context_of(sys._getframe(1), *args, **kwargs):
+                return original(*args, **kwargs)
 
+        return wrapper
 
-def _wrap_text(contexts: SyncCallContexts, original: Function) -> Function:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if dispatch.tracing():
-            return original(*args, **kwargs)
-        with contexts.counted_once():
-            return original(*args, **kwargs)
-
-    return wrapper
+    return Patch(owner, name, make)
 
 
-def _wrap_copy(contexts: SyncCallContexts, op: str, original: Function) -> Function:
-    @functools.wraps(original)
-    def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if dispatch.tracing():
-            return original(tensor, *args, **kwargs)
-        blocking = _blocking_copy(op, tensor, args, kwargs)
-        if blocking is not None:
-            cause, copy = blocking
-            with contexts.one_synchronization(op, cause, sys._getframe(1), copy):
-                return original(tensor, *args, **kwargs)
-        with contexts.possible_copy(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor)):
-            return original(tensor, *args, **kwargs)
-
-    return wrapper
+def _synchronizing(
+    contexts: SyncCallContexts, op: str, cause: str, frame: FrameType, *_: Any, **__: Any
+) -> AbstractContextManager[None]:
+    return contexts.one_synchronization(op, cause, frame)
 
 
-def _wrap_backward(contexts: SyncCallContexts, original: Function) -> Function:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if dispatch.tracing():
-            return original(*args, **kwargs)
-        with contexts.backward_pass(sys._getframe(1)):
-            return original(*args, **kwargs)
-
-    return wrapper
+def _copying(
+    contexts: SyncCallContexts, op: str, frame: FrameType, tensor: Any, *args: Any, **kwargs: Any
+) -> AbstractContextManager[None]:
+    """Return the context of a call of a method of ``tensor`` that copies."""
+    blocking = _blocking_copy(op, tensor, args, kwargs)
+    if blocking is not None:
+        cause, copy = blocking
+        return contexts.one_synchronization(op, cause, frame, copy)
+    return contexts.possible_copy(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor))
 
 
 def _direction_and_bytes(source: Any) -> tuple[Direction | None, int | None]:
