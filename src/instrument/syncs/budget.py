@@ -34,14 +34,19 @@ class Budget:
 
     Args:
         limits: a number for the whole step, or numbers by region: "step" is a region of that name anywhere,
-            "train/step" one directly inside a region "train". Regions nested inside count as well.
+            "train/step" one directly inside a region "train". Regions nested inside count as well. None allows
+            any number.
 
     Raises:
-        TypeError, ValueError: ``limits`` is neither of these.
+        TypeError, ValueError: ``limits`` is none of these.
+
+    Attributes:
+        given: whether there are ``limits``.
     """
 
-    def __init__(self, limits: int | Mapping[str, int]) -> None:
-        self._limits = _check_limits(limits)
+    def __init__(self, limits: int | Mapping[str, int] | None) -> None:
+        self.given = limits is not None
+        self._limits = _check_limits({} if limits is None else limits)
         self._counts: Counter[str] = Counter()
         self._exceeded_counts: dict[str, list[int]] = {}  # number in each step that exceeded a limit
         self._first_excess: dict[str, Site | None] = {}  # line of the first synchronization beyond the limit

@@ -152,10 +152,11 @@ OPERATIONS = (
     Operation("to", FROM_PAGEABLE, OTHER, operators=("_to_copy",), typical=True),
     Operation("cuda", FROM_PAGEABLE, OTHER, traced_as="to", typical=True),
     Operation("copy_", FROM_PAGEABLE, OTHER, operators=("_copy_from",), traced_as="to", typical=True),
-    Operation("tensor", FROM_PAGEABLE, _TENSOR, "H2D", traced_as="to", typical=True),
-    Operation("as_tensor", FROM_PAGEABLE, _TENSOR, "H2D", traced_as="to", typical=True),
-    Operation("asarray", FROM_PAGEABLE, _TENSOR),
-    Operation("from_numpy", FROM_PAGEABLE, _TENSOR),
+    *(
+        Operation(name, FROM_PAGEABLE, _TENSOR, "H2D", traced_as="to", typical=True)
+        for name in ("tensor", "as_tensor")
+    ),
+    *(Operation(name, FROM_PAGEABLE, _TENSOR) for name in ("asarray", "from_numpy")),
     Operation(
         "new_tensor", FROM_PAGEABLE,
         Fix(
@@ -165,11 +166,8 @@ OPERATIONS = (
         ),
         "H2D", traced_as="to", typical=True,
     ),
-    Operation("save", FROM_GPU, _SAVE),
-    Operation("dump", FROM_GPU, _SAVE),
-    Operation("dumps", FROM_GPU, _SAVE),
+    *(Operation(name, FROM_GPU, _SAVE) for name in ("save", "dump", "dumps", "reduce_ex")),
     Operation("pickle", FROM_GPU, _SAVE, operators=("__reduce_ex__",)),
-    Operation("reduce_ex", FROM_GPU, _SAVE),
     Operation("load", FROM_PAGEABLE, Fix("Load once, before the loop.")),
     # Results whose size depends on the data
     Operation("nonzero", COUNT, _NONZERO, operators=("nonzero_numpy",), kernels=("nonzero",), typical=True),
@@ -189,7 +187,6 @@ OPERATIONS = (
         "masked_select", COUNT, Fix(MASKED.text, "total = x.masked_select(mask).sum()", MASKED.after),
         kernels=("masked_select",), typical=True,
     ),
-    Operation("masked_scatter_backward", COUNT, OTHER, kernels=("masked_scatter_backward",)),
     Operation(
         "unique", COUNT,
         Fix(
@@ -199,7 +196,6 @@ OPERATIONS = (
         ),
         operators=("_unique", "_unique2"), kernels=("_unique", "_unique2"), typical=True,
     ),
-    Operation("unique_dim", COUNT, OTHER, kernels=("unique_dim",)),
     Operation(
         "unique_consecutive", COUNT,
         Fix(
@@ -209,7 +205,6 @@ OPERATIONS = (
         ),
         kernels=("unique_consecutive",), typical=True,
     ),
-    Operation("unique_dim_consecutive", COUNT, OTHER, kernels=("unique_dim_consecutive",)),
     Operation(
         "repeat_interleave", COUNT,
         Fix(
@@ -251,11 +246,14 @@ OPERATIONS = (
     ),
     Operation("coalesce", COUNT, OTHER, operators=("_coalesce",), kernels=("_coalesce",)),
     Operation("to_sparse", COUNT, OTHER, operators=("_to_sparse",), kernels=("_to_sparse", "to_sparse")),
-    Operation("to_sparse_csr", COUNT, OTHER, kernels=("_to_sparse_csr",)),
-    Operation("to_sparse_csc", COUNT, OTHER, kernels=("_to_sparse_csc",)),
-    Operation("to_sparse_bsr", COUNT, OTHER, kernels=("_to_sparse_bsr",)),
-    Operation("to_sparse_bsc", COUNT, OTHER, kernels=("_to_sparse_bsc",)),
-    Operation("embedding_renorm_", COUNT, OTHER, kernels=("embedding_renorm_",)),
+    *(
+        Operation(name, COUNT, OTHER, kernels=(name,))
+        for name in ("masked_scatter_backward", "unique_dim", "unique_dim_consecutive", "embedding_renorm_")
+    ),
+    *(
+        Operation(f"to_sparse_{layout}", COUNT, OTHER, kernels=(f"_to_sparse_{layout}",))
+        for layout in ("csr", "csc", "bsr", "bsc")
+    ),
     Operation("nested_tensor_from_mask", COUNT, OTHER, kernels=("_nested_tensor_from_mask",)),
     Operation(
         "nested_tensor_from_mask_left_aligned", VALUE, OTHER, kernels=("_nested_tensor_from_mask_left_aligned",)
@@ -269,8 +267,7 @@ OPERATIONS = (
     Operation(
         "check_errors", ERROR, OTHER, operators=("_linalg_check_errors",), kernels=("_linalg_check_errors",)
     ),
-    Operation("inv", ERROR, _INV),
-    Operation("inverse", ERROR, _INV),
+    *(Operation(name, ERROR, _INV) for name in ("inv", "inverse")),
     Operation(
         "cholesky", ERROR,
         Fix(_ERROR_CHECK, "factor = torch.linalg.cholesky(a)", "factor, info = torch.linalg.cholesky_ex(a)"),
@@ -297,24 +294,19 @@ OPERATIONS = (
         kernels=("linalg_ldl_factor",),
     ),
     Operation("svd", ERROR, _UNCHECKABLE, operators=("_linalg_svd",), kernels=("_linalg_svd",)),
-    Operation("svdvals", ERROR, _UNCHECKABLE),
+    *(Operation(name, ERROR, _UNCHECKABLE) for name in ("svdvals", "eigvalsh", "matrix_rank", "norm", "cond")),
     Operation("eig", ERROR, _UNCHECKABLE, kernels=("linalg_eig",)),
     Operation("eigvals", ERROR, _UNCHECKABLE, kernels=("_linalg_eigvals", "linalg_eigvals")),
     Operation("eigh", ERROR, _UNCHECKABLE, operators=("_linalg_eigh",), kernels=("_linalg_eigh",)),
-    Operation("eigvalsh", ERROR, _UNCHECKABLE),
     Operation("lstsq", ERROR, _UNCHECKABLE, kernels=("linalg_lstsq",)),
     Operation("pinv", ERROR, _UNCHECKABLE, kernels=("linalg_pinv",)),
-    Operation("matrix_rank", ERROR, _UNCHECKABLE),
-    Operation("norm", ERROR, _UNCHECKABLE),
-    Operation("cond", ERROR, _UNCHECKABLE),
     Operation("matrix_exp", VALUE, OTHER, kernels=("linalg_matrix_exp",)),
     Operation(
         "ctc_loss", "copies the lengths of its targets to the GPU",
         Fix("Pass the lengths as CPU tensors; copying them to the GPU still synchronizes."),
         operators=("_use_cudnn_ctc_loss",), kernels=("_ctc_loss",),
     ),
-    Operation("clip_grad_norm_", VALUE, _CLIP),
-    Operation("get_total_norm", VALUE, _CLIP),
+    *(Operation(name, VALUE, _CLIP) for name in ("clip_grad_norm_", "get_total_norm")),
     # Synchronize with certain arguments only
     *(
         Operation(name, VALUE, OTHER)
@@ -326,8 +318,7 @@ OPERATIONS = (
         for name in ("inv_ex", "cholesky_ex", "solve_ex", "lu_factor_ex", "ldl_factor_ex")
     ),
     Operation("nanmedian", COUNT, OTHER),
-    Operation("prod", ZEROS, OTHER),
-    Operation("cumprod", ZEROS, OTHER),
+    *(Operation(name, ZEROS, OTHER) for name in ("prod", "cumprod")),
     Operation("cross_entropy", "reads the number of labels that count back from the GPU", OTHER),
     Operation("sparse_coo_tensor", "reads the greatest index back from the GPU", OTHER),
     Operation("make_graphed_callables", "waits for all work of the device before each capture", OTHER),

@@ -190,7 +190,7 @@ class ThreadState:
 class RunState:
     """One dry run: its tags, its findings, and the state of each thread."""
 
-    def __init__(self, recorder: LiveRecorder, fake: Any = None, budget: Budget | None = None) -> None:
+    def __init__(self, recorder: LiveRecorder, fake: Any, budget: Budget) -> None:
         self.recorder = recorder
         self.budget = budget
         self.fake = fake  # the FakeTensorMode, or None
@@ -248,7 +248,7 @@ class RunState:
             return
         event = self.recorder.make_event(name_of_operator(op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
-        if self.budget is not None and event.allowed is None:
+        if event.allowed is None:
             self.budget.count_sync(event)
 
     def note_cpu_selection(self) -> None:
