@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from traceback import walk_stack
 from typing import Any, ClassVar
 
 from torch import nn
@@ -204,11 +205,7 @@ class AutomaticCallback(LoopCallback):
 
 def _callers() -> list[Any]:
     """Return the objects whose methods run on this thread; a Trainer does not pass itself to its callbacks."""
-    found, frame = [], sys._getframe(1).f_back
-    while frame is not None:
-        found.append(frame.f_locals.get("self"))
-        frame = frame.f_back
-    return found
+    return [caller.f_locals.get("self") for caller, _ in walk_stack(sys._getframe(1).f_back)]
 
 
 _patches: list[Patch] = []  # of the Trainer's module

@@ -117,15 +117,14 @@ def _blocking_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str
         route = _route(op, tensor, args, kwargs)
         if route is None or route.host is None or operators.is_fake(tensor):
             return None
-        size, devices = route.elements * route.source.element_size(), (route.source.device.type, route.target)
+        size, devices = tensor.numel() * route.source.element_size(), (route.source.device.type, route.target)
         waits = size > COPIED_AT_ONCE_BYTES if devices == ("cpu", "cuda") else size and devices == ("cuda", "cpu")
         # is_pinned() creates a context on the current device if the program has none yet
         if not waits or gpu.in_use() is None:
             return None
-        if not route.host.is_pinned():
-            return PAGEABLE, lambda: (route.direction, size)
-        if route.gathered():
-            return operations.GATHERED, lambda: (route.direction, size)
+        cause = PAGEABLE if not route.host.is_pinned() else operations.GATHERED if route.gathered() else None
+        if cause is not None:
+            return cause, lambda: ("H2D" if route.target == "cuda" else "D2H", size)
     return None
 
 
@@ -135,7 +134,6 @@ class _Route(NamedTuple):
     Attributes:
         source: the tensor that is copied.
         target: the type of the target device.
-        elements: how many are copied.
         host: the tensor on the CPU that must be pinned; None if the copy is blocking, or if torch pins memory
             itself, as for a copy to the CPU.
         gathered: returns `is_gathered`.
@@ -143,13 +141,8 @@ class _Route(NamedTuple):
 
     source: Any
     target: str | None
-    elements: int
     host: Any
     gathered: Callable[[], bool]
-
-    @property
-    def direction(self) -> Direction:
-        return "H2D" if self.target == "cuda" else "D2H"
 
 
 def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Route | None:
@@ -159,7 +152,7 @@ def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         source = tensor if source is None else source
         host, other = (source, tensor) if source.device.type == "cpu" else (tensor, source)
         gathered = functools.partial(is_gathered, host, other.dtype, other)
-        return _Route(source, tensor.device.type, tensor.numel(), host if non_blocking else None, gathered)
+        return _Route(source, tensor.device.type, host if non_blocking else None, gathered)
     try:
         transfer = parse_to(args, kwargs) if op == "to" else parse_cuda(args, kwargs)
     except (TypeError, RuntimeError):
@@ -167,4 +160,4 @@ def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     target = "cuda" if op == "cuda" else getattr(transfer.device, "type", None)
     host = tensor if transfer.non_blocking and target == "cuda" else None
     gathered = functools.partial(is_gathered, tensor, transfer.dtype, memory_format=transfer.memory_format)
-    return _Route(tensor, target, tensor.numel(), host, gathered)
+    return _Route(tensor, target, host, gathered)

@@ -6,7 +6,7 @@ import re
 
 from ...base.findings import Fix, SyncFinding
 from . import operations
-from .operations import MASKED, OTHER, TO_CPU, TO_GPU, operation
+from .operations import CLIP, MASKED, OTHER, SAVE, TO_CPU, TO_GPU, operation
 
 PAGEABLE = Fix(
     "Without pinned memory, a copy with non_blocking=True blocks too. Let the DataLoader pin its batches.",
@@ -96,11 +96,11 @@ LIBRARY = Fix("A line of a library synchronizes: see whether an option, or a new
 _BY_LIBRARY_LINE = (
     ("torch/amp/grad_scaler.py", "get_scale", SCALE),
     ("torch/amp/grad_scaler.py", "", SCALER),
-    ("torch/nn/utils/clip_grad.py", "", "clip_grad_norm_"),
+    ("torch/nn/utils/clip_grad.py", "", CLIP),
     ("torch/nn/utils/rnn.py", "", PACK),
     ("torch/distributions/", "", VALIDATE),
     ("torch/testing/", "", TESTING),
-    ("torch/serialization.py", "save", "save"),
+    ("torch/serialization.py", "save", SAVE),
     ("torch/nn/init.py", "", INIT),
 )
 _BY_DIRECTION = {None: OTHER, "H2D": TO_GPU, "D2H": TO_CPU}
@@ -115,7 +115,7 @@ def fix_of(found: SyncFinding) -> Fix:
     via = f"/{found.via.file}".replace("\\", "/") if found.via else ""
     for path, function, fix in _BY_LIBRARY_LINE:
         if f"/{path}" in via and found.via and function in found.via.function:
-            return fix if isinstance(fix, Fix) else _fix_of_operation(fix)
+            return fix
     if "/site-packages/" in via and "/site-packages/torch/" not in via and found.op not in ("to", "cuda"):
         return LIBRARY
     row = operation(found.op)
@@ -123,11 +123,6 @@ def fix_of(found: SyncFinding) -> Fix:
     if by_cause is not None:
         return by_cause
     return _BY_DIRECTION[found.direction] if row is None or row.fix is OTHER else row.fix
-
-
-def _fix_of_operation(name: str) -> Fix:
-    row = operation(name)
-    return OTHER if row is None else row.fix
 
 
 def _fix_by_cause(op: str, found: SyncFinding) -> Fix | None:

@@ -83,12 +83,12 @@ _TENSOR = Fix(
     'scale = torch.tensor(0.1, device="cuda")',
     'scale = torch.full((), 0.1, device="cuda")',
 )
-_SAVE = Fix(
+SAVE = Fix(
     "Copy without blocking, and let a thread write the file once an event shows that the copy has arrived.",
     "torch.save(model.state_dict(), path)",
     'state = {name: value.to("cpu", non_blocking=True) for name, value in model.state_dict().items()}',
 )
-_CLIP = Fix(
+CLIP = Fix(
     "Leave out the check: a norm that is not finite shows in the loss, and a GradScaler skips the step.",
     "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
     "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
@@ -166,8 +166,8 @@ OPERATIONS = (
         ),
         "H2D", traced_as="to", typical=True,
     ),
-    *(Operation(name, FROM_GPU, _SAVE) for name in ("save", "dump", "dumps", "reduce_ex")),
-    Operation("pickle", FROM_GPU, _SAVE, operators=("__reduce_ex__",)),
+    *(Operation(name, FROM_GPU, SAVE) for name in ("save", "dump", "dumps", "reduce_ex")),
+    Operation("pickle", FROM_GPU, SAVE, operators=("__reduce_ex__",)),
     Operation("load", FROM_PAGEABLE, Fix("Load once, before the loop.")),
     # Results whose size depends on the data
     Operation("nonzero", COUNT, _NONZERO, operators=("nonzero_numpy",), kernels=("nonzero",), typical=True),
@@ -306,7 +306,7 @@ OPERATIONS = (
         Fix("Pass the lengths as CPU tensors; copying them to the GPU still synchronizes."),
         operators=("_use_cudnn_ctc_loss",), kernels=("_ctc_loss",),
     ),
-    *(Operation(name, VALUE, _CLIP) for name in ("clip_grad_norm_", "get_total_norm")),
+    *(Operation(name, VALUE, CLIP) for name in ("clip_grad_norm_", "get_total_norm")),
     # Synchronize with certain arguments only
     *(
         Operation(name, VALUE, OTHER)

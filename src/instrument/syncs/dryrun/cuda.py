@@ -24,7 +24,7 @@ from ...base.patch import Patch, apply, undo
 from . import libraries
 from .devices import DefaultGenerator, Devices, Generator, Properties
 from .memory import Memory, Pool
-from .state import SyncLog
+from .state import RunState
 from .streams import Event, Graph, Stream, Streams, make_graphed_callables
 
 _CachedFunction = type(functools.lru_cache(lambda: None))
@@ -123,7 +123,7 @@ _GREEN = ("__init__", "create", "max_workqueue_concurrency")
 _RAISING_PUBLIC = ("list_gpu_processes", "memory_usage", "device_memory_used")
 
 
-def _unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[..., None]:
+def _unsupported(log: RunState, api: str, *, needed: bool = True) -> Callable[..., None]:
     """Return the replacement of a function that is not emulated.
 
     Args:
@@ -141,7 +141,7 @@ def _unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[...
     return call
 
 
-def _unsupported_private(log: SyncLog) -> dict[str, Any]:
+def _unsupported_private(log: RunState) -> dict[str, Any]:
     """Return the replacements of functions of ``torch._C``, by name."""
     skipped = {name: _unsupported(log, api, needed=False) for name, api in _SKIPPED_FUNCTIONS.items()}
     tunable = {name.removeprefix(_TUNABLE) for name in vars(torch._C) if name.startswith(_TUNABLE)}
@@ -151,7 +151,7 @@ def _unsupported_private(log: SyncLog) -> dict[str, Any]:
     return skipped | {name: _unsupported(log, api) for name, api in _RAISING_FUNCTIONS.items()}
 
 
-def _unsupported_driver(log: SyncLog) -> dict[str, Any]:
+def _unsupported_driver(log: RunState) -> dict[str, Any]:
     """Return replacements of all functions of ``torch._C`` that call the driver, for those without another one."""
     return {
         name: _unsupported(log, f"torch._C.{name}")
@@ -160,7 +160,7 @@ def _unsupported_driver(log: SyncLog) -> dict[str, Any]:
     }
 
 
-def _unsupported_public(log: SyncLog) -> dict[Any, dict[str, Any]]:
+def _unsupported_public(log: RunState) -> dict[Any, dict[str, Any]]:
     """Return the replacements of public functions, by the module or class that holds them."""
 
     def compile_kernel(source: str, name: str, *_: Any, **__: Any) -> Callable[..., None]:
@@ -196,7 +196,7 @@ class PretendedCuda:
         devices: the number of pretended GPUs.
     """
 
-    def __init__(self, log: SyncLog, devices: int = 1) -> None:
+    def __init__(self, log: RunState, devices: int = 1) -> None:
         self._log = log
         self._devices = Devices(devices)
         self._streams = Streams(log, self._devices)

@@ -226,10 +226,8 @@ class DatalessMode:
     def run_with_data(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the result of ``func`` for tensors with data."""
         with _modes_off():
-            return func(
-                *tree_map_only(torch.Tensor, self._with_data, args),
-                **tree_map_only(torch.Tensor, self._with_data, kwargs),
-            )
+            args, kwargs = tree_map_only(torch.Tensor, self._with_data, (args, kwargs))
+            return func(*args, **kwargs)
 
     def _with_data(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with data, of the shape and dtype of ``tensor``; the same one each time."""

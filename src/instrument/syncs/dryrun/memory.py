@@ -94,10 +94,6 @@ class Memory:
 
     def replacements(self) -> dict[str, Any]:
         """Return the replacements of functions of ``torch._C`` about memory."""
-
-        def nothing(*_: Any, **__: Any) -> None:
-            return None
-
         quiet = (
             "_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakMemoryStats",
             "_cuda_cudaCachingAllocator_raw_delete", "_cuda_attach_out_of_memory_observer",
@@ -111,7 +107,7 @@ class Memory:
         history = setting("_cuda_record_memory_history_legacy", "_cuda_isHistoryEnabled", False, bool)
         keep_history = history["_cuda_record_memory_history_legacy"]
         return {
-            **dict.fromkeys(quiet, nothing),
+            **dict.fromkeys(quiet, lambda *_, **__: None),
             **setting("_cuda_cudaCachingAllocator_enable", "_cuda_cudaCachingAllocator_is_enabled", True),
             **setting("_cuda_setMemoryMetadata", "_cuda_getMemoryMetadata", ""),
             **settings,

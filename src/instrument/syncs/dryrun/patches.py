@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import islice
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -197,15 +199,10 @@ def _traced(state: RunState) -> Iterator[Replacement]:
     yield torch._C.ScriptMethod, "__call__", calling(call)
 
 
-def _is_called_by_dtensor(frame: FrameType | None) -> bool:
+def _is_called_by_dtensor(frame: FrameType) -> bool:
     """Return whether DTensor is the caller, which computes only the shape of a result."""
-    for _ in range(30):
-        if frame is None:
-            break
-        if f"torch{os.sep}distributed{os.sep}" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
+    part = f"torch{os.sep}distributed{os.sep}"
+    return any(part in caller.f_code.co_filename for caller, _ in islice(walk_stack(frame), 30))
 
 
 def _compiled(state: RunState) -> Iterator[Replacement]:

@@ -12,9 +12,10 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
+from traceback import walk_stack
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -100,12 +101,10 @@ class Tags:
         for value in values:
             if isinstance(value, _TENSOR):
                 found = self.device(value)
-                if found is not None:
-                    return found
-            elif isinstance(value, (list, tuple)):
-                found = self.first_device(value)
-                if found is not None:
-                    return found
+            else:
+                found = self.first_device(value) if isinstance(value, (list, tuple)) else None
+            if found is not None:
+                return found
         return None
 
 
@@ -152,16 +151,6 @@ _PROFILER = (
 )
 
 
-class SyncLog(Protocol):
-    """Receives the synchronizations of the pretended GPU, and the calls that it cannot carry out."""
-
-    def record_sync(self, op: str, cause: str = "") -> None:
-        """Record a synchronization of the caller; an empty ``cause`` means the cause of ``operation``."""
-
-    def record_not_covered(self, why: str) -> None:
-        """Record a call that a dry run cannot carry out."""
-
-
 @dataclass(slots=True)
 class ThreadState:
     """The state of one thread.
@@ -187,6 +176,11 @@ class ThreadState:
     depth: int = 0
 
 
+class _Threads(threading.local):
+    def __init__(self) -> None:
+        self.state = ThreadState()
+
+
 class RunState:
     """One dry run: its tags, its findings, and the state of each thread."""
 
@@ -195,7 +189,7 @@ class RunState:
         self.budget = budget
         self.fake = fake  # the FakeTensorMode, or None
         self.tags = Tags()
-        self._threads = threading.local()
+        self._threads = _Threads()
         self.code_ran_before = False  # code that may have chosen a device ran before the run
         self.cpu_by_name: Site | None = None
         self.early_choice_reported = False  # a finding already says that this may be the cause of an error
@@ -204,11 +198,7 @@ class RunState:
     @property
     def thread(self) -> ThreadState:
         """The state of the calling thread."""
-        try:
-            thread: ThreadState = self._threads.state
-        except AttributeError:
-            thread = self._threads.state = ThreadState()
-        return thread
+        return self._threads.state
 
     @contextmanager
     def named_call(self, call: str) -> Iterator[None]:
@@ -271,15 +261,9 @@ class RunState:
         self.recorder.add(event)
 
 
-def _is_profiler_stop(frame: FrameType | None) -> bool:
+def _is_profiler_stop(frame: FrameType) -> bool:
     """Return whether this is a profiler's own synchronization as it stops."""
-    for _ in range(8):
-        if frame is None:
-            return False
-        if frame.f_code in _PROFILER:
-            return True
-        frame = frame.f_back
-    return False
+    return any(caller.f_code in _PROFILER for caller, _ in islice(walk_stack(frame), 8))
 
 
 def as_cuda(device: Any) -> torch.device | None:

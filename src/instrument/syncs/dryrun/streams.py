@@ -12,7 +12,7 @@ import torch
 
 from ...explain.waits.operations import EVENT, STREAM
 from .devices import Devices
-from .state import SyncLog
+from .state import RunState
 
 CUDA = 1  # the number of the device type
 _EXTERNAL = 2**20  # stream numbers from here on are addresses of external streams
@@ -35,7 +35,7 @@ class _ThreadState(threading.local):
 class Streams:
     """The streams of the run, and the current one of each thread and device."""
 
-    def __init__(self, log: SyncLog, devices: Devices) -> None:
+    def __init__(self, log: RunState, devices: Devices) -> None:
         self.log = log
         self.devices = devices
         self._numbers = itertools.count(1)
@@ -307,7 +307,7 @@ class Graph(Pretended):
         return {"exec_graph_id": 0, "nodes": []}
 
 
-def make_graphed_callables(log: SyncLog) -> Any:
+def make_graphed_callables(log: RunState) -> Any:
     """Return the replacement of `torch.cuda.make_graphed_callables`, which synchronizes before each capture."""
 
     def make(callables: Any, sample_args: Any, *options: Any, **more: Any) -> Any:
