@@ -105,10 +105,10 @@ class Budget:
         )
         upto = "up to " if len({*spent}) > 1 else ""
         where = f" (the first one too many: {site})" if (site := self._first_excess.get(name)) else ""
-        return (
-            f"{_quote_region(name)} synchronizes {upto}{times(max(spent))}{often}; "
-            f"its budget is {self._limits[name]}{where}"
-        )
+        return self._excess(name, f"{upto}{times(max(spent))}{often}") + where
+
+    def _excess(self, name: str, often: str) -> str:
+        return f"{_quote_region(name)} synchronizes {often}; its budget is {self._limits[name]}"
 
     def count_sync(self, event: SyncEvent) -> tuple[bool, str | None]:
         """Count one synchronization.
@@ -122,10 +122,7 @@ class Budget:
             self._counts[name] += 1
             if self._counts[name] > self._limits[name]:
                 self._first_excess.setdefault(name, event.site or event.via)
-                exceeded = (
-                    f"{_quote_region(name)} synchronizes {times(self._counts[name])}; "
-                    f"its budget is {self._limits[name]}"
-                )
+                exceeded = self._excess(name, times(self._counts[name]))
         return bool(names), exceeded
 
 

@@ -90,7 +90,7 @@ def schedules(adapter: MegatronAdapter, module: ModuleType) -> None:
         adapter.begin_forward(model)
         if id(function) not in seen:
             seen.add(id(function))
-            _hook_get_batch(adapter, function)
+            hook_get_batch(adapter, function)
 
     def forward_step(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = CallArguments(original)
@@ -125,7 +125,7 @@ def schedules(adapter: MegatronAdapter, module: ModuleType) -> None:
     adapter.apply(ReferencesPatch(module, {"forward_step": forward_step, "backward_step": backward_step}))
 
 
-def _hook_get_batch(adapter: MegatronAdapter, function: Any) -> None:
+def hook_get_batch(adapter: MegatronAdapter, function: Any) -> None:
     """Make ``get_batch``, which Megatron scripts define beside the forward step function, the region "data"."""
     while isinstance(function, functools.partial):
         function = function.func
