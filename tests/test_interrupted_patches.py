@@ -37,6 +37,7 @@ from instrument.record.stepping.explicit_steps import program_steps
 from instrument.record.stepping.follower import StepFollower
 from instrument.record.stepping.optimizer_steps import OptimizerSteps
 from instrument.record.stepping.outermost_model import OutermostModel
+from instrument.syncs.budget import Budget
 from instrument.syncs.dryrun.cuda import PretendedCuda
 from instrument.syncs.dryrun.session import dry_run_context
 from instrument.syncs.monitor import SyncMonitor
@@ -160,7 +161,7 @@ def open_ranges() -> Owner:
 
 def dry_run() -> Owner:
     stack = contextlib.ExitStack()
-    return Owner(lambda: stack.enter_context(dry_run_context(False)), stack.close)
+    return Owner(lambda: stack.enter_context(dry_run_context(False, Budget(None))), stack.close)
 
 
 def adapter() -> Owner:

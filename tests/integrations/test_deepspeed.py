@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
+from instrument.integrations import adapter
 from instrument.integrations import deepspeed as integration
 from instrument.integrations.deepspeed import attach
 from instrument.integrations.loop import Loop
@@ -268,12 +269,10 @@ def test_checkpoint(deepspeed: Any, tmp_path: Path) -> None:
 def test_install(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`install` attaches once to the environment's loop, and has no effect without one."""
     adapters: list[integration.DeepSpeedAdapter] = []
-    adapter = integration.DeepSpeedAdapter
-    monkeypatch.setattr(
-        integration, "DeepSpeedAdapter", lambda loop: adapters.append(adapter(loop)) or adapters[-1]
-    )
+    kind, attach_to = integration.DeepSpeedAdapter, integration.DeepSpeedAdapter.attach
+    monkeypatch.setattr(kind, "attach", lambda made: adapters.append(made) or attach_to(made))
     for loop in (None, Loop(tmp_path, at=0, active=1)):
-        monkeypatch.setattr(integration, "loop_from_environment", lambda loop=loop: loop)
+        monkeypatch.setattr(adapter, "loop_from_environment", lambda loop=loop: loop)
         integration.install.cache_clear()
         integration.install()
         integration.install()

@@ -246,7 +246,7 @@ def test_failures_of_the_library(
     plain = train(script)
     for name in ("label_forward", "remember", "label_backward"):
         monkeypatch.setattr(core.Microbatches, name, fail)
-    monkeypatch.setattr(core, "get_batch", fail)
+    monkeypatch.setattr(core, "hook_get_batch", fail)
     with attach(tmp_path, wait=0, active=2), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert train(script) == plain

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from instrument.integrations import adapter as adapters
 from instrument.integrations import torchtitan
 from instrument.integrations.adapter import Adapter
 from instrument.integrations.loop import Loop
@@ -242,7 +243,7 @@ def test_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     monkeypatch.setattr(torchtitan.TorchtitanAdapter, "attach", lambda adapter: found.append(adapter))
     for loop in (None, Loop(tmp_path)):
-        monkeypatch.setattr(torchtitan, "loop_from_environment", lambda loop=loop: loop)
+        monkeypatch.setattr(adapters, "loop_from_environment", lambda loop=loop: loop)
         torchtitan.install.cache_clear()
         torchtitan.install()
     torchtitan.install.cache_clear()

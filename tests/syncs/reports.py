@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from instrument.base.findings import Site, SyncFinding
-from instrument.explain.waits.events import Source, SyncEvent, findings_of
+from instrument.explain.waits.events import Recorder, Source, SyncEvent
 from instrument.explain.waits.report import SyncReport
 
 CODE = """\
@@ -26,6 +26,14 @@ def script(folder: Path, name: str = "train.py", code: str = CODE) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(code)
     return path
+
+
+def findings_of(*events: SyncEvent) -> list[SyncFinding]:
+    """Return the findings of ``events``."""
+    recorder = Recorder()
+    for event in events:
+        recorder.add(event)
+    return recorder.findings
 
 
 def finding(

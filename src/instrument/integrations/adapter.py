@@ -16,9 +16,8 @@ from ..base.guard import exiting, guard
 from ..base.imports import ImportHook
 from ..base.patch import Change, Patch, transparent, undo
 from ..record.regions import dispatch
-from .loop import Loop
+from .loop import FEATURE, Loop, loop_from_environment
 
-FEATURE = "following the framework"
 CallWrapper = Callable[..., Any]
 """Takes the original function and the arguments of a call; returns the result of the original."""
 
@@ -193,6 +192,18 @@ def as_replacement(original: Callable[..., Any], call: Callable[..., Any]) -> Ca
         return call(*args, **kwargs) if this is owner else function(this, *args, **kwargs)
 
     return MethodType(method, owner)
+
+
+def when_requested(make: Callable[[Loop], Adapter]) -> Callable[[], None]:
+    """Return a framework's ``install``, which attaches ``make(loop)`` if the environment requests a loop."""
+
+    @functools.cache
+    def install() -> None:
+        loop = loop_from_environment()
+        if loop is not None:
+            make(loop).attach()
+
+    return install
 
 
 def require(package: str, distribution: str = "") -> None:

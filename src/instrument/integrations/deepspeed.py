@@ -10,10 +10,8 @@ code.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -21,14 +19,14 @@ from typing import Any
 
 import torch
 
-import instrument
-
 from ..base.guard import guard
 from ..base.imports import loaded_modules
 from ..base.patch import Patch, transparent
 from ..record.regions import dispatch
-from .adapter import Adapter, require
-from .loop import Loop, loop_from_environment
+from ..record.regions import region as regions
+from .adapter import Adapter, require, when_requested
+from .loop import Loop
+from .ranges import RangeStack
 
 __all__ = ["attach", "install"]
 
@@ -178,12 +176,7 @@ def attach(
     return DeepSpeedAdapter(loop, engine).attach()
 
 
-@functools.cache
-def install() -> None:
-    """Attach to DeepSpeed's engines if the environment requests a loop."""
-    loop = loop_from_environment()
-    if loop is not None:
-        DeepSpeedAdapter(loop).attach()
+install = when_requested(DeepSpeedAdapter)
 
 
 class DeepSpeedRanges:
@@ -191,7 +184,7 @@ class DeepSpeedRanges:
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
-        self._thread = threading.local()
+        self._ranges = RangeStack()
 
     def install_hooks(self) -> None:
         """Replace the decorator, the functions it has decorated so far, and the accelerator's methods."""
@@ -221,7 +214,7 @@ class DeepSpeedRanges:
     def _region(self, function: Callable[..., Any], decorated: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function`` with a region around each call; ``decorated`` is called instead once detached."""
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        name = NAMES.get(name, name)
+        region = regions.make(NAMES.get(name, name), None, None, None, None)
 
         @transparent
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -231,52 +224,21 @@ class DeepSpeedRanges:
                 return decorated(*args, **kwargs)
             if not dispatch.recording:
                 return function(*args, **kwargs)
-            with instrument.annotate(name):
-                depth = self._depth()
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    self._close_to(depth)
+            with self._ranges.around(region, sys._getframe(1)):
+                return function(*args, **kwargs)
 
         return wrapped
-
-    @guard.contained(FEATURE)
-    def _depth(self) -> int:
-        return len(self._ranges())
-
-    @guard.contained(FEATURE)
-    def _close_to(self, depth: int | None) -> None:
-        """Close the ranges that were pushed since `_depth` returned ``depth`` and that an error left open."""
-        ranges = self._ranges()
-        while depth is not None and len(ranges) > depth:
-            self._close(ranges)
-
-    def _ranges(self) -> list[Any]:
-        """Return the open ranges of this thread; None is a range that no profiler recorded."""
-        if not hasattr(self._thread, "ranges"):
-            self._thread.ranges = []
-        return self._thread.ranges  # type: ignore[no-any-return]
 
     def _push(self, _: Callable[..., Any], accelerator: Any, msg: str, *args: Any, **kwargs: Any) -> None:
         region = None
         with guard.contained(FEATURE):
-            if dispatch.recording:
-                region = instrument.annotate(str(msg))
-                region.__enter__()
-        self._ranges().append(region)
+            region = regions.make(str(msg), None, None, None, None) if dispatch.recording else None
+        self._ranges.push(region)
 
     def _pop(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        ranges = self._ranges()
-        if not ranges:  # pushed before the adapter was attached
+        if not self._ranges:  # pushed before the adapter was attached
             return original(*args, **kwargs)
-        self._close(ranges)
-        return None
-
-    @staticmethod
-    def _close(ranges: list[Any]) -> None:
-        region = ranges.pop()
-        if region is not None:
-            region.__exit__(None, None, None)
+        return self._ranges.close(len(self._ranges) - 1)
 
 
 def _owners() -> Iterator[Any]:

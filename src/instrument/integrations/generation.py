@@ -98,22 +98,23 @@ class Generation(PatchService[GenerationAnnotation]):
             return
         self._patched = set()  # until all patches are applied
         undo(self._patches)
-        apply((Patch(owner, name, self._makers[name]) for owner, name in wanted), self._patches)
+        makers = {name: functools.partial(_following, around) for name, around in self._around.items()}
+        apply((Patch(owner, name, makers[name]) for owner, name in wanted), self._patches)
         self._patched = wanted
 
     def _methods_to_patch(self, model: nn.Module | None) -> set[tuple[type, str]]:
         """Return the classes that define the model's methods; some versions lack some of the methods."""
         kinds = () if model is None else type(model).__mro__
-        found = {(next((kind for kind in kinds if name in vars(kind)), None), name) for name in self._makers}
+        found = {(next((kind for kind in kinds if name in vars(kind)), None), name) for name in self._around}
         return {(kind, name) for kind, name in found if kind is not None}
 
     @property
-    def _makers(self) -> dict[str, Callable[[Any], Any]]:
+    def _around(self) -> dict[str, Callable[..., Any]]:
         return {
             "generate": self._generate,
             "_prefill": self._prefill,
-            "prepare_inputs_for_generation": functools.partial(self._notifying, GenerateCall.forward),
-            "_has_unfinished_sequences": functools.partial(self._notifying, GenerateCall.check),
+            "prepare_inputs_for_generation": functools.partial(self._notify, GenerateCall.forward),
+            "_has_unfinished_sequences": functools.partial(self._notify, GenerateCall.check),
         }
 
     def _calls(self) -> list[GenerateCall]:
@@ -125,46 +126,46 @@ class Generation(PatchService[GenerationAnnotation]):
         calls = self._calls()
         return calls[-1] if calls and calls[-1].model is model else None
 
-    def _generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def following(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-            if all(request.model() is not model for request in self.requests):
-                return original(model, *args, **kwargs)
-            calls, call = self._calls(), GenerateCall(model)
-            calls.append(call)
-            try:
-                with instrument.annotate("generate"):
-                    try:
-                        return original(model, *args, **kwargs)
-                    finally:
-                        call.end()
-            finally:
-                calls.remove(call)
-
-        return functools.wraps(original)(guard.around(FEATURE, original, following))
-
-    def _prefill(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def following(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-            call = self._call(model)
-            if call is None:
-                return original(model, *args, **kwargs)
-            call.prefill()
-            try:
-                return original(model, *args, **kwargs)
-            finally:
-                call.prefilling = False
-
-        return functools.wraps(original)(guard.around(FEATURE, original, following))
-
-    def _notifying(
-        self, event: Callable[[GenerateCall], None], original: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        def following(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-            call = self._call(model)
-            if call is not None:
-                event(call)
+    def _generate(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        if all(request.model() is not model for request in self.requests):
             return original(model, *args, **kwargs)
+        calls, call = self._calls(), GenerateCall(model)
+        calls.append(call)
+        try:
+            with instrument.annotate("generate"):
+                try:
+                    return original(model, *args, **kwargs)
+                finally:
+                    call.end()
+        finally:
+            calls.remove(call)
 
-        return functools.wraps(original)(guard.around(FEATURE, original, following))
+    def _prefill(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        call = self._call(model)
+        if call is None:
+            return original(model, *args, **kwargs)
+        call.prefill()
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            call.prefilling = False
+
+    def _notify(
+        self,
+        event: Callable[[GenerateCall], None],
+        original: Callable[..., Any],
+        model: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        call = self._call(model)
+        if call is not None:
+            event(call)
+        return original(model, *args, **kwargs)
+
+
+def _following(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(original)(guard.around(FEATURE, original, around))
 
 
 generation = Generation()

@@ -109,10 +109,8 @@ class Loop:
         self.initialized = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (
-            _new_loop,
-            self._arguments,
-        )  # a copy, made with the framework's object that holds the loop, starts afresh
+        # A copy, made with the framework's object that holds the loop, starts afresh
+        return _new_loop, self._arguments
 
     @classmethod
     def current(cls) -> Loop | None:

@@ -11,7 +11,6 @@ resumed run continues after its checkpoint.
 
 from __future__ import annotations
 
-import functools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +20,8 @@ from ..base import log
 from ..base.guard import guard
 from ..base.patch import Change, undo
 from ..record.handover.trace_processor import process_trace
-from .adapter import Adapter, CallWrapper, Removal, require
-from .loop import Loop, loop_from_environment
+from .adapter import Adapter, CallWrapper, Removal, require, when_requested
+from .loop import Loop
 
 __all__ = ["attach", "install", "process_trace"]
 
@@ -136,12 +135,7 @@ def attach(
     return TorchtitanAdapter(loop, trainer, method).attach()
 
 
-@functools.cache
-def install() -> None:
-    """Attach to torchtitan's Trainer if the environment requests a loop."""
-    loop = loop_from_environment()
-    if loop is not None:
-        TorchtitanAdapter(loop).attach()
+install = when_requested(TorchtitanAdapter)
 
 
 class TrainerHooks:

@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from traceback import walk_stack
 from typing import Any, ClassVar
 
 from torch import nn
@@ -18,6 +19,7 @@ from ..base.guard import guard
 from ..base.imports import ImportHook
 from ..base.patch import Patch
 from .adapter import Adapter, Removal
+from .events import contained_events
 from .generation import annotate_generation
 from .loop import Loop, loop_from_environment
 
@@ -88,6 +90,7 @@ class TrainerAdapter(Adapter):
         return self._thread == get_ident() and all(caller is not trainer for caller in callers)
 
 
+@contained_events(FEATURE)
 class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Drives ``loop`` by the events of a Trainer, with a `TrainerAdapter` while it trains."""
 
@@ -100,7 +103,6 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_adapter": None}
 
-    @guard.contained(FEATURE)
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Start the loop at the Trainer's next step, also in a resumed run."""
         self._end()  # a training that failed, or that starts over with smaller batches
@@ -122,27 +124,23 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._adapter = TrainerAdapter(self.loop, trainer, self._end)
             self._adapter.attach()
 
-    @guard.contained(FEATURE)
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Open the region of the step; its batches are loaded."""
         if self._adapter is not None:
             self.loop.leave("step")
             self.loop.enter("step")
 
-    @guard.contained(FEATURE)
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the optimizer step."""
         if self._adapter is not None:
             self.loop.leave("step")
             self.loop.step()
 
-    @guard.contained(FEATURE)
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close an unfinished step."""
         if self._adapter is not None:
             self.loop.leave("step")
 
-    @guard.contained(FEATURE)
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write an open window and remove every hook."""
         self._end()
@@ -207,11 +205,7 @@ class AutomaticCallback(LoopCallback):
 
 def _callers() -> list[Any]:
     """Return the objects whose methods run on this thread; a Trainer does not pass itself to its callbacks."""
-    found, frame = [], sys._getframe(1).f_back
-    while frame is not None:
-        found.append(frame.f_locals.get("self"))
-        frame = frame.f_back
-    return found
+    return [caller.f_locals.get("self") for caller, _ in walk_stack(sys._getframe(1).f_back)]
 
 
 _patches: list[Patch] = []  # of the Trainer's module

@@ -65,12 +65,9 @@ class VLLMAdapter(Adapter):
         if self.loop.running:
             self._loop_or_server.step()
         else:
-            models = [model for model in [getattr(runner, "model", None)] if model is not None]
-            start = (
-                self._loop_or_server.attach
-                if isinstance(self._loop_or_server, Server)
-                else self._loop_or_server.start
-            )
+            models = [runner.model] if getattr(runner, "model", None) is not None else []
+            driven = self._loop_or_server
+            start = driven.attach if isinstance(driven, Server) else driven.start
             start(*models)
         self.step_complete = True
         name = None

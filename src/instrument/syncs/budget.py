@@ -34,14 +34,19 @@ class Budget:
 
     Args:
         limits: a number for the whole step, or numbers by region: "step" is a region of that name anywhere,
-            "train/step" one directly inside a region "train". Regions nested inside count as well.
+            "train/step" one directly inside a region "train". Regions nested inside count as well. None allows
+            any number.
 
     Raises:
-        TypeError, ValueError: ``limits`` is neither of these.
+        TypeError, ValueError: ``limits`` is none of these.
+
+    Attributes:
+        given: whether there are ``limits``.
     """
 
-    def __init__(self, limits: int | Mapping[str, int]) -> None:
-        self._limits = _check_limits(limits)
+    def __init__(self, limits: int | Mapping[str, int] | None) -> None:
+        self.given = limits is not None
+        self._limits = _check_limits({} if limits is None else limits)
         self._counts: Counter[str] = Counter()
         self._exceeded_counts: dict[str, list[int]] = {}  # number in each step that exceeded a limit
         self._first_excess: dict[str, Site | None] = {}  # line of the first synchronization beyond the limit
@@ -100,10 +105,10 @@ class Budget:
         )
         upto = "up to " if len({*spent}) > 1 else ""
         where = f" (the first one too many: {site})" if (site := self._first_excess.get(name)) else ""
-        return (
-            f"{_quote_region(name)} synchronizes {upto}{times(max(spent))}{often}; "
-            f"its budget is {self._limits[name]}{where}"
-        )
+        return self._excess(name, f"{upto}{times(max(spent))}{often}") + where
+
+    def _excess(self, name: str, often: str) -> str:
+        return f"{_quote_region(name)} synchronizes {often}; its budget is {self._limits[name]}"
 
     def count_sync(self, event: SyncEvent) -> tuple[bool, str | None]:
         """Count one synchronization.
@@ -117,10 +122,7 @@ class Budget:
             self._counts[name] += 1
             if self._counts[name] > self._limits[name]:
                 self._first_excess.setdefault(name, event.site or event.via)
-                exceeded = (
-                    f"{_quote_region(name)} synchronizes {times(self._counts[name])}; "
-                    f"its budget is {self._limits[name]}"
-                )
+                exceeded = self._excess(name, times(self._counts[name]))
         return bool(names), exceeded
 
 

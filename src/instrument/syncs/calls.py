@@ -23,14 +23,6 @@ from ..record import gpu_wait
 from . import policy
 from .listener import SyncListener
 
-
-class Expression(NamedTuple):
-    """An operation ("item", "bool", "getitem"), and its source text, empty if the source is missing."""
-
-    op: str | None
-    text: str
-
-
 # Operations of instructions that are not calls, by the beginnings of their names across Python versions
 _INSTRUCTIONS = (
     (("POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL", "JUMP_BACKWARD_IF"), "bool"),
@@ -53,16 +45,15 @@ _SPELLING = {
     "power": "pow", "matrix_multiply": "matmul",
 }  # fmt: skip
 _POSITIONS = sys.version_info >= (3, 11)
-_MAX_TEXT = 80  # characters of a text
 
 
-def operation_at(frame: FrameType) -> Expression:
-    """Return the operation that ``frame`` carries out now."""
+def operation_at(frame: FrameType) -> str | None:
+    """Return the operation that ``frame`` carries out now ("item", "bool", "getitem"); None if it is not known."""
     return _operation_at(frame.f_code, frame.f_lasti, frame.f_lineno or 0)
 
 
 @lru_cache(maxsize=4096)
-def _operation_at(code: CodeType, last: int, line: int) -> Expression:
+def _operation_at(code: CodeType, last: int, line: int) -> str | None:
     """Return the operation of an instruction, cached: disassembling a long function takes 1 ms."""
     instructions = list(dis.get_instructions(code))
     # Cache entries that follow an instruction belong to it.
@@ -70,25 +61,25 @@ def _operation_at(code: CodeType, last: int, line: int) -> Expression:
         (found for found in instructions if found.offset <= last), key=lambda found: found.offset, default=None
     )
     if now is None:
-        return Expression(None, "")
+        return None
     source = linecache.getline(code.co_filename, line).strip()
     text = _segment(code.co_filename, now) or source
     name = now.opname
     if name.startswith(("CALL", "PRECALL")) and not name.startswith("CALL_INTRINSIC"):
         known, called = _callee(instructions, now) if _POSITIONS else (False, None)
         called = called if known else callee_in(text)
-        return Expression(_name_of(called), text)
+        return _name_of(called)
     if name.startswith(("LOAD_ATTR", "LOAD_METHOD")):
-        return Expression(_name_of(now.argval), text)
+        return _name_of(now.argval)
     if name.startswith(("BINARY_OP", "COMPARE_OP")):
-        return Expression(_operator(now.argrepr, text), text)
+        return _operator(now.argrepr, text)
     for beginnings, op in _INSTRUCTIONS:
         if name.startswith(beginnings):
-            return Expression(op, text)
+            return op
     if name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10 has one instruction for each operator
         operator = name.split("_", 1)[1].lower()
-        return Expression(_SPELLING.get(operator, operator), text)
-    return Expression(None, text)
+        return _SPELLING.get(operator, operator)
+    return None
 
 
 def _operator(shown: str, text: str) -> str | None:
@@ -147,8 +138,7 @@ def _segment(filename: str, instruction: dis.Instruction) -> str:
     lines = [linecache.getline(filename, number).encode() for number in range(at.lineno, at.end_lineno + 1)]
     lines[-1] = lines[-1][: at.end_col_offset]
     lines[0] = lines[0][at.col_offset :]
-    text = " ".join(b"".join(lines).decode(errors="replace").split())
-    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+    return " ".join(b"".join(lines).decode(errors="replace").split())
 
 
 CAUSES: dict[Target, str] = {"stream": operations.STREAM, "event": operations.EVENT, "device": operations.DEVICE}
@@ -219,7 +209,7 @@ def begin_call(
     if place.site is None and caller is not None:
         frame = caller.frame
     innermost = place.frame or sites.locate(frame).frame
-    op = op or (operation_at(innermost).op if innermost is not None else None) or "synchronize"
+    op = op or (operation_at(innermost) if innermost is not None else None) or "synchronize"
     direction, size = copy() if copy is not None else (None, None)
     if direction is None:
         direction = operations.direction_of(op)

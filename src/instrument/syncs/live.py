@@ -32,7 +32,7 @@ _MAX_LOGGED = 20  # findings in the log
 class SyncDetector(SyncListener):
     """Finds synchronizations from `start` to `stop`; each start drops earlier findings."""
 
-    def __init__(self, level: str, budget: Budget | None, every: int) -> None:
+    def __init__(self, level: str, budget: Budget, every: int) -> None:
         super().__init__()
         self._level = level
         self._budget = budget
@@ -67,19 +67,19 @@ class SyncDetector(SyncListener):
         covered += [explanation] if explanation else []
         return SyncReport(
             "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped,
-            unavailable_reason=reason or "", budgeted=self._budget is not None,
-            exceeded=[] if self._budget is None else self._budget.exceeded(recorder.steps), unmatched=unmatched,
+            unavailable_reason=reason or "", budgeted=self._budget.given,
+            exceeded=self._budget.exceeded(recorder.steps), unmatched=unmatched,
         )  # fmt: skip
 
     def _unmatched(self, findings: list[SyncFinding]) -> list[str]:
-        return [*(self._budget.unmatched() if self._budget is not None else ()), *mistaken_comments(findings)]
+        return [*self._budget.unmatched(), *mistaken_comments(findings)]
 
     def start(self) -> None:
         """Begin without findings; nested calls have no effect, and the outermost `stop` ends it."""
         self._starts += 1
         if self._starts > 1:
             return
-        self._path = RegionPath(None if self._budget is None else self._budget.note_region)
+        self._path = RegionPath(self._budget.note_region if self._budget.given else None)
         self.recorder = LiveRecorder(self._path.names)
         self._warned.clear()
         self.clear_pending()
@@ -90,8 +90,7 @@ class SyncDetector(SyncListener):
             return
         self._running, self._step_called, self._explanation = True, False, None
         self.recorder.step = 0
-        if self._budget is not None:
-            self._budget.clear()
+        self._budget.clear()
         with guard.contained("counting the steps"):
             from ..record.stepping.follower import StepFollower  # which imports torch
 
@@ -141,7 +140,7 @@ class SyncDetector(SyncListener):
         """Queue a warning or an error for ``event`` by the level, or if it exceeds a budget."""
         if event.allowed is not None:
             return
-        limited, exceeded = self._budget.count_sync(event) if self._budget is not None else (False, None)
+        limited, exceeded = self._budget.count_sync(event)
         if (limited and exceeded is None) or (exceeded is None and self._level == "log"):
             return
         text = describe(event) + (f"; {exceeded}" if exceeded else "")
@@ -208,8 +207,7 @@ class SyncDetector(SyncListener):
             monitor.flush()
             self.recorder.steps += counts
         self.recorder.step = number = (self.recorder.step or 0) + 1
-        if self._budget is not None:
-            self._budget.next_step()
+        self._budget.next_step()
         wanted = number < ALWAYS_CHECKED_STEPS or number % self._every == 0
         if wanted and not self._attached:
             self._attach()
@@ -278,10 +276,10 @@ def detect_syncs(
     """
     if level not in LEVELS:
         raise ValueError(f'"level" must be one of {", ".join(LEVELS)}: {level!r}')
-    limits = Budget(budget) if budget is not None else None
+    limits = Budget(budget)
     if every is not None:
         every = integer("every", every, least=1)
-    if level == "error" or limits is not None:
+    if level == "error" or limits.given:
         if every not in (None, 1):
             raise ValueError(f'"every" must be 1 with a budget or level "error", which check each step: {every!r}')
         every = 1

@@ -97,6 +97,20 @@ _PROTOTYPE = ("ignore", re.compile("Synchronization debug mode is a prototype"),
 _OWN_FILTERS = (_ALWAYS, _PROTOTYPE)
 
 
+def _in_order(name: str, *, takes_index: bool = False) -> Any:
+    """Return the method ``name`` of a list for `_Filters`, whose order it restores."""
+    method = getattr(list, name)
+
+    def call(filters: _Filters, *args: Any, **named: Any) -> Any:
+        if takes_index and args:
+            args = (filters._real_index(args[0]), *args[1:])
+        found = method(filters, *args, **named)
+        filters._restore_order()
+        return found
+
+    return call
+
+
 class _Filters(list[Any]):
     """Warning filters that keep `_OWN_FILTERS` in front, and hidden from indexes, until `release`."""
 
@@ -128,34 +142,11 @@ class _Filters(list[Any]):
         found = super().__getitem__(self._real_index(index))
         return _Filters(found, self._copies) if isinstance(index, slice) and self._hidden_filters else found
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(self._real_index(index), value)
-        self._restore_order()
-
-    def __delitem__(self, index: SupportsIndex | slice) -> None:
-        super().__delitem__(self._real_index(index))
-        self._restore_order()
-
-    def pop(self, index: SupportsIndex = -1) -> Any:
-        found = super().pop(self._real_index(index))  # type: ignore[arg-type]
-        self._restore_order()
-        return found
-
-    def reverse(self) -> None:
-        super().reverse()
-        self._restore_order()
-
-    def sort(self, **how: Any) -> None:
-        super().sort(**how)
-        self._restore_order()
-
-    def insert(self, index: SupportsIndex, value: Any) -> None:
-        super().insert(self._real_index(index), value)  # type: ignore[arg-type]
-        self._restore_order()
-
-    def clear(self) -> None:
-        super().clear()
-        self._restore_order()
+    __setitem__ = _in_order("__setitem__", takes_index=True)
+    __delitem__ = _in_order("__delitem__", takes_index=True)
+    insert = _in_order("insert", takes_index=True)
+    pop = _in_order("pop", takes_index=True)
+    reverse, sort, clear = _in_order("reverse"), _in_order("sort"), _in_order("clear")
 
     def copy(self) -> Any:
         return self[:]

@@ -24,7 +24,6 @@ from ..record.regions import dispatch
 from .calls import Copy
 from .transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy, parse_cuda, parse_to
 
-Function = Callable[..., Any]
 PAGEABLE = "a non_blocking copy of pageable memory blocks"
 
 
@@ -60,61 +59,46 @@ def patches(contexts: SyncCallContexts) -> Iterator[Patch]:
     ]
     for owner, name, cause in synchronizing:
         if hasattr(owner, name):
-            yield Patch(owner, name, functools.partial(_wrap_synchronizing, contexts, name, cause))
+            yield _within(owner, name, functools.partial(_synchronizing, contexts, name, cause))
     for name in ("to", "cuda", "cpu", "copy_"):
-        yield Patch(torch.Tensor, name, functools.partial(_wrap_copy, contexts, name))
-    for wrap, private in ((_wrap_text, operators.tensor_text()), (_wrap_backward, autograd.backward_runner())):
-        if private is not None:
-            yield Patch(*private, functools.partial(wrap, contexts))
+        yield _within(torch.Tensor, name, functools.partial(_copying, contexts, name))
+    if (text := operators.tensor_text()) is not None:
+        yield _within(*text, lambda *_, **__: contexts.counted_once())
+    if (backward := autograd.backward_runner()) is not None:
+        yield _within(*backward, lambda frame, *_, **__: contexts.backward_pass(frame))
 
 
-def _wrap_synchronizing(contexts: SyncCallContexts, op: str, cause: str, original: Function) -> Function:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if dispatch.tracing():
-            return original(*args, **kwargs)
-        with contexts.one_synchronization(op, cause, sys._getframe(1)):
-            return original(*args, **kwargs)
+def _within(owner: Any, name: str, context_of: Callable[..., AbstractContextManager[None]]) -> Patch:
+    """Return a patch of ``owner.name``, each call of which is then inside ``context_of(frame, *arguments)``."""
 
-    return wrapper
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if dispatch.tracing():
+                return original(*args, **kwargs)
+            with context_of(sys._getframe(1), *args, **kwargs):
+                return original(*args, **kwargs)
 
+        return wrapper
 
-def _wrap_text(contexts: SyncCallContexts, original: Function) -> Function:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if dispatch.tracing():
-            return original(*args, **kwargs)
-        with contexts.counted_once():
-            return original(*args, **kwargs)
-
-    return wrapper
+    return Patch(owner, name, make)
 
 
-def _wrap_copy(contexts: SyncCallContexts, op: str, original: Function) -> Function:
-    @functools.wraps(original)
-    def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if dispatch.tracing():
-            return original(tensor, *args, **kwargs)
-        blocking = _blocking_copy(op, tensor, args, kwargs)
-        if blocking is not None:
-            cause, copy = blocking
-            with contexts.one_synchronization(op, cause, sys._getframe(1), copy):
-                return original(tensor, *args, **kwargs)
-        with contexts.possible_copy(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor)):
-            return original(tensor, *args, **kwargs)
-
-    return wrapper
+def _synchronizing(
+    contexts: SyncCallContexts, op: str, cause: str, frame: FrameType, *_: Any, **__: Any
+) -> AbstractContextManager[None]:
+    return contexts.one_synchronization(op, cause, frame)
 
 
-def _wrap_backward(contexts: SyncCallContexts, original: Function) -> Function:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if dispatch.tracing():
-            return original(*args, **kwargs)
-        with contexts.backward_pass(sys._getframe(1)):
-            return original(*args, **kwargs)
-
-    return wrapper
+def _copying(
+    contexts: SyncCallContexts, op: str, frame: FrameType, tensor: Any, *args: Any, **kwargs: Any
+) -> AbstractContextManager[None]:
+    """Return the context of a call of a method of ``tensor`` that copies."""
+    blocking = _blocking_copy(op, tensor, args, kwargs)
+    if blocking is not None:
+        cause, copy = blocking
+        return contexts.one_synchronization(op, cause, frame, copy)
+    return contexts.possible_copy(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor))
 
 
 def _direction_and_bytes(source: Any) -> tuple[Direction | None, int | None]:
@@ -133,15 +117,14 @@ def _blocking_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str
         route = _route(op, tensor, args, kwargs)
         if route is None or route.host is None or operators.is_fake(tensor):
             return None
-        size, devices = route.elements * route.source.element_size(), (route.source.device.type, route.target)
+        size, devices = tensor.numel() * route.source.element_size(), (route.source.device.type, route.target)
         waits = size > COPIED_AT_ONCE_BYTES if devices == ("cpu", "cuda") else size and devices == ("cuda", "cpu")
         # is_pinned() creates a context on the current device if the program has none yet
         if not waits or gpu.in_use() is None:
             return None
-        if not route.host.is_pinned():
-            return PAGEABLE, lambda: (route.direction, size)
-        if route.gathered():
-            return operations.GATHERED, lambda: (route.direction, size)
+        cause = PAGEABLE if not route.host.is_pinned() else operations.GATHERED if route.gathered() else None
+        if cause is not None:
+            return cause, lambda: ("H2D" if route.target == "cuda" else "D2H", size)
     return None
 
 
@@ -151,7 +134,6 @@ class _Route(NamedTuple):
     Attributes:
         source: the tensor that is copied.
         target: the type of the target device.
-        elements: how many are copied.
         host: the tensor on the CPU that must be pinned; None if the copy is blocking, or if torch pins memory
             itself, as for a copy to the CPU.
         gathered: returns `is_gathered`.
@@ -159,13 +141,8 @@ class _Route(NamedTuple):
 
     source: Any
     target: str | None
-    elements: int
     host: Any
     gathered: Callable[[], bool]
-
-    @property
-    def direction(self) -> Direction:
-        return "H2D" if self.target == "cuda" else "D2H"
 
 
 def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Route | None:
@@ -175,7 +152,7 @@ def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         source = tensor if source is None else source
         host, other = (source, tensor) if source.device.type == "cpu" else (tensor, source)
         gathered = functools.partial(is_gathered, host, other.dtype, other)
-        return _Route(source, tensor.device.type, tensor.numel(), host if non_blocking else None, gathered)
+        return _Route(source, tensor.device.type, host if non_blocking else None, gathered)
     try:
         transfer = parse_to(args, kwargs) if op == "to" else parse_cuda(args, kwargs)
     except (TypeError, RuntimeError):
@@ -183,4 +160,4 @@ def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     target = "cuda" if op == "cuda" else getattr(transfer.device, "type", None)
     host = tensor if transfer.non_blocking and target == "cuda" else None
     gathered = functools.partial(is_gathered, tensor, transfer.dtype, memory_format=transfer.memory_format)
-    return _Route(tensor, target, tensor.numel(), host, gathered)
+    return _Route(tensor, target, host, gathered)

@@ -60,10 +60,10 @@ MAX_FINDINGS = 1000  # a program that generates code at run time must not fill t
 
 
 class Tally:
-    """The events of one operation at one line, counted."""
+    """The events of one operation at one line, counted; ``first`` is not counted yet."""
 
-    def __init__(self, event: SyncEvent) -> None:
-        self._first = event
+    def __init__(self, first: SyncEvent) -> None:
+        self._first = first
         self._forbidden = False
         self._count = self._timed = 0
         self._bytes: int | None = None
@@ -72,7 +72,6 @@ class Tally:
         self._regions: Counter[tuple[str, ...]] = Counter()
         self._vias: Counter[Site] = Counter()
         self.steps: CountByStep = Counter()
-        self.add(event)
 
     def add(self, event: SyncEvent) -> None:
         """Count ``event``."""
@@ -119,21 +118,13 @@ class Recorder:
         """Count ``event``."""
         key = _key(event)
         with self._lock:
-            new = None
             tally = self._tallies.get(key)
             if tally is None and len(self._tallies) < MAX_FINDINGS:
-                new = Tally(event)
-                tally = self._tallies.setdefault(key, new)
+                tally = self._tallies.setdefault(key, Tally(event))
             if tally is None:
                 self.dropped += 1
-            elif tally is not new:
+            else:
                 tally.add(event)
-
-    def steps_of(self, event: SyncEvent) -> CountByStep:
-        """Return the calls by step of the finding that ``event`` belongs to; empty if there is none."""
-        with self._lock:
-            tally = self._tallies.get(_key(event))
-            return Counter() if tally is None else tally.steps.copy()
 
     def reassign_steps(self, assign: Callable[[CountByStep], CountByStep]) -> None:
         """Replace the calls by step of each finding with what ``assign`` returns for them."""
@@ -160,21 +151,12 @@ class Recorder:
             self.dropped = 0
 
 
-def findings_of(*events: SyncEvent) -> list[SyncFinding]:
-    """Return the findings of ``events``."""
-    recorder = Recorder()
-    for event in events:
-        recorder.add(event)
-    return recorder.findings
-
-
 def _key(event: SyncEvent) -> Key:
     """Return the key of the finding that ``event`` belongs to."""
-    inner = (
-        (event.via, event.backward) if event.site is None else (None, None)
-    )  # a user's line identifies it alone
     what = f"{NOT_COVERED}: {event.cause}" if event.op == NOT_COVERED else event.op
-    return event.site, inner[0], what, inner[1], event.allowed is None
+    if event.site is not None:  # a user's line identifies it alone
+        return event.site, None, what, None, event.allowed is None
+    return None, event.via, what, event.backward, event.allowed is None
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

@@ -152,8 +152,10 @@ OPERATIONS = (
     Operation("to", FROM_PAGEABLE, OTHER, operators=("_to_copy",), typical=True),
     Operation("cuda", FROM_PAGEABLE, OTHER, traced_as="to", typical=True),
     Operation("copy_", FROM_PAGEABLE, OTHER, operators=("_copy_from",), traced_as="to", typical=True),
-    Operation("tensor", FROM_PAGEABLE, _TENSOR, "H2D", traced_as="to", typical=True),
-    Operation("as_tensor", FROM_PAGEABLE, _TENSOR, "H2D", traced_as="to", typical=True),
+    *(
+        Operation(name, FROM_PAGEABLE, _TENSOR, "H2D", traced_as="to", typical=True)
+        for name in ("tensor", "as_tensor")
+    ),
     *(Operation(name, FROM_PAGEABLE, _TENSOR) for name in ("asarray", "from_numpy")),
     Operation(
         "new_tensor", FROM_PAGEABLE,
@@ -164,9 +166,8 @@ OPERATIONS = (
         ),
         "H2D", traced_as="to", typical=True,
     ),
-    *(Operation(name, FROM_GPU, SAVE) for name in ("save", "dump", "dumps")),
+    *(Operation(name, FROM_GPU, SAVE) for name in ("save", "dump", "dumps", "reduce_ex")),
     Operation("pickle", FROM_GPU, SAVE, operators=("__reduce_ex__",)),
-    Operation("reduce_ex", FROM_GPU, SAVE),
     Operation("load", FROM_PAGEABLE, Fix("Load once, before the loop.")),
     # Results whose size depends on the data
     Operation("nonzero", COUNT, _NONZERO, operators=("nonzero_numpy",), kernels=("nonzero",), typical=True),
@@ -186,7 +187,6 @@ OPERATIONS = (
         "masked_select", COUNT, Fix(MASKED.text, "total = x.masked_select(mask).sum()", MASKED.after),
         kernels=("masked_select",), typical=True,
     ),
-    Operation("masked_scatter_backward", COUNT, OTHER, kernels=("masked_scatter_backward",)),
     Operation(
         "unique", COUNT,
         Fix(
@@ -196,7 +196,6 @@ OPERATIONS = (
         ),
         operators=("_unique", "_unique2"), kernels=("_unique", "_unique2"), typical=True,
     ),
-    Operation("unique_dim", COUNT, OTHER, kernels=("unique_dim",)),
     Operation(
         "unique_consecutive", COUNT,
         Fix(
@@ -206,7 +205,6 @@ OPERATIONS = (
         ),
         kernels=("unique_consecutive",), typical=True,
     ),
-    Operation("unique_dim_consecutive", COUNT, OTHER, kernels=("unique_dim_consecutive",)),
     Operation(
         "repeat_interleave", COUNT,
         Fix(
@@ -249,10 +247,13 @@ OPERATIONS = (
     Operation("coalesce", COUNT, OTHER, operators=("_coalesce",), kernels=("_coalesce",)),
     Operation("to_sparse", COUNT, OTHER, operators=("_to_sparse",), kernels=("_to_sparse", "to_sparse")),
     *(
+        Operation(name, COUNT, OTHER, kernels=(name,))
+        for name in ("masked_scatter_backward", "unique_dim", "unique_dim_consecutive", "embedding_renorm_")
+    ),
+    *(
         Operation(f"to_sparse_{layout}", COUNT, OTHER, kernels=(f"_to_sparse_{layout}",))
         for layout in ("csr", "csc", "bsr", "bsc")
     ),
-    Operation("embedding_renorm_", COUNT, OTHER, kernels=("embedding_renorm_",)),
     Operation("nested_tensor_from_mask", COUNT, OTHER, kernels=("_nested_tensor_from_mask",)),
     Operation(
         "nested_tensor_from_mask_left_aligned", VALUE, OTHER, kernels=("_nested_tensor_from_mask_left_aligned",)
@@ -293,14 +294,12 @@ OPERATIONS = (
         kernels=("linalg_ldl_factor",),
     ),
     Operation("svd", ERROR, _UNCHECKABLE, operators=("_linalg_svd",), kernels=("_linalg_svd",)),
-    Operation("svdvals", ERROR, _UNCHECKABLE),
+    *(Operation(name, ERROR, _UNCHECKABLE) for name in ("svdvals", "eigvalsh", "matrix_rank", "norm", "cond")),
     Operation("eig", ERROR, _UNCHECKABLE, kernels=("linalg_eig",)),
     Operation("eigvals", ERROR, _UNCHECKABLE, kernels=("_linalg_eigvals", "linalg_eigvals")),
     Operation("eigh", ERROR, _UNCHECKABLE, operators=("_linalg_eigh",), kernels=("_linalg_eigh",)),
-    Operation("eigvalsh", ERROR, _UNCHECKABLE),
     Operation("lstsq", ERROR, _UNCHECKABLE, kernels=("linalg_lstsq",)),
     Operation("pinv", ERROR, _UNCHECKABLE, kernels=("linalg_pinv",)),
-    *(Operation(name, ERROR, _UNCHECKABLE) for name in ("matrix_rank", "norm", "cond")),
     Operation("matrix_exp", VALUE, OTHER, kernels=("linalg_matrix_exp",)),
     Operation(
         "ctc_loss", "copies the lengths of its targets to the GPU",
@@ -319,8 +318,7 @@ OPERATIONS = (
         for name in ("inv_ex", "cholesky_ex", "solve_ex", "lu_factor_ex", "ldl_factor_ex")
     ),
     Operation("nanmedian", COUNT, OTHER),
-    Operation("prod", ZEROS, OTHER),
-    Operation("cumprod", ZEROS, OTHER),
+    *(Operation(name, ZEROS, OTHER) for name in ("prod", "cumprod")),
     Operation("cross_entropy", "reads the number of labels that count back from the GPU", OTHER),
     Operation("sparse_coo_tensor", "reads the greatest index back from the GPU", OTHER),
     Operation("make_graphed_callables", "waits for all work of the device before each capture", OTHER),

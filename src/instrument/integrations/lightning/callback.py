@@ -15,6 +15,7 @@ from ...base.config import RUN, settings
 from ...base.errors import SyncError
 from ...base.guard import guard
 from ...base.patch import Patch
+from ..events import contained_events
 from .packages import FEATURE, LightningMixin, loaded, packages
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def _inert_callback(callback: InstrumentCallback, *_: Any, **__: Any) -> None:
     callback._follow(Loop.__new__(Loop))
 
 
+@contained_events(FEATURE)
 class InstrumentCallback(LightningMixin):
     """Records windows of a run, names its parts, and finds synchronizations, in ``Trainer(callbacks=[...])``.
 
@@ -51,7 +53,7 @@ class InstrumentCallback(LightningMixin):
         ImportError: Lightning is not installed.
     """
 
-    base = stand_in = "callbacks.Callback"
+    base = inert = "callbacks.Callback"
 
     @guard.prepared(FEATURE, otherwise=_inert_callback)
     def __init__(self, out: str | os.PathLike[str] = "runs/instrument", **arguments: Any) -> None:
@@ -83,7 +85,6 @@ class InstrumentCallback(LightningMixin):
             self._adapter = TrainerAdapter(self.loop, trainer, hooked)
             self._adapter.attach()
 
-    @guard.contained(FEATURE)
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """Start the loop, in a resumed run at its next step."""
         self._end()  # an earlier run that no event ended
@@ -93,7 +94,6 @@ class InstrumentCallback(LightningMixin):
         hooked = None if self.by_profiler else module
         self._start(trainer, module, hooked, first_step=_steps(trainer))
 
-    @guard.contained(FEATURE)
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         """Open the region of the step, unless the batch continues one."""
         if self._adapter is None:
@@ -104,7 +104,6 @@ class InstrumentCallback(LightningMixin):
         if trainer.accumulate_grad_batches > 1 and not self.by_profiler:
             self.loop.enter("micro-step")
 
-    @guard.contained(FEATURE)
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End the step if an optimizer was updated."""
         if self._adapter is None:
@@ -115,7 +114,6 @@ class InstrumentCallback(LightningMixin):
             self._leave_step()
             self.loop.step()
 
-    @guard.contained(FEATURE)
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         """Close a step that the module left by returning -1 from ``on_train_batch_start``."""
         self._leave_step()
@@ -125,21 +123,16 @@ class InstrumentCallback(LightningMixin):
             self.loop.leave("step")
             self._in_step = False
 
-    @guard.contained(FEATURE)
-    def on_train_end(self, trainer: Any, module: Any) -> None:
-        """Stop the loop before Lightning moves the model off the GPU."""
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Stop the loop before Lightning moves the model off the GPU, and if no other event did."""
         self._end()
 
-    @guard.contained(FEATURE)
+    on_sanity_check_end = teardown = on_train_end
+
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         """Stop the loop."""
         with suppress(SyncError):  # the first error counts
             self._end()
-
-    @guard.contained(FEATURE)
-    def teardown(self, trainer: Any, module: Any, stage: str) -> None:
-        """Stop the loop if no other event did."""
-        self._end()
 
     def _end(self) -> None:
         self._leave()
@@ -157,13 +150,11 @@ class InstrumentCallback(LightningMixin):
             self.loop.enter(name)
             self._evaluation = name
 
-    @guard.contained(FEATURE)
     def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
         """Open a step, in an evaluation without training."""
         if self._evaluating and self._adapter is not None:
             self.loop.enter("step")
 
-    @guard.contained(FEATURE)
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         """End the step."""
         if self._evaluating and self._adapter is not None:
@@ -178,47 +169,33 @@ class InstrumentCallback(LightningMixin):
             self.loop.leave(self._evaluation)
             self._evaluation = ""
 
-    @guard.contained(FEATURE)
     def on_sanity_check_start(self, trainer: Any, module: Any) -> None:
         """Open the region "sanity check": validation before the first step."""
         self._enter(trainer, module, "sanity check")
 
-    @guard.contained(FEATURE)
-    def on_sanity_check_end(self, trainer: Any, module: Any) -> None:
-        """Close the region."""
-        self._end()
-
-    @guard.contained(FEATURE)
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         """Open the region "evaluation"."""
         if not trainer.sanity_checking:
             self._enter(trainer, module, "evaluation")
 
-    @guard.contained(FEATURE)
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         """Close the region."""
         if not trainer.sanity_checking:
             self._leave()
 
-    @guard.contained(FEATURE)
     def on_test_start(self, trainer: Any, module: Any) -> None:
         """Open the region "test"."""
         self._enter(trainer, module, "test")
 
-    @guard.contained(FEATURE)
     def on_test_end(self, trainer: Any, module: Any) -> None:
         """Close the region."""
         self._leave()
 
-    @guard.contained(FEATURE)
     def on_predict_start(self, trainer: Any, module: Any) -> None:
         """Open the region "predict"."""
         self._enter(trainer, module, "predict")
 
-    @guard.contained(FEATURE)
-    def on_predict_end(self, trainer: Any, module: Any) -> None:
-        """Close the region."""
-        self._leave()
+    on_predict_end = on_test_end
 
 
 def _steps(trainer: Any) -> int:

@@ -48,7 +48,7 @@ class LightningMixin:
     """Makes instances of a subclass derive from Lightning's class ``base`` of each package imported by then."""
 
     base: ClassVar[str]
-    stand_in: ClassVar[str]  # Lightning's class that does nothing, used if no instance can be made
+    inert: ClassVar[str]  # Lightning's class that does nothing, used if no instance can be made
     _kind: ClassVar[type]  # without Lightning's base classes
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -66,7 +66,7 @@ class LightningMixin:
         except Exception as error:
             guard.failed(FEATURE, error)
         package = next(sys.modules[name] for name in PACKAGES if name in sys.modules)
-        return operator.attrgetter(cls.stand_in)(package)()
+        return operator.attrgetter(cls.inert)(package)()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _make, (self._kind, *self._arguments)  # a copy, as in a spawned process, starts from its arguments

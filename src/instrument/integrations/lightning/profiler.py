@@ -7,6 +7,7 @@ from typing import Any
 
 from ...base import log
 from ...base.guard import guard
+from ..events import contained_events
 from .callback import InstrumentCallback
 from .packages import FEATURE, LightningMixin
 
@@ -35,7 +36,7 @@ class InstrumentProfiler(LightningMixin):
     """
 
     base = "profilers.Profiler"
-    stand_in = "profilers.PassThroughProfiler"
+    inert = "profilers.PassThroughProfiler"
     _callback: InstrumentCallback | None = None  # of the Trainer that uses this profiler
 
     @guard.prepared(FEATURE, otherwise=_inert_profiler)
@@ -90,6 +91,7 @@ class InstrumentProfiler(LightningMixin):
         return ""
 
 
+@contained_events(FEATURE)
 class ProfilerCallback(InstrumentCallback):
     """Follows, for ``profiler``, the events that are not actions: steps, evaluations, and the end of a run."""
 
@@ -97,7 +99,6 @@ class ProfilerCallback(InstrumentCallback):
         self._profiler = profiler
         self._follow(profiler.loop)
 
-    @guard.contained(FEATURE)
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         """Stop the loop, and log the report, which Lightning omits after an exception."""
         super().on_exception(trainer, module, exception)

@@ -14,8 +14,8 @@ from typing import Any
 
 from ...base.arguments import integer
 from ...base.guard import guard
-from ..adapter import require
-from ..loop import Loop, loop_from_environment
+from ..adapter import require, when_requested
+from ..loop import Loop
 from . import core, training
 from .adapter import FEATURE, Hooks, MegatronAdapter
 
@@ -26,7 +26,7 @@ HOOKS: Mapping[str, Hooks] = {
     "megatron.core.pipeline_parallel.schedules": core.schedules,
     "megatron.core.optimizer": core.optimizers,
     "megatron.core.distributed": core.distributed,
-    "megatron.training.training": training.patches,
+    "megatron.training.training": training.follow,
 }
 
 
@@ -60,9 +60,4 @@ def attach(
     return MegatronAdapter(Loop(out, **options), HOOKS, first_step).attach()
 
 
-@functools.cache
-def install() -> None:
-    """Attach to Megatron if the environment requests a loop."""
-    loop = loop_from_environment()
-    if loop is not None:
-        MegatronAdapter(loop, HOOKS).attach()
+install = when_requested(functools.partial(MegatronAdapter, hooks=HOOKS))

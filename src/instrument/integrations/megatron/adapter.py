@@ -5,23 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import CodeType, FrameType, ModuleType
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
 
 from ...base.guard import guard
 from ...base.imports import loaded_modules
-from ...base.patch import Change, apply
+from ...base.patch import Patch
 from ...record.regions import dispatch
 from ...record.regions import region as regions
 from ...record.regions.region import Region
 from ...record.stepping.optimizer_steps import OptimizerSteps
 from ..adapter import Adapter, Removal
 from ..loop import Loop
+from ..ranges import RangeStack
 
 FEATURE = "following Megatron"
 
@@ -32,7 +32,7 @@ class ReferencesPatch:
     `apply` and `undo` search all names of all modules, which takes 50 ms for three thousand modules.
     """
 
-    def __init__(self, module: ModuleType, makers: dict[str, Callable[[Any], Any]]) -> None:
+    def __init__(self, module: ModuleType, makers: Mapping[str, Callable[[Any], Any]]) -> None:
         known = {name: vars(module)[name] for name in makers if name in vars(module)}
         self._pairs = [(original, makers[name](original)) for name, original in known.items()]
 
@@ -64,74 +64,7 @@ class CallArguments:
         return args[place] if place < len(args) else kwargs.get(name)
 
 
-FrameId = tuple[int, CodeType]
-"""Identifies a running call of a function."""
-
-
-class RangeStack(threading.local):
-    """The open ranges of this thread, outermost first, each with its name, owning call if any, and token."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[str, FrameId | None, dispatch.Token]] = []
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def push(self, region: Region, frame: FrameType, *, owned: bool) -> None:
-        """Open ``region`` for a call in ``frame``.
-
-        An ``owned`` region ends with that call at the latest. It is closed when the next region opens, since
-        Python has no event for the end of a call.
-        """
-        self.close_finished(frame)
-        owner = (id(frame), frame.f_code) if owned else None
-        for depth, (name, other, _) in enumerate(self._open):
-            if owned and (name, other) == (
-                region.name,
-                owner,
-            ):  # a later call, at the same address
-                self.close(depth)
-                break
-        self._open.append((region.name, owner, dispatch.enter(region)))
-
-    def pop(self, name: str) -> None:
-        """Close the innermost range ``name`` and those inside it; do nothing if no such range is open."""
-        for depth in range(len(self._open) - 1, -1, -1):
-            if self._open[depth][0] == name:
-                self.close(depth)
-                return
-
-    def close(self, depth: int) -> None:
-        """Close all but the outermost ``depth`` ranges."""
-        while len(self._open) > depth:
-            dispatch.leave(self._open.pop()[2])
-
-    def close_finished(self, frame: FrameType | None) -> None:
-        """Close ranges whose owning calls are not among the callers of ``frame``; takes 100 ns a frame."""
-        if not self._open:
-            return
-        running: set[FrameId | None] = {None}
-        while frame is not None:
-            running.add((id(frame), frame.f_code))  # the address alone is soon reused
-            frame = frame.f_back
-        for depth, (_, owner, _) in enumerate(self._open):
-            if owner not in running:
-                self.close(depth)
-                return
-
-    @contextmanager
-    def around(self, region: Region, frame: FrameType) -> Iterator[None]:
-        """Open ``region`` around the body; ranges pushed inside end inside."""
-        self.close_finished(frame)
-        depth, token = len(self._open), dispatch.enter(region)
-        try:
-            yield
-        finally:
-            self.close(depth)
-            dispatch.leave(token)
-
-
-Hooks = Callable[["MegatronAdapter", ModuleType], Iterator[Change]]
+Hooks = Callable[["MegatronAdapter", ModuleType], None]
 
 
 class MegatronAdapter(Adapter):
@@ -142,7 +75,7 @@ class MegatronAdapter(Adapter):
 
     Args:
         loop: the loop that Megatron drives.
-        hooks: yields the changes to each module of Megatron, by its name.
+        hooks: makes the changes to each module of Megatron, by its name.
         first_step: the number of the first step, if no iteration has one.
     """
 
@@ -173,7 +106,7 @@ class MegatronAdapter(Adapter):
 
     def _hook(self, hooks: Hooks, module: ModuleType) -> None:
         with guard.contained(f"attaching to {module.__name__}"):
-            apply(hooks(self, module), self.changes)
+            hooks(self, module)
 
     @guard.contained(FEATURE)
     def detach(self) -> None:
@@ -303,3 +236,10 @@ def with_region_named(adapter: MegatronAdapter, name: str, original: Callable[..
     """Return ``original`` with each call in the region ``name``."""
     region = regions.make(name, None, None, None, None)
     return with_region(adapter, original, lambda *_, **__: region)
+
+
+def name_calls(adapter: MegatronAdapter, owner: Any, titles: Mapping[str, str]) -> None:
+    """Make each call of those functions of ``owner`` itself that are in ``titles`` a region of that title."""
+    for name, title in titles.items():
+        if name in vars(owner):
+            adapter.apply(Patch(owner, name, functools.partial(with_region_named, adapter, title)))

@@ -14,15 +14,24 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import FrameType, ModuleType
 from typing import Any
 
 from ...base.guard import guard
 from ...base.imports import loaded_modules
-from ...base.patch import Change, Patch, apply
+from ...base.patch import Patch
 from ...record.regions import dispatch, region
 from ...record.regions.region import DOMAIN, Region, by_name
-from .adapter import FEATURE, CallArguments, MegatronAdapter, ReferencesPatch, with_region, with_region_named
+from .adapter import (
+    FEATURE,
+    CallArguments,
+    MegatronAdapter,
+    ReferencesPatch,
+    name_calls,
+    with_region,
+    with_region_named,
+)
 
 Label = tuple[int | None, str]  # the number of a micro-batch, and its stage
 
@@ -71,8 +80,8 @@ def _stage() -> int:
     return int(state.get_pipeline_model_parallel_rank())
 
 
-def schedules(adapter: MegatronAdapter, module: ModuleType) -> Iterator[Change]:
-    """Yield the changes to ``megatron.core.pipeline_parallel.schedules``: each micro-batch is a region."""
+def schedules(adapter: MegatronAdapter, module: ModuleType) -> None:
+    """Hook ``megatron.core.pipeline_parallel.schedules``: each micro-batch is a region."""
     adapter.loop.leave_out_part("backward")
     microbatches = Microbatches()
     seen: set[int] = set()  # forward step functions
@@ -81,7 +90,7 @@ def schedules(adapter: MegatronAdapter, module: ModuleType) -> Iterator[Change]:
         adapter.begin_forward(model)
         if id(function) not in seen:
             seen.add(id(function))
-            apply(get_batch(adapter, function), adapter.changes)
+            hook_get_batch(adapter, function)
 
     def forward_step(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = CallArguments(original)
@@ -113,45 +122,38 @@ def schedules(adapter: MegatronAdapter, module: ModuleType) -> Iterator[Change]:
 
         return with_region(adapter, original, region_of)
 
-    yield ReferencesPatch(module, {"forward_step": forward_step, "backward_step": backward_step})
+    adapter.apply(ReferencesPatch(module, {"forward_step": forward_step, "backward_step": backward_step}))
 
 
-def get_batch(adapter: MegatronAdapter, function: Any) -> list[Patch]:
-    """Return the patch of ``get_batch``, which Megatron scripts define beside the forward step function."""
+def hook_get_batch(adapter: MegatronAdapter, function: Any) -> None:
+    """Make ``get_batch``, which Megatron scripts define beside the forward step function, the region "data"."""
     while isinstance(function, functools.partial):
         function = function.func
     module = sys.modules.get(getattr(inspect.unwrap(function), "__module__", ""))
-    if module is None or not inspect.isfunction(vars(module).get("get_batch")):
-        return []
-    return [Patch(module, "get_batch", functools.partial(with_region_named, adapter, "data"))]
+    if module is not None and inspect.isfunction(vars(module).get("get_batch")):
+        name_calls(adapter, module, {"get_batch": "data"})
 
 
-def optimizers(adapter: MegatronAdapter, module: ModuleType) -> Iterator[Change]:
-    """Yield the changes to ``megatron.core.optimizer``: an optimizer's step is a region, and ends a step."""
+def optimizers(adapter: MegatronAdapter, module: ModuleType) -> None:
+    """Hook ``megatron.core.optimizer``: an optimizer's step is a region, and ends a step."""
     base = getattr(module, "MegatronOptimizer", None)
     shown = region.make("optimizer", None, None, None, None)
 
-    def step(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not adapter.attached or adapter.updating:  # chained inside another optimizer
-                return original(*args, **kwargs)
-            adapter.updating = True
-            try:
-                if dispatch.recording:
-                    with adapter.ranges.around(shown, sys._getframe(1)):
-                        result = original(*args, **kwargs)
-                else:
-                    result = original(*args, **kwargs)
-            finally:
-                adapter.updating = False
-            adapter.count_update()
-            return result
-
-        return functools.wraps(original)(guard.around(FEATURE, original, call))
+    def step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if adapter.updating:  # chained inside another optimizer
+            return original(*args, **kwargs)
+        adapter.updating = True
+        try:
+            with adapter.ranges.around(shown, sys._getframe(1)) if dispatch.recording else nullcontext():
+                result = original(*args, **kwargs)
+        finally:
+            adapter.updating = False
+        adapter.count_update()
+        return result
 
     for kind in _subclasses(base) if base is not None else ():
         if "step" in vars(kind):
-            yield Patch(kind, "step", step)
+            adapter.wrap(kind, "step", step)
 
 
 def _subclasses(kind: type) -> list[type]:
@@ -159,29 +161,26 @@ def _subclasses(kind: type) -> list[type]:
     return list(dict.fromkeys([*own, *(inner for child in own for inner in _subclasses(child))]))
 
 
-def distributed(adapter: MegatronAdapter, module: ModuleType) -> Iterator[Change]:
-    """Yield the changes to ``megatron.core.distributed``: its collectives are regions."""
-    final = sys.modules.get(f"{module.__name__}.finalize_model_grads", module)
-    yield ReferencesPatch(
-        final, {"finalize_model_grads": functools.partial(with_region_named, adapter, "finalize_model_grads")}
-    )
-    kind = getattr(module, "DistributedDataParallel", object)
-    for method in ("start_grad_sync", "finish_grad_sync", "start_param_sync"):
-        if method in vars(kind):
-            yield Patch(kind, method, functools.partial(with_region_named, adapter, method))
+def distributed(adapter: MegatronAdapter, module: ModuleType) -> None:
+    """Hook ``megatron.core.distributed``: its collectives are regions."""
+    final, name = sys.modules.get(f"{module.__name__}.finalize_model_grads", module), "finalize_model_grads"
+    adapter.apply(ReferencesPatch(final, {name: functools.partial(with_region_named, adapter, name)}))
+    methods = {name: name for name in ("start_grad_sync", "finish_grad_sync", "start_param_sync")}
+    name_calls(adapter, getattr(module, "DistributedDataParallel", object), methods)
 
 
 DECORATOR = "nvtx_decorator"
 
 
-def nvtx_ranges(adapter: MegatronAdapter, utils: ModuleType) -> Iterator[Change]:
-    """Yield the changes to ``megatron.core.utils``, and to the functions decorated so far."""
+def nvtx_ranges(adapter: MegatronAdapter, utils: ModuleType) -> None:
+    """Replace the ranges of ``megatron.core.utils``, and those of the functions decorated so far."""
     before = vars(utils).get(DECORATOR)
     decorated = [found for module in _modules_with(before) for found in _decorated(module)]
     makers = {"nvtx_range_push": _push, "nvtx_range_pop": _pop, DECORATOR: _decorator}
-    yield ReferencesPatch(utils, {name: functools.partial(make, adapter) for name, make in makers.items()})
+    bound = {name: functools.partial(make, adapter) for name, make in makers.items()}
+    adapter.apply(ReferencesPatch(utils, bound))
     for owner, name, arguments in decorated:
-        yield Patch(owner, name, functools.partial(_decorate, adapter, **arguments))
+        adapter.apply(Patch(owner, name, functools.partial(_decorate, adapter, **arguments)))
 
 
 def _range_name(frame: FrameType, message: str | None, suffix: str | None) -> str:
@@ -202,7 +201,8 @@ def _push(adapter: MegatronAdapter, original: Callable[..., None]) -> Callable[.
             if dispatch.recording:
                 frame = sys._getframe(1)
                 shown = region.make(_range_name(frame, msg, suffix), None, None, None, None)
-                adapter.ranges.push(shown, frame, owned=msg is None)
+                adapter.ranges.close_finished(frame)
+                adapter.ranges.push(shown, frame if msg is None else None)
         except Exception as error:
             guard.failed(FEATURE, error)
 

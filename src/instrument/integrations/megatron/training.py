@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -10,50 +9,36 @@ from typing import Any
 
 from ...base import log
 from ...base.guard import guard
-from ...base.patch import Change, Patch
 from ...record.planning.schedule import schedule
-from .adapter import FEATURE, CallArguments, MegatronAdapter, with_region_named
+from .adapter import CallArguments, MegatronAdapter, name_calls
 
 REGIONS = {"evaluate": "evaluation", "save_checkpoint_and_time": "checkpoint"}
 
 
-def patches(adapter: MegatronAdapter, module: ModuleType) -> Iterator[Change]:
-    """Yield the changes to ``megatron.training.training``."""
+def follow(adapter: MegatronAdapter, module: ModuleType) -> None:
+    """Hook ``megatron.training.training``."""
+    arguments = CallArguments(module.train_step)
 
-    def train_step(original: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = CallArguments(original)
+    def train_step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        number = None
+        with guard.contained("reading the iteration"):
+            number = _iteration(module, arguments.get("iteration", args, kwargs))
+        models = arguments.get("model", args, kwargs)
+        with adapter.iteration(number, models if isinstance(models, (list, tuple)) else [models]):
+            return original(*args, **kwargs)
 
-        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not adapter.attached:
+    def train(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        adapter.training = True
+        try:
+            with _in_place_of_profile(adapter, module):
                 return original(*args, **kwargs)
-            number = None
-            with guard.contained("reading the iteration"):
-                number = _iteration(module, arguments.get("iteration", args, kwargs))
-            models = arguments.get("model", args, kwargs)
-            with adapter.iteration(number, models if isinstance(models, (list, tuple)) else [models]):
-                return original(*args, **kwargs)
+        finally:
+            adapter.training = False
+            adapter.stop_loop()
 
-        return functools.wraps(original)(guard.around(FEATURE, original, call))
-
-    def train(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not adapter.attached:
-                return original(*args, **kwargs)
-            adapter.training = True
-            try:
-                with _in_place_of_profile(adapter, module):
-                    return original(*args, **kwargs)
-            finally:
-                adapter.training = False
-                adapter.stop_loop()
-
-        return functools.wraps(original)(guard.around(FEATURE, original, call))
-
-    yield Patch(module, "train_step", train_step)
-    yield Patch(module, "train", train)
-    for name, title in REGIONS.items():
-        if hasattr(module, name):
-            yield Patch(module, name, functools.partial(with_region_named, adapter, title))
+    adapter.wrap(module, "train_step", train_step)
+    adapter.wrap(module, "train", train)
+    name_calls(adapter, module, REGIONS)
 
 
 def _iteration(module: ModuleType, given: Any) -> int:

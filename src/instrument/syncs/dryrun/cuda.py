@@ -24,7 +24,7 @@ from ...base.patch import Patch, apply, undo
 from . import libraries
 from .devices import DefaultGenerator, Devices, Generator, Properties
 from .memory import Memory, Pool
-from .state import SyncLog
+from .state import RunState
 from .streams import Event, Graph, Stream, Streams, make_graphed_callables
 
 _CachedFunction = type(functools.lru_cache(lambda: None))
@@ -123,7 +123,7 @@ _GREEN = ("__init__", "create", "max_workqueue_concurrency")
 _RAISING_PUBLIC = ("list_gpu_processes", "memory_usage", "device_memory_used")
 
 
-def _unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[..., None]:
+def _unsupported(log: RunState, api: str, *, needed: bool = True) -> Callable[..., None]:
     """Return the replacement of a function that is not emulated.
 
     Args:
@@ -141,7 +141,7 @@ def _unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[...
     return call
 
 
-def _unsupported_private(log: SyncLog) -> dict[str, Any]:
+def _unsupported_private(log: RunState) -> dict[str, Any]:
     """Return the replacements of functions of ``torch._C``, by name."""
     skipped = {name: _unsupported(log, api, needed=False) for name, api in _SKIPPED_FUNCTIONS.items()}
     tunable = {name.removeprefix(_TUNABLE) for name in vars(torch._C) if name.startswith(_TUNABLE)}
@@ -151,7 +151,7 @@ def _unsupported_private(log: SyncLog) -> dict[str, Any]:
     return skipped | {name: _unsupported(log, api) for name, api in _RAISING_FUNCTIONS.items()}
 
 
-def _unsupported_driver(log: SyncLog) -> dict[str, Any]:
+def _unsupported_driver(log: RunState) -> dict[str, Any]:
     """Return replacements of all functions of ``torch._C`` that call the driver, for those without another one."""
     return {
         name: _unsupported(log, f"torch._C.{name}")
@@ -160,7 +160,7 @@ def _unsupported_driver(log: SyncLog) -> dict[str, Any]:
     }
 
 
-def _unsupported_public(log: SyncLog) -> dict[Any, dict[str, Any]]:
+def _unsupported_public(log: RunState) -> dict[Any, dict[str, Any]]:
     """Return the replacements of public functions, by the module or class that holds them."""
 
     def compile_kernel(source: str, name: str, *_: Any, **__: Any) -> Callable[..., None]:
@@ -196,7 +196,7 @@ class PretendedCuda:
         devices: the number of pretended GPUs.
     """
 
-    def __init__(self, log: SyncLog, devices: int = 1) -> None:
+    def __init__(self, log: RunState, devices: int = 1) -> None:
         self._log = log
         self._devices = Devices(devices)
         self._streams = Streams(log, self._devices)
@@ -288,34 +288,34 @@ class PretendedCuda:
         capturing = Stream(streams, cuda.Stream, 1, 0)
         yield cuda.graph, "default_capture_stream", _constant(capturing)
         yield torch.Tensor, "record_stream", _record_stream
-        yield torch, "Stream", lambda real: self._stand_in(real, streams.generic, Stream)
-        yield torch, "Event", lambda real: self._stand_in(real, streams.generic_event, Event)
-        yield torch, "Generator", lambda real: self._stand_in(real, _generator(self._devices), Generator)
+        yield torch, "Stream", lambda real: self._pretended_class(real, streams.generic, Stream)
+        yield torch, "Event", lambda real: self._pretended_class(real, streams.generic_event, Event)
+        yield torch, "Generator", lambda real: self._pretended_class(real, _generator(self._devices), Generator)
 
-    def _stand_in(self, real: Any, pretended: Callable[..., Any], kind: type) -> Any:
-        """Return a class that passes for ``real``, and returns an object of ``pretended`` unless that is None."""
+    def _pretended_class(self, real: Any, make: Callable[..., Any], kind: type) -> Any:
+        """Return a class that passes for ``real``, and returns an object of ``make`` unless that is None."""
         meta: Any = type(real)
         patches = self._patches  # empty after `undo`: a class that the program kept then makes real objects
 
         class Kind(meta):  # type: ignore[misc]
             def __call__(self, *args: Any, **options: Any) -> Any:
-                if self is not stand_in:
+                if self is not pretended:
                     return super().__call__(*args, **options)
-                made = pretended(*args, **options) if patches else None
+                made = make(*args, **options) if patches else None
                 return real(*args, **options) if made is None else made
 
             def __instancecheck__(self, instance: Any) -> bool:
-                if self is not stand_in:
+                if self is not pretended:
                     return bool(super().__instancecheck__(instance))
                 return isinstance(instance, real) or type.__instancecheck__(kind, instance)
 
             def __subclasscheck__(self, subclass: Any) -> bool:
-                if self is not stand_in:
+                if self is not pretended:
                     return bool(super().__subclasscheck__(subclass))
                 return issubclass(subclass, real)
 
-        stand_in: Any = Kind(real.__name__, (real,), {"__module__": real.__module__, "__doc__": real.__doc__})
-        return stand_in
+        pretended: Any = Kind(real.__name__, (real,), {"__module__": real.__module__, "__doc__": real.__doc__})
+        return pretended
 
 
 def _constant(value: Any) -> _MakeReplacement:

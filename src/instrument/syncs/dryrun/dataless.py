@@ -226,10 +226,8 @@ class DatalessMode:
     def run_with_data(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the result of ``func`` for tensors with data."""
         with _modes_off():
-            return func(
-                *tree_map_only(torch.Tensor, self._with_data, args),
-                **tree_map_only(torch.Tensor, self._with_data, kwargs),
-            )
+            args, kwargs = tree_map_only(torch.Tensor, self._with_data, (args, kwargs))
+            return func(*args, **kwargs)
 
     def _with_data(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with data, of the shape and dtype of ``tensor``; the same one each time."""
@@ -284,8 +282,8 @@ class DatalessMode:
         memo[id(tensor)] = out
         return out
 
-    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the shape of ``tensor`` with data, which has one element in memory."""
+    def pretended(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor that pretends to have the data of ``tensor``, with one element in memory."""
         with _modes_off():
             if is_meta(tensor):
                 return self._with_data(tensor)

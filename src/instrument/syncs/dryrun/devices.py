@@ -50,6 +50,12 @@ class Properties:
         )
 
 
+class _ThreadState(threading.local):
+    """The index of the current device of one thread."""
+
+    index = 0
+
+
 class Devices:
     """The devices; each thread has a current one.
 
@@ -60,13 +66,12 @@ class Devices:
     def __init__(self, count: int) -> None:
         self.count = count
         self._process = os.getpid()  # a GPU cannot be used after a fork
-        self._thread = threading.local()
+        self._thread = _ThreadState()
 
     @property
     def current(self) -> int:
         """The index of the current device of this thread."""
-        index: int = getattr(self._thread, "index", 0)
-        return index
+        return self._thread.index
 
     def select(self, index: int) -> None:
         """Make a device the current device of this thread."""
@@ -187,9 +192,9 @@ class Generator(torch._C.Generator):
 class DefaultGenerator(Generator):
     """The default generator of a device: the CPU's, from which every operator here draws."""
 
-    def get_state(self) -> Any:
-        """Return the state of the CPU's generator."""
-        return torch.default_generator.get_state()
+    get_state = staticmethod(torch.default_generator.get_state)
+    seed = staticmethod(torch.default_generator.seed)
+    initial_seed = staticmethod(torch.default_generator.initial_seed)
 
     def set_state(self, new_state: Any) -> Any:
         """Set the state of the CPU's generator."""
@@ -202,16 +207,6 @@ class DefaultGenerator(Generator):
         """Seed the CPU's generator."""
         torch.default_generator.manual_seed(seed)
         return self
-
-    def seed(self) -> int:
-        """Seed the CPU's generator at random; return the seed."""
-        seed: int = torch.default_generator.seed()
-        return seed
-
-    def initial_seed(self) -> int:
-        """Return the seed of the CPU's generator."""
-        seed: int = torch.default_generator.initial_seed()
-        return seed
 
 
 def _restored(kind: type[Generator], index: int, state: Any) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.dlpack import DLDeviceType
 
-from ...explain.waits.operations import FROM_GPU, VALUE
+from ...explain.waits.operations import FROM_GPU
 from ..transfer import Transfer, is_gathered, parse_cuda, parse_to, resolve_devices
 from .rules import CPU_CHECKS, record_transfer
 from .state import PINNED, as_cuda, size_of, tensors
@@ -20,22 +20,14 @@ T = torch.Tensor
 _DLPACK_CUDA = 2  # its name depends on the version of torch
 
 
-def _device_of(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return mode.tags.device(args[0]) or func(*args)
+def _on_gpu(answer: Callable[[torch.device], Any]) -> Handler:
+    """Return the handler of a function that returns ``answer(device)`` for a tensor on a GPU."""
 
+    def handler(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        device = mode.tags.device(args[0])
+        return func(*args, **kwargs) if device is None else answer(device)
 
-def _is_cuda(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    return mode.tags.device(args[0]) is not None or func(*args)
-
-
-def _is_cpu(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    return mode.tags.device(args[0]) is None and func(*args)
-
-
-def _get_device(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    device = mode.tags.device(args[0])
-    index: int = func(*args, **kwargs) if device is None else device.index
-    return index
+    return handler
 
 
 def _is_pinned(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -197,18 +189,9 @@ def _new(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, A
     return out
 
 
-def _is_shared(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    return mode.tags.device(args[0]) is not None or func(*args)
-
-
 def _share_memory(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return a GPU tensor unchanged, as its memory is shared already."""
     return args[0] if mode.tags.device(args[0]) is not None else mode.run_and_tag(func, args, kwargs)
-
-
-def _dlpack_device(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    device = mode.tags.device(args[0])
-    return func(*args) if device is None else (DLDeviceType(_DLPACK_CUDA), device.index)
 
 
 def _device_of_index(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -222,14 +205,14 @@ _KIND: Any = T  # the stubs do not show that its properties are descriptors
 ANSWERS: dict[Any, Handler] = {
     torch.device: _device_of_index,
     torch._C._nn._parse_to: _parse_to,
-    T.__dlpack_device__: _dlpack_device,
-    T.device.__get__: _device_of,
-    _KIND.is_cuda.__get__: _is_cuda,
-    _KIND.is_cpu.__get__: _is_cpu,
-    T.get_device: _get_device,
-    torch.get_device: _get_device,
+    T.__dlpack_device__: _on_gpu(lambda device: (DLDeviceType(_DLPACK_CUDA), device.index)),
+    T.device.__get__: _on_gpu(lambda device: device),
+    _KIND.is_cuda.__get__: _on_gpu(lambda device: True),
+    _KIND.is_cpu.__get__: _on_gpu(lambda device: False),
+    T.get_device: _on_gpu(lambda device: device.index),
+    torch.get_device: _on_gpu(lambda device: device.index),
     T.is_pinned: _is_pinned,
-    T.is_shared: _is_shared,
+    T.is_shared: _on_gpu(lambda device: True),
 }
 CALLS: dict[Any, Handler] = {
     T.to: _to,
@@ -266,15 +249,10 @@ def _numpy(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str,
 
 
 def _read_all(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run `tolist` or `repr`, which copy the whole tensor at once."""
+    """Run `tolist` or `repr`, which copy the whole tensor at once, or `format`, which reads a number."""
     if mode.tags.device(args[0]) is not None:
-        mode.state.record_sync(func.__name__, FROM_GPU, "D2H", size_of(args[0]))
-    return mode.read(func, *args, **kwargs)
-
-
-def _format(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    if mode.tags.device(args[0]) is not None:
-        mode.state.record_sync("format", VALUE)
+        copied = () if func is T.__format__ else (FROM_GPU, "D2H", size_of(args[0]))
+        mode.state.record_sync(func.__name__, *copied)
     return mode.read(func, *args, **kwargs)
 
 
@@ -282,9 +260,9 @@ def _reduce(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str
     """Run the pickling of a tensor, whose storage is copied later."""
     if mode.state.fake is None:
         return mode.run_quietly(func, *args, **kwargs)
-    small = mode.state.fake.stand_in(args[0])
-    mode.tags.put(small, mode.tags.get(args[0]))
-    return mode.state.fake.run_with_data(func, small, *args[1:])
+    pretended = mode.state.fake.pretended(args[0])
+    mode.tags.put(pretended, mode.tags.get(args[0]))
+    return mode.state.fake.run_with_data(func, pretended, *args[1:])
 
 
 def _deepcopy(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -302,10 +280,7 @@ def _backward(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[s
     names = ("gradient", "retain_graph", "create_graph", "inputs")
     given = dict(zip(names, args[1:], strict=False)) | kwargs
     with mode.watch_user_code():
-        torch.autograd.backward(
-            args[0], given.get("gradient"), given.get("retain_graph"), given.get("create_graph", False),
-            inputs=given.get("inputs"),
-        )  # fmt: skip
+        torch.autograd.backward(args[0], given.pop("gradient", None), **given)
 
 
 def _nan_check(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -361,7 +336,7 @@ READS: dict[Any, Handler] = {
     T.tolist: _read_all,
     T.__repr__: _read_all,
     T.__reduce_ex__: _reduce,
-    T.__format__: _format,
+    T.__format__: _read_all,
     T.__deepcopy__: _deepcopy,
     T.backward: _backward,
     torch.sparse_coo_tensor: _sparse,

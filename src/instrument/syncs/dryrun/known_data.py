@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map_only
 
 from .state import tensors
 
@@ -20,31 +21,11 @@ _NEVER_TRUE = ("isnan", "isinf", "isposinf", "isneginf")
 _LOGICAL = ("logical_or", "bitwise_or", "logical_and", "bitwise_and")
 _COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _KEEP_VALUE = (
-    "_is_any_true",
-    "any",
-    "all",
-    "_is_all_true",
-    "view",
-    "detach",
-    "clone",
-    "_to_copy",
-    "expand",
-    "alias",
-    "squeeze",
-    "unsqueeze",
-    "select",
-    "slice",
-    "reshape",
-    "max",
-    "min",
-    "amax",
-    "amin",
-    "mean",
-)
-LEAVE_DATA_UNCHANGED = (
-    "_amp_foreach_non_finite_check_and_unscale_",
-    "_amp_update_scale_",
-)  # the former finds no infinity
+    "_is_any_true", "any", "all", "_is_all_true", "view", "detach", "clone", "_to_copy", "expand", "alias",
+    "squeeze", "unsqueeze", "select", "slice", "reshape", "max", "min", "amax", "amin", "mean",
+)  # fmt: skip
+# The former finds no infinity
+LEAVE_DATA_UNCHANGED = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")
 
 
 def known_of(name: str, args: Sequence[Any]) -> Any:
@@ -186,21 +167,12 @@ def _results_with_data(
         shadows = {id(tensor): known_data_of(tensor) for tensor in given}
         if any(shadow is None or shadow.numel() > MAX_ELEMENTS for shadow in shadows.values()):
             return None
-        real = list(tensors(func(*_replace_tensors(args, shadows), **_replace_tensors(kwargs, shadows))))
+        shown = tree_map_only(torch.Tensor, lambda tensor: shadows[id(tensor)], (tuple(args), kwargs))
+        real = list(tensors(func(*shown[0], **shown[1])))
     except Exception:  # an operator may fail in any way: its values are then unknown
         return None
     alike = [each.shape for each in real] == [each.shape for each in made]
     return real if alike and all(each.device.type == "cpu" for each in real) else None
-
-
-def _replace_tensors(value: Any, shadows: dict[int, Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return shadows[id(value)]
-    if isinstance(value, (list, tuple)):
-        return type(value)([_replace_tensors(each, shadows) for each in value])
-    return (
-        {key: _replace_tensors(each, shadows) for key, each in value.items()} if isinstance(value, dict) else value
-    )
 
 
 def _written_tensors(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .memory import Memory
+from .memory import Memory, setting
 
 CUDNN_VERSION = 90100
 NCCL_VERSION = 2 << 32 | 21 << 16 | 5
@@ -48,31 +48,27 @@ class Cudart:
     cudaProfilerStart = cudaProfilerStop = cudaStreamCreate  # noqa: N815
 
 
-class Nvtx:
+class Nvtx(threading.local):  # each thread has its own ranges
     """Replaces the NVTX functions that a build for the CPU lacks; its ranges are not recorded."""
 
-    def __init__(self) -> None:
-        self._thread = threading.local()
-        self._numbers = itertools.count(1)
+    depth = 0
+    _numbers = itertools.count(1)  # of all threads
 
     def rangePushA(self, message: str) -> int:  # noqa: N802
         """Open a range; return the number of ranges open before."""
-        depth: int = getattr(self._thread, "depth", 0)
-        self._thread.depth = depth + 1
-        return depth
+        self.depth += 1
+        return self.depth - 1
 
     def rangePop(self) -> int:  # noqa: N802
         """Close a range; return the number of ranges still open."""
-        self._thread.depth = max(getattr(self._thread, "depth", 0) - 1, 0)
-        return int(self._thread.depth)
+        self.depth = max(self.depth - 1, 0)
+        return self.depth
 
-    def rangeStartA(self, message: str) -> int:  # noqa: N802
+    def rangeStartA(self, *_: Any) -> int:  # noqa: N802
         """Return the number of a new range."""
         return next(self._numbers)
 
-    def deviceRangeStart(self, message: str, stream: int) -> int:  # noqa: N802
-        """Return the number of a new range."""
-        return next(self._numbers)
+    deviceRangeStart = rangeStartA  # noqa: N815
 
     def markA(self, *_: Any) -> None:  # noqa: N802
         """Do nothing."""
@@ -97,39 +93,19 @@ def _copy_all(targets: Sequence[Any], parts: Sequence[Any]) -> Sequence[Any]:
     return targets
 
 
-class _Settings:
-    """Settings by name, each with its setter and its getter."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-
-    def pair(self, setter: str, getter: str, value: Any) -> dict[str, Any]:
-        self.values[getter] = value
-        return {
-            setter: lambda new, *_: self.values.update({getter: new}),
-            getter: lambda: self.values[getter],
-        }
-
-
-def _settings() -> dict[str, Any]:
-    state, private = _Settings(), torch._C
-    return {
-        **state.pair(
-            "_set_linalg_preferred_backend", "_get_linalg_preferred_backend", private._LinalgBackend.Default
-        ),
-        **state.pair("_set_blas_preferred_backend", "_get_blas_preferred_backend", private._BlasBackend.Cublas),
-        **state.pair("_cuda_set_sync_debug_mode", "_cuda_get_sync_debug_mode", 0),
-        **state.pair("_cuda_set_cudnn_benchmark_limit", "_cuda_get_cudnn_benchmark_limit", 10),
-        **state.pair("_cudnn_set_conv_benchmark_empty_cache", "_cuda_get_conv_benchmark_empty_cache", True),
-        **state.pair("_cuda_setCublasWorkspaceSize", "_cuda_getCublasWorkspaceSize", 8 * 2**20),
-        **state.pair("_cuda_setCublasLtWorkspaceSize", "_cuda_getCublasLtWorkspaceSize", 2**20),
-    }
-
-
 def replacements() -> dict[str, Any]:
     """Return the replacements of functions of ``torch._C`` that call other libraries."""
+    private: Any = torch._C
     return {
-        **_settings(),
+        **setting(
+            "_set_linalg_preferred_backend", "_get_linalg_preferred_backend", private._LinalgBackend.Default
+        ),
+        **setting("_set_blas_preferred_backend", "_get_blas_preferred_backend", private._BlasBackend.Cublas),
+        **setting("_cuda_set_sync_debug_mode", "_cuda_get_sync_debug_mode", 0),
+        **setting("_cuda_set_cudnn_benchmark_limit", "_cuda_get_cudnn_benchmark_limit", 10),
+        **setting("_cudnn_set_conv_benchmark_empty_cache", "_cuda_get_conv_benchmark_empty_cache", True),
+        **setting("_cuda_setCublasWorkspaceSize", "_cuda_getCublasWorkspaceSize", 8 * 2**20),
+        **setting("_cuda_setCublasLtWorkspaceSize", "_cuda_getCublasLtWorkspaceSize", 2**20),
         "_cuda_getCurrentBlasHandle": lambda: 0x560001000000,
         "_cuda_getCurrentSolverHandle": lambda: 0x560002000000,
         "_cuda_clearCublasWorkspaces": lambda: None,

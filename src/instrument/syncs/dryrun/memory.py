@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from .devices import GIB, TOTAL_MEMORY
-from .streams import Streams, pool_handle
+from .streams import Pretended, Streams, pool_handle
 
 ALLOCATED, PEAK, RESERVED = 1 * GIB, 2 * GIB, 4 * GIB
 _FREE = TOTAL_MEMORY - RESERVED - GIB // 2  # less what the driver uses itself
@@ -37,17 +38,23 @@ def stats() -> dict[str, Any]:
     return {**figures, "oversize_allocations": _stat(0, 0), "oversize_segments": _stat(0, 0)}
 
 
-class Pool:
-    """Passes for a `torch.cuda.MemPool` in checks of its class."""
+def setting(setter: str, getter: str, value: Any, kind: Callable[[Any], Any] = lambda new: new) -> dict[str, Any]:
+    """Return the functions ``setter`` and ``getter`` of a setting, whose first value is ``value``."""
+    held = [value]
+
+    def keep(new: Any, *_: Any, **__: Any) -> None:
+        held[0] = kind(new)
+
+    return {setter: keep, getter: lambda: held[0]}
+
+
+class Pool(Pretended):
+    """A pretended `torch.cuda.MemPool`."""
 
     def __init__(self, kind: Any, allocator: Any = None) -> None:
-        self._kind = kind
+        super().__init__(kind)
         self.allocator = allocator
         self.id = pool_handle()
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return self._kind
 
     def use_count(self) -> int:
         """Return the number of users of the pool."""
@@ -65,9 +72,6 @@ class Memory:
         self._streams = streams
         self._addresses = itertools.count(0x7F0000000000, 2**21)
         self._fraction: dict[int, float] = {}
-        self._enabled = True
-        self._metadata = self._settings = ""
-        self._history = False
 
     def info(self, device: Any = None) -> tuple[int, int]:
         """Return free and total memory in bytes."""
@@ -88,15 +92,8 @@ class Memory:
             "the program's own allocator is not used: tensors are in the CPU's memory"
         )
 
-    def _set(self, name: str, value: Any) -> None:
-        setattr(self, name, value)
-
     def replacements(self) -> dict[str, Any]:
         """Return the replacements of functions of ``torch._C`` about memory."""
-
-        def nothing(*_: Any, **__: Any) -> None:
-            return None
-
         quiet = (
             "_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakMemoryStats",
             "_cuda_cudaCachingAllocator_raw_delete", "_cuda_attach_out_of_memory_observer",
@@ -106,34 +103,34 @@ class Memory:
             "_cuda_endAllocateCurrentStreamToPool", "_cuda_lock_mutex", "_cuda_unlock_mutex", "_host_emptyCache",
             "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats", "_accelerator_resetPeakStats",
         )  # fmt: skip
-        return dict.fromkeys(quiet, nothing) | {
+        settings = setting("_accelerator_setAllocatorSettings", "_accelerator_getAllocatorSettings", "")
+        history = setting("_cuda_record_memory_history_legacy", "_cuda_isHistoryEnabled", False, bool)
+        keep_history = history["_cuda_record_memory_history_legacy"]
+        return {
+            **dict.fromkeys(quiet, lambda *_, **__: None),
+            **setting("_cuda_cudaCachingAllocator_enable", "_cuda_cudaCachingAllocator_is_enabled", True),
+            **setting("_cuda_setMemoryMetadata", "_cuda_getMemoryMetadata", ""),
+            **settings,
+            **history,
+            "_cuda_record_memory_history": lambda enabled=None, *_, **__: keep_history(enabled),
+            "_cuda_cudaCachingAllocator_set_allocator_settings": settings["_accelerator_setAllocatorSettings"],
             "_cuda_memoryStats": lambda device: stats(),
             "_cuda_memorySnapshot": self.snapshot,
             "_cuda_emptyCache": self.empty_cache,
             "_cuda_getMemoryFraction": lambda device: self._fraction.get(device, 1.0),
             "_cuda_setMemoryFraction": lambda fraction, device: self._fraction.update({device: fraction}),
             "_cuda_cudaCachingAllocator_raw_alloc": lambda size, stream: next(self._addresses),
-            "_cuda_cudaCachingAllocator_enable": lambda value: self._set("_enabled", value),
-            "_cuda_cudaCachingAllocator_is_enabled": lambda: self._enabled,
-            "_cuda_cudaCachingAllocator_set_allocator_settings": lambda text: self._set("_settings", text),
             "_cuda_cudaHostAllocator": lambda: next(self._addresses),
             "_cuda_getAllocatorBackend": lambda: "native",
             "_cuda_getAllocator": object,
             "_cuda_customAllocator": lambda allocate, free: object(),
             "_cuda_changeCurrentAllocator": self.change_allocator,
             "_cuda_checkPoolLiveAllocations": lambda *_: True,
-            "_cuda_record_memory_history": lambda enabled=None, *_, **__: self._set("_history", bool(enabled)),
-            "_cuda_record_memory_history_legacy": lambda on, *_, **__: self._set("_history", bool(on)),
-            "_cuda_isHistoryEnabled": lambda: self._history,
             "_cuda_allocationTraceback": lambda pointer: None,
-            "_cuda_setMemoryMetadata": lambda text: self._set("_metadata", text),
-            "_cuda_getMemoryMetadata": lambda: self._metadata,
             "_cuda_memoryMetadataSupported": lambda: True,
             "_graph_pool_handle": pool_handle,
             "_accelerator_isAllocatorInitialized": lambda: True,
             "_accelerator_emptyCache": self.empty_cache,
             "_accelerator_getDeviceStats": lambda device: stats(),
             "_accelerator_getMemoryInfo": self.info,
-            "_accelerator_getAllocatorSettings": lambda: self._settings,
-            "_accelerator_setAllocatorSettings": lambda text: self._set("_settings", text),
         }

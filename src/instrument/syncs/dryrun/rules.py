@@ -12,17 +12,7 @@ from typing import Any
 
 import torch
 
-from ...explain.waits.operations import (
-    CHECK,
-    COUNT,
-    ERROR,
-    FROM_GPU,
-    FROM_PAGEABLE,
-    GATHERED,
-    KERNELS,
-    VALUE,
-    ZEROS,
-)
+from ...explain.waits.operations import COUNT, FROM_GPU, FROM_PAGEABLE, GATHERED, KERNELS, VALUE, ZEROS
 from ..transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy
 from .state import PINNED, RunState, size_of
 
@@ -32,15 +22,8 @@ GPU_OUTPUTS = {"_pack_padded_sequence": (0,)}
 
 # Operators that accept CPU tensors together with GPU tensors
 _MIXED_DEVICES = (
-    "set_",
-    "_pack_padded_sequence",
-    "_pad_packed_sequence",
-    "lstm",
-    "gru",
-    "rnn_tanh",
-    "rnn_relu",
-    "_to_copy",
-)
+    "set_", "_pack_padded_sequence", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu", "_to_copy",
+)  # fmt: skip
 
 # Functions whose CPU kernels read values that their CUDA kernels do not read
 CPU_CHECKS = ("quantile", "nanquantile")
@@ -122,11 +105,6 @@ def _index(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, An
         state.record_sync("getitem", COUNT)
 
 
-def _equal(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    if args[0].shape == args[1].shape:
-        state.record_sync("equal", VALUE)
-
-
 def _fill(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Check the value, which masked_fill and index_fill read; fill_ reads it only from another device.
 
@@ -147,32 +125,27 @@ def _where(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, An
             state.record_sync("where", "copies a number to the GPU", "H2D", size_of(value))
 
 
-def _isin(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _only_if(op: str, synchronizes: Callable[[Sequence[Any], dict[str, Any]], bool]) -> Check:
+    """Return the check of an operator that synchronizes if ``synchronizes(args, kwargs)``."""
+
+    def check(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if synchronizes(args, kwargs):
+            state.record_sync(op)
+
+    return check
+
+
+def _is_sorted(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether `isin` sorts its inputs; smaller ones are compared pairwise."""
     elements, tests = args[:2]
     both = isinstance(elements, torch.Tensor) and isinstance(tests, torch.Tensor)
-    if both and tests.numel() >= 10 * elements.numel() ** 0.145:  # smaller inputs are compared pairwise
-        state.record_sync("isin", COUNT)
+    return bool(both and tests.numel() >= 10 * elements.numel() ** 0.145)
 
 
-def _nanmedian(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    if len(args) == 1:
-        state.record_sync("nanmedian", COUNT)
-
-
-def _searchsorted(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    if kwargs.get("sorter") is not None:
-        state.record_sync("searchsorted", CHECK)
-
-
-def _mode(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _is_long(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether `mode` counts modes; up to this size, one thread block sorts."""
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-    if args[0].dim() and args[0].shape[dim] > 2048:  # up to that size, one thread block sorts
-        state.record_sync("mode", VALUE)
-
-
-def _segment_reduce(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    if not kwargs.get("unsafe", False):
-        state.record_sync("segment_reduce", CHECK)
+    return bool(args[0].dim() and args[0].shape[dim] > 2048)
 
 
 def _in_node(name: str) -> Check:
@@ -211,67 +184,45 @@ def _foreach_copy(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[
         record_copy(state, target, source, non_blocking)
 
 
-def _histc(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _has_tensor_as_std(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return isinstance(args[1] if len(args) > 1 else kwargs.get("std"), torch.Tensor)
+
+
+def _has_no_bounds(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     low, high = ([*args, kwargs.get("min", 0), kwargs.get("max", 0)] if len(args) < 4 else args)[-2:]
-    if low == high:
-        state.record_sync("histc")
-
-
-def _normal(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    if isinstance(args[1] if len(args) > 1 else kwargs.get("std"), torch.Tensor):
-        state.record_sync("normal", CHECK)
-
-
-def _repeat_interleave(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    if kwargs.get("output_size") is None:
-        state.record_sync("repeat_interleave", COUNT)
+    return bool(low == high)
 
 
 def _check_errors(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     names = [argument.name for argument in func._schema.arguments]
     given = dict(zip(names, args, strict=False))
     if given.get("check_errors", kwargs.get("check_errors")):
-        state.record_sync("linalg", ERROR)
-
-
-def _spaced(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    state.record_sync("linspace", VALUE)
+        state.record_sync("linalg")
 
 
 CHECKS: dict[str, Check] = {
-    "index": _index,
-    "_unsafe_index": _index,
-    "index_put": _index_put,
-    "index_put_": _index_put,
-    "_index_put_impl_": _index_put,
-    "_unsafe_index_put": _index_put,
+    **dict.fromkeys(("index", "_unsafe_index"), _index),
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), _index_put),
     "copy_": _copy,
-    "equal": _equal,
-    "fill_": _fill,
-    "masked_fill": _fill,
-    "masked_fill_": _fill,
-    "index_fill": _fill,
-    "index_fill_": _fill,
+    "equal": _only_if("equal", lambda args, kwargs: args[0].shape == args[1].shape),
+    **dict.fromkeys(("fill_", "masked_fill", "masked_fill_", "index_fill", "index_fill_"), _fill),
     "where": _where,
-    "isin": _isin,
-    "nanmedian": _nanmedian,
-    "searchsorted": _searchsorted,
-    "segment_reduce": _segment_reduce,
-    "mode": _mode,
+    "isin": _only_if("isin", _is_sorted),
+    "nanmedian": _only_if("nanmedian", lambda args, kwargs: len(args) == 1),
+    "searchsorted": _only_if("searchsorted", lambda args, kwargs: kwargs.get("sorter") is not None),
+    "segment_reduce": _only_if("segment_reduce", lambda args, kwargs: not kwargs.get("unsafe", False)),
+    "mode": _only_if("mode", _is_long),
     "ones": _in_node("ProdBackward"),
     "max": _in_node("CumprodBackward"),
     "_foreach_copy_": _foreach_copy,
-    "histc": _histc,
-    "normal": _normal,
-    "repeat_interleave": _repeat_interleave,
-    "linspace": _spaced,
-    "logspace": _spaced,
-    "linalg_inv_ex": _check_errors,
-    "linalg_cholesky_ex": _check_errors,
-    "linalg_solve_ex": _check_errors,
+    "histc": _only_if("histc", _has_no_bounds),
+    "normal": _only_if(
+        "normal", lambda args, kwargs: isinstance(args[1] if len(args) > 1 else kwargs.get("std"), torch.Tensor)
+    ),
+    "repeat_interleave": _only_if("repeat_interleave", lambda args, kwargs: kwargs.get("output_size") is None),
+    **dict.fromkeys(("linspace", "logspace"), _only_if("linspace", lambda args, kwargs: True)),
+    **{f"linalg_{name}_ex": _check_errors for name in ("inv", "cholesky", "solve", "lu_factor", "ldl_factor")},
     "_linalg_solve_ex": _check_errors,
-    "linalg_lu_factor_ex": _check_errors,
-    "linalg_ldl_factor_ex": _check_errors,
 }
 
 

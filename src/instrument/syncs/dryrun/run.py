@@ -56,7 +56,7 @@ def dry_run(
         AssertionError: ...
     """
     _check(step, '"step"')
-    with dry_run_context(fake, None if budget is None else Budget(budget)) as run:
+    with dry_run_context(fake, Budget(budget)) as run:
         run.state.code_ran_before = True
         run.put_on_gpu(on_gpu)
         run.call(step)
@@ -103,8 +103,7 @@ def dry_run_file(
     before = sys.argv, list(sys.path), dict(sys.modules)
     sys.argv, sys.path[:0] = [str(program), *args], [str(folder), str(Path.cwd())]
     try:
-        limits = None if budget is None else Budget(budget)
-        with dry_run_context(fake, limits, script=function is None, step_on=step_on) as run:
+        with dry_run_context(fake, Budget(budget), script=function is None, step_on=step_on) as run:
             stopper = ProgramStopper(
                 None if on_caught_stop is None else lambda stopped: on_caught_stop(_report(run, stopped))
             )

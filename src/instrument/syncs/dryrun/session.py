@@ -7,7 +7,6 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import wraps
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from .dataless import DatalessMode
 from .patches import modes, patched
 from .state import RunState, as_cuda, tensors
 from .steps import StepRecorder
+from .storages import calling
 
 
 def tensors_of(on_gpu: Iterable[Any]) -> list[Any]:
@@ -97,7 +97,7 @@ _TOO_EARLY = (
 class DryRun:
     """One dry run, from its start to its report."""
 
-    def __init__(self, path: RegionPath, fake: bool, budget: Budget | None, script: bool = False) -> None:
+    def __init__(self, path: RegionPath, fake: bool, budget: Budget, script: bool = False) -> None:
         self.recorder = StepRecorder(path.names, budget, DryRun.call.__code__)
         self.state = RunState(self.recorder, DatalessMode() if fake else None, budget)
         self.error: BaseException | None = None
@@ -145,13 +145,13 @@ class DryRun:
         """Drop all findings and steps so far."""
         self.recorder.clear()
         self.recorder.restart(None if self.recorder.step is None else 0)
-        self._reset_budget()
+        self.state.budget.clear()
 
     def on_optimizer_made(self) -> None:
         """Note that an optimizer is made: everything before belongs to no step."""
         if self.recorder.step is None:
             self.recorder.step, self._optimizer_was_made = 0, True
-            self._reset_budget()
+            self.state.budget.clear()
 
     def stop_after(self, steps: int | None, stopper: ProgramStopper) -> None:
         """End the program after ``steps`` more steps; None means no limit."""
@@ -160,10 +160,6 @@ class DryRun:
     def on_step(self) -> None:
         """Note that an update was made, or that the program marked the end of a step."""
         self.recorder.on_update(marked=self.follower is not None and self.follower.by == "program")
-
-    def _reset_budget(self) -> None:
-        if self.state.budget is not None:
-            self.state.budget.clear()
 
     def on_restart(self) -> None:
         """Make everything so far a part of step 0, as a stronger sign of steps was found."""
@@ -199,7 +195,7 @@ class DryRun:
         recorder = self.recorder
         steps = max(recorder.updates, 1)
         budget = self.state.budget
-        if budget is not None and recorder.updates and not recorder.in_step:
+        if recorder.updates and not recorder.in_step:
             budget.restart_step()  # what follows the last step is in none
         recorder.reassign_steps(lambda seen: self._final_counts(seen, steps))
         unavailable_reason = (
@@ -214,27 +210,20 @@ class DryRun:
             sentences.append(
                 f"threads that were running before were not watched: {', '.join(self._unwatched_threads)}"
             )
-        unmatched = [*(budget.unmatched() if budget is not None else ()), *mistaken_comments(recorder.findings)]
+        unmatched = [*budget.unmatched(), *mistaken_comments(recorder.findings)]
         if self.follower is not None and self.follower.function_missing:
             unmatched.append("the function of --step-on was not found, or never called")
         sentences += unmatched
         return SyncReport(
-            "dry run",
-            recorder.findings,
-            steps,
-            sentences,
-            error=self.error,
-            dropped=recorder.dropped,
-            unavailable_reason=unavailable_reason,
-            budgeted=budget is not None,
-            exceeded=[] if budget is None else budget.exceeded(steps),
+            "dry run", recorder.findings, steps, sentences, error=self.error, dropped=recorder.dropped,
+            unavailable_reason=unavailable_reason, budgeted=budget.given, exceeded=budget.exceeded(steps),
             unmatched=unmatched,
-        )
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
 def dry_run_context(
-    fake: bool, budget: Budget | None = None, *, script: bool = False, step_on: str | None = None
+    fake: bool, budget: Budget, *, script: bool = False, step_on: str | None = None
 ) -> Iterator[DryRun]:
     """Install the pretended GPU, and watch the block."""
     if coverage.dry_run_active:
@@ -252,13 +241,11 @@ def dry_run_context(
             stack.close()  # if it was interrupted before it began
 
 
-def _set_up(
-    stack: contextlib.ExitStack, fake: bool, budget: Budget | None, script: bool, step_on: str | None
-) -> DryRun:
+def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget, script: bool, step_on: str | None) -> DryRun:
     # Each callback comes before the change that it undoes: an interrupt may come in between.
     stack.callback(coverage.set_dry_run_active, False)
     coverage.set_dry_run_active(True)
-    path = RegionPath(None if budget is None else budget.note_region)
+    path = RegionPath(budget.note_region if budget.given else None)
     stack.callback(dispatch.active.remove, path)
     dispatch.active.add(path)
     run = DryRun(path, fake, budget, script)
@@ -270,17 +257,13 @@ def _set_up(
     run.follower = StepFollower(run.on_step, run.on_restart, step_on, weakest="forward" if script else "optimizer")
     stack.callback(run.follower.remove)
     run.follower.follow()
-    optimizers = Patch(torch.optim.Optimizer, "__init__", lambda original: _make_init(original, run))
+
+    def init(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        run.on_optimizer_made()
+
+    optimizers = Patch(torch.optim.Optimizer, "__init__", calling(init))
     for patch in (optimizers, *run.recorder.patches()):
         patch.apply_in(stack)
     stack.enter_context(modes(run.state))
     return run
-
-
-def _make_init(original: Any, run: DryRun) -> Any:
-    @wraps(original)
-    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
-        run.on_optimizer_made()
-
-    return init

@@ -11,9 +11,11 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import count
+from dataclasses import dataclass
+from itertools import count, islice
+from traceback import walk_stack
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -99,12 +101,10 @@ class Tags:
         for value in values:
             if isinstance(value, _TENSOR):
                 found = self.device(value)
-                if found is not None:
-                    return found
-            elif isinstance(value, (list, tuple)):
-                found = self.first_device(value)
-                if found is not None:
-                    return found
+            else:
+                found = self.first_device(value) if isinstance(value, (list, tuple)) else None
+            if found is not None:
+                return found
         return None
 
 
@@ -151,16 +151,7 @@ _PROFILER = (
 )
 
 
-class SyncLog(Protocol):
-    """Receives the synchronizations of the pretended GPU, and the calls that it cannot carry out."""
-
-    def record_sync(self, op: str, cause: str = "") -> None:
-        """Record a synchronization of the caller; an empty ``cause`` means the cause of ``operation``."""
-
-    def record_not_covered(self, why: str) -> None:
-        """Record a call that a dry run cannot carry out."""
-
-
+@dataclass(slots=True)
 class ThreadState:
     """The state of one thread.
 
@@ -175,37 +166,30 @@ class ThreadState:
         depth: greater than 0 inside torch, where devices are the real ones.
     """
 
-    __slots__ = (
-        "call",
-        "depth",
-        "foreign_depth",
-        "functions",
-        "inputs",
-        "last_device",
-        "quiet_depth",
-        "synchronized",
-    )
+    call: str = ""
+    synchronized: bool = False
+    inputs: Any = None
+    last_device: torch.device | None = None
+    quiet_depth: int = 0
+    functions: Any = None
+    foreign_depth: int = 0
+    depth: int = 0
 
+
+class _Threads(threading.local):
     def __init__(self) -> None:
-        self.call = ""
-        self.synchronized = False
-        self.inputs: Any = None
-        self.last_device: torch.device | None = None
-        self.quiet_depth = 0
-        self.depth = 0
-        self.functions: Any = None
-        self.foreign_depth = 0
+        self.state = ThreadState()
 
 
 class RunState:
     """One dry run: its tags, its findings, and the state of each thread."""
 
-    def __init__(self, recorder: LiveRecorder, fake: Any = None, budget: Budget | None = None) -> None:
+    def __init__(self, recorder: LiveRecorder, fake: Any, budget: Budget) -> None:
         self.recorder = recorder
         self.budget = budget
         self.fake = fake  # the FakeTensorMode, or None
         self.tags = Tags()
-        self._threads = threading.local()
+        self._threads = _Threads()
         self.code_ran_before = False  # code that may have chosen a device ran before the run
         self.cpu_by_name: Site | None = None
         self.early_choice_reported = False  # a finding already says that this may be the cause of an error
@@ -214,11 +198,7 @@ class RunState:
     @property
     def thread(self) -> ThreadState:
         """The state of the calling thread."""
-        try:
-            thread: ThreadState = self._threads.state
-        except AttributeError:
-            thread = self._threads.state = ThreadState()
-        return thread
+        return self._threads.state
 
     @contextmanager
     def named_call(self, call: str) -> Iterator[None]:
@@ -258,7 +238,7 @@ class RunState:
             return
         event = self.recorder.make_event(name_of_operator(op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
-        if self.budget is not None and event.allowed is None:
+        if event.allowed is None:
             self.budget.count_sync(event)
 
     def note_cpu_selection(self) -> None:
@@ -281,15 +261,9 @@ class RunState:
         self.recorder.add(event)
 
 
-def _is_profiler_stop(frame: FrameType | None) -> bool:
+def _is_profiler_stop(frame: FrameType) -> bool:
     """Return whether this is a profiler's own synchronization as it stops."""
-    for _ in range(8):
-        if frame is None:
-            return False
-        if frame.f_code in _PROFILER:
-            return True
-        frame = frame.f_back
-    return False
+    return any(caller.f_code in _PROFILER for caller, _ in islice(walk_stack(frame), 8))
 
 
 def as_cuda(device: Any) -> torch.device | None:

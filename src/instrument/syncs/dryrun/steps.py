@@ -218,7 +218,7 @@ class StepRecorder(LiveRecorder):
         step: the number of the step, from 1 on; 0 before the first update, None before an optimizer is made.
     """
 
-    def __init__(self, path: Callable[[], tuple[str, ...]], budget: Budget | None, outermost: CodeType) -> None:
+    def __init__(self, path: Callable[[], tuple[str, ...]], budget: Budget, outermost: CodeType) -> None:
         super().__init__(path)
         self.updates = 0
         self.max_steps: int | None = None
@@ -279,8 +279,7 @@ class StepRecorder(LiveRecorder):
     def _end_step(self) -> None:
         if self.in_step:
             self.in_step, self.step = False, self.updates + 1
-            if self._budget is not None:
-                self._budget.next_step()
+            self._budget.next_step()
 
     def _stop(self) -> None:
         steps = f"{self.max_steps} step{'s' * ((self.max_steps or 0) > 1)}"

@@ -12,21 +12,35 @@ import torch
 
 from ...explain.waits.operations import EVENT, STREAM
 from .devices import Devices
-from .state import SyncLog
+from .state import RunState
 
 CUDA = 1  # the number of the device type
 _EXTERNAL = 2**20  # stream numbers from here on are addresses of external streams
 
 
+class _ThreadState(threading.local):
+    """The streams of one thread.
+
+    Attributes:
+        chosen: the number of the current stream by device, if it is not the default one.
+        capturing: whether a graph is being captured.
+    """
+
+    capturing = False
+
+    def __init__(self) -> None:
+        self.chosen: dict[int, int] = {}
+
+
 class Streams:
     """The streams of the run, and the current one of each thread and device."""
 
-    def __init__(self, log: SyncLog, devices: Devices) -> None:
+    def __init__(self, log: RunState, devices: Devices) -> None:
         self.log = log
         self.devices = devices
         self._numbers = itertools.count(1)
         self._priorities: dict[int, int] = {}
-        self._thread = threading.local()
+        self.thread = _ThreadState()
 
     def new(self, kind: Any, device: Any = None, priority: int = 0, **given: Any) -> Stream:
         """Create a stream for ``torch.cuda.Stream(device, priority)``; ``given`` has internal arguments."""
@@ -62,26 +76,16 @@ class Streams:
 
     def current(self, index: int) -> tuple[int, int, int]:
         """Return the number, device and device type of the current stream of a device."""
-        chosen: dict[int, int] = getattr(self._thread, "chosen", {})
-        return chosen.get(index, 0), index, CUDA
+        return self.thread.chosen.get(index, 0), index, CUDA
 
     def select(self, stream_id: int, device_index: int, device_type: int = CUDA) -> None:
         """Make a stream the current one of its device, and its device the current device."""
         self.devices.select(device_index)
-        self._thread.chosen = {**getattr(self._thread, "chosen", {}), device_index: stream_id}
+        self.thread.chosen[device_index] = stream_id
 
     def of(self, stream: tuple[int, int, int]) -> Stream:
         """Return the stream object for a result of `current`."""
         return Stream(self, torch.cuda.Stream, stream[0], stream[1])
-
-    @property
-    def capturing(self) -> bool:
-        """Whether a graph is being captured on this thread."""
-        return bool(getattr(self._thread, "capturing", False))
-
-    @capturing.setter
-    def capturing(self, value: bool) -> None:
-        self._thread.capturing = value
 
     def synchronize(self) -> None:
         """Synchronize a device."""
@@ -96,7 +100,7 @@ class Streams:
             "_cuda_getStreamFromExternal": lambda pointer, index: (pointer, index, CUDA),
             "_cuda_setStream": self.select,
             "_cuda_synchronize": self.synchronize,
-            "_cuda_isCurrentStreamCapturing": lambda: self.capturing,
+            "_cuda_isCurrentStreamCapturing": lambda: self.thread.capturing,
             "_cuda_sleep": lambda cycles: None,
             "_accelerator_getStream": lambda index: self.of(self.current(index)),
             "_accelerator_setStream": lambda stream: self.select(stream.stream_id, stream.device_index),
@@ -104,14 +108,25 @@ class Streams:
         }
 
 
-class Stream:
-    """Passes for a `torch.cuda.Stream` in checks of its class."""
+class Pretended:
+    """Passes for an object of the class ``kind`` in checks of its class."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._kind
+
+
+class Stream(Pretended):
+    """A pretended `torch.cuda.Stream`."""
 
     device_type = CUDA
 
     def __init__(self, streams: Streams, kind: Any, stream_id: int, device_index: int) -> None:
         self._streams = streams
-        self._kind = kind
+        super().__init__(kind)
         self.stream_id = stream_id
         self.device_index = device_index
         self.device = torch.device("cuda", device_index)
@@ -119,10 +134,6 @@ class Stream:
         self.cuda_stream = self.native_handle = stream_id if stream_id >= _EXTERNAL else pool
         self.priority = streams.priority(stream_id)
         self._outside: list[tuple[tuple[int, int, int], int]] = []  # current outside each `with` block
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return self._kind
 
     @classmethod
     def priority_range(cls) -> tuple[int, int]:
@@ -139,8 +150,7 @@ class Stream:
     def wait_event(self, event: Any) -> None:
         """Do nothing: no work is pending."""
 
-    def wait_stream(self, stream: Any) -> None:
-        """Do nothing: no work is pending."""
+    wait_stream = wait_event
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event, a new one if none is given; return it."""
@@ -154,7 +164,7 @@ class Stream:
 
     def is_capturing(self) -> bool:
         """Return whether a graph is being captured."""
-        return self._streams.capturing
+        return self._streams.thread.capturing
 
     def synchronize(self) -> None:
         """Synchronize this stream."""
@@ -181,20 +191,16 @@ class Stream:
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
 
-class Event:
-    """Passes for a `torch.cuda.Event` in checks of its class."""
+class Event(Pretended):
+    """A pretended `torch.cuda.Event`."""
 
     def __init__(self, streams: Streams, kind: Any, timing: bool) -> None:
         self._streams = streams
-        self._kind = kind
+        super().__init__(kind)
         self._timing = timing
         self._recorded: int | None = None
         self.device: Any = None
         self.cuda_event = self.event_id = 0
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return self._kind
 
     @property
     def _as_parameter_(self) -> ctypes.c_void_p:
@@ -246,17 +252,13 @@ def pool_handle() -> tuple[int, int]:
     return 0, next(_handles)
 
 
-class Graph:
-    """Passes for a `torch.cuda.CUDAGraph` or `torch.accelerator.Graph` in checks of its class."""
+class Graph(Pretended):
+    """A pretended `torch.cuda.CUDAGraph` or `torch.accelerator.Graph`."""
 
     def __init__(self, streams: Streams, kind: Any, pool: Any = None) -> None:
         self._streams = streams
-        self._kind = kind
+        super().__init__(kind)
         self._pool = pool or pool_handle()
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return self._kind
 
     def __enter__(self) -> Graph:  # only of `torch.accelerator.Graph`
         torch.cuda.synchronize()
@@ -270,31 +272,24 @@ class Graph:
     def capture_begin(self, pool: Any = None, *_: Any, **options: Any) -> None:
         """Begin to capture a graph on this thread."""
         self._pool = pool or self._pool
-        self._streams.capturing = True
+        self._streams.thread.capturing = True
 
     def capture_end(self) -> None:
         """End the capture, which does not synchronize."""
-        self._streams.capturing = False
+        self._streams.thread.capturing = False
 
-    def instantiate(self) -> None:
+    def instantiate(self, *_: Any) -> None:
         """Do nothing."""
+
+    reset = register_generator_state = enable_debug_mode = instantiate
 
     def replay(self) -> None:
         """Record that a replay is not covered."""
         self._streams.log.record_not_covered(REPLAY)
 
-    def reset(self) -> None:
-        """Do nothing."""
-
     def pool(self) -> Any:
         """Return the handle of the pool of memory."""
         return self._pool
-
-    def register_generator_state(self, generator: Any) -> None:
-        """Do nothing."""
-
-    def enable_debug_mode(self) -> None:
-        """Do nothing."""
 
     def debug_dump(self, debug_path: str) -> None:
         """Record that a dump is not covered."""
@@ -312,7 +307,7 @@ class Graph:
         return {"exec_graph_id": 0, "nodes": []}
 
 
-def make_graphed_callables(log: SyncLog) -> Any:
+def make_graphed_callables(log: RunState) -> Any:
     """Return the replacement of `torch.cuda.make_graphed_callables`, which synchronizes before each capture."""
 
     def make(callables: Any, sample_args: Any, *options: Any, **more: Any) -> Any:

@@ -24,16 +24,8 @@ from .state import PINNED, RunState, as_cuda, tensors
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 _RULES: dict[Any, Rule] = {}
 _CHECKED_NAMESPACES = (
-    "aten",
-    "prim",
-    "prims",
-    "quantized",
-    "c10d",
-    "_c10d_functional",
-    "profiler",
-    "inductor",
-    "debugprims",
-)
+    "aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims",
+)  # fmt: skip
 _ON_GPU_HINT = (
     ". Tensors made before the dry run, such as those of a batch, an optimizer or a copy of the model, are on the "
     "CPU unless on_gpu names them: on_gpu=[model, batch, optimizer]"
