@@ -1,4 +1,4 @@
-"""Writes src/instrument/slimming/vocabulary.txt: the words of the public names of torch and its libraries.
+"""Writes src/instrument/explain/slimming/vocabulary.txt: the words of the public names of torch and its libraries.
 
 ``python -m scripts.vocabulary FOLDER`` reads the operators and the files of the installed packages, the calls of
 CUDA and HIP, the names of kernels in the tests, and those of libraries in the traces in FOLDER (``make traces``
