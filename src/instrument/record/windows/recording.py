@@ -31,7 +31,7 @@ SaveResult = tuple[
 ]  # the files, the line of the manifest, and why parts are missing
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Recording:
     """A window and its capture. Once it records, it belongs to its thread: torch's profiler must stop there.
 
