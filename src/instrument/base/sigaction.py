@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 from typing import Any
-
-from .interrupts import is_interrupt
 
 _SIZE = 1024  # bytes, more than a ``struct sigaction`` takes; the handler's address comes first in glibc and musl
 _POINTER = 8 if sys.maxsize > 1 << 32 else 4
@@ -58,19 +55,4 @@ def is_default(number: int) -> bool:
     """Return whether no code handles or ignores signal ``number``, in Python or, where known, in C."""
     if signal.getsignal(number) is not signal.SIG_DFL:
         return False
-    address = c_handler(number)
-    if address is not None:
-        return address == 0
-    caught = _is_caught()
-    return caught is None or not caught >> (number - 1) & 1
-
-
-def _is_caught() -> int | None:
-    """Return Linux's bit mask of the signals that have a handler; None on other systems."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
-    except (OSError, StopIteration, ValueError) as error:
-        if is_interrupt(error):
-            raise
-        return None
+    return not c_handler(number)

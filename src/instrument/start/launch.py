@@ -37,6 +37,10 @@ from ..record.handover.manifest import size_of
 from ..show.terminal.console import print_line
 from .vendors import LaunchRequest, Ncu, Nsys, Rocprof, Tool, Vendor, Vtune, find_tool
 
+_PARSERS = {
+    "torchrun": ("torch.distributed.run", "get_args_parser"),
+    "accelerate": ("accelerate.commands.launch", "launch_command_parser"),
+}
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 
 
@@ -88,10 +92,7 @@ def workers(command: Sequence[str], environment: Mapping[str, str]) -> Workers |
 def _parse(launcher: str, words: list[str]) -> Any:
     """Return the launcher's arguments as its own parser parses them; None if it rejects them."""
     try:
-        if launcher == "torchrun":
-            module, name = "torch.distributed.run", "get_args_parser"
-        else:
-            module, name = "accelerate.commands.launch", "launch_command_parser"
+        module, name = _PARSERS[launcher]
         parser = getattr(importlib.import_module(module), name)
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             return parser().parse_args(words)
@@ -108,9 +109,10 @@ def run_tool(command: Sequence[str], environment: Mapping[str, str], program: Se
     A signal makes the tools end their recording, and some then leave the program running. The tool therefore runs
     in a session of its own without signals, and the program gets each signal once, as it does without the tool.
     """
-    with _forward_signals(program) as follow:
+    signals = _Signals(program)
+    with _forwarded(signals):
         child = subprocess.Popen(list(command), env=dict(environment), start_new_session=True)
-        follow(child)
+        signals.follow(child)
         code = child.wait()
     return code if code >= 0 else 128 - code
 
@@ -140,15 +142,15 @@ class _Signals:
 
 
 @contextmanager
-def _forward_signals(program: Sequence[str]) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    signals, before = _Signals(program), {}
+def _forwarded(signals: _Signals) -> Iterator[None]:
+    before = {}
     if threading.current_thread() is threading.main_thread():
         for name in _SIGNALS:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 before[number] = signal.signal(number, signals)
     try:
-        yield signals.follow
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -199,11 +201,6 @@ def _children(process: int) -> list[int]:
     return found
 
 
-def manifest_size(out: Path) -> int:
-    """Return the size of the manifest, before the run."""
-    return size_of(out / NAME) or 0
-
-
 def print_outcome(vendor: Vendor, request: LaunchRequest, report: Path, manifest: int, code: int) -> None:
     """Print a summary of the reports on standard error or, if there are none, the reason.
 
@@ -211,7 +208,7 @@ def print_outcome(vendor: Vendor, request: LaunchRequest, report: Path, manifest
         vendor: the profiler.
         request: the program that ran.
         report: the path of the reports without the suffix that the tool adds.
-        manifest: the `manifest_size` before the run.
+        manifest: the size of the manifest before the run.
         code: the program's exit code.
     """
     text = io.StringIO()  # standard error may be closed or full
@@ -283,7 +280,7 @@ def command_line(profiler: str, request: LaunchRequest, tool: Tool | None = None
         LaunchError: the profiler or the program is not installed; the message says where to get the profiler.
         ValueError: ``profiler`` is unknown.
     """
-    return _prepare(profiler, request, tool).command
+    return _prepare(profiler, request, tool)[0]
 
 
 def launch(profiler: str, request: LaunchRequest) -> int:
@@ -297,21 +294,16 @@ def launch(profiler: str, request: LaunchRequest) -> int:
     Raises:
         LaunchError, ValueError: as for `command_line`.
     """
-    prepared = _prepare(profiler, request, None)
+    command, report = _prepare(profiler, request, None)
     make_folder(request.out)
-    manifest = manifest_size(request.out)
-    code = run_tool(prepared.command, {**request.environment, LAUNCHED: "1"}, request.command)
-    print_outcome(VENDORS[profiler], request, prepared.report, manifest, code)
+    manifest = size_of(request.out / NAME) or 0
+    code = run_tool(command, {**request.environment, LAUNCHED: "1"}, request.command)
+    print_outcome(VENDORS[profiler], request, report, manifest, code)
     return code
 
 
-@dataclass(frozen=True)
-class _PreparedLaunch:
-    command: list[str]
-    report: Path  # without the suffix that the tool adds
-
-
-def _prepare(profiler: str, request: LaunchRequest, tool: Tool | None) -> _PreparedLaunch:
+def _prepare(profiler: str, request: LaunchRequest, tool: Tool | None) -> tuple[list[str], Path]:
+    """Return the command line, and the path of the report without the suffix that the tool adds."""
     if profiler not in VENDORS:
         raise ValueError(f'"profiler" must be one of {", ".join(VENDORS)}: {profiler!r}')
     vendor = VENDORS[profiler]
@@ -326,11 +318,11 @@ def _prepare(profiler: str, request: LaunchRequest, tool: Tool | None) -> _Prepa
     name = str(report).replace("%", vendor.percent)
     job = workers(request.command, request.environment) if vendor.rank is not None else None
     if job is None:
-        return _PreparedLaunch([*vendor.prefix(request, tool, name, workers=False), *request.command], report)
+        return [*vendor.prefix(request, tool, name, workers=False), *request.command], report
     name += f"-rank{vendor.rank}"
     if job.restarts:
         name += f"-restart{vendor.rank}".replace("RANK", "TORCHELASTIC_RESTART_COUNT")
-    return _PreparedLaunch(job.under(vendor.prefix(request, tool, name, workers=True)), report)
+    return job.under(vendor.prefix(request, tool, name, workers=True)), report
 
 
 def _new_report_path(request: LaunchRequest, profiler: str) -> Path:

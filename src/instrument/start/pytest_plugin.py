@@ -109,10 +109,6 @@ def _run(item: pytest.Item, test: Callable[..., Any], most: int, fake: bool, *ar
     if body.error is not None:
         item.add_report_section("call", "syncs", str(report))
         body.reraise()
-    _check(report, most)
-
-
-def _check(report: SyncReport, most: int) -> None:
     reason = report.over(most)
     if reason is not None:
         _refuse(f"{reason}\n\n{report}")

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 
@@ -40,15 +39,13 @@ class Tool:
         return f"{COMMANDS[self.name]} {'.'.join(map(str, self.version)) or 'of unknown version'}"
 
 
-def help_of(tool: Tool, *words: str) -> str:
-    """Return the help of ``tool``, or of its subcommand ``words``; empty if the tool fails."""
+def _said(*command: str) -> tuple[str, str]:
+    """Return what a tool prints on standard output and on standard error; nothing if it fails."""
     try:
-        done = subprocess.run(
-            [tool.path, *words, "--help"], capture_output=True, text=True, timeout=60, errors="replace"
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, errors="replace")
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout
+        return "", ""
+    return done.stdout, done.stderr
 
 
 def find_tool(name: str) -> Tool | None:
@@ -56,11 +53,7 @@ def find_tool(name: str) -> Tool | None:
     path = shutil.which(COMMANDS[name])
     if path is None:
         return None
-    try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, errors="replace")
-    except (OSError, subprocess.TimeoutExpired):
-        return Tool(name, path, ())
-    found = re.search(r"\d+\.\d+(\.\d+)*", done.stdout + done.stderr)
+    found = re.search(r"\d+\.\d+(\.\d+)*", "".join(_said(path, "--version")))
     return Tool(name, path, tuple(map(int, found[0].split("."))) if found else ())
 
 
@@ -87,38 +80,6 @@ class LaunchRequest:
     extra: Sequence[str] = ()
 
 
-class Vendor(Protocol):
-    """The interface of a vendor's profiler.
-
-    Attributes:
-        title: the profiler's name for people.
-        get: where to get the profiler.
-        rank: the placeholder for the rank of a process in the name of its report; None if one report contains all.
-        percent: the escape for a percent sign in that name.
-    """
-
-    title: str
-    get: str
-    rank: str | None
-    percent: str
-
-    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
-        """Return the command line up to the program.
-
-        Args:
-            request: the program to run.
-            tool: the installed profiler.
-            report: the path of the report without its suffix.
-            workers: whether each rank of a job runs under its own tool.
-        """
-
-    def reports(self, report: Path) -> list[Path]:
-        """Return the written reports, in order."""
-
-    def show(self, reports: Sequence[Path], console: Console) -> None:
-        """Print the content of the reports."""
-
-
 _MAX_WINDOWS_READ = 10  # that are read: nsys exports each to a database first
 
 
@@ -133,33 +94,64 @@ def _parts(name: str) -> list[str]:
     return re.split(r"(\d+)", name)  # text and numbers alternate, so that each is compared with its like
 
 
-def show_traces(reports: Sequence[Path], console: Console) -> None:
-    """Print the sum of the windows of one process, or the last window of each rank side by side."""
-    # Not at the top: a program starts under the tool 0.2 s earlier.
-    from ..read.jobs.read import read_file, read_traces
-    from ..read.jobs.trace_files import rank_from_name
-    from ..show.terminal.console import print_line
-    from ..show.terminal.trace_report import print_trace_set, print_windows
+class Vendor:
+    """A vendor's profiler.
 
-    by_rank: dict[int | None, list[Path]] = defaultdict(list)
-    for path in reports:
-        by_rank[rank_from_name(path)].append(path)
-    if len(by_rank) > 1:
-        traces = read_traces([paths[-1] for paths in by_rank.values()])
-        print_trace_set(traces, "auto", console=console)
-        return
-    read = [read_file(path) for path in reports[:_MAX_WINDOWS_READ]]
-    windows = [trace for trace in read if trace.regions or trace.gpu or trace.runtime]
-    if not windows:
-        print_line(console, f"Nothing was recorded in {', '.join(map(str, reports))}")
-        return
-    print_windows([(trace, None) for trace in windows], "auto", console=console)
-    if len(reports) > _MAX_WINDOWS_READ:
-        more = counted(len(reports) - _MAX_WINDOWS_READ, "more window")
-        print_line(console, f"... and {more}: instrument summarize {reports[-1]}")
-    processes = {trace.threads[thread].process for trace in windows for thread in trace.steps.thread.tolist()}
-    if len(processes) > 1:
-        print_line(console, f"The steps of {len(processes)} processes are in one report, and are added up.")
+    Attributes:
+        title: the profiler's name for people.
+        get: where to get the profiler.
+        rank: the placeholder for the rank of a process in the name of its report; None if one report contains all.
+        percent: the escape for a percent sign in that name.
+        suffixes: how the names of its reports end.
+    """
+
+    title: str
+    get: str
+    rank: str | None = "%q{RANK}"
+    percent = "%%"
+    suffixes: tuple[str, ...]
+
+    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
+        """Return the command line up to the program.
+
+        Args:
+            request: the program to run.
+            tool: the installed profiler.
+            report: the path of the report without its suffix.
+            workers: whether each rank of a job runs under its own tool.
+        """
+        raise NotImplementedError
+
+    def reports(self, report: Path) -> list[Path]:
+        """Return the written reports, in order: one for each rank, and of nsys for each window."""
+        return [path for suffix in self.suffixes for path in matching(report, suffix)]
+
+    def show(self, reports: Sequence[Path], console: Console) -> None:
+        """Print the sum of the windows of one process, or the last window of each rank side by side."""
+        # Not at the top: a program starts under the tool 0.2 s earlier.
+        from ..read.jobs.read import read_file, read_traces
+        from ..read.jobs.trace_files import rank_from_name
+        from ..show.terminal.trace_report import print_trace_set, print_windows
+
+        by_rank: dict[int | None, list[Path]] = defaultdict(list)
+        for path in reports:
+            by_rank[rank_from_name(path)].append(path)
+        if len(by_rank) > 1:
+            traces = read_traces([paths[-1] for paths in by_rank.values()])
+            print_trace_set(traces, "auto", console=console)
+            return
+        read = [read_file(path) for path in reports[:_MAX_WINDOWS_READ]]
+        windows = [trace for trace in read if trace.regions or trace.gpu or trace.runtime]
+        if not windows:
+            print_line(console, f"Nothing was recorded in {', '.join(map(str, reports))}")
+            return
+        print_windows([(trace, None) for trace in windows], "auto", console=console)
+        if len(reports) > _MAX_WINDOWS_READ:
+            more = counted(len(reports) - _MAX_WINDOWS_READ, "more window")
+            print_line(console, f"... and {more}: instrument summarize {reports[-1]}")
+        processes = {trace.threads[thread].process for trace in windows for thread in trace.steps.thread.tolist()}
+        if len(processes) > 1:
+            print_line(console, f"The steps of {len(processes)} processes are in one report, and are added up.")
 
 
 # Without osrt, cudnn and cublas: tracing them slows down a loop that is bound by its launches.
@@ -173,13 +165,12 @@ _RESTORE_STDOUT = ("/bin/sh", "-c", 'if { true >&3; } 2>/dev/null; then exec "$@
 _NSYS_LONG = {"-t": "--trace", "-s": "--sample", "-c": "--capture-range", "-p": "--nvtx-capture"}
 
 
-class Nsys:
+class Nsys(Vendor):
     """Builds ``nsys profile`` command lines and reads ``.nsys-rep``."""
 
     title = "Nsight Systems"
     get = "https://developer.nvidia.com/nsight-systems"
-    rank: str | None = "%q{RANK}"
-    percent = "%%"
+    suffixes = (".nsys-rep",)
 
     def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program.
@@ -198,20 +189,12 @@ class Nsys:
         line = [tool.path, "profile", *own, "-o", report, *request.extra]
         return [*_HIDE_STDOUT, *line, *_RESTORE_STDOUT]
 
-    def reports(self, report: Path) -> list[Path]:
-        """Return the reports, one for each window and rank."""
-        return matching(report, ".nsys-rep")
-
-    def show(self, reports: Sequence[Path], console: Console) -> None:
-        """Print the regions and the GPU time."""
-        show_traces(reports, console)
-
 
 def _supported_traces(tool: Tool) -> list[str]:
     """Return the traces that nsys can record here, with collectives if this release can trace them."""
     if not (any(Path(device).exists() for device in _DEVICES) or shutil.which("nvidia-smi")):
         return ["nvtx"]
-    section = re.search(r"--trace[ =](.*?)\n\s*(-\w, *)?--\w", help_of(tool, "profile"), re.DOTALL)
+    section = re.search(r"--trace[ =](.*?)\n\s*(-\w, *)?--\w", _said(tool.path, "profile", "--help")[0], re.DOTALL)
     return [*_FIXED_OPTIONS, *(["nccl"] if section and "'nccl'" in section[1] else [])]
 
 
@@ -220,13 +203,12 @@ _NCU_SCOPE = "--nvtx-push-pop-scope"
 _NCU_SPECIAL = re.compile(r"([@,\[\]/*+\\])")
 
 
-class Ncu:
+class Ncu(Vendor):
     """Builds ``ncu`` command lines and reads ``.ncu-rep``."""
 
     title = "Nsight Compute"
     get = "https://developer.nvidia.com/nsight-compute"
-    rank: str | None = "%q{RANK}"
-    percent = "%%"
+    suffixes = (".ncu-rep",)
 
     def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program.
@@ -241,7 +223,7 @@ class Ncu:
         inside = [word for name in names for kind in ("/", "") for word in _ncu_include(f"{name}{kind}")]
         scope: Sequence[str] = ()
         ranges: Sequence[str] = ()
-        if inside and _NCU_SCOPE in help_of(tool):
+        if inside and _NCU_SCOPE in _said(tool.path, "--help")[0]:
             scope = (_NCU_SCOPE, "process")
         elif inside:
             ranges = ("env", f"{NVTX_START_END}=1")
@@ -251,14 +233,9 @@ class Ncu:
             *(["--kernel-name", "regex:^(?!nccl)"] * workers), "-o", report, *request.extra, *ranges,
         ]  # fmt: skip
 
-    def reports(self, report: Path) -> list[Path]:
-        """Return the reports, one for each rank."""
-        return matching(report, ".ncu-rep")
-
     def show(self, reports: Sequence[Path], console: Console) -> None:
         """Print a table of kernels by region, or the command that prints one."""
         from ..read.profilers.ncu import read_kernels
-        from ..show.terminal.console import print_line
         from ..show.terminal.kernels import print_measured_kernels
 
         try:
@@ -276,13 +253,14 @@ def _ncu_include(expression: str) -> tuple[str, str]:
 _ROCPD = (1, 0)  # the first version that writes databases
 
 
-class Rocprof:
+class Rocprof(Vendor):
     """Builds ``rocprofv3`` command lines and reads its databases, or the JSON of older versions."""
 
     title = "rocprofv3"
     get = "the package rocprofiler-sdk of ROCm"
-    rank: str | None = "%env{RANK}%"
+    rank = "%env{RANK}%"
     percent = "%"
+    suffixes = ("_results.db", "_results.json")
 
     def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program, each of whose processes writes a file."""
@@ -293,21 +271,13 @@ class Rocprof:
             "-d", str(folder), "-o", f"{name}.%pid%", *request.extra, "--",
         ]  # fmt: skip
 
-    def reports(self, report: Path) -> list[Path]:
-        """Return the files, one for each process."""
-        return [*matching(report, "_results.db"), *matching(report, "_results.json")]
 
-    def show(self, reports: Sequence[Path], console: Console) -> None:
-        """Print the regions and the GPU time."""
-        show_traces(reports, console)
-
-
-class Vtune:
+class Vtune(Vendor):
     """Builds ``vtune -collect`` command lines; VTune itself summarizes a result."""
 
     title = "VTune"
     get = "https://www.intel.com/content/www/us/en/developer/tools/oneapi/vtune-profiler-download.html"
-    rank: str | None = None
+    rank = None
     percent = "%"
 
     def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:

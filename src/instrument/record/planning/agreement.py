@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from ...base.compat.distributed import job_store
+from ...base.compat.training import job_store
 from ...base.guard import guard
 from .ranks import rank
 from .requests import WindowRequest

@@ -39,30 +39,19 @@ class Emitter(Protocol):
         """Show an instant."""
 
 
-def _nvtx() -> Emitter:
-    from .tool_emitters import NvtxEmitter, NvtxStartEndEmitter
+def _of_tool(kind: str) -> Emitter:
+    from . import tool_emitters
 
-    return NvtxStartEndEmitter() if os.environ.get(NVTX_START_END) else NvtxEmitter()
-
-
-def _roctx() -> Emitter:
-    from .tool_emitters import RoctxEmitter
-
-    return RoctxEmitter()
+    made: Emitter = getattr(tool_emitters, kind)()
+    return made
 
 
-def _itt() -> Emitter:
-    from .tool_emitters import IttEmitter
-
-    return IttEmitter()
-
-
-def _jax() -> Emitter:
-
-    return JaxEmitter()
-
-
-_FACTORIES: Mapping[str, Callable[[], Emitter]] = {"nvtx": _nvtx, "roctx": _roctx, "itt": _itt, "jax": _jax}
+_FACTORIES: Mapping[str, Callable[[], Emitter]] = {
+    "nvtx": lambda: _of_tool("NvtxStartEndEmitter" if os.environ.get(NVTX_START_END) else "NvtxEmitter"),
+    "roctx": lambda: _of_tool("RoctxEmitter"),
+    "itt": lambda: _of_tool("IttEmitter"),
+    "jax": lambda: JaxEmitter(),
+}
 
 _IS_ATTACHED: Mapping[str, Callable[[], bool]] = {
     "nvtx": lambda: tools.nvtx_injected() or tools.nsight_compute(),

@@ -2,72 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
+from ...base.errors import TraceError
 from ...base.printable import printable
 
 
-def _without_types(parameters: list[Any]) -> list[Any]:
-    """Remove the types that typer shows after flags and arguments, such as ``<bool>``."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-        elif isinstance(parameter, TyperArgument):
-            parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign, attr-defined, unused-ignore]
-    return parameters
+class _WithoutTypes:
+    """Shows no types in the help, such as ``<bool>`` after flags and arguments."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, with ``--help``."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+            elif isinstance(parameter, TyperArgument):
+                parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign, attr-defined, unused-ignore]
+        return parameters
 
 
-class Command(TyperCommand):
+class Command(_WithoutTypes, TyperCommand):
     """A command whose help shows no types."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, with ``--help``."""
-        return _without_types(super().get_params(ctx))
 
-
-class Group(TyperGroup):
+class Group(_WithoutTypes, TyperGroup):
     """A command with subcommands, whose help shows no types."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, with ``--help``."""
-        return _without_types(super().get_params(ctx))
 
-
-def subcommand_of(
-    function: Callable[..., None], cls: type[Command] = Command, name: str | None = None, **settings: Any
-) -> Any:
+def subcommand_of(function: Callable[..., None], cls: type[Command] = Command, **settings: Any) -> Any:
     """Return the subcommand that calls ``function``, whose parameters are its options.
 
     Args:
-        function: its docstring is the help.
+        function: its docstring is the help, and its name without ``_command`` that of the subcommand.
         cls: how the arguments are parsed.
-        name: its name in the help; by default that of the function.
         settings: the settings of typer's context.
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    app.command(name, cls=cls, context_settings=settings)(function)
+    app.command(function.__name__.removesuffix("_command"), cls=cls, context_settings=settings)(function)
     return typer.main.get_command(app)
 
 
-StepsFromOption = Annotated[
-    str | None,
-    typer.Option(help="Names of the regions that are the steps, as in instrument summarize.", metavar="REGEX"),
-]
-RankOption = Annotated[
-    int | None,
-    typer.Option(min=0, help="The rank, of several: by default the one that the others wait for.", metavar="N"),
-]
-CollectivesOption = Annotated[
-    str,
-    typer.Option(
-        help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
-    ),
-]
+def argument(metavar: str, help: str) -> Any:
+    """Return a required argument; this and the next two are defaults of a command's parameters."""
+    return typer.Argument(..., metavar=metavar, help=help)
+
+
+def option(metavar: str | None, help: str, *names: str, default: Any = None, **checks: Any) -> Any:
+    """Return an option with a value, called ``names`` or, without these, as its parameter."""
+    return typer.Option(default, *names, help=help, metavar=metavar, **checks)
+
+
+def flag(name: str, help: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(False, name, help=help)
+
+
+TRACE = argument("TRACE", "A file, or the folder of a run or of the ranks' files.")
+HTML = option("FILE", "Write a page with charts to this file.", "--html")
+STEPS_FROM = option("REGEX", "Names of the regions that are the steps, as in instrument summarize.")
+RANK = option("N", "The rank, of several: by default the one that the others wait for.", min=0)
+COLLECTIVES = option(
+    "REGEX", "The kernels that communicate: 'auto', or a regular expression for their names.", default="auto"
+)
+BUDGET = option("REGION=N", "Synchronizations that a step may have in a region.")
 
 
 def describe(error: Exception) -> str:
@@ -93,15 +97,43 @@ def exit_unusable(error: Exception) -> typer.Exit:
     return typer.Exit(2)
 
 
-def write_html(to_html: Callable[[Path], object], out: Path) -> None:
-    """Write a page and print where it is.
+@contextmanager
+def errors_reported(unreadable: int = 1, names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """End the command with a message where the body fails.
+
+    Args:
+        unreadable: the exit code if a file cannot be read; it is 2 for wrong arguments.
+        names: the options by the names that the library's messages have for them.
 
     Raises:
-        typer.Exit: with code 1 if it cannot be written.
+        typer.Exit: the body failed.
     """
     try:
-        to_html(out)
+        yield
+    except (OSError, ValueError, TypeError) as error:
+        message = describe(error)
+        for name, option_name in (names or {}).items():
+            message = message.replace(name, option_name)
+        print_message(message)
+        raise typer.Exit(unreadable if isinstance(error, (OSError, TraceError)) else 2) from None
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """End the command with a message, and code 1, where the body cannot write the file ``out``.
+
+    Raises:
+        typer.Exit: it cannot.
+    """
+    try:
+        yield
     except OSError as error:
         print_message(describe_unwritten(error, out))
         raise typer.Exit(1) from None
+
+
+def write_html(to_html: Callable[[Path], object], out: Path) -> None:
+    """Write a page and print where it is, as `writing` says."""
+    with writing(out):
+        to_html(out)
     print_message(f"{out} has the page")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ...base.errors import TraceError
 from .command import (
-    CollectivesOption,
-    RankOption,
-    StepsFromOption,
-    describe,
-    exit_unusable,
+    COLLECTIVES,
+    HTML,
+    RANK,
+    STEPS_FROM,
+    argument,
+    errors_reported,
+    flag,
+    option,
     print_message,
     subcommand_of,
+    write_html,
 )
 
 if TYPE_CHECKING:
@@ -27,24 +30,18 @@ _FAILED, _NOT_COMPARABLE = 1, 2
 
 
 def compare_command(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A file, or the folder of a run or of ranks.")],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="The same after the change.")],
-    fail_on: Annotated[
-        str | None,
-        typer.Option(
-            help="End with code 1 if the steps became slower by this much or more (slower=5%), with code 2 "
-            "if the recordings cannot be compared.",
-            metavar="slower=N%",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
-    as_html: Annotated[
-        Path | None,
-        typer.Option("--html", help="Write a page with charts to this file.", metavar="FILE"),
-    ] = None,
-    steps_from: StepsFromOption = None,
-    rank: RankOption = None,
-    collectives: CollectivesOption = "auto",
+    before: str = argument("BEFORE", "A file, or the folder of a run or of ranks."),
+    after: str = argument("AFTER", "The same after the change."),
+    fail_on: str | None = option(
+        "slower=N%",
+        "End with code 1 if the steps became slower by this much or more (slower=5%), with code 2 "
+        "if the recordings cannot be compared.",
+    ),
+    as_json: bool = flag("--json", "Print the whole comparison as JSON."),
+    as_html: Path | None = HTML,
+    steps_from: str | None = STEPS_FROM,
+    rank: int | None = RANK,
+    collectives: str = COLLECTIVES,
 ) -> None:
     """Say whether the steps of a program became faster or slower, and which parts of a step changed.
 
@@ -56,20 +53,14 @@ def compare_command(
     from ...read.tables.work_classes import compile_collectives
     from ...show.terminal.comparison import print_comparison
     from ...show.terminal.console import new_console
-    from .command import write_html
 
-    try:
+    with errors_reported():
         if as_json and as_html is not None:
             raise ValueError("--json and --html exclude each other")
         limit = _limit(fail_on)
         change = compare(
             before, after, collectives=compile_collectives(collectives), steps_from=steps_from, rank=rank
         )
-    except (TraceError, OSError) as error:
-        print_message(describe(error))
-        raise typer.Exit(1) from None
-    except ValueError as error:
-        raise exit_unusable(error) from None
     if as_json:
         typer.echo(change.to_json())
     elif as_html is not None:
@@ -111,4 +102,4 @@ def _fail(change: Comparison, limit: float) -> None:
         )
 
 
-subcommand = subcommand_of(compare_command, name="compare")
+subcommand = subcommand_of(compare_command)

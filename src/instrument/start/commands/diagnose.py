@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...base.errors import TraceError
 from .command import (
-    CollectivesOption,
-    RankOption,
-    StepsFromOption,
+    COLLECTIVES,
+    HTML,
+    RANK,
+    STEPS_FROM,
+    argument,
     describe,
-    exit_unusable,
+    errors_reported,
+    flag,
+    option,
     print_message,
     subcommand_of,
+    write_html,
 )
 
 if TYPE_CHECKING:
@@ -23,34 +28,22 @@ if TYPE_CHECKING:
 
 
 def diagnose_command(
-    traces: Annotated[
-        list[str],
-        typer.Argument(metavar="TRACE...", help="Files, or folders of a run or of the ranks' files."),
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole diagnosis as JSON.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")] = False,
-    as_html: Annotated[
-        Path | None,
-        typer.Option("--html", help="Write a page with charts to this file.", metavar="FILE"),
-    ] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help="Leave out a rule.", metavar="RULE")] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Change a threshold of a rule: --set input-wait.share=0.1", metavar="RULE.NAME=N"
-        ),
-    ] = None,
-    steps_from: StepsFromOption = None,
-    rank: RankOption = None,
-    compile_log: Annotated[
-        Path | None,
-        typer.Option(
-            help="The log of torch.compile that TORCH_TRACE=FOLDER writes: a file or the folder. By default, the "
-            "logs beside the trace.",
-            metavar="PATH",
-        ),
-    ] = None,
-    collectives: CollectivesOption = "auto",
+    traces: list[str] = argument("TRACE...", "Files, or folders of a run or of the ranks' files."),
+    as_json: bool = flag("--json", "Print the whole diagnosis as JSON."),
+    as_markdown: bool = flag("--markdown", "Print Markdown, for a pull request."),
+    as_html: Path | None = HTML,
+    ignore: list[str] | None = option("RULE", "Leave out a rule."),
+    change: list[str] | None = option(
+        "RULE.NAME=N", "Change a threshold of a rule: --set input-wait.share=0.1", "--set"
+    ),
+    steps_from: str | None = STEPS_FROM,
+    rank: int | None = RANK,
+    compile_log: Path | None = option(
+        "PATH",
+        "The log of torch.compile that TORCH_TRACE=FOLDER writes: a file or the folder. By default, the "
+        "logs beside the trace.",
+    ),
+    collectives: str = COLLECTIVES,
 ) -> None:
     """Say what is slow in a trace, why, and what a fix would win.
 
@@ -75,37 +68,33 @@ def diagnose_command(
     from ...explain.diagnosis.diagnose import diagnose
     from ...explain.diagnosis.serialize import as_dict, as_text
     from ...read.tables.work_classes import compile_collectives
-    from .command import write_html
     from .rule_settings import rule_settings
 
-    try:
+    with errors_reported(unreadable=2):
         if as_json + as_markdown + (as_html is not None) > 1:
             raise ValueError("--json, --markdown and --html exclude each other")
         if as_html is not None and len(traces) > 1:
             raise ValueError(f"--html writes one page: give one TRACE, not {len(traces)}")
         ignored, thresholds = rule_settings(ignore or [], change or [])
         compile_collectives(collectives)
-    except (ValueError, TypeError, OSError) as error:
-        raise exit_unusable(error) from None
     found, failed = [], False
     for path in traces:
-        try:
-            found.append(
-                diagnose(
-                    path,
-                    ignore=ignored,
-                    thresholds=thresholds,
-                    collectives=collectives,
-                    steps_from=steps_from,
-                    rank=rank,
-                    compile_log=compile_log,
+        with errors_reported():  # of an option that this trace shows to be wrong
+            try:
+                found.append(
+                    diagnose(
+                        path,
+                        ignore=ignored,
+                        thresholds=thresholds,
+                        collectives=collectives,
+                        steps_from=steps_from,
+                        rank=rank,
+                        compile_log=compile_log,
+                    )
                 )
-            )
-        except (TraceError, OSError) as error:
-            print_message(describe(error))
-            failed = True
-        except ValueError as error:  # of an option that this trace shows to be wrong
-            raise exit_unusable(error) from None
+            except (TraceError, OSError) as error:
+                print_message(describe(error))
+                failed = True
     if as_json:
         dicts = [as_dict(each) for each in found]
         typer.echo(as_text(dicts if len(traces) > 1 or not dicts else dicts[0]))
@@ -137,4 +126,4 @@ def _print(found: list[Diagnosis], as_markdown: bool, *, several: bool) -> None:
         console.print(diagnosis, soft_wrap=True)
 
 
-subcommand = subcommand_of(diagnose_command, name="diagnose")
+subcommand = subcommand_of(diagnose_command)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from .command import subcommand_of
+from .command import flag, option, subcommand_of
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    out: Annotated[Path, typer.Option(help="The folder for traces.", metavar="FOLDER")] = Path("runs"),
+    as_json: bool = flag("--json", "Print everything as JSON."),
+    out: Path = option("FOLDER", "The folder for traces.", default=Path("runs")),
 ) -> None:
     """Check what is installed, what each profiler records here, and whether ranges arrive in its output.
 

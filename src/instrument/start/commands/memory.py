@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ...base.errors import TraceError
 from ...base.units import parse_size
-from .command import describe, exit_unusable, print_message, subcommand_of
+from .command import (
+    HTML,
+    argument,
+    errors_reported,
+    exit_unusable,
+    flag,
+    option,
+    print_message,
+    subcommand_of,
+    write_html,
+)
 
 if TYPE_CHECKING:
     from ...read.memory.batch import BatchFit
@@ -19,46 +28,24 @@ if TYPE_CHECKING:
 
 
 def memory(
-    snapshots: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="SNAPSHOT [SNAPSHOT]",
-            help="One snapshot, or two to compare: files, or folders of a run or of a window.",
-        ),
-    ],
-    device: Annotated[
-        int | None,
-        typer.Option(min=0, help="The GPU (default: the one with the highest peak).", metavar="N"),
-    ] = None,
-    limit: Annotated[
-        str | None,
-        typer.Option(
-            help="The memory that the GPU has for the program: how large can the batch be? GB is 10^9 bytes, and "
-            "GiB 2^30, in which torch's errors count: 79GiB for a card of 80 GB. (default: what it had, which "
-            "a snapshot says that instrument recorded or that has a failed allocation)",
-            metavar="SIZE",
-        ),
-    ] = None,
-    batch: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1,
-            max=10**12,
-            help="The batch size of the snapshot; given twice, of the two snapshots.",
-            metavar="N",
-        ),
-    ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="The rank, of several in a folder (default: the lowest with a snapshot).", metavar="N"
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all parts as JSON, unrounded.")] = False,
-    as_html: Annotated[
-        Path | None,
-        typer.Option("--html", help="Write a page with charts to this file.", metavar="FILE"),
-    ] = None,
+    snapshots: list[Path] = argument(
+        "SNAPSHOT [SNAPSHOT]", "One snapshot, or two to compare: files, or folders of a run or of a window."
+    ),
+    device: int | None = option("N", "The GPU (default: the one with the highest peak).", min=0),
+    limit: str | None = option(
+        "SIZE",
+        "The memory that the GPU has for the program: how large can the batch be? GB is 10^9 bytes, and "
+        "GiB 2^30, in which torch's errors count: 79GiB for a card of 80 GB. (default: what it had, which "
+        "a snapshot says that instrument recorded or that has a failed allocation)",
+    ),
+    batch: list[int] | None = option(
+        "N", "The batch size of the snapshot; given twice, of the two snapshots.", min=1, max=10**12
+    ),
+    rank: int | None = option(
+        "N", "The rank, of several in a folder (default: the lowest with a snapshot).", min=0
+    ),
+    as_json: bool = flag("--json", "Print all parts as JSON, unrounded."),
+    as_html: Path | None = HTML,
 ) -> None:
     """Show what used the memory of a GPU at its peak: by category, line, module and region.
 
@@ -83,13 +70,8 @@ def memory(
     limit_bytes = None if limit is None else _limit(limit)
     if limit_bytes is not None and len(snapshots) == 2 and not batches and not as_json:
         raise typer.BadParameter("with two snapshots it needs --batch twice", param_hint="--limit")
-    try:
+    with errors_reported():
         read = [read_memory(_file(path, rank)) for path in snapshots]
-    except (TraceError, OSError) as error:
-        print_message(describe(error))
-        raise typer.Exit(1) from None
-    except ValueError as error:  # of a rank that is not there
-        raise exit_unusable(error) from None
     chosen = _device(read, device)
     if len(read) == 2:
         _show_change(read[0], read[1], chosen, batches, limit_bytes, as_json, as_html)
@@ -134,7 +116,6 @@ def _show_change(
 
 def _write(text: str, path: Path) -> None:
     from ...show.page.document import write_page
-    from .command import write_html
 
     write_html(partial(write_page, text=text), path)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ...base.errors import TraceError
 from ...base.units import counted, duration, listed, signed_duration
-from .command import describe, print_message, subcommand_of
+from .command import argument, errors_reported, flag, option, subcommand_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,32 +25,17 @@ _AS_OPTIONS = {
 
 
 def merge_command(
-    run: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN...", help="The folder of a run or of ranks, a pattern, or several files."),
-    ],
-    ranks: Annotated[
-        str | None,
-        typer.Option(help="The ranks, such as '0,7' (default: all that have a trace).", metavar="RANKS"),
-    ] = None,
-    steps: Annotated[
-        str | None,
-        typer.Option(
-            help="The steps, such as '10-12' (default: all). Of the windows of a run, the last one with these "
-            "steps is taken; by default the last one.",
-            metavar="N-M",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The file to write, gzipped if it ends in .gz (default: FOLDER.merged.json.gz beside FOLDER).",
-            metavar="FILE",
-        ),
-    ] = None,
-    skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Merge the other ranks if a file cannot be read.")
-    ] = False,
+    run: list[str] = argument("RUN...", "The folder of a run or of ranks, a pattern, or several files."),
+    ranks: str | None = option("RANKS", "The ranks, such as '0,7' (default: all that have a trace)."),
+    steps: str | None = option(
+        "N-M",
+        "The steps, such as '10-12' (default: all). Of the windows of a run, the last one with these "
+        "steps is taken; by default the last one.",
+    ),
+    out: Path | None = option(
+        "FILE", "The file to write, gzipped if it ends in .gz (default: FOLDER.merged.json.gz beside FOLDER)."
+    ),
+    skip_unreadable: bool = flag("--skip-unreadable", "Merge the other ranks if a file cannot be read."),
 ) -> None:
     """Write one trace of several ranks, on one clock, for Perfetto and chrome://tracing.
 
@@ -66,7 +48,7 @@ def merge_command(
     from ...show.terminal.console import new_console
     from . import options
 
-    try:
+    with errors_reported(names=_AS_OPTIONS):
         merged = merge_traces(
             run if len(run) > 1 else run[0],
             out,
@@ -74,10 +56,6 @@ def merge_command(
             steps=None if steps is None else _range(steps),
             skip_unreadable=skip_unreadable,
         )
-    except (ValueError, TraceError, OSError) as error:
-        wrong = isinstance(error, ValueError) and not isinstance(error, TraceError)
-        print_message(_with_options(describe(error)))
-        raise typer.Exit(2 if wrong else 1) from None
     _print(new_console(), merged)
 
 
@@ -87,12 +65,6 @@ def _range(text: str) -> tuple[int, int]:
     if not match or (match[2] and int(match[2]) < int(match[1])):
         raise ValueError(f"--steps must be N or N-M, such as 10-12: {text}")
     return int(match[1]), int(match[2] or match[1])
-
-
-def _with_options(message: str) -> str:
-    for name, option in _AS_OPTIONS.items():
-        message = message.replace(name, option)
-    return message
 
 
 def _print(console: Console, merged: MergedTrace) -> None:
@@ -131,4 +103,4 @@ def _certainty(clock: Clock) -> str:
     return f"{duration(clock.spread_ns)} ({counted(clock.collectives, 'collective')})"
 
 
-subcommand = subcommand_of(merge_command, name="merge")
+subcommand = subcommand_of(merge_command)

@@ -10,19 +10,20 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from ...base.errors import TraceError
 from ...base.printable import shell_line
 from .command import (
-    CollectivesOption,
-    RankOption,
-    StepsFromOption,
-    describe,
-    exit_unusable,
+    COLLECTIVES,
+    RANK,
+    STEPS_FROM,
+    TRACE,
+    errors_reported,
+    flag,
+    option,
     print_message,
     subcommand_of,
 )
@@ -41,19 +42,13 @@ _UNREADABLE = {
 
 
 def open_command(
-    trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="A file, or the folder of a run or of the ranks' files.")
-    ],
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Print the address, and open no browser.")
-    ] = False,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port of 127.0.0.1; 0 takes a free one.", metavar="N")
-    ] = 0,
-    perfetto: Annotated[str, typer.Option(help="The address of Perfetto.", metavar="URL")] = _PERFETTO,
-    steps_from: StepsFromOption = None,
-    rank: RankOption = None,
-    collectives: CollectivesOption = "auto",
+    trace: str = TRACE,
+    no_browser: bool = flag("--no-browser", "Print the address, and open no browser."),
+    port: int = option("N", "The port of 127.0.0.1; 0 takes a free one.", default=0, min=0, max=65535),
+    perfetto: str = option("URL", "The address of Perfetto.", default=_PERFETTO),
+    steps_from: str | None = STEPS_FROM,
+    rank: int | None = RANK,
+    collectives: str = COLLECTIVES,
 ) -> None:
     """Show the diagnosis of a trace in the browser, and its findings in Perfetto.
 
@@ -66,11 +61,9 @@ def open_command(
     """
     from .rule_settings import rule_settings
 
-    try:
+    with errors_reported(unreadable=2):
         _check_address(perfetto)
         ignored, thresholds = rule_settings([], [])
-    except (ValueError, TypeError, OSError) as error:
-        raise exit_unusable(error) from None
     options = {"ignore": ignored, "thresholds": thresholds, "collectives": collectives}
     with _server(port) as server:
         page, file = _page(trace, server, perfetto, options | {"steps_from": steps_from, "rank": rank})
@@ -117,13 +110,8 @@ def _page(trace: str, server: PageServer, perfetto: str, options: Mapping[str, A
     from ...explain.diagnosis.diagnose import diagnose
     from ...show.sections.diagnosis import page_of
 
-    try:
+    with errors_reported():
         found = diagnose(trace, **options)
-    except (TraceError, OSError) as error:
-        print_message(describe(error))
-        raise typer.Exit(1) from None
-    except ValueError as error:  # of an option that this trace shows to be wrong
-        raise exit_unusable(error) from None
     assert found.facts is not None
     path, reason = Path(found.path), _unreadable(found.facts.trace)
     serve: dict[str, str | int] = {"alive": server.alive_path, "name": shown_name(path.name)}
@@ -176,4 +164,4 @@ def _show(url: str) -> None:
         webbrowser.open(url)
 
 
-subcommand = subcommand_of(open_command, name="open")
+subcommand = subcommand_of(open_command)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
@@ -20,6 +21,14 @@ from ...record.planning.triggers import Triggers
 from ...record.windows.steps import CYCLE, SCHEDULE_OPTIONS, schedule_of
 from ..launch import VENDORS
 
+T = TypeVar("T")
+NAMES = {
+    '"ranks"': "--ranks",
+    '"triggers"': "--trigger",
+    '"upload"': "--upload",
+    '"upload_timeout"': "--upload-timeout",
+}
+"""The options behind arguments of the library, which its errors name."""
 TORCH_OPTIONS = {"shapes": "record_shapes", "stacks": "with_stack"}
 MEMORY_EVENTS = "events"  # what --memory means alone
 MEMORY_ACCEPTED = (
@@ -109,36 +118,33 @@ def storage(options: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("--upload-timeout has no effect without --upload")
     made = {name: options[name] for name in _STORAGE if name in options}
     if "keep" in made:
-        made["keep"] = _limits(made["keep"])
-    try:
-        Storage(**made)
-    except ValueError as error:
-        text = str(error).replace('"upload"', "--upload").replace('"upload_timeout"', "--upload-timeout")
-        raise ValueError(text) from None
+        text, accepted = made["keep"], "limits such as windows=20,age=7d,total=50G, each once"
+        made["keep"] = _made(Keep, text.split(","), "--keep", text, accepted)
+    Storage(**made)
     return made | {"keep": asdict(made["keep"])} if "keep" in made else made
 
 
-def _limits(text: str) -> Keep:
-    """Return the limits that ``--keep`` lists.
+def _made(kind: type[T], parts: list[str], option: str, text: str, accepted: str) -> T:
+    """Return the dataclass ``kind`` with the arguments in ``parts``, each ``name=value``.
+
+    Args:
+        kind: the dataclass.
+        parts: the arguments.
+        option: the option, for the error.
+        text: its whole value.
+        accepted: what it accepts.
 
     Raises:
-        ValueError: the text has another form, or a limit is not accepted.
+        ValueError: the text has another form, or an argument is not accepted.
     """
-    limits = _named(text, Keep)
-    if limits is None:
-        raise ValueError(f"--keep must be limits such as windows=20,age=7d,total=50G, each once: {text}")
-    try:
-        return Keep(**limits)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"--keep {text}: {error}") from None
-
-
-def _named(text: str, kind: type[Any]) -> dict[str, Any] | None:
-    """Return the arguments of the dataclass ``kind`` in a text ``name=value,...``; None for another text."""
-    given = [part.strip().partition("=") for part in text.split(",")]
+    given = [part.strip().partition("=") for part in parts]
     found: dict[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in given}
-    names = {field.name for field in fields(kind)}
-    return found if len(found) == len(given) and found.keys() <= names else None
+    if len(found) != len(given) or not found.keys() <= signature(kind).parameters.keys():
+        raise ValueError(f"{option} must be {accepted}: {text}")
+    try:
+        return kind(**found)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{option} {text}: {error}") from None
 
 
 def is_memory(text: str) -> bool:
@@ -155,13 +161,10 @@ def memory(text: str) -> dict[str, Any]:
     if text == MEMORY_EVENTS:
         return {"profile_memory": True}
     what, _, rest = text.partition(",")
-    chosen = _named(rest, MemoryHistory) if rest else {}
-    if what != _SNAPSHOT or chosen is None:
+    if what != _SNAPSHOT:
         raise ValueError(f"--memory must be {MEMORY_ACCEPTED}: {text}")
-    try:
-        return {"memory": asdict(MemoryHistory(**chosen))}
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"--memory {text}: {error}") from None
+    parts = rest.split(",") if rest else []
+    return {"memory": asdict(_made(MemoryHistory, parts, "--memory", text, MEMORY_ACCEPTED))}
 
 
 def schedule_arguments(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,8 +184,14 @@ def schedule_arguments(steps: str | None, options: Mapping[str, Any]) -> dict[st
             names = ", ".join(f"--{name}" for name in options)
             raise ValueError(f"{names} cannot be combined with --steps all, which records the whole run")
         return {"at": 0, "active": sys.maxsize}
-    for option, name in _contradictions(steps, options):
-        raise ValueError(f"--{name} cannot be combined with {option}")
+    refused: dict[str, tuple[str, ...]] = {"--every": ("wait",)} if "every" in options else {}
+    if steps is not None:
+        refused = {"a range in --steps": ("active",)} if "-" in steps else {}
+        refused["--steps"] = ("wait", "repeat", "every")
+    for option, others in refused.items():
+        for name in others:
+            if name in options:
+                raise ValueError(f"--{name} cannot be combined with {option}")
     if steps is not None:
         made = {**options, "at": steps}
     elif options and "every" not in options:
@@ -194,15 +203,6 @@ def schedule_arguments(steps: str | None, options: Mapping[str, Any]) -> dict[st
     except ValueError as error:
         raise ValueError(_as_options(str(error))) from None
     return made
-
-
-def _contradictions(steps: str | None, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    refused: dict[str, tuple[str, ...]] = {"--every": ("wait",)} if "every" in options else {}
-    if steps is not None:
-        refused = {"--steps": ("wait", "repeat", "every")}
-        if "-" in steps and "active" in options:
-            yield "a range in --steps", "active"
-    yield from ((option, name) for option, names in refused.items() for name in names if name in options)
 
 
 def _as_options(message: str) -> str:
@@ -217,10 +217,7 @@ def triggers(texts: list[str], folder: Path) -> list[str]:
     Raises:
         ValueError: one of them is not accepted.
     """
-    try:
-        Triggers(texts, folder, 1)
-    except ValueError as error:
-        raise ValueError(str(error).replace('"triggers"', "--trigger")) from None
+    Triggers(texts, folder, 1)
     return texts
 
 
@@ -245,10 +242,7 @@ def ranks(text: str) -> list[int] | str:
     """
     if "=" not in text:
         return numbers(text)
-    try:
-        check_text(text)
-    except ValueError as error:
-        raise ValueError(str(error).replace('"ranks"', "--ranks")) from None
+    check_text(text)
     return text
 
 

@@ -8,14 +8,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ...base.config import RUN, settings
 from ...base.errors import LaunchError
 from ...base.printable import shell_line
-from .command import Command, exit_unusable, print_message, subcommand_of
+from .command import (
+    BUDGET,
+    Command,
+    errors_reported,
+    exit_unusable,
+    flag,
+    option,
+    print_message,
+    subcommand_of,
+)
 
 if TYPE_CHECKING:
     from ..launch import LaunchRequest
@@ -76,158 +85,89 @@ class BeforeProgram(Command):
 
 def run(
     ctx: typer.Context,
-    program: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- PROGRAM", help="A script, -m MODULE or a command, and its arguments."),
-    ] = None,
-    profiler: Annotated[
-        Profiler,
-        typer.Option(
-            help="The profiler: torch.profiler, a vendor's tool that this command starts, or none. "
-            "auto is the tool that this command runs under, or else torch.profiler."
-        ),
-    ] = Profiler.auto,
-    steps: Annotated[
-        str | None,
-        typer.Option(
-            help="The steps to record, such as '10-12,100'; 'all' records the whole run.", metavar="STEPS"
-        ),
-    ] = None,
-    wait: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Steps before the warm-up of each window (default 1; not with --steps or --every).",
-            metavar="N",
-        ),
-    ] = None,
-    warmup: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Warm-up steps of each window (default 1; 0 with --steps or --every).", metavar="N"
-        ),
-    ] = None,
-    active: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Recorded steps of each window (default 3; 1 with --steps or --every).", metavar="N"
-        ),
-    ] = None,
-    repeat: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Number of windows, 0 is endless (default 1; 0 with --every; not with --steps).",
-            metavar="N",
-        ),
-    ] = None,
-    every: Annotated[int | None, typer.Option(min=1, help="Record a window every N steps.", metavar="N")] = None,
-    trigger: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What opens further windows: command (instrument trigger), file (FOLDER/trigger is touched), "
-            "file=PATH, signal=SIGUSR2, every=30m or at=02:30.",
-            metavar="TRIGGER",
-        ),
-    ] = None,
-    black_box: Annotated[
-        bool,
-        typer.Option(
-            "--black-box", help="Time all steps; a slow one opens a window, and the summary names the worst."
-        ),
-    ] = False,
-    diagnose: Annotated[
-        bool,
-        typer.Option(
-            "--diagnose",
-            help="Write what is slow in each window beside its trace (torch.profiler), and print the last.",
-        ),
-    ] = False,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="The folder for the recorded windows.", metavar="FOLDER")
-    ] = Path("runs/instrument"),
-    modules: Annotated[
-        str,
-        typer.Option(help="Levels of modules that become regions: a number, 'all' or 'none'.", metavar="LEVELS"),
-    ] = "4",
-    names: Annotated[Names, typer.Option(help="The names of the modules' regions.")] = Names.class_,
-    syncs: Annotated[
-        bool, typer.Option("--syncs", help="Find the lines that make the CPU wait for the GPU.")
-    ] = False,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(help="Synchronizations that a step may have in a region.", metavar="REGION=N"),
-    ] = None,
-    step_on: Annotated[
-        str | None,
-        typer.Option(
-            help="What ends a step: optimizer, backward, grad, forward, or a function "
-            "(train.py:train_step, or pkg.mod:Class.method); detected by default.",
-            metavar="SIGN",
-        ),
-    ] = None,
-    ranks: Annotated[
-        str | None,
-        typer.Option(
-            help="The ranks that record, such as '0,8', node=0, local=0 (one a node) or sample=4.", metavar="RANKS"
-        ),
-    ] = None,
-    detail: Annotated[
-        RecordedDetail,
-        typer.Option(
-            help="What torch.profiler records: regions and the GPU's work, also operators, or also shapes, "
-            "memory, stacks and FLOPs."
-        ),
-    ] = RecordedDetail.operators,
-    compile_log: Annotated[
-        bool,
-        typer.Option("--compile-log", help="Write torch's log of what is compiled in a window beside its trace."),
-    ] = False,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            help="How long the files of windows stay: windows=20, age=7d or total=50G, or several of these with "
-            "commas between them (torch.profiler).",
-            metavar="LIMITS",
-        ),
-    ] = None,
-    upload: Annotated[
-        str | None,
-        typer.Option(
-            help="The remote folder that windows are copied to, such as s3://bucket/runs/x (torch.profiler).",
-            metavar="URL",
-        ),
-    ] = None,
-    upload_timeout: Annotated[
-        float | None,
-        typer.Option(help="How long the end of the run waits for uploads (default 60).", metavar="SECONDS"),
-    ] = None,
-    shapes: Annotated[
-        bool, typer.Option("--shapes", help="Record the shapes of inputs (torch.profiler).")
-    ] = False,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Record the GPU's memory. 'snapshot' writes torch's history of it in a window; options follow "
-            "after commas, as in 'snapshot,every=10m': stacks=all, entries=50000, size=1GB. 'events', or "
-            "--memory alone, records allocations in the trace (torch.profiler).",
-            metavar="[events|snapshot]",
-        ),
-    ] = None,
-    stacks: Annotated[bool, typer.Option("--stacks", help="Record Python call stacks (torch.profiler).")] = False,
-    region: Annotated[
-        list[str] | None, typer.Option(help="Measure only the kernels in this region (ncu).", metavar="REGION")
-    ] = None,
-    launches: Annotated[
-        int | None, typer.Option(min=1, help="Measure at most N kernels (ncu; default 100).", metavar="N")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="An option to pass to the tool that --profiler starts.", metavar="OPTION"),
-    ] = None,
-    print_command: Annotated[
-        bool, typer.Option("--print-command", help="Print the command line instead of running it.")
-    ] = False,
+    program: list[str] | None = typer.Argument(
+        None, metavar="-- PROGRAM", help="A script, -m MODULE or a command, and its arguments."
+    ),
+    profiler: Profiler = option(
+        None,
+        "The profiler: torch.profiler, a vendor's tool that this command starts, or none. "
+        "auto is the tool that this command runs under, or else torch.profiler.",
+        default=Profiler.auto,
+    ),
+    steps: str | None = option("STEPS", "The steps to record, such as '10-12,100'; 'all' records the whole run."),
+    wait: int | None = option(
+        "N", "Steps before the warm-up of each window (default 1; not with --steps or --every).", min=0
+    ),
+    warmup: int | None = option(
+        "N", "Warm-up steps of each window (default 1; 0 with --steps or --every).", min=0
+    ),
+    active: int | None = option(
+        "N", "Recorded steps of each window (default 3; 1 with --steps or --every).", min=1
+    ),
+    repeat: int | None = option(
+        "N", "Number of windows, 0 is endless (default 1; 0 with --every; not with --steps).", min=0
+    ),
+    every: int | None = option("N", "Record a window every N steps.", min=1),
+    trigger: list[str] | None = option(
+        "TRIGGER",
+        "What opens further windows: command (instrument trigger), file (FOLDER/trigger is touched), "
+        "file=PATH, signal=SIGUSR2, every=30m or at=02:30.",
+    ),
+    black_box: bool = flag(
+        "--black-box", "Time all steps; a slow one opens a window, and the summary names the worst."
+    ),
+    diagnose: bool = flag(
+        "--diagnose", "Write what is slow in each window beside its trace (torch.profiler), and print the last."
+    ),
+    out: Path = option(
+        "FOLDER", "The folder for the recorded windows.", "--out", "-o", default=Path("runs/instrument")
+    ),
+    modules: str = option(
+        "LEVELS", "Levels of modules that become regions: a number, 'all' or 'none'.", default="4"
+    ),
+    names: Names = option(None, "The names of the modules' regions.", default=Names.class_),
+    syncs: bool = flag("--syncs", "Find the lines that make the CPU wait for the GPU."),
+    budget: list[str] | None = BUDGET,
+    step_on: str | None = option(
+        "SIGN",
+        "What ends a step: optimizer, backward, grad, forward, or a function "
+        "(train.py:train_step, or pkg.mod:Class.method); detected by default.",
+    ),
+    ranks: str | None = option(
+        "RANKS", "The ranks that record, such as '0,8', node=0, local=0 (one a node) or sample=4."
+    ),
+    detail: RecordedDetail = option(
+        None,
+        "What torch.profiler records: regions and the GPU's work, also operators, or also shapes, "
+        "memory, stacks and FLOPs.",
+        default=RecordedDetail.operators,
+    ),
+    compile_log: bool = flag(
+        "--compile-log", "Write torch's log of what is compiled in a window beside its trace."
+    ),
+    keep: str | None = option(
+        "LIMITS",
+        "How long the files of windows stay: windows=20, age=7d or total=50G, or several of these with "
+        "commas between them (torch.profiler).",
+    ),
+    upload: str | None = option(
+        "URL", "The remote folder that windows are copied to, such as s3://bucket/runs/x (torch.profiler)."
+    ),
+    upload_timeout: float | None = option(
+        "SECONDS", "How long the end of the run waits for uploads (default 60)."
+    ),
+    shapes: bool = flag("--shapes", "Record the shapes of inputs (torch.profiler)."),
+    memory: str | None = option(
+        "[events|snapshot]",
+        "Record the GPU's memory. 'snapshot' writes torch's history of it in a window; options follow "
+        "after commas, as in 'snapshot,every=10m': stacks=all, entries=50000, size=1GB. 'events', or "
+        "--memory alone, records allocations in the trace (torch.profiler).",
+    ),
+    stacks: bool = flag("--stacks", "Record Python call stacks (torch.profiler)."),
+    region: list[str] | None = option("REGION", "Measure only the kernels in this region (ncu)."),
+    launches: int | None = option("N", "Measure at most N kernels (ncu; default 100).", min=1),
+    option: list[str] | None = option("OPTION", "An option to pass to the tool that --profiler starts."),
+    print_command: bool = flag("--print-command", "Print the command line instead of running it."),
 ) -> None:
     """Run a program, record its steps and print a summary; the program needs no change.
 
@@ -249,7 +189,7 @@ def run(
             return
         raise typer.Exit(_replace_process(line, dict(os.environ)))
     given = options.given(ctx)
-    try:
+    with errors_reported(names=options.NAMES):
         options.reject_useless(given, profiler.value)
         loop: dict[str, Any] = {"out": str(out.absolute()), "names": names.value}
         loop["modules"] = options.levels(modules)
@@ -273,8 +213,6 @@ def run(
         if step_on is not None:
             loop["step_on"] = check_step_on(step_on)
         loop["run_options"] = options.as_typed(given)
-    except ValueError as error:
-        raise exit_unusable(error) from None
     if profiler is Profiler.torch:
         loop["exporter"] = "torch_profiler"
     elif profiler is Profiler.none:

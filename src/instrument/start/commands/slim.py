@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ...base.errors import TraceError
 from ...base.units import counted
-from .command import describe, exit_unusable, print_message, subcommand_of
+from .command import argument, errors_reported, flag, option, print_message, subcommand_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,39 +17,28 @@ if TYPE_CHECKING:
 
 
 def slim_command(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace of torch.profiler: .json or .json.gz.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The file to write, gzipped if its name ends in .gz; by default the name of TRACE with "
-            ".slim.json.gz, beside it.",
-            metavar="FILE",
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="How many steps stay, from the middle of the recording; all numbers are then those of the steps.",
-            metavar="N",
-        ),
-    ] = None,
-    anonymize: Annotated[
-        bool,
-        typer.Option(
-            "--anonymize",
-            help="Replace all words of names by stand-ins, but those that torch and libraries are known to use; "
-            "all numbers stay.",
-        ),
-    ] = False,
-    key: Annotated[
-        str,
-        typer.Option(
-            help="With --anonymize, a secret: files with the same KEY have the same stand-ins, and nobody without "
-            "it can check a guessed name.",
-            metavar="KEY",
-        ),
-    ] = "",
+    trace: str = argument("TRACE", "A trace of torch.profiler: .json or .json.gz."),
+    out: Path | None = option(
+        "FILE",
+        "The file to write, gzipped if its name ends in .gz; by default the name of TRACE with "
+        ".slim.json.gz, beside it.",
+    ),
+    steps: int | None = option(
+        "N",
+        "How many steps stay, from the middle of the recording; all numbers are then those of the steps.",
+        min=1,
+    ),
+    anonymize: bool = flag(
+        "--anonymize",
+        "Replace all words of names by stand-ins, but those that torch and libraries are known to use; "
+        "all numbers stay.",
+    ),
+    key: str = option(
+        "KEY",
+        "With --anonymize, a secret: files with the same KEY have the same stand-ins, and nobody without "
+        "it can check a guessed name.",
+        default="",
+    ),
 ) -> None:
     """Write a smaller trace that gives the same metrics and findings.
 
@@ -60,20 +48,12 @@ def slim_command(
     from ...explain.slimming.slim import SUFFIX, slim
     from ...show.terminal.console import new_console
 
-    try:
+    with errors_reported():
         if key and not anonymize:
             raise ValueError("--key needs --anonymize")
         if out is None and Path(trace).name.endswith(SUFFIX):
             raise ValueError(f"TRACE is a slim trace by its name, which would be replaced: pass --out: {trace}")
         slimmed = slim(trace, out, steps=steps, anonymize=anonymize, key=key)
-    except ValueError as error:
-        if isinstance(error, TraceError):
-            print_message(describe(error))
-            raise typer.Exit(1) from None
-        raise exit_unusable(error) from None
-    except OSError as error:
-        print_message(describe(error))
-        raise typer.Exit(1) from None
     _print(new_console(), slimmed, anonymized=anonymize)
     if slimmed.changed:
         print_message(f"these differ in {slimmed.path}: {', '.join(slimmed.changed)}")
@@ -98,4 +78,4 @@ def _size(number: int) -> str:
     return f"{number / 1e6:,.2f} MB" if number >= 1e5 else f"{number / 1e3:,.1f} kB"
 
 
-subcommand = subcommand_of(slim_command, name="slim")
+subcommand = subcommand_of(slim_command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,7 +19,16 @@ from ...base.run_folder import (
     without_line,
 )
 from ...base.units import counted
-from .command import CollectivesOption, describe, print_message, subcommand_of
+from .command import (
+    COLLECTIVES,
+    argument,
+    describe,
+    describe_unwritten,
+    flag,
+    option,
+    print_message,
+    subcommand_of,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,45 +41,29 @@ if TYPE_CHECKING:
 
     Windows = Iterable[tuple[Trace, Timing | None]]
 
-_TRACE = "TRACE"
+_TRACE, _LANES = "TRACE", "--add-gpu-lanes"
 _NO_LINE = "without a line in manifest.jsonl: the window is being finished, or the program was just killed"
 
 
 def summarize(
-    traces: Annotated[
-        list[str],
-        typer.Argument(metavar="TRACE...", help="Files, '-', or folders or patterns of the ranks' files."),
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, unrounded.")] = False,
-    collectives: CollectivesOption = "auto",
-    steps_from: Annotated[
-        str | None,
-        typer.Option(
-            help="Names of the regions that are the steps. Without it, a trace without steps takes the one "
-            "outermost region that repeats and takes most of the time.",
-            metavar="REGEX",
-        ),
-    ] = None,
-    expand: Annotated[
-        bool, typer.Option("--expand", help="Show regions whose names differ only in numbers one by one.")
-    ] = False,
-    rank: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="The rank to print below the table of ranks, of several: by default the lowest.",
-            metavar="N",
-        ),
-    ] = None,
-    lanes: Annotated[
-        Path | None,
-        typer.Option(
-            "--add-gpu-lanes",
-            help="Write a copy of a torch.profiler trace with lanes that show, for each GPU stream, which region "
-            "its work belongs to.",
-            metavar="OUT",
-        ),
-    ] = None,
+    traces: list[str] = argument("TRACE...", "Files, '-', or folders or patterns of the ranks' files."),
+    as_json: bool = flag("--json", "Print all numbers as JSON, unrounded."),
+    collectives: str = COLLECTIVES,
+    steps_from: str | None = option(
+        "REGEX",
+        "Names of the regions that are the steps. Without it, a trace without steps takes the one "
+        "outermost region that repeats and takes most of the time.",
+    ),
+    expand: bool = flag("--expand", "Show regions whose names differ only in numbers one by one."),
+    rank: int | None = option(
+        "N", "The rank to print below the table of ranks, of several: by default the lowest.", min=0
+    ),
+    lanes: Path | None = option(
+        "OUT",
+        "Write a copy of a torch.profiler trace with lanes that show, for each GPU stream, which region "
+        "its work belongs to.",
+        _LANES,
+    ),
 ) -> None:
     """Show where the time of the recorded steps went, by region and by operator.
 
@@ -156,20 +149,17 @@ def _check_lanes(traces: list[str], lanes: Path) -> None:
     """Check, before anything is read, that a copy with lanes can be written."""
     from ...read.kineto.insert_events import check_out, check_source
 
+    argument = _TRACE
     try:
         if len(traces) > 1:
             raise ValueError(f"with --add-gpu-lanes one TRACE is accepted, not {len(traces)}")
         source = check_source(Path(traces[0]))
-    except ValueError as error:
-        raise _usage_error(error, _TRACE) from None
-    except OSError as error:
-        raise _usage_error(f"{error.filename}: {error.strerror}", _TRACE) from None
-    try:
+        argument = _LANES
         check_out(source, lanes)
     except ValueError as error:
-        raise _usage_error(error) from None
+        raise _usage_error(error, argument) from None
     except OSError as error:
-        raise _usage_error(f"{error.filename}: {error.strerror}") from None
+        raise _usage_error(f"{error.filename}: {error.strerror}", argument) from None
 
 
 def _add_lanes(trace: Trace, lanes: Path) -> None:
@@ -178,7 +168,7 @@ def _add_lanes(trace: Trace, lanes: Path) -> None:
     try:
         added = add_gpu_lanes(trace, lanes)
     except OSError as error:
-        raise _usage_error(f"cannot write {lanes}: {error.strerror or error}") from None
+        raise _usage_error(describe_unwritten(error, lanes), _LANES) from None
     except ValueError as error:
         raise _usage_error(f"no lanes can be added: {error}", _TRACE) from None
     more = f"; {added.left_out:,} more overlap too many others" if added.left_out else ""
@@ -186,7 +176,7 @@ def _add_lanes(trace: Trace, lanes: Path) -> None:
     print_message(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
 
 
-def _usage_error(reason: object, argument: str = "--add-gpu-lanes") -> typer.BadParameter:
+def _usage_error(reason: object, argument: str) -> typer.BadParameter:
     return typer.BadParameter(str(reason), param_hint=argument)
 
 
@@ -231,26 +221,18 @@ def _print(
     from ...show.terminal.trace_report import print_trace_set, print_windows
 
     first = trace if isinstance(trace, Trace) else trace[next(iter(trace)) if rank is None else rank]
-    last: Windows = [(first, Timing.from_manifest(entry_of(first.path)))]
-    files, folder, unread = [first.path], first.path.parent, list[Path]()
-    if not isinstance(trace, TraceSet):
-        print_windows(last, collectives, expand=expand, console=console)
-    elif run is None or len(run.windows) < 2:
-        hidden = run.hidden if run else ()
-        print_trace_set(trace, collectives, windows=last, hidden=hidden, expand=expand, rank=rank, console=console)
-    else:
-        files, folder = [file for file, _ in run.windows], run.folder
+    windows: Windows = [(first, Timing.from_manifest(entry_of(first.path)))]
+    files, folder, title, unread = [first.path], first.path.parent, "", list[Path]()
+    if run is not None and len(run.windows) > 1:
+        files, folder, title = [file for file, _ in run.windows], run.folder, run.title
         windows = _read_windows(run, first, steps_from, unread)
+    if isinstance(trace, TraceSet):
         print_trace_set(
-            trace,
-            collectives,
-            windows=windows,
-            title=run.title,
-            hidden=run.hidden,
-            expand=expand,
-            rank=rank,
-            console=console,
-        )
+            trace, collectives, windows=windows, title=title, hidden=run.hidden if run else (), expand=expand,
+            rank=rank, console=console,
+        )  # fmt: skip
+    else:
+        print_windows(windows, collectives, expand=expand, console=console)
     if first.format == "kineto" and path != "-":
         print_files(files, folder, console=console)
     return not unread

@@ -9,12 +9,23 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
 from ...explain.waits.report import SyncReport
-from .command import Command, describe_unwritten, exit_unusable, print_message, subcommand_of
+from .command import (
+    BUDGET,
+    Command,
+    argument,
+    describe_unwritten,
+    errors_reported,
+    flag,
+    option,
+    print_message,
+    subcommand_of,
+    write_html,
+)
 
 if TYPE_CHECKING:
     from ...syncs.baseline import Baseline
@@ -44,50 +55,23 @@ class WithArguments(Command):
 
 def syncs(
     ctx: typer.Context,
-    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Functions, scripts or traces.")],
-    steps: Annotated[int | None, typer.Option(min=1, help="End each script after N steps.", metavar="N")] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(min=0.001, help="End each script after this many seconds.", metavar="SECONDS")
-    ] = None,
-    fake: Annotated[
-        bool, typer.Option("--fake", help="Compute shapes only, for models that are too large to run.")
-    ] = False,
-    most: Annotated[
-        int | None,
-        typer.Option(
-            "--max",
-            min=0,
-            help="Synchronizations that a step may have (default 0; no limit with --budget).",
-            metavar="N",
-        ),
-    ] = None,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(help="Synchronizations that a step may have in a region.", metavar="REGION=N"),
-    ] = None,
-    step_on: Annotated[
-        str | None,
-        typer.Option(help="What ends a step of a script, as in instrument run.", metavar="SIGN"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
-    as_html: Annotated[
-        Path | None,
-        typer.Option("--html", help="Write a page with the lines of code to this file.", metavar="FILE"),
-    ] = None,
-    sarif: Annotated[
-        Path | None, typer.Option(help="Write the findings as SARIF, for code scanning.", metavar="FILE")
-    ] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(help="Fail only for synchronizations that are not in FILE.", metavar="FILE")
-    ] = None,
-    write_baseline: Annotated[
-        Path | None,
-        typer.Option(help="Write the synchronizations found now; the reasons in FILE are kept.", metavar="FILE"),
-    ] = None,
-    allowlist: Annotated[
-        Path | None,
-        typer.Option(help="Allow the synchronizations in FILE, each of which needs a reason.", metavar="FILE"),
-    ] = None,
+    targets: list[str] = argument("TARGET...", "Functions, scripts or traces."),
+    steps: int | None = option("N", "End each script after N steps.", min=1),
+    time_limit: float | None = option("SECONDS", "End each script after this many seconds.", min=0.001),
+    fake: bool = flag("--fake", "Compute shapes only, for models that are too large to run."),
+    most: int | None = option(
+        "N", "Synchronizations that a step may have (default 0; no limit with --budget).", "--max", min=0
+    ),
+    budget: list[str] | None = BUDGET,
+    step_on: str | None = option("SIGN", "What ends a step of a script, as in instrument run."),
+    as_json: bool = flag("--json", "Print all findings as JSON."),
+    as_html: Path | None = option("FILE", "Write a page with the lines of code to this file.", "--html"),
+    sarif: Path | None = option("FILE", "Write the findings as SARIF, for code scanning."),
+    baseline: Path | None = option("FILE", "Fail only for synchronizations that are not in FILE."),
+    write_baseline: Path | None = option(
+        "FILE", "Write the synchronizations found now; the reasons in FILE are kept."
+    ),
+    allowlist: Path | None = option("FILE", "Allow the synchronizations in FILE, each of which needs a reason."),
 ) -> None:
     """Find the lines that make the CPU wait for the GPU; no GPU is needed.
 
@@ -109,10 +93,9 @@ def syncs(
     from ...show.sections.syncs import page_of
     from ...show.text.sarif import to_sarif
     from ...syncs.baseline import Baseline
-    from .command import write_html
     from .options import parse_budgets
 
-    try:
+    with errors_reported(unreadable=2):
         known = Baseline.read(baseline) if baseline else None
         excused = Baseline.read(allowlist, reasons=True) if allowlist else None
         limits = parse_budgets(budget or [])
@@ -125,8 +108,6 @@ def syncs(
                 raise ValueError(f"cannot write {file}: folder not found: {file.absolute().parent}")
         # Absolute, because a script may change the folder.
         sarif, as_html, write_baseline = (file and file.absolute() for file in (sarif, as_html, write_baseline))
-    except (OSError, ValueError) as error:
-        raise exit_unusable(error) from None
     reports: Reports = []
     out = _reserve_stdout() if as_json else sys.stdout
 
@@ -137,19 +118,15 @@ def syncs(
         fresh = Baseline.of(found, before)
         if known is not None:
             wrong |= _apply(known, found, f"baseline {baseline}") and not write_baseline
-        try:
+        with errors_reported(unreadable=2):
             if sarif:
                 sarif.write_text(to_sarif(found), encoding="utf-8")
-        except OSError as error:
-            raise exit_unusable(error) from None
         _print(reports, out, as_json)
         if as_html:
             write_html(lambda path: write_page(path, page_of(reports)), as_html)
-        try:
+        with errors_reported(unreadable=2):
             if write_baseline:
                 _write(fresh, write_baseline, found)
-        except OSError as error:
-            raise exit_unusable(error) from None
         failed = _print_failures(reports, most, written=write_baseline is not None)
         return _exit_code_of_signal(reports) or failed or int(wrong)
 
@@ -159,12 +136,10 @@ def syncs(
         _exit(conclude, out)
 
     for target in targets:
-        try:
+        with errors_reported(unreadable=2):
             reports += _run_or_audit(
                 target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, on_caught_stop
             )
-        except (OSError, ValueError, TypeError) as error:
-            raise exit_unusable(error) from None
         if _exit_code_of_signal(reports):
             break
     if code := conclude():
@@ -236,8 +211,8 @@ def _run_or_audit(
     options = {
         "--budget": budgets, "--steps": steps, "--time-limit": time_limit, "--step-on": step_on, "--fake": fake,
     }  # fmt: skip
-    for option in (option for option, value in options.items() if value):
-        raise ValueError(f"{option} is for scripts, and {target} is a trace")
+    for name in (name for name, value in options.items() if value):
+        raise ValueError(f"{name} is for scripts, and {target} is a trace")
     from ...explain.waits.audit import audit_syncs
 
     trace = read_any(target)

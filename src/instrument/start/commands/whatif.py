@@ -3,60 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...base.errors import TraceError
 from .command import (
-    CollectivesOption,
-    RankOption,
-    StepsFromOption,
-    describe,
-    describe_unwritten,
-    exit_unusable,
+    COLLECTIVES,
+    RANK,
+    STEPS_FROM,
+    TRACE,
+    errors_reported,
+    flag,
+    option,
     print_message,
     subcommand_of,
+    writing,
 )
-
-if TYPE_CHECKING:
-    from ...explain.replay.replayer import Replayer
 
 
 def whatif_command(
-    trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="A file, or the folder of a run or of the ranks' files.")
-    ],
-    without: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What costs nothing: dataloader, copies, sync, sync:FILE:LINE or region:NAME.", metavar="CAUSE"
-        ),
-    ] = None,
-    speed: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Kernels that become faster, by a regular expression for their names: --speed kernel:gemm=2x",
-            metavar="kernel:REGEX=Nx",
-        ),
-    ] = None,
-    overlap: Annotated[
-        list[str] | None,
-        typer.Option(help="'communication': no other work waits for kernels that communicate.", metavar="WORK"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole prediction as JSON.")] = False,
-    lane: Annotated[
-        Path | None,
-        typer.Option(
-            "--add-critical-path",
-            help="Write a copy of a torch.profiler trace with a lane that shows the critical path of the recorded "
-            "steps in Perfetto.",
-            metavar="OUT",
-        ),
-    ] = None,
-    steps_from: StepsFromOption = None,
-    rank: RankOption = None,
-    collectives: CollectivesOption = "auto",
+    trace: str = TRACE,
+    without: list[str] | None = option(
+        "CAUSE", "What costs nothing: dataloader, copies, sync, sync:FILE:LINE or region:NAME."
+    ),
+    speed: list[str] | None = option(
+        "kernel:REGEX=Nx",
+        "Kernels that become faster, by a regular expression for their names: --speed kernel:gemm=2x",
+    ),
+    overlap: list[str] | None = option(
+        "WORK", "'communication': no other work waits for kernels that communicate."
+    ),
+    as_json: bool = flag("--json", "Print the whole prediction as JSON."),
+    lane: Path | None = option(
+        "OUT",
+        "Write a copy of a torch.profiler trace with a lane that shows the critical path of the recorded "
+        "steps in Perfetto.",
+        "--add-critical-path",
+    ),
+    steps_from: str | None = STEPS_FROM,
+    rank: int | None = RANK,
+    collectives: str = COLLECTIVES,
 ) -> None:
     """Predict how long a step would be with a change, and show the critical path.
 
@@ -65,7 +50,7 @@ def whatif_command(
     Without any, the critical path of the steps as they are is shown.
     """
     from ...explain.diagnosis.chosen_trace import chosen_trace, reject_snapshot
-    from ...explain.replay.critical_path import CATEGORY
+    from ...explain.replay.critical_path import CATEGORY, add_critical_path
     from ...explain.replay.replayer import Replayer
     from ...explain.replay.what_if import what_if
     from ...read.kineto.insert_events import check_copy
@@ -74,7 +59,7 @@ def whatif_command(
     from ...show.terminal.console import new_console, print_wrapped
     from ...show.terminal.what_if import print_what_if
 
-    try:
+    with errors_reported():
         pattern = compile_collectives(collectives)
         chosen = chosen_trace(trace, rank, pattern, None, steps_from)
         reject_snapshot(chosen.trace)
@@ -84,11 +69,6 @@ def whatif_command(
         guess = what_if(replayer, without=without or [], speed=speed or [], overlap=overlap or [])
         if lane is not None and guess.abstained:
             raise ValueError(f"no critical path can be added: {guess.abstained}")
-    except (TraceError, OSError) as error:
-        print_message(describe(error))
-        raise typer.Exit(1) from None
-    except ValueError as error:
-        raise exit_unusable(error) from None
     if as_json:
         typer.echo(guess.to_json())
     else:
@@ -97,18 +77,9 @@ def whatif_command(
         if chosen.text:
             print_wrapped(console, f"Replayed: {chosen.text}.")
     if lane is not None:
-        _add_lane(replayer, lane)
+        with writing(lane):
+            parts = add_critical_path(replayer.trace, replayer.recorded_path, lane)
+        print_message(f"{lane} has the critical path in {parts:,} parts")
 
 
-def _add_lane(replayer: Replayer, out: Path) -> None:
-    from ...explain.replay.critical_path import add_critical_path
-
-    try:
-        parts = add_critical_path(replayer.trace, replayer.recorded_path, out)
-    except OSError as error:
-        print_message(describe_unwritten(error, out))
-        raise typer.Exit(1) from None
-    print_message(f"{out} has the critical path in {parts:,} parts")
-
-
-subcommand = subcommand_of(whatif_command, name="whatif")
+subcommand = subcommand_of(whatif_command)

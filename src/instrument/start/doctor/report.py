@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -135,17 +136,7 @@ def to_json(found: Sequence[CheckResult]) -> dict[str, Any]:
     return {
         "instrument": __version__,
         "problems": problems(found),
-        "checks": [
-            {
-                "section": section,
-                "name": name,
-                "status": check.status,
-                "sentence": check.sentence,
-                "fix": check.fix,
-                "facts": dict(check.facts),
-            }
-            for section, name, check in found
-        ],
+        "checks": [{"section": section, "name": name, **asdict(check)} for section, name, check in found],
     }
 
 

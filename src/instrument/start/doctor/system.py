@@ -24,17 +24,9 @@ _INJECTIONS = {
     "CUDA_INJECTION64_PATH": "",
     "INTEL_LIBITTNOTIFY64": "",
 }
-_PRELOAD_VARIABLES = (
-    "nsight",
-    "toolsinjection",
-    "rocprof",
-    "roctracer",
-    "ittnotify",
-    "vtune",
-    "cupti",
-    "kineto",
-    "dynolog",
-)
+_PROFILERS = re.compile(
+    "nsight|toolsinjection|rocprof|roctracer|ittnotify|vtune|cupti|kineto|dynolog", re.IGNORECASE
+)  # in the names of libraries that LD_PRELOAD loads
 
 
 def cpu_sampling(machine: Machine) -> Check | None:
@@ -123,11 +115,12 @@ def _check_room(
     free = shutil.disk_usage(folder).free
     facts = {"writable": True, "free_bytes": free}
     sentence = f"{named}, {_format_size(free)} free"
-    if free < too_little:
-        return Check("problem", f"{sentence}: too little for {what}", fix, facts)
-    if free < little:
-        return Check("note", f"{sentence}: little for {what}", fix, facts)
-    return Check("ok", sentence, facts=facts)
+    if free >= little:
+        return Check("ok", sentence, facts=facts)
+    enough = free >= too_little
+    return Check(
+        "note" if enough else "problem", f"{sentence}: {'' if enough else 'too '}little for {what}", fix, facts
+    )
 
 
 def _format_size(size: int) -> str:
@@ -177,11 +170,8 @@ def interfering_settings(machine: Machine) -> Check | None:
     if environ.get("TORCH_PROFILER_EMIT_ROCTX", "0") not in ("", "0"):
         found["TORCH_PROFILER_EMIT_ROCTX"] = "torch emits rocTX ranges itself"
     preloaded = "" if recording_profiler() else environ.get("LD_PRELOAD", "")  # else it is that profiler's
-    profilers = [
-        Path(path).name
-        for path in preloaded.replace(":", " ").split()
-        if any(word in Path(path).name.lower() for word in _PRELOAD_VARIABLES)
-    ]
+    names = [Path(path).name for path in preloaded.replace(":", " ").split()]
+    profilers = list(filter(_PROFILERS.search, names))
     if profilers:
         found["LD_PRELOAD"] = f"loads {', '.join(profilers)} into every program"
     if not found:

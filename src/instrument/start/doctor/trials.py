@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,9 +76,8 @@ def try_torch(temp: Path, limit_s: float) -> TorchTrial:
     facts: dict[str, object] = {}
     region = kernel = False
     try:
-        with tempfile.TemporaryDirectory(prefix="instrument-doctor-", dir=temp) as name:
-            folder = Path(name)
-            ended = run(python(_CHILD, name), folder, limit_s, _environment(name))
+        with _folder(temp) as folder:
+            ended = run(python(_CHILD, str(folder)), folder, limit_s)
             with suppress(FileNotFoundError):
                 facts = json.loads((folder / FACTS).read_text())
             failure = ""
@@ -104,10 +103,9 @@ def try_nsys(nsys: str, temp: Path, limit_s: float) -> NsysTrial:
     from ...read.jobs.read import read_file
 
     try:
-        with tempfile.TemporaryDirectory(prefix="instrument-doctor-", dir=temp) as name:
-            folder = Path(name)
+        with _folder(temp) as folder:
             command = [nsys, "profile", *_NSYS_OPTIONS, "--output", str(folder / "report"), *python(_CHILD)]
-            ended = run(command, folder, limit_s, _environment(name))
+            ended = run(command, folder, limit_s)
             if ended.code != 0:
                 return NsysTrial(failure=ended.describe("nsys profile"))
             report = folder / "report.sqlite"
@@ -121,13 +119,10 @@ def try_nsys(nsys: str, temp: Path, limit_s: float) -> NsysTrial:
     return NsysTrial((REGION, "instrument") in found, (PLAIN, PLAIN) in found)
 
 
-def _environment(temp: str) -> dict[str, str]:
-    """Return the environment without this library's settings, which have a check of their own.
-
-    Files that torch or a failing nsys leaves in the temporary folder are deleted with ``temp``.
-    """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
-    return kept | {"TMPDIR": temp}
+@contextmanager
+def _folder(temp: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="instrument-doctor-", dir=temp) as name:
+        yield Path(name)
 
 
 class ProgramEnd(NamedTuple):
@@ -147,20 +142,22 @@ class ProgramEnd(NamedTuple):
         return f"{what} ended with code {self.code}{last}"
 
 
-def run(command: Sequence[str], folder: Path, limit_s: float, environment: Mapping[str, str]) -> ProgramEnd:
+def run(command: Sequence[str], folder: Path, limit_s: float) -> ProgramEnd:
     """Run ``command`` and return how it ended; all processes that it started end with it.
+
+    It gets none of this library's settings, which have a check of their own.
 
     Args:
         command: the program and its arguments.
-        folder: an empty folder to run in, away from the user's files. The output goes to a file there: a pipe
-            would stay open as long as any process that the program started.
+        folder: an empty folder to run in, away from the user's files, and for temporary files. The output goes to
+            a file there: a pipe would stay open as long as any process that the program started.
         limit_s: the time limit.
-        environment: the environment variables.
 
     Raises:
         OSError: the program cannot be started, or the file cannot be written.
     """
     log = folder / "log"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
     with log.open("wb") as output:
         child = subprocess.Popen(
             command,
@@ -168,7 +165,7 @@ def run(command: Sequence[str], folder: Path, limit_s: float, environment: Mappi
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=environment,
+            env=kept | {"TMPDIR": str(folder)},
             start_new_session=True,
         )
         code = None
