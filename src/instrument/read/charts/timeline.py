@@ -135,12 +135,7 @@ def _thread_lanes(source: TimelineSource) -> tuple[list[Lane], list[str]]:
     """Return the lanes of the threads with events in the window, the most used first, and notes on the rest."""
     trace = source.trace
     rows_of: dict[int, dict[str, Array]] = defaultdict(dict)
-    tables = {
-        "region": trace.regions,
-        "module": trace.frames,
-        "operator": trace.operators,
-        "runtime": trace.runtime,
-    }
+    tables = dict(zip(_TITLES, (trace.regions, trace.frames, trace.operators, trace.runtime), strict=True))
     for kind, table in tables.items():
         rows = _inside(table, source.window)
         if kind == "module":

@@ -388,17 +388,12 @@ class _Merging:
         if lowest.epoch_ns:
             about["baseTimeNanoseconds"] = lowest.epoch_ns
         yield msgspec.json.encode(about)[:-1] + b',"traceEvents":['
-        process, separator = _FIRST_PROCESS, b"\n"
+        process, separator, digits = _FIRST_PROCESS, b"\n", len(str(max(self.files)))
         notes: dict[str, dict[str, Any]] = {}
         lanes: list[list[Any]] = []
         for rank, file in self.files.items():
-            events = RankEvents(
-                rank,
-                file,
-                self.clocks[rank].offset_ns,
-                first_process=process,
-                digits=len(str(max(self.files))),
-            )
+            offset_ns = self.clocks[rank].offset_ns
+            events = RankEvents(rank, file, offset_ns, first_process=process, digits=digits)
             for event in events:
                 yield separator + event
                 separator = b",\n"

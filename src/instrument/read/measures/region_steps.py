@@ -195,12 +195,9 @@ def _has_gpu_work(trace: Trace) -> bool:
 def _with_steps(trace: Trace, rows: Array) -> Trace:
     part = trace.regions.where(rows)
     names = part.text("name")
-    numbers_in_names = [int(found[1]) if (found := _LAST_NUMBER.search(name)) else -1 for name in names]
-    numbers = (
-        numbers_in_names
-        if np.all(np.diff(numbers_in_names) > 0) and numbers_in_names[0] >= 0
-        else range(len(numbers_in_names))
-    )
+    numbers = [int(found[1]) if (found := _LAST_NUMBER.search(name)) else -1 for name in names]
+    if numbers[0] < 0 or np.any(np.diff(numbers) <= 0):
+        numbers = list(range(len(names)))
     columns = {name: part[name] for name in ("start_ns", "duration_ns", "name", "event", "thread")}
     pattern = dict.fromkeys(_NUMBERS.sub("*", name) for name in names)
     return _with_table(trace, columns | {"number": np.array(numbers, np.int64)}, " | ".join(pattern))

@@ -54,11 +54,8 @@ def step_lengths(trace: Trace, collectives: Collectives = "auto") -> StepLengths
     if not (trace.gpu or work.missing.any()):
         return None
     process_of = process_of_threads(trace)
-    waits, queue, communication = (
-        _synchronizations(trace),
-        _blocked_launches(trace),
-        communication_mask(trace.gpu, collectives),
-    )
+    waits, queue = _synchronizations(trace), _blocked_launches(trace)
+    communication = communication_mask(trace.gpu, collectives)
     rows_of = dict(group_rows(_processes(trace, process_of)))
     lengths = [StepLength(ns) for ns in steps.duration_ns.tolist()]
     totals = LoopTotals(missing=int(work.missing.sum()))
@@ -79,9 +76,7 @@ def _work(trace: Trace) -> _StepWork:
     steps, gpu, runtime = trace.steps, trace.gpu, trace.runtime
     first, last, delay = (np.full(len(steps), _UNKNOWN) for _ in range(3))
     rows = np.flatnonzero(gpu.step >= 0)
-    held, place = np.unique(
-        gpu.step[rows], return_index=True
-    )  # the first of each, because work is in order of start
+    held, place = np.unique(gpu.step[rows], return_index=True)  # the first of each: work is in order of start
     rows_first = rows[place]
     first[held] = gpu.start_ns[rows_first]
     np.maximum.at(last, gpu.step[rows], gpu.end_ns[rows])

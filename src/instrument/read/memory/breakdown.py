@@ -222,20 +222,15 @@ def compare_categories(before: Breakdown, after: Breakdown) -> list[ChangedPart]
 
 def comparable(before: Breakdown, after: Breakdown) -> tuple[list[Use], list[Use]]:
     """Return the uses of two peaks, with those that cannot be told apart in both as `OLDER_MEMORY`."""
-    sides = before.uses, after.uses
-    guessed = {use.category for uses in sides for use in uses if use.evidence in WEAK}
+    guessed = {use.category for use in before.uses + after.uses if use.evidence in WEAK}
     if guessed & _KEPT:
         guessed |= _KEPT
-    one, other = (
-        [
-            use._replace(category=OLDER_MEMORY, evidence="older")
-            if use.evidence in OLDER and use.category in guessed
-            else use
-            for use in uses
-        ]
-        for uses in sides
-    )
-    return one, other
+
+    def told_apart(use: Use) -> Use:
+        unsure = use.evidence in OLDER and use.category in guessed
+        return use._replace(category=OLDER_MEMORY, evidence="older") if unsure else use
+
+    return list(map(told_apart, before.uses)), list(map(told_apart, after.uses))
 
 
 def _changes(before: Breakdown, after: Breakdown, name: Callable[[Use], str]) -> list[ChangedPart]:

@@ -63,16 +63,13 @@ class RocmColumns:
         blocks = np.prod(-(-grid // workgroup), axis=0)
         per_sm = blocks / np.maximum(part["sms"], 1)
         known = blocks > 0
-        self.add(
-            "gpu",
-            part
-            | {
-                "category": np.full(len(blocks), KERNEL),
-                "blocks": np.where(known, blocks, -1),
-                "block_threads": np.prod(workgroup, axis=0),
-                "blocks_per_sm": np.where(known & (part["sms"] > 0), per_sm, np.nan),
-            },
-        )
+        more = {
+            "category": np.full(len(blocks), KERNEL),
+            "blocks": np.where(known, blocks, -1),
+            "block_threads": np.prod(workgroup, axis=0),
+            "blocks_per_sm": np.where(known & (part["sms"] > 0), per_sm, np.nan),
+        }
+        self.add("gpu", part | more)
 
     def add_memcpys(self, part: dict[str, Array]) -> None:
         """Add memcpys; ``operation`` is a string such as ``MEMORY_MEMCPY_HOST_TO_DEVICE``."""

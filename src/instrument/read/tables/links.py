@@ -332,7 +332,7 @@ def _modules(frames: Table, thread: Array, at: Array) -> Array:
     modules = np.flatnonzero(frames.matching("name", MODULE))
     rows = frames.where(modules)
     found = NestedRanges(rows.start_ns, rows.end_ns, rows.thread).innermost_at(at, thread)
-    return np.where(found >= 0, modules[found] if len(modules) else -1, -1)
+    return np.append(modules, -1)[found]
 
 
 def link_coverage(gpu: Table, link: str) -> Coverage:
