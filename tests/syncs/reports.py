@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from instrument.base.findings import Site, SyncFinding
-from instrument.explain.waits.events import Source, SyncEvent, findings_of
+from instrument.explain.waits.events import Recorder, Source, SyncEvent
 from instrument.explain.waits.report import SyncReport
 
 CODE = """\
@@ -17,6 +17,14 @@ def step(model, batch):
     loss.backward()
     return total, rows
 """
+
+
+def findings_of(*events: SyncEvent) -> list[SyncFinding]:
+    """Return the findings of ``events``."""
+    recorder = Recorder()
+    for event in events:
+        recorder.add(event)
+    return recorder.findings
 
 
 def script(folder: Path, name: str = "train.py", code: str = CODE) -> Path:

@@ -11,11 +11,13 @@ import torch
 import instrument
 from instrument.base.findings import Fix, Site, SyncFinding
 from instrument.explain.waits import fixes, operations
-from instrument.explain.waits.events import SyncEvent, findings_of
+from instrument.explain.waits.events import SyncEvent
 from instrument.explain.waits.fixes import fix_of
 from instrument.explain.waits.report import SyncReport
 from instrument.syncs import wrappers
 from tests.support.torch_versions import copies_numbers
+
+from .reports import findings_of
 
 
 def fixes_with_code() -> list[Fix]:

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from instrument.base.findings import NOT_COVERED, Site
 from instrument.base.printable import printable
-from instrument.explain.waits.events import SyncEvent, findings_of
+from instrument.explain.waits.events import SyncEvent
 from instrument.explain.waits.report import SyncReport, render
 
-from .reports import finding, report, script
+from .reports import finding, findings_of, report, script
 
 
 def shown(report: SyncReport, width: int = 80, **more: Any) -> str:

@@ -160,14 +160,6 @@ class Recorder:
             self.dropped = 0
 
 
-def findings_of(*events: SyncEvent) -> list[SyncFinding]:
-    """Return the findings of ``events``."""
-    recorder = Recorder()
-    for event in events:
-        recorder.add(event)
-    return recorder.findings
-
-
 def _key(event: SyncEvent) -> Key:
     """Return the key of the finding that ``event`` belongs to."""
     inner = (
