@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,26 @@ def test_rules_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.findings[0].rule, found.findings[0].title) == ("always", "more than 7")
     assert found.failed == {"broken": "RuntimeError('no')"}
     assert found.abstained["abstains"] == "no shapes"
+
+
+def test_what_the_decorator_checks() -> None:
+    """A finding below the rule's share of a step is left out; a rule on GPU times abstains without them."""
+
+    @instrument.rule("small", share=0.2)
+    def small(facts: TraceFacts) -> Iterator[Finding]:
+        number = Evidence("tenth", 0.1, "1", "A tenth.")
+        yield facts.finding("a tenth", number, win_ns=round(facts.step_ns / 10))
+
+    @instrument.rule("on-gpu", gpu=True)
+    def on_gpu(facts: TraceFacts) -> Iterator[Finding]:
+        yield facts.finding("seen")
+
+    trace = MadeLoop().trace()
+    assert not any(each.rule == "small" for each in instrument.diagnose(trace).findings)
+    found = instrument.diagnose(trace, thresholds={"small": {"share": 0.05}}).findings
+    assert [each.evidence[0].name for each in found if each.rule == "small"] == ["tenth"]
+    without = instrument.diagnose(replace(trace, gpu=trace.gpu.where(slice(0, 0))))
+    assert without.abstained["on-gpu"] == "the trace has no GPU work"
 
 
 @pytest.mark.parametrize(("name", "error"), [(1, TypeError), ("Two Words", ValueError), ("", ValueError)])

@@ -19,6 +19,14 @@ def step(model, batch):
 """
 
 
+def findings_of(*events: SyncEvent) -> list[SyncFinding]:
+    """Return the findings of ``events``."""
+    recorder = Recorder()
+    for event in events:
+        recorder.add(event)
+    return recorder.findings
+
+
 def script(folder: Path, name: str = "train.py", code: str = CODE) -> Path:
     """Write a file of code into ``folder``, which becomes the root of a repository."""
     (folder / ".git").mkdir(parents=True, exist_ok=True)

@@ -98,9 +98,12 @@ def _unequal(what: str, values: list[Any], *, prevents: bool = False) -> Iterato
 
 def _of_recordings(before: DiagnosisData, after: DiagnosisData, change: float) -> Iterator[Difference]:
     one, two = _stretch_of(before), _stretch_of(after)
-    if one is not None and two is not None and _stretch_apart(one, two):
-        text = f"recording made steps {one:.2f} and {two:.2f} times as long"
-        yield Difference(text, prevents=_explains(one, two, change))
+    if one is not None and two is not None:
+        less, more = sorted((one, two))
+        if more.ratio > _STRETCH * less.ratio and more.low > less.high:  # by more than chance
+            text = f"recording made steps {one:.2f} and {two:.2f} times as long"
+            grown = change if more is two else 1 / change  # in the direction of the recording
+            yield Difference(text, prevents=_explains(less, more, grown))
     if before.has_steps != after.has_steps:
         which = "before" if before.has_steps else "after"
         yield Difference(f"only the trace {which} the change has steps", prevents=True)
@@ -115,16 +118,8 @@ def _stretch_of(diagnosis: DiagnosisData) -> Stretch | None:
     return None if ratio is None else Stretch(ratio, *(diagnosis.stretch_range or (ratio, ratio)))
 
 
-def _stretch_apart(one: Stretch, two: Stretch) -> bool:
-    """Return whether one stretch is much larger than the other, by more than chance."""
-    less, more = sorted((one, two))
-    return more.ratio > _STRETCH * less.ratio and more.low > less.high
-
-
-def _explains(one: Stretch, two: Stretch, change: float) -> bool:
+def _explains(less: Stretch, more: Stretch, grown: float) -> bool:
     """Return whether recording may be all of a change that is seen, or may hide one where none is seen."""
-    less, more = sorted((one, two))
-    grown = change if more is two else 1 / change  # in the direction of the recording
     return 1 <= grown <= more.high / less.low if less.low else True
 
 

@@ -61,11 +61,10 @@ def ranges_of(trace: Trace, times: Intervals) -> Ranges:
     rows = [np.flatnonzero((table.end_ns >= begin) & (table.start_ns < end)) for table in tables]
     rows[MODULE] = np.intersect1d(rows[MODULE], np.flatnonzero(trace.frames.matching("name", MODULE_NAME)))
     kind = np.repeat(np.arange(len(tables)), [len(each) for each in rows])
+    parts = [table.where(own) for table, own in zip(tables, rows, strict=True)]
     start, end, name, thread = (
-        np.concatenate([column[row] for column, row in zip(columns, rows, strict=True)])
-        for columns in zip(
-            *((table.start_ns, table.end_ns, table.name, table.thread) for table in tables), strict=True
-        )
+        np.concatenate([getattr(part, column) for part in parts])
+        for column in ("start_ns", "end_ns", "name", "thread")
     )
     order = np.lexsort((start - end, start))
     start, end, thread = start[order], end[order], thread[order]
