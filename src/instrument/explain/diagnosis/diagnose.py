@@ -101,17 +101,19 @@ class Diagnosis(DiagnosisData):
         return write_page(path, page_of(self))
 
     def __str__(self) -> str:
-        from ...show.text.diagnosis import as_text
+        from ...show.text.diagnosis import lines
+        from ...show.text.lines import as_text
 
-        return as_text(self)
+        return as_text(lines(self)).rstrip("\n")
 
     def __repr__(self) -> str:
         return f"<diagnosis of {self.path!r}: {counted(len(self.findings), 'finding')}. {self.verdict}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from ...show.text.diagnosis import render
+        from ...show.text.diagnosis import lines
+        from ...show.text.lines import as_rich
 
-        yield from render(self, options.max_width)
+        return as_rich(lines(self, options.max_width))
 
     @guard.contained("page in a notebook")
     def _repr_html_(self) -> str | None:

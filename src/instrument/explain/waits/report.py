@@ -126,20 +126,16 @@ class SyncReport(ReportData):
         return f"<synchronizations at {at}, in {counted(self.steps, 'step')}; print it>"
 
     def __str__(self) -> str:
+        from ...show.text.lines import as_text
         from ...show.text.syncs import lines
 
-        width = shutil.get_terminal_size((_WIDTH, 0)).columns
-        return "\n".join(line.head + line.text for line in lines(self, width))
+        return as_text(lines(self, shutil.get_terminal_size((_WIDTH, 0)).columns))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        from rich.text import Text
-
+        from ...show.text.lines import as_rich
         from ...show.text.syncs import lines
 
-        for line in lines(self, options.max_width):
-            yield Text.assemble(
-                (line.head, line.head_style), (line.text, line.style), no_wrap=True, overflow="ignore"
-            )
+        return as_rich(lines(self, options.max_width), no_wrap=True, overflow="ignore")
 
 
 def render(report: SyncReport, *, console: Console) -> None:

@@ -22,6 +22,7 @@ from ...read.charts.timeline import CLASSES, Lane, TimelineSource, lanes_of, row
 from ...read.jobs.rank_content import RankContent
 from ...read.tables.intervals import covered_ns
 from ..page.document import document
+from ..text.diagnosis import evidence_texts
 from .findings import findings_section
 from .kinds import table_section
 from .memory import sections_of
@@ -110,9 +111,8 @@ def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
 
 
 def _overview_notes(diagnosis: DiagnosisData) -> list[str]:
-    coverage = [diagnosis.coverage_text] if diagnosis.parts else []
     rest = (diagnosis.mfu_text, diagnosis.memory_text, *diagnosis.rules_texts)
-    return [diagnosis.opened_text, *coverage, *diagnosis.source_texts, *rest]
+    return [diagnosis.opened_text, *evidence_texts(diagnosis), *rest]
 
 
 _CAUSES = {cause.replace("_", " "): f"The GPU idles while {text}." for cause, text in CAUSES.items()}

@@ -8,9 +8,19 @@ from typing import Any
 from ...base.findings import Site, SyncFinding
 from ...base.printable import shown_lines, shown_name
 from ...base.units import count, duration
-from ...explain.waits.report_data import ReportData, times
+from ...explain.waits.report_data import ReportData
 from ..page.document import document
-from ..text.syncs import call_text, context_text, cost_text, headline, is_outside, place_text, source_lines
+from ..text.syncs import (
+    call_text,
+    context_text,
+    cost_text,
+    dropped_text,
+    ended_text,
+    headline,
+    inside_and_outside,
+    place_text,
+    source_lines,
+)
 from .kinds import summary_section
 
 _AROUND = 3  # lines of code before and after
@@ -37,22 +47,17 @@ def page_of(reports: Sequence[tuple[str, ReportData]]) -> str:
 def _sections(results: ReportData) -> Iterator[dict[str, Any]]:
     """Yield the summary, and a section for each kind of finding that the report has."""
     yield _summary(results)
-    outside = [found for found in results.syncs if is_outside(results, found)]
-    groups = {
-        "findings": ("Lines that wait", "", [found for found in results.syncs if not is_outside(results, found)]),
-        "outside": ("Outside the steps", "A synchronization costs little there.", outside),
-        "allowed": ("Allowed", "Comments, allow_sync or a file allow these.", results.allowed),
-        "not-covered": ("Not covered", "This code could not be checked.", results.not_covered),
-    }
-    for name, (title, note, findings) in groups.items():
+    inside, outside = inside_and_outside(results)
+    groups = (
+        ("findings", "Lines that wait", "", inside),
+        ("outside", "Outside the steps", "A synchronization costs little there.", outside),
+        ("allowed", "Allowed", "Comments, allow_sync or a file allow these.", results.allowed),
+        ("not-covered", "Not covered", "This code could not be checked.", results.not_covered),
+    )
+    for name, title, note, findings in groups:
         if findings:
-            yield {
-                "id": name,
-                "type": "sources",
-                "title": title,
-                "note": note,
-                "findings": [_finding(results, found) for found in findings],
-            }
+            shown = [_finding(results, found) for found in findings]
+            yield {"id": name, "type": "sources", "title": title, "note": note, "findings": shown}
 
 
 def _summary(results: ReportData) -> dict[str, Any]:
@@ -71,10 +76,10 @@ def _summary(results: ReportData) -> dict[str, Any]:
 
 def _notes(results: ReportData) -> Iterator[str]:
     if results.ended is not None:
-        yield f"The run ended early, so the report covers a part of it: {results.ended}"
+        yield ended_text(results)
     yield from results.exceeded
     if results.dropped:
-        yield f"Lines that are not listed synchronized {times(results.dropped)}."
+        yield dropped_text(results)
     yield from (f"Coverage: {text}" for text in results.coverage)
 
 

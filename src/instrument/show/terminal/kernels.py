@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +11,8 @@ from rich.console import Console
 from ...base.printable import shell_line
 from ...base.units import count, counted, duration
 from ...read.profilers.ncu import MeasuredKernel
-from .console import print_line, print_table
+from ..text.lines import line
+from .console import Block, Table, show
 
 _MAX_KERNELS = 30
 _COLUMNS = ("region / kernel", "calls", "GPU", "SM %", "memory %", "occupancy %")
@@ -30,20 +31,25 @@ def print_measured_kernels(kernels: Sequence[MeasuredKernel], report: Path, *, c
         report: The report of Nsight Compute that lists all of them.
         console: Where to print.
     """
+    show(console, _report(kernels, report))
+
+
+def _report(kernels: Sequence[MeasuredKernel], report: Path) -> Iterator[Block]:
     if not kernels:
-        print_line(console, "No kernel was measured.")
+        yield line("No kernel was measured.")
         return
     total = sum(kernel.duration_ns for kernel in kernels)
     launches = counted(len(kernels), "launch", "launches")
-    print_line(console, f"How well kernels use the GPU: {launches}, {duration(total)} alone", bold=True)
-    rows = []
+    yield line(f"How well kernels use the GPU: {launches}, {duration(total)} alone", "bold")
+    rows, indents = [], []
     for region, inside in _group_kernels(kernels, lambda kernel: " > ".join(kernel.region) or "(in no region)"):
-        rows.append((0, region, _cells(inside)))
-        rows += [(2, name, _cells(same)) for name, same in _group_kernels(inside, lambda kernel: kernel.name)]
-    print_table(list(_COLUMNS), rows[:_MAX_KERNELS], console)
+        groups = _group_kernels(inside, lambda kernel: kernel.name)
+        rows += [_cells(region, inside), *(_cells(*group) for group in groups)]
+        indents += [0, *[2] * len(groups)]
+    yield Table(_COLUMNS, rows[:_MAX_KERNELS], indents[:_MAX_KERNELS])
     if len(rows) > _MAX_KERNELS:
         more = counted(len(rows) - _MAX_KERNELS, "more line")
-        print_line(console, f"... and {more}; all kernels: {shell_line(['ncu', '--import', str(report)])}")
+        yield line(f"... and {more}; all kernels: {shell_line(['ncu', '--import', str(report)])}")
 
 
 def _group_kernels(
@@ -55,9 +61,9 @@ def _group_kernels(
     return sorted(groups.items(), key=lambda item: -sum(kernel.duration_ns for kernel in item[1]))
 
 
-def _cells(kernels: Sequence[MeasuredKernel]) -> list[str]:
+def _cells(name: str, kernels: Sequence[MeasuredKernel]) -> list[str]:
     whole = sum(kernel.duration_ns for kernel in kernels)
-    return [count(len(kernels)), duration(whole), *(_mean(kernels, share) for share in _SHARES)]
+    return [name, count(len(kernels)), duration(whole), *(_mean(kernels, share) for share in _SHARES)]
 
 
 def _mean(kernels: Sequence[MeasuredKernel], share: Callable[[MeasuredKernel], float | None]) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ...base.run_folder import how_to_show_snapshots
 from ...base.units import counted
 from ...read.measures.summary import Summary
-from .console import new_console, print_line
+from ..text.lines import line
+from .console import heading, new_console, show
 from .summary import MAX_OPERATORS, largest_regions, print_summary
 
 if TYPE_CHECKING:  # importing it takes a tenth of a second, at the end of every run
@@ -62,7 +63,7 @@ class RunSummary:
         if self.phase:
             windows = counted(self.windows, "window")
             text = f"{self.phase}: {windows} in {self.folder}; a step is one block of this phase"
-            print_line(console, text, bold=True)
+            show(console, [line(text, "bold")])
         print_summary(
             self.summary,
             files=self.files,
@@ -73,13 +74,12 @@ class RunSummary:
             console=console,
         )
         if self.snapshots:
-            print_line(console, how_to_show_snapshots(len(self.snapshots), self.folder))
+            show(console, [line(how_to_show_snapshots(len(self.snapshots), self.folder))])
         if self.worst_steps:
-            print_line(console, "The slowest steps (the first 32 are not judged)", bold=True, space=True)
-            for step in self.worst_steps:
-                print_line(console, f"  {step}")
+            show(console, heading("The slowest steps (the first 32 are not judged)"))
+            show(console, [line(f"  {step}") for step in self.worst_steps])
         if self.diagnosis is not None:
-            print_line(console, "What is slow in the last window", bold=True, space=True)
+            show(console, heading("What is slow in the last window"))
             console.print(self.diagnosis, soft_wrap=True)
         file.flush()
         file.seek(0)
