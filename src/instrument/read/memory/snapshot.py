@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ...base.guard import guard
+from ...base.page_file import InNotebook, write_page
 from .batch import ASSUMPTION, FIT_ASSUMPTION, BatchFit
 from .breakdown import ChangedPart, Place, Use, compare_peaks, compare_regions
 from .categories import CATEGORIES
 from .snapshot_data import SnapshotData
 
 
-class MemorySnapshot(SnapshotData):
+class MemorySnapshot(SnapshotData, InNotebook):
     """A memory snapshot of torch's caching allocator, with the attributes of `SnapshotData`."""
 
     def to_html(self, path: str | os.PathLike[str], device: int | None = None) -> Path:
@@ -27,20 +27,17 @@ class MemorySnapshot(SnapshotData):
             ValueError: the snapshot has no memory of ``device``, or of any GPU.
             OSError: the file cannot be written.
         """
-        from ...show.page.document import write_page
         from ...show.sections.memory import page_of
 
         fullest = self.fullest_device
         chosen = (0 if fullest is None else fullest) if device is None else device
         return write_page(path, page_of(self, self._checked(chosen)))
 
-    @guard.contained("page in a notebook")
-    def _repr_html_(self) -> str | None:
-        from ...show.page.document import frame
+    def _page(self) -> str | None:
         from ...show.sections.memory import page_of
 
         device = self.fullest_device
-        return None if device is None else frame(page_of(self, device))
+        return None if device is None else page_of(self, device)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.events):,} events, {len(self.segments):,} segments"

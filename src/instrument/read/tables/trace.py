@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ...base.guard import guard
+from ...base.page_file import InNotebook
 from ...base.part_file import make_folder
 from .table import COLUMNS, KERNEL, MEMCPY, MEMSET, PIP, TEXT, Array, Table
 from .trace_data import MODULE, MODULE_PREFIX, Coverage, Device, ReadLosses, Thread, TraceData, UnreadDevice
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["MODULE", "MODULE_PREFIX", "Coverage", "Device", "ReadLosses", "Thread", "Trace", "UnreadDevice"]
 
 
-class Trace(TraceData):
+class Trace(TraceData, InNotebook):
     """The recording of one process, as tables of events: the attributes of `TraceData`."""
 
     def __repr__(self) -> str:
@@ -96,12 +96,10 @@ class Trace(TraceData):
         """
         return to_parquet(self, folder)
 
-    @guard.contained("page in a notebook")
-    def _repr_html_(self) -> str | None:
-        from ...show.page.document import frame
+    def _page(self) -> str:
         from ...show.sections.trace import page_of
 
-        return frame(page_of(self))
+        return page_of(self)
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_") and name != "look_up"]

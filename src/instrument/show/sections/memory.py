@@ -263,7 +263,7 @@ def page_of_change(before: SnapshotData, after: SnapshotData, device: int, estim
     return document(
         shown_name(f"{before.path.name} → {after.path.name}"),
         f"GPU {device}: the peak went from {size(old)} to {size(new)}, {change}.",
-        [section for section in sections if section is not None],
+        sections,
     )
 
 

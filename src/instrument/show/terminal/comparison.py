@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ...base.units import counted, duration, signed_duration
 from ...explain.comparison.comparison_data import ComparisonData, Part, details, headline
 from ..text.lines import line
-from .console import Block, Table, show
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from .console import Block, Table
 
 _MAX_ROWS = 12
 _WORTH = 0.01  # of the difference: smaller parts are not shown
 
 
-def print_comparison(change: ComparisonData, *, console: Console) -> None:
-    """Print the verdict, the parts of the difference, and the findings that are gone and new."""
-    show(console, _report(change))
-
-
-def _report(change: ComparisonData) -> Iterator[Block]:
+def comparison_report(change: ComparisonData) -> Iterator[Block]:
+    """Yield the verdict, the parts of the difference, and the findings that are gone and new."""
     yield headline(change)
     yield from details(change)
     if change.delta_ns:

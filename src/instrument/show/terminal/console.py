@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...base.printable import printable
+from ...base.units import counted
 from ..text.lines import BEFORE_UNIT, Line, as_rich, line, wrapped
 
 _NAME = 12
@@ -60,6 +61,12 @@ def show(console: Console, blocks: Iterable[Block]) -> None:
 def heading(text: str) -> tuple[Line, Line]:
     """Return an empty line, and the title of what follows."""
     return line(), line(text, "bold")
+
+
+def more(hidden: int, what: str, rest: str = "") -> Iterator[Block]:
+    """Yield how many rows are not shown; nothing if all are."""
+    if hidden > 0:
+        yield line(f"... and {counted(hidden, what)}{rest}")
 
 
 def print_line(console: Console, text: str, *, bold: bool = False, space: bool = False) -> None:

@@ -6,13 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from ...base.printable import shell_line
 from ...base.units import count, counted, duration
 from ...read.profilers.ncu import MeasuredKernel
 from ..text.lines import line
-from .console import Block, Table, show
+from .console import Block, Table, more
 
 _MAX_KERNELS = 30
 _COLUMNS = ("region / kernel", "calls", "GPU", "SM %", "memory %", "occupancy %")
@@ -23,18 +21,13 @@ _SHARES: tuple[Callable[[MeasuredKernel], float | None], ...] = (
 )
 
 
-def print_measured_kernels(kernels: Sequence[MeasuredKernel], report: Path, *, console: Console) -> None:
-    """Print a table of the regions, longest first, and the kernels in each; shares are weighted by duration.
+def measured_kernels(kernels: Sequence[MeasuredKernel], report: Path) -> Iterator[Block]:
+    """Yield a table of the regions, longest first, and the kernels in each; shares are weighted by duration.
 
     Args:
-        kernels: What to print.
-        report: The report of Nsight Compute that lists all of them.
-        console: Where to print.
+        kernels: the kernels.
+        report: the report of Nsight Compute that lists all of them.
     """
-    show(console, _report(kernels, report))
-
-
-def _report(kernels: Sequence[MeasuredKernel], report: Path) -> Iterator[Block]:
     if not kernels:
         yield line("No kernel was measured.")
         return
@@ -47,9 +40,8 @@ def _report(kernels: Sequence[MeasuredKernel], report: Path) -> Iterator[Block]:
         rows += [_cells(region, inside), *(_cells(*group) for group in groups)]
         indents += [0, *[2] * len(groups)]
     yield Table(_COLUMNS, rows[:_MAX_KERNELS], indents[:_MAX_KERNELS])
-    if len(rows) > _MAX_KERNELS:
-        more = counted(len(rows) - _MAX_KERNELS, "more line")
-        yield line(f"... and {more}; all kernels: {shell_line(['ncu', '--import', str(report)])}")
+    how = f"; all kernels: {shell_line(['ncu', '--import', str(report)])}"
+    yield from more(len(rows) - _MAX_KERNELS, "more line", how)
 
 
 def _group_kernels(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from rich.console import Console
 
 from ...base.units import count, counted, percent, signed_size, size
 from ...read.memory.batch import batch_texts
@@ -23,7 +22,7 @@ from ...read.memory.categories import CATEGORIES, EVIDENCE, category_words
 from ...read.memory.shortage import LEAST_STEPS, REASONS, traffic_texts
 from ...read.memory.snapshot import MemorySnapshot
 from ..text.lines import line
-from .console import Block, Table, heading, show
+from .console import Block, Table, heading, more
 
 _ROWS = 15  # of a table
 _STRETCHES = 12
@@ -32,28 +31,18 @@ _WIDTH_LEFT, _WIDTH = 31, 13  # characters of a table: the columns that are alwa
 _CALLS = 2  # of modules around an allocation
 
 
-def print_memory(
-    snapshot: MemorySnapshot,
-    device: int,
-    console: Console,
-    limit_bytes: int | None = None,
-    batch: int | None = None,
-) -> None:
-    """Print the peak of a GPU by category, line, module and region, and what else the snapshot shows.
+def memory_report(
+    snapshot: MemorySnapshot, device: int, width: int, limit_bytes: int | None = None, batch: int | None = None
+) -> Iterator[Block]:
+    """Yield the peak of a GPU by category, line, module and region, and what else the snapshot shows.
 
     Args:
         snapshot: the snapshot.
         device: the GPU.
-        console: where to.
+        width: the columns of the terminal, which limit the columns of the memory over time.
         limit_bytes: the memory that the GPU has for the program; None takes `SnapshotData.known_limit`.
         batch: the batch size of the program; None if that is not known.
     """
-    show(console, _report(snapshot, device, console.width, limit_bytes, batch))
-
-
-def _report(
-    snapshot: MemorySnapshot, device: int, width: int, limit_bytes: int | None, batch: int | None
-) -> Iterator[Block]:
     found = snapshot.break_down(device)
     when = "at the peak" if found.recorded else "when the snapshot was taken"
     yield line(f"GPU {device} of {snapshot.path.name}: {size(found.peak.bytes)} in use {when}", "bold")
@@ -162,8 +151,7 @@ def _table(columns: list[str], rows: list[list[str]]) -> Iterator[Block]:
     if rows:
         yield line()
         yield Table(columns, rows[:_ROWS])
-    if len(rows) > _ROWS:
-        yield line(f"... and {counted(len(rows) - _ROWS, 'row')} more: --json has all")
+    yield from more(len(rows) - _ROWS, "row", " more: --json has all")
 
 
 def _largest(snapshot: MemorySnapshot, device: int) -> Iterator[Block]:
@@ -255,28 +243,17 @@ def _timeline(snapshot: MemorySnapshot, device: int, width: int) -> Iterator[Blo
     yield from _table(["after event", "in use", *names, "rest"], rows)
 
 
-def print_memory_change(
-    before: MemorySnapshot,
-    after: MemorySnapshot,
-    device: int,
-    console: Console,
-    estimate: Sequence[str] = (),
-) -> None:
-    """Print two peaks by category, line and region; the changes add up to the difference of the peaks.
+def memory_change(
+    before: MemorySnapshot, after: MemorySnapshot, device: int, estimate: Sequence[str] = ()
+) -> Iterator[Block]:
+    """Yield two peaks by category, line and region; the changes add up to the difference of the peaks.
 
     Args:
         before: the first snapshot.
         after: the second one.
         device: the GPU.
-        console: where to.
         estimate: what another batch size would need, as of `fit_texts`.
     """
-    show(console, _change(before, after, device, estimate))
-
-
-def _change(
-    before: MemorySnapshot, after: MemorySnapshot, device: int, estimate: Sequence[str]
-) -> Iterator[Block]:
     first, second = before.break_down(device), after.break_down(device)
     yield line(f"GPU {device}: from {before.path.name} to {after.path.name}", "bold")
     change = second.peak.bytes - first.peak.bytes

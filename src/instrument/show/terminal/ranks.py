@@ -69,8 +69,7 @@ def _late(traces: TraceSet, collectives: Collectives) -> Iterator[Block]:
     """Yield which rank the others wait for at the collectives that all share."""
     found = job_of(traces, collectives).arrivals
     if found.latest is not None:
-        waited = duration(found.ranks[found.latest].caused_ns / max(len(found.ranks) - 1, 1))
-        yield f"{_late_rank(found, found.latest)}: each other rank waits {waited} for it."
+        yield f"{_late_rank(found, found.latest)}."
     elif found.unmatched and found.unknown:
         yield f"It is not known which rank arrives last at the collectives: {found.unknown}."
 
@@ -86,18 +85,19 @@ def describe_ranks(times: Mapping[int, RankTimes], missing: Sequence[int]) -> li
     texts = []
     if found.latest is not None:
         steps = len(next(iter(times.values())).steps)
-        waited = duration(found.ranks[found.latest].caused_ns / (len(times) - 1) / steps)
-        texts.append(f"{_late_rank(found, found.latest)}: each other rank waits {waited} for it per step.")
+        texts.append(f"{_late_rank(found, found.latest, steps)} per step.")
     if missing:
         texts.append(f"Not compared, as they left no times beside the trace: rank {listed(missing)}.")
     return texts
 
 
-def _late_rank(found: Arrivals, rank: int) -> str:
-    """Return how often a rank arrives last, and how late."""
+def _late_rank(found: Arrivals, rank: int, steps: int = 1) -> str:
+    """Return how often a rank arrives last, how late, and how long each other rank waits for it in each step."""
     each = found.ranks[rank]
     times = f"{each.last} of {counted(found.collectives, 'collective')}"
-    return f"Rank {rank} arrives last at {times}, {duration(each.late_ns)} late in the median"
+    waited = duration(each.caused_ns / max(len(found.ranks) - 1, 1) / steps)
+    late = f"Rank {rank} arrives last at {times}, {duration(each.late_ns)} late in the median"
+    return f"{late}: each other rank waits {waited} for it"
 
 
 def _cells(numbers: Metrics, clock: Clock) -> list[str]:

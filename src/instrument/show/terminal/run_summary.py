@@ -20,6 +20,11 @@ from .summary import MAX_OPERATORS, largest_regions, print_summary
 if TYPE_CHECKING:  # importing it takes a tenth of a second, at the end of every run
     from ...explain.diagnosis.diagnose import Diagnosis
 
+_FIELDS = (
+    "steps", "step_ns", "step_numbers", "step_times_ns", "no_region_ns", "outside_ns", "gpu_total_ns",
+)  # fmt: skip
+_REGION_FIELDS = ("path", "calls", "steps", "cpu_ns", "self_ns", "gpu_ns")
+
 
 @dataclass(frozen=True)
 class RunSummary:
@@ -95,22 +100,9 @@ class RunSummary:
             "files": [str(path) for path in self.files],
             "removed_files": self.removed_files,
             "memory_snapshots": [str(path) for path in self.snapshots],
-            "steps": summary.steps,
-            "step_ns": summary.step_ns,
-            "step_numbers": summary.step_numbers,
-            "step_times_ns": summary.step_times_ns,
-            "no_region_ns": summary.no_region_ns,
-            "outside_ns": summary.outside_ns,
-            "gpu_total_ns": summary.gpu_total_ns,
+            **{name: getattr(summary, name) for name in _FIELDS},
             "regions": [
-                {
-                    "path": region.path,
-                    "calls": region.calls,
-                    "steps": region.steps,
-                    "cpu_ns": region.cpu_ns,
-                    "self_ns": region.self_ns,
-                    "gpu_ns": region.gpu_ns,
-                }
+                {name: getattr(region, name) for name in _REGION_FIELDS}
                 for region in largest_regions(summary.regions)
             ],
             "operators": [vars(operator) for operator in summary.operators[:MAX_OPERATORS]],

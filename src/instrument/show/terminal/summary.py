@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from collections import defaultdict
@@ -16,7 +17,7 @@ from ...read.kineto.salvage import OTHER_TYPES
 from ...read.measures.summary import OperatorStat, RegionStat, Summary
 from ...read.tables.trace import ReadLosses, UnreadDevice
 from ..text.lines import line
-from .console import Block, Table, heading, show
+from .console import Block, Table, heading, more, show
 from .steps import describe_steps, headline
 
 _MAX_SEPARATE_REGIONS = 8
@@ -70,6 +71,7 @@ def _sum(path: _Path, row: RegionStat | None, region: RegionStat) -> RegionStat:
     )
 
 
+_WIDTH = 100  # columns, without a terminal
 _MAX_REGIONS = 30  # rows
 _MAX_HIDDEN = 10  # names
 MAX_OPERATORS = 10
@@ -113,16 +115,24 @@ def print_summary(
     show(console, [line(headline(summary), "bold"), *describe_steps(summary), *ranks])
     show(console, _regions(replace(summary, regions=regions)) if regions else [_NO_REGIONS])
     if joined := len(summary.regions) - len(regions):
-        more = counted(joined, "more region")
-        show(console, [f'"*" stands for numbers: instrument summarize --expand shows {more}.'])
+        others = counted(joined, "more region")
+        show(console, [f'"*" stands for numbers: instrument summarize --expand shows {others}.'])
     if hidden:
-        more = f" and {len(hidden) - _MAX_HIDDEN} more, see manifest.jsonl" if len(hidden) > _MAX_HIDDEN else ""
+        others = f" and {len(hidden) - _MAX_HIDDEN} more, see manifest.jsonl" if len(hidden) > _MAX_HIDDEN else ""
         names = ", ".join(hidden[:_MAX_HIDDEN])
-        show(console, [line(f"Not shown, because they are inside compiled code: {names}{more}")])
+        show(console, [line(f"Not shown, because they are inside compiled code: {names}{others}")])
     if summary.operators:
         show(console, _operators(summary))
     if files:
         print_files(files, folder, removed=removed_files, console=console)
+
+
+def summary_text(summary: Summary, *, files: Sequence[Path], folder: Path) -> str:
+    """Return what `print_summary` prints without a terminal."""
+    text = io.StringIO()
+    console = Console(file=text, width=_WIDTH, color_system=None)
+    print_summary(summary, files=files, folder=folder, console=console)
+    return text.getvalue()
 
 
 def losses(lost: ReadLosses) -> Iterator[Block]:
@@ -169,8 +179,7 @@ def _regions(summary: Summary) -> Iterator[Block]:
         rows.append(["(in no region)", "", *[""] * len(steps), cpu, "", *shares])
         indents.append(0)
     yield Table(["region", "calls", *steps, "CPU", "CPU self", *_share_columns(summary)], rows, indents)
-    if hidden := len(summary.regions) - len(shown):
-        yield line(f"... and {counted(hidden, 'smaller region')}")
+    yield from more(len(summary.regions) - len(shown), "smaller region")
     yield from _notes(summary, shown)
 
 
@@ -186,8 +195,8 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
         yield f'"{part}": the region ran in {in_words} steps. All figures are means over all steps.'
     if summary.steps and 2 * summary.no_region_ns > summary.step_ns:
         has_layers = any(region.path[-1].endswith("(backward)") for region in summary.regions)
-        more = "" if has_layers else _LAYERS
-        yield f"Most of the step is in no region: name parts of it with instrument.annotate.{more}"
+        how = "" if has_layers else _LAYERS
+        yield f"Most of the step is in no region: name parts of it with instrument.annotate.{how}"
     if any(region.partial for region in shown):
         yield (
             "(partial): some calls are missing, because their forward ran before the modules had hooks; "
@@ -205,10 +214,10 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
         )
     if summary.unrecorded:
         names = sorted(summary.unrecorded, key=summary.unrecorded.__getitem__, reverse=True)
-        more = f", and {len(names) - _MAX_UNRECORDED} more" if len(names) > _MAX_UNRECORDED else ""
+        others = f", and {len(names) - _MAX_UNRECORDED} more" if len(names) > _MAX_UNRECORDED else ""
         yield (
             f"Not in the trace: {counted(sum(summary.unrecorded.values()), 'call')} of regions on threads that "
-            f"torch.profiler does not record ({', '.join(names[:_MAX_UNRECORDED])}{more})."
+            f"torch.profiler does not record ({', '.join(names[:_MAX_UNRECORDED])}{others})."
         )
     if summary.unplaced:
         yield (
@@ -233,8 +242,7 @@ def _operators(summary: Summary) -> Iterator[Block]:
         rows.append(["(in no operator)", "", *[""] * len(steps), "", *_shares(summary, None, nowhere_ns)])
     yield line()
     yield Table(["operator", "calls", *steps, "CPU self", *_share_columns(summary)], rows)
-    if (hidden := len(ranked) - MAX_OPERATORS) > 0:
-        yield line(f"... and {counted(hidden, 'more operator')}")
+    yield from more(len(ranked) - MAX_OPERATORS, "more operator")
 
 
 def _occurs_in_some_steps(summary: Summary, row: RegionStat | OperatorStat) -> bool:

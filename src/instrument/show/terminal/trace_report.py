@@ -20,7 +20,7 @@ from ...read.measures.timing import Timing
 from ...read.tables.trace import MODULE_PREFIX, Trace, UnreadDevice
 from ...read.tables.work_classes import Collectives
 from ..text.lines import line
-from .console import Block, Table, heading, show
+from .console import Block, Table, heading, more, show
 from .ranks import rank_table
 from .summary import losses, print_summary, unread
 
@@ -102,7 +102,7 @@ def gpu_time(facts: TraceFacts) -> Iterator[Block]:
     ]
     if rows:
         yield Table(["kernel" + f" (all {gpus} GPUs)" * (gpus > 1), "calls", "GPU", "% kernels"], rows)
-    yield from _more(len(kernels) - _KERNELS, "more kernel")
+    yield from more(len(kernels) - _KERNELS, "more kernel")
     modules = [row for row in numbers["module_table"] if row["gpu_ns"]]
     if modules:  # a trace with Python stacks knows them
         rows = [
@@ -116,12 +116,7 @@ def gpu_time(facts: TraceFacts) -> Iterator[Block]:
         ]
         yield line()
         yield Table(["module, with those inside it", "calls", "CPU", "GPU"], rows)
-    yield from _more(len(modules) - _KERNELS, "more module")
-
-
-def _more(hidden: int, what: str) -> Iterator[Block]:
-    if hidden > 0:
-        yield line(f"... and {counted(hidden, what)}")
+    yield from more(len(modules) - _KERNELS, "more module")
 
 
 def _idle_causes(facts: TraceFacts) -> Iterator[Block]:
@@ -155,7 +150,7 @@ def _parts(numbers: Metrics, gpus: int) -> Iterator[Block]:
         for gpu in numbers["per_gpu"][:_GPUS]
     ]
     yield Table(["GPU", "work", *(f"{word} %" for _, word in shown)], rows)
-    yield from _more(len(numbers["per_gpu"]) - _GPUS, "more GPU")
+    yield from more(len(numbers["per_gpu"]) - _GPUS, "more GPU")
     yield line()
 
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ...base.units import counted, duration
 from ...explain.replay.critical_path import CriticalPath
 from ...explain.replay.what_if import WhatIf
 from ..text.lines import line
-from .console import Block, Table, show
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from .console import Block, Table
 
 _MAX_ROWS = 10
 
 
-def print_what_if(guess: WhatIf, *, console: Console) -> None:
-    """Print the predicted step, the error of the replay, and the critical path."""
-    show(console, _report(guess))
-
-
-def _report(guess: WhatIf) -> Iterator[Block]:
+def what_if_report(guess: WhatIf) -> Iterator[Block]:
+    """Yield the predicted step, the error of the replay, and the critical path."""
     yield str(guess)
     if guess.self_error is not None and guess.max_error is not None:
         error = f"{100 * guess.self_error:.2f} % (median of {counted(guess.steps, 'step')})"

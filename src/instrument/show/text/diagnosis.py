@@ -82,19 +82,18 @@ def value_of(evidence: Evidence) -> str:
         return "unknown"
     if isinstance(value, str):
         return value
-    if evidence.unit == "ns":
-        return duration(value)
-    if evidence.unit == "1":
-        return f"{value:.2f}"
-    if evidence.unit == "bytes/s":
-        return f"{value / 1e9:,.1f} GB/s"
-    if evidence.unit == "bytes":
-        return _bytes(value)
+    match evidence.unit:
+        case "ns":
+            return duration(value)
+        case "1":
+            return f"{value:.2f}"
+        case "bytes/s":
+            return f"{value / 1e9:,.1f} GB/s"
+        case "bytes" if not 0 < value < _MEGABYTE:
+            return f"{value / 1e6:,.1f} MB"
+        case "bytes":
+            return f"{count(round(value))} bytes"
     return f"{count(value)} {evidence.unit}".removesuffix(" events")
-
-
-def _bytes(value: float) -> str:
-    return f"{value / 1e6:,.1f} MB" if not 0 < value < _MEGABYTE else f"{count(round(value))} bytes"
 
 
 def _escaped(text: str) -> str:
