@@ -12,8 +12,9 @@ import pytest
 from scripts import chromium
 
 import instrument
+from instrument.base.page_file import write_page
 from instrument.explain.comparison.comparison import compare
-from instrument.show.page.document import document, write_page
+from instrument.show.page.document import document
 from tests.support.browser import OpenedPage, OpenPage
 
 from .made_loops import GEMM, STEP, MadeLoop, nested_loop

@@ -11,7 +11,6 @@ import pytest
 import instrument
 from instrument.explain.metrics.steps import CPU_PARTS
 from instrument.show.sections.diagnosis import overview_section, table_sections
-from instrument.show.text.diagnosis import as_text
 from tests.support.loops import Loop
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -85,7 +84,7 @@ def test_a_step_outside_of_regions(tmp_path: Path) -> None:
 def test_the_bar_and_the_tables(tmp_path: Path) -> None:
     """Terminal, Markdown, JSON and page show the parts of the CPU, and no columns of a GPU."""
     found = instrument.diagnose(program(tmp_path, loader=100, forward=880, python=20))
-    shown = as_text(found)
+    shown = str(found)
     assert "# compute 880 us (88.0 %)  i input 100 us (10.0 %)  o overhead 20.0 us (2.0 %)" in shown
     assert "GPU" not in shown.partition("Longest regions")[2]
     assert "| CPU |\n|---|--:|\n| forward | 880 us |" in found.to_markdown()

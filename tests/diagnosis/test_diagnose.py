@@ -6,6 +6,8 @@ import gzip
 import json
 import math
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -255,6 +257,19 @@ def test_print_and_notebook() -> None:
     assert "1. The loop waits 500 us per step for the next batch" in str(found)
     assert "\x1b" not in str(found)
     assert found._repr_markdown_() == found.to_markdown()
+
+
+def test_text_draws_no_random_number() -> None:
+    """The text of a diagnosis, and its Markdown, leave Python's random generator as it was."""
+    code = f"""
+import random
+import instrument
+found = instrument.diagnose({str(SAMPLE)!r})
+state = random.getstate()
+assert str(found) and found.to_markdown()
+assert random.getstate() == state
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_hostile_names() -> None:

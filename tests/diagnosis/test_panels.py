@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import instrument
+from instrument.base.page_file import write_page
 from instrument.explain.metrics.job import Job
 from instrument.read.tables.trace import Device
-from instrument.show.page.document import document, write_page
+from instrument.show.page.document import document
 from instrument.show.sections.diagnosis import flame_section, ranks_section, roofline_section
 from tests.support.browser import OpenPage
 from tests.support.shared_traces import shared

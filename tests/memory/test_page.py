@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import instrument
+from instrument.base.page_file import write_page
 from instrument.read.memory.categories import CATEGORIES, EVIDENCE, page_class
 from instrument.read.memory.snapshot import MemorySnapshot
-from instrument.show.page.document import write_page
 from instrument.show.sections.memory import inferred_section, page_of_change, sections_of
 from instrument.show.sections.memory_peak import peak_section
 

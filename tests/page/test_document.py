@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from instrument.base.page_file import frame, write_page
 from instrument.base.printable import shown_name
 from instrument.base.units import size
-from instrument.show.page.document import document, frame, write_page
+from instrument.show.page.document import document
 from instrument.show.sections.kinds import summary_section
 from tests.support.browser import OpenPage
 

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from instrument.show.terminal.console import print_table, print_wrapped
+from instrument.show.terminal.console import Table, print_wrapped, show
 
 
 @pytest.mark.parametrize("width", range(20, 60))
@@ -35,7 +35,7 @@ def test_shortened_names_stay_distinct(width: int) -> None:
     """Long names that begin and end alike are shortened so that they differ; short names are kept."""
     out = StringIO()
     names = [*KERNELS, KERNELS[0], "gemm"]
-    print_table(["kernel", "calls"], [(0, name, ["1"]) for name in names], Console(file=out, width=width))
+    show(Console(file=out, width=width), [Table(["kernel", "calls"], [[name, "1"] for name in names])])
     *rows, last = [line.rsplit(maxsplit=1)[0].rstrip() for line in out.getvalue().splitlines()[2:]]
     assert last == "gemm"
     assert rows[0] == rows[3]

@@ -16,11 +16,12 @@ from instrument.read.measures.step_lengths import StepLengths
 from instrument.read.measures.step_work import step_lengths
 from instrument.read.tables.trace import Trace
 from instrument.read.tables.work_classes import Collectives
+from instrument.show.terminal.console import show
 from instrument.show.terminal.trace_report import (
     Graphs,
     count_graph_launches,
-    print_gpu_time,
-    print_graph_launches,
+    gpu_time,
+    graph_launches,
     print_windows,
 )
 from tests.diagnosis.small_traces import Row, kernel, on_cpu, trace_of
@@ -57,7 +58,7 @@ def test_graph_launches(trace: Trace, expected: Graphs) -> None:
 
 def printed(graphs: Graphs) -> str:
     out = StringIO()
-    print_graph_launches(graphs, console=Console(file=out, width=80))
+    show(Console(file=out, width=80), graph_launches(graphs))
     return " ".join(out.getvalue().split())
 
 
@@ -74,7 +75,7 @@ def test_text_on_graphs() -> None:
 def test_gpu_time_fits_the_console() -> None:
     """The sentence on GPU time names its span and fits the console."""
     out = StringIO()
-    print_gpu_time(TraceFacts(graph_trace()), console=Console(file=out, width=80))
+    show(Console(file=out, width=80), gpu_time(TraceFacts(graph_trace())))
     lines = out.getvalue().splitlines()
     assert lines[1].startswith("GPU, 210 ns from the first start to the last end of its work: compute")
     assert max(map(len, lines)) <= 80
@@ -106,7 +107,7 @@ def test_counted(number: float, expected: str) -> None:
 
 def gpu_text(*gpu: Row) -> str:
     out = StringIO()
-    print_gpu_time(TraceFacts(trace_of(gpu=list(gpu))), console=Console(file=out, width=80))
+    show(Console(file=out, width=80), gpu_time(TraceFacts(trace_of(gpu=list(gpu)))))
     return out.getvalue()
 
 

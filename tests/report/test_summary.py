@@ -16,7 +16,8 @@ from instrument.read.kineto.kineto import read_kineto
 from instrument.read.kineto.salvage import OTHER_TYPES
 from instrument.read.measures.summary import OperatorStat, RegionStat, Summary, merge, summarize
 from instrument.read.tables.trace import ReadLosses
-from instrument.show.terminal.summary import print_losses, print_summary
+from instrument.show.terminal.console import show
+from instrument.show.terminal.summary import losses, print_summary
 
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 
@@ -313,6 +314,6 @@ def test_hidden_regions_are_cut_after_ten(count: int, end: str) -> None:
 def test_file_with_other_types_is_not_damaged(reasons: dict[str, int], expected: str) -> None:
     """A file that was read completely, for example with times as text, is not called damaged."""
     out = StringIO()
-    print_losses(ReadLosses(repaired=3, reasons=reasons), console=Console(file=out, width=200))
+    show(Console(file=out, width=200), losses(ReadLosses(repaired=3, reasons=reasons)))
     assert out.getvalue().startswith(f"\n{expected}values of another type (3 times)")
     assert ("damaged" in out.getvalue()) is ("lost" in out.getvalue())

@@ -36,14 +36,6 @@ def script(folder: Path, name: str = "train.py", code: str = CODE) -> Path:
     return path
 
 
-def findings_of(*events: SyncEvent) -> list[SyncFinding]:
-    """Return the findings of ``events``."""
-    recorder = Recorder()
-    for event in events:
-        recorder.add(event)
-    return recorder.findings
-
-
 def finding(
     op: str = "item",
     line: int = 3,

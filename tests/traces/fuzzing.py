@@ -30,7 +30,7 @@ from instrument.explain.waits.audit import audit_syncs
 from instrument.explain.waits.report import render
 from instrument.read.jobs.read import read_trace
 from instrument.read.tables.trace import Trace
-from instrument.show.terminal.trace_report import print_trace
+from instrument.show.terminal.trace_report import print_windows
 from tests.support.memory import peak_kib
 
 from .mutants import MAKERS
@@ -54,7 +54,7 @@ def read_all(path: Path) -> str:
     for key in numbers:
         numbers.about(key)
     console = Console(file=io.StringIO(), width=120)
-    print_trace(trace, "auto", console=console)
+    print_windows([(trace, None)], "auto", console=console)
     render(audit_syncs(trace), console=console)
     diagnosis = diagnose(trace)
     assert not diagnosis.failed, diagnosis.failed

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from instrument.base.errors import TraceError
 from instrument.read.profilers.ncu import MeasuredKernel, read_kernels
-from instrument.show.terminal.kernels import print_measured_kernels
+from instrument.show.terminal.console import show
+from instrument.show.terminal.kernels import measured_kernels
 
 NAMES = (
     "gpu__time_duration.sum",
@@ -88,7 +89,7 @@ def test_damaged_report(tmp_path: Path) -> None:
 
 def printed(kernels: list[MeasuredKernel]) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=100)
-    print_measured_kernels(kernels, Path("a.ncu-rep"), console=console)
+    show(console, measured_kernels(kernels, Path("a.ncu-rep")))
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 

@@ -29,7 +29,8 @@ from instrument.read.kineto.kineto import read_kineto
 from instrument.read.tables.links import assemble
 from instrument.read.tables.table import KERNEL, Strings
 from instrument.read.tables.trace import ReadLosses, Thread, Trace
-from instrument.show.terminal.ranks import print_rank_table
+from instrument.show.terminal.console import show
+from instrument.show.terminal.ranks import rank_table
 from tests.support.readers import die, talk
 from tests.support.shared_traces import shared
 
@@ -542,5 +543,5 @@ def test_folders_of_several_runs(tmp_path: Path) -> None:
     reason = "only the last of these folders is read"
     assert traces.left_out == {tmp_path / window: reason for window in windows if window != "lr-10/window-0010"}
     out = StringIO()
-    print_rank_table(traces, "auto", console=Console(file=out, width=200))
+    show(Console(file=out, width=200), rank_table(traces, "auto"))
     assert f"Left out: {tmp_path / 'lr-1' / 'window-0001'} ({reason})\n" in out.getvalue()

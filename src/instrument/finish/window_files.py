@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
-
-from rich.console import Console
 
 from ..base.part_file import part_file
 from ..base.run_folder import DIAGNOSIS
@@ -13,9 +10,7 @@ from ..explain.diagnosis.diagnose import diagnose
 from ..read.jobs.read import read_trace
 from ..read.measures.summary import summarize
 from ..read.measures.timing import Timing
-from ..show.terminal.summary import print_summary
-
-_WIDTH = 100  # characters
+from ..show.terminal.summary import summary_text
 
 
 def write_diagnosis(trace: Path, timing: Timing | None = None) -> list[Path]:
@@ -39,10 +34,8 @@ def write_summary(trace: Path) -> Path:
     Raises:
         TraceError, OSError: the trace cannot be read, or the file cannot be written.
     """
-    text = io.StringIO()
-    console = Console(file=text, width=_WIDTH, color_system=None)
-    print_summary(summarize(read_trace(trace)), files=[trace], folder=trace.parent, hidden=[], console=console)
-    return _write(_beside(trace, "summary.txt"), text.getvalue())
+    text = summary_text(summarize(read_trace(trace)), files=[trace], folder=trace.parent)
+    return _write(_beside(trace, "summary.txt"), text)
 
 
 def _beside(trace: Path, suffix: str) -> Path:

@@ -236,14 +236,15 @@ class Ncu(Vendor):
     def show(self, reports: Sequence[Path], console: Console) -> None:
         """Print a table of kernels by region, or the command that prints one."""
         from ..read.profilers.ncu import read_kernels
-        from ..show.terminal.kernels import print_measured_kernels
+        from ..show.terminal.console import show
+        from ..show.terminal.kernels import measured_kernels
 
         try:
             kernels = [kernel for path in reports for kernel in read_kernels(path)]
         except ImportError as error:
             print_line(console, f"instrument: {error}; or: ncu --import {reports[0]}")
             return
-        print_measured_kernels(kernels, reports[0], console=console)
+        show(console, measured_kernels(kernels, reports[0]))
 
 
 def _ncu_include(expression: str) -> tuple[str, str]:

@@ -6,13 +6,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...base.findings import Finding
-from ...base.guard import guard
+from ...base.page_file import Page
 from ...base.units import counted, duration
 from ...read.jobs.ranks import TraceSet
 from ...read.measures.timing import Stretch
@@ -139,34 +138,21 @@ _NOTHING = Amount(0, 0)
 _LOADER = re.compile(r"_(?:SingleProcess|MultiProcessing)(?=DataLoaderIter)")
 
 
-class Comparison(ComparisonData):
+class Comparison(ComparisonData, Page):
     """What changed between two recordings; read the attributes of `ComparisonData`."""
 
     def to_json(self) -> str:
         """Return the comparison as JSON text; see `as_dict` for its keys."""
         return json.dumps(as_dict(self), indent=2, allow_nan=False)
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the comparison as one HTML file, which needs no network, and return its path.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        from ...show.page.document import write_page
-        from ...show.sections.comparison import page_of
-
-        return write_page(path, page_of(self))
-
     def __repr__(self) -> str:
         lengths = f"{duration(self.before_ns)} -> {duration(self.after_ns)}"
         return f"<comparison: {self.verdict}, {lengths}, {counted(len(self.parts), 'part')}>"
 
-    @guard.contained("page in a notebook")
-    def _repr_html_(self) -> str | None:
-        from ...show.page.document import frame
+    def _page(self) -> str:
         from ...show.sections.comparison import page_of
 
-        return frame(page_of(self))
+        return page_of(self)
 
 
 def compare(

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...base.errors import TraceError
-from ...base.guard import guard
+from ...base.page_file import Page
 from ...base.run_folder import COMPILE_LOG
 from ...base.trace_marks import OPENED_BY
 from ...base.units import counted
@@ -60,7 +60,7 @@ BUILT_IN = (
 _LIBRARY = dict(RULES)
 
 
-class Diagnosis(DiagnosisData):
+class Diagnosis(DiagnosisData, Page):
     """What is slow in a trace, and why; print it, or read the attributes of `DiagnosisData`."""
 
     def what_if(
@@ -89,36 +89,25 @@ class Diagnosis(DiagnosisData):
 
         return to_markdown(self)
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the diagnosis as one HTML file, which needs no network, and return its path.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        from ...show.page.document import write_page
-        from ...show.sections.diagnosis import page_of
-
-        return write_page(path, page_of(self))
-
     def __str__(self) -> str:
-        from ...show.text.diagnosis import as_text
+        from ...show.text.diagnosis import lines
+        from ...show.text.lines import as_text
 
-        return as_text(self)
+        return as_text(lines(self)).rstrip("\n")
 
     def __repr__(self) -> str:
         return f"<diagnosis of {self.path!r}: {counted(len(self.findings), 'finding')}. {self.verdict}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from ...show.text.diagnosis import render
+        from ...show.text.diagnosis import lines
+        from ...show.text.lines import as_rich
 
-        yield from render(self, options.max_width)
+        return as_rich(lines(self, options.max_width))
 
-    @guard.contained("page in a notebook")
-    def _repr_html_(self) -> str | None:
-        from ...show.page.document import frame
+    def _page(self) -> str:
         from ...show.sections.diagnosis import page_of
 
-        return frame(page_of(self))
+        return page_of(self)
 
     def _repr_markdown_(self) -> str:
         # for viewers that show no frames, exports to PDF, and traces with pages too large for a notebook

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...base.guard import guard
+from ...base.page_file import Page
 from ...base.units import count, counted
 from . import serialize
 from .events import CHOSEN
@@ -23,7 +21,7 @@ _WIDTH = 100  # columns, without a terminal
 _INTERNAL = {"each_step", "max_in_step", "negligible", "sort", "typical", "why_untimed"}  # only for this package
 
 
-class SyncReport(ReportData):
+class SyncReport(ReportData, Page):
     """The lines that make the CPU wait for the GPU; print it, or read the attributes of `ReportData`."""
 
     def assert_max(self, most: int | None = None) -> None:
@@ -100,23 +98,10 @@ class SyncReport(ReportData):
 
         return to_sarif([self])
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report as one HTML file with the lines of code, which needs no network, and return its path.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        from ...show.page.document import write_page
+    def _page(self) -> str:
         from ...show.sections.syncs import page_of
 
-        return write_page(path, page_of([("", self)]))
-
-    @guard.contained("page in a notebook")
-    def _repr_html_(self) -> str | None:
-        from ...show.page.document import frame
-        from ...show.sections.syncs import page_of
-
-        return frame(page_of([("", self)]))
+        return page_of([("", self)])
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_") and name not in _INTERNAL]
@@ -126,20 +111,16 @@ class SyncReport(ReportData):
         return f"<synchronizations at {at}, in {counted(self.steps, 'step')}; print it>"
 
     def __str__(self) -> str:
+        from ...show.text.lines import as_text
         from ...show.text.syncs import lines
 
-        width = shutil.get_terminal_size((_WIDTH, 0)).columns
-        return "\n".join(line.head + line.text for line in lines(self, width))
+        return as_text(lines(self, shutil.get_terminal_size((_WIDTH, 0)).columns))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        from rich.text import Text
-
+        from ...show.text.lines import as_rich
         from ...show.text.syncs import lines
 
-        for line in lines(self, options.max_width):
-            yield Text.assemble(
-                (line.head, line.head_style), (line.text, line.style), no_wrap=True, overflow="ignore"
-            )
+        return as_rich(lines(self, options.max_width), no_wrap=True, overflow="ignore")
 
 
 def render(report: SyncReport, *, console: Console) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.guard import guard
+from ...base.page_file import InNotebook, write_page
 from ..tables.table import Array, Table
 from .batch import ASSUMPTION, FIT_ASSUMPTION, BatchFit, LargerBatch, larger_batch, pass_peaks
 from .breakdown import Breakdown, ChangedPart, Place, Same, Use, add_up, compare_peaks, compare_regions
@@ -35,7 +35,7 @@ from .timeline import Peak, Timeline, frees_repeat_stacks, in_use, pair_allocati
 
 
 @dataclass(frozen=True, repr=False)
-class MemorySnapshot:
+class MemorySnapshot(InNotebook):
     """A memory snapshot of torch's caching allocator: its tables, and what follows from them.
 
     Attributes:
@@ -279,20 +279,17 @@ class MemorySnapshot:
             ValueError: the snapshot has no memory of ``device``, or of any GPU.
             OSError: the file cannot be written.
         """
-        from ...show.page.document import write_page
         from ...show.sections.memory import page_of
 
         fullest = self.fullest_device
         chosen = (0 if fullest is None else fullest) if device is None else device
         return write_page(path, page_of(self, self._checked(chosen)))
 
-    @guard.contained("page in a notebook")
-    def _repr_html_(self) -> str | None:
-        from ...show.page.document import frame
+    def _page(self) -> str | None:
         from ...show.sections.memory import page_of
 
         device = self.fullest_device
-        return None if device is None else frame(page_of(self, device))
+        return None if device is None else page_of(self, device)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.events):,} events, {len(self.segments):,} segments"

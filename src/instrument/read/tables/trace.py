@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ...base.guard import guard
+from ...base.page_file import InNotebook
 from ...base.part_file import make_folder
 from .table import COLUMNS, KERNEL, MEMCPY, MEMSET, PIP, TEXT, Array, Table
 
@@ -122,7 +122,7 @@ class UnreadDevice:
 
 
 @dataclass
-class Trace:
+class Trace(InNotebook):
     """The recording of one process, as tables of events.
 
     Each table is a `Table` of numpy columns of equal length, one row per event, in order of start; of events that
@@ -280,12 +280,10 @@ class Trace:
                 pyarrow.parquet.write_table(rows, Path(parts, f"{kind}.parquet"))
             return [Path(parts, f"{kind}.parquet").replace(folder / f"{kind}.parquet") for kind in tables]
 
-    @guard.contained("page in a notebook")
-    def _repr_html_(self) -> str | None:
-        from ...show.page.document import frame
+    def _page(self) -> str:
         from ...show.sections.trace import page_of
 
-        return frame(page_of(self))
+        return page_of(self)
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_") and name != "look_up"]

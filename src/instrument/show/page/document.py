@@ -8,43 +8,41 @@ write them as text nodes, and the content security policy allows no script and n
 from __future__ import annotations
 
 import base64
-import errno
 import gzip
 import hashlib
-import html
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ...base.part_file import part_file, publish
-
 _HERE = Path(__file__).parent
 _FIRST, _LAST = ("dom", "state", "table"), "main"
 """Scripts share one scope: the first define what the others use, and the last starts the page."""
 
-_MAX_IN_NOTEBOOK = 4_000_000  # characters
 Section = Mapping[str, Any]
 
 
 def document(
-    title: str, lead: str, sections: Sequence[Section], *, serve: Mapping[str, str | int] | None = None
+    title: str, lead: str, sections: Iterable[Section | None], *, serve: Mapping[str, str | int] | None = None
 ) -> str:
     """Return the text of a page.
 
     Args:
         title: the title of the page, such as the name of a file.
         lead: the first paragraph.
-        sections: what the page shows, in order.
+        sections: what the page shows, in order; None for what it does not have.
         serve: what the scripts need of the server that serves the page; without it, the page may request nothing.
     """
     from jinja2 import Environment
 
     script, style = _script(), _style()
-    data = {"title": title, "sections": list(sections), "serve": dict(serve or {})}
+    data = {
+        "title": title,
+        "sections": [section for section in sections if section is not None],
+        "serve": dict(serve or {}),
+    }
     packed = gzip.compress(msgspec.json.encode(data), compresslevel=6, mtime=0)
     policy = {
         "default-src": "'none'",
@@ -64,46 +62,6 @@ def document(
         style=style,
         data=base64.b64encode(packed).decode(),
     )
-
-
-def write_page(path: str | os.PathLike[str], text: str) -> Path:
-    """Write the text of a page; a file of this name is replaced when the new one is complete.
-
-    A symbolic link stays, and its target is written.
-
-    Raises:
-        OSError: the file cannot be written, or there is something else, such as a device; its ``filename`` is
-            ``path``.
-    """
-    out = Path(path)
-    if out.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out))
-    if out.exists() and not out.is_file():
-        raise OSError(errno.EINVAL, "it is not a regular file", str(out))
-    target = Path(os.path.realpath(out))
-    with part_file(target) as part:
-        try:
-            part.write_text(text, encoding="utf-8")
-            publish(part, target)
-        except OSError as error:
-            raise type(error)(error.errno, error.strerror, str(out)) from None
-    return out
-
-
-def frame(text: str, height: int = 640) -> str | None:
-    """Return an iframe that shows a page in a notebook, isolated from it.
-
-    None for a page of more than four million characters, which the file of the notebook would hold: the notebook
-    then shows text instead.
-
-    Args:
-        text: the text of the page.
-        height: the height in pixels.
-    """
-    if len(text) > _MAX_IN_NOTEBOOK:
-        return None
-    attributes = f'width="100%" height="{height}" style="border:0"'
-    return f'<iframe sandbox="allow-scripts" {attributes} srcdoc="{html.escape(text)}"></iframe>'
 
 
 @cache

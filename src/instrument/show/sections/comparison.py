@@ -8,7 +8,7 @@ from typing import Any
 
 from ...base.findings import Finding
 from ...base.printable import shown_name
-from ...base.units import duration
+from ...base.units import duration, signed_duration
 from ...explain.comparison.comparison_data import ComparisonData, Part, change_text, details, headline
 from ...explain.comparison.step_parts import KINDS
 from ..page.document import document
@@ -24,12 +24,11 @@ _WORDS = BUSY_WORDS | {"latency": "idle: launch latency", "cpu": "CPU"}
 
 def page_of(change: ComparisonData) -> str:
     """Return the text of the page."""
-    sections = (_summary(change), _steps(change), _parts(change), _findings(change))
     before, after = (Path(each.path).name for each in (change.before, change.after))
     return document(
         shown_name(f"{before} → {after}"),
         shown_name(headline(change)),
-        [section for section in sections if section is not None],
+        [_summary(change), _steps(change), _parts(change), _findings(change)],
     )
 
 
@@ -38,7 +37,7 @@ def _summary(change: ComparisonData) -> dict[str, Any]:
     figures = [
         (f"{what} before", duration(change.before_ns)),
         (f"{what} after", duration(change.after_ns)),
-        ("difference", f"{'-' if change.delta_ns < 0 else '+'}{duration(abs(change.delta_ns))}"),
+        ("difference", signed_duration(change.delta_ns)),
         ("relative", change_text(change)),
     ]
     if change.p_value is not None and change.detectable is not None:

@@ -22,6 +22,7 @@ from ...read.charts.timeline import CLASSES, Lane, TimelineSource, lanes_of, row
 from ...read.jobs.rank_content import RankContent
 from ...read.tables.intervals import covered_ns
 from ..page.document import document
+from ..text.diagnosis import evidence_texts
 from .findings import findings_section
 from .kinds import table_section
 from .memory import sections_of
@@ -67,27 +68,16 @@ def overview_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
 
 def _parts(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
     if not diagnosis.has_gpu:
-        return [
-            {"name": name, "class": name, "ns": ns, "definition": definition_of_part(name, gpu=False)}
-            for name, ns in diagnosis.parts.items()
-            if ns
+        parts = [(name, name, ns, definition_of_part(name, gpu=False)) for name, ns in diagnosis.parts.items()]
+    else:
+        parts = [(words, name, diagnosis.parts.get(name, 0), PARTS[name]) for name, words in BUSY_WORDS.items()]
+        parts += [
+            (f"idle: {name}", idle_class(cause), ns, _CAUSES[name])
+            for cause, ns in diagnosis.idle_by_cause.items()
+            for name in [cause.replace("_", " ")]
         ]
-    busy = [
-        {"name": words, "class": name, "ns": diagnosis.parts[name], "definition": PARTS[name]}
-        for name, words in BUSY_WORDS.items()
-        if diagnosis.parts.get(name)
-    ]
-    idle = [
-        {
-            "name": f"idle: {cause.replace('_', ' ')}",
-            "class": idle_class(cause),
-            "ns": ns,
-            "definition": f"The GPU idles while {CAUSES[cause]}.",
-        }
-        for cause, ns in diagnosis.idle_by_cause.items()
-        if ns
-    ]
-    return busy + idle if diagnosis.parts else []
+    keys = ("name", "class", "ns", "definition")
+    return [dict(zip(keys, part, strict=True)) for part in parts if part[2]] if diagnosis.parts else []
 
 
 def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
@@ -110,9 +100,8 @@ def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
 
 
 def _overview_notes(diagnosis: DiagnosisData) -> list[str]:
-    coverage = [diagnosis.coverage_text] if diagnosis.parts else []
     rest = (diagnosis.mfu_text, diagnosis.memory_text, *diagnosis.rules_texts)
-    return [diagnosis.opened_text, *coverage, *diagnosis.source_texts, *rest]
+    return [diagnosis.opened_text, *evidence_texts(diagnosis), *rest]
 
 
 _CAUSES = {cause.replace("_", " "): f"The GPU idles while {text}." for cause, text in CAUSES.items()}
@@ -295,6 +284,11 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 _MAX_ROWS = 1000
+_INSIDE_NOTE = "GPU time adds up the durations of the work launched inside; busy is when any of it runs."
+_INSIDE = {
+    "calls": ("Calls", "count"), "cpu_ns": ("CPU time", "ns"), "gpu_ns": ("GPU time", "ns"),
+    "gpu_busy_ns": ("GPU busy", "ns"), "gpu_count": ("GPU operations", "count"),
+}  # fmt: skip
 _TABLES = {
     "kernel_table": (
         "Kernels",
@@ -314,24 +308,8 @@ _TABLES = {
             "gpu_busy_ns": ("GPU busy", "ns"), "cpu_self_ns": ("Self CPU time", "ns"),
         },
     ),
-    "region_table": (
-        "Regions",
-        "GPU time adds up the durations of the work launched inside; busy is when any of it runs.",
-        {
-            "name": ("Region", "text"), "calls": ("Calls", "count"), "cpu_ns": ("CPU time", "ns"),
-            "gpu_ns": ("GPU time", "ns"), "gpu_busy_ns": ("GPU busy", "ns"),
-            "gpu_count": ("GPU operations", "count"),
-        },
-    ),
-    "module_table": (
-        "Modules",
-        "GPU time adds up the durations of the work launched inside; busy is when any of it runs.",
-        {
-            "name": ("Module", "text"), "calls": ("Calls", "count"), "cpu_ns": ("CPU time", "ns"),
-            "gpu_ns": ("GPU time", "ns"), "gpu_busy_ns": ("GPU busy", "ns"),
-            "gpu_count": ("GPU operations", "count"),
-        },
-    ),
+    "region_table": ("Regions", _INSIDE_NOTE, {"name": ("Region", "text"), **_INSIDE}),
+    "module_table": ("Modules", _INSIDE_NOTE, {"name": ("Module", "text"), **_INSIDE}),
     "collective_table": (
         "Collectives",
         "Exposed is the time during which nothing computes; bytes are those of the larger of input and output.",
@@ -378,7 +356,7 @@ def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str | int] | None =
         diagnosis: the diagnosis.
         serve: see `document`.
     """
-    sections = [
+    sections = (
         overview_section(diagnosis),
         findings_section(diagnosis),
         timeline_section(diagnosis),
@@ -387,10 +365,6 @@ def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str | int] | None =
         roofline_section(diagnosis),
         ranks_section(diagnosis),
         *table_sections(diagnosis),
-    ]
-    return document(
-        shown_name(Path(diagnosis.path).name),
-        shown_name(diagnosis.verdict),
-        [section for section in sections if section is not None],
-        serve=serve,
     )
+    name = Path(diagnosis.path).name
+    return document(shown_name(name), shown_name(diagnosis.verdict), sections, serve=serve)

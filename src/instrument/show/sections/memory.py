@@ -267,7 +267,7 @@ def page_of_change(
     return document(
         shown_name(f"{before.path.name} → {after.path.name}"),
         f"GPU {device}: the peak went from {size(old)} to {size(new)}, {change}.",
-        [section for section in sections if section is not None],
+        sections,
     )
 
 

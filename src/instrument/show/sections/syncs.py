@@ -8,9 +8,9 @@ from typing import Any
 from ...base.findings import Site, SyncFinding
 from ...base.printable import shown_lines, shown_name
 from ...base.units import count, duration
-from ...explain.waits.report_data import ReportData, times
+from ...explain.waits.report_data import ReportData
 from ..page.document import document
-from ..text.syncs import call_text, context_text, cost_text, headline, is_outside, place_text, source_lines
+from ..text import syncs as texts
 from .kinds import summary_section
 
 _AROUND = 3  # lines of code before and after
@@ -23,11 +23,11 @@ def page_of(reports: Sequence[tuple[str, ReportData]]) -> str:
         reports: each report with what it is about: the script, the function or the trace; "" if that is not known.
     """
     alone = len(reports) == 1
-    about = ["" if alone else f"{target}: " for target, _ in reports]
-    leads = [shown_name(prefix + headline(results)) for prefix, (_, results) in zip(about, reports, strict=True)]
+    shown = [("" if alone else f"{target}: ", results) for target, results in reports]
+    leads = [shown_name(prefix + texts.headline(results)) for prefix, results in shown]
     sections = [
         section | {"id": f"{section['id']}-{number}", "title": shown_name(f"{prefix}{section['title']}")}
-        for number, (prefix, (_, results)) in enumerate(zip(about, reports, strict=True), 1)
+        for number, (prefix, results) in enumerate(shown, 1)
         for section in _sections(results)
     ]
     name = reports[0][0] if alone else ""
@@ -37,22 +37,17 @@ def page_of(reports: Sequence[tuple[str, ReportData]]) -> str:
 def _sections(results: ReportData) -> Iterator[dict[str, Any]]:
     """Yield the summary, and a section for each kind of finding that the report has."""
     yield _summary(results)
-    outside = [found for found in results.syncs if is_outside(results, found)]
-    groups = {
-        "findings": ("Lines that wait", "", [found for found in results.syncs if not is_outside(results, found)]),
-        "outside": ("Outside the steps", "A synchronization costs little there.", outside),
-        "allowed": ("Allowed", "Comments, allow_sync or a file allow these.", results.allowed),
-        "not-covered": ("Not covered", "This code could not be checked.", results.not_covered),
-    }
-    for name, (title, note, findings) in groups.items():
+    inside, outside = texts.inside_and_outside(results)
+    groups = (
+        ("findings", "Lines that wait", "", inside),
+        ("outside", "Outside the steps", "A synchronization costs little there.", outside),
+        ("allowed", "Allowed", "Comments, allow_sync or a file allow these.", results.allowed),
+        ("not-covered", "Not covered", "This code could not be checked.", results.not_covered),
+    )
+    for name, title, note, findings in groups:
         if findings:
-            yield {
-                "id": name,
-                "type": "sources",
-                "title": title,
-                "note": note,
-                "findings": [_finding(results, found) for found in findings],
-            }
+            shown = [_finding(results, found) for found in findings]
+            yield {"id": name, "type": "sources", "title": title, "note": note, "findings": shown}
 
 
 def _summary(results: ReportData) -> dict[str, Any]:
@@ -71,10 +66,10 @@ def _summary(results: ReportData) -> dict[str, Any]:
 
 def _notes(results: ReportData) -> Iterator[str]:
     if results.ended is not None:
-        yield f"The run ended early, so the report covers a part of it: {results.ended}"
+        yield texts.ended_text(results)
     yield from results.exceeded
     if results.dropped:
-        yield f"Lines that are not listed synchronized {times(results.dropped)}."
+        yield texts.dropped_text(results)
     yield from (f"Coverage: {text}" for text in results.coverage)
 
 
@@ -82,12 +77,12 @@ def _finding(results: ReportData, found: SyncFinding) -> dict[str, Any]:
     site = found.site or found.via
     return {
         "severity": results.severity(found),
-        "place": shown_name(place_text(found)),
+        "place": shown_name(texts.place_text(found)),
         "op": shown_name(found.op),
         "cause": shown_name(found.cause),
-        "call": shown_name(call_text(found) if found.covered else found.cause),
-        "cost": shown_name(cost_text(results, found)),
-        "context": shown_name(context_text(found)),
+        "call": shown_name(texts.call_text(found) if found.covered else found.cause),
+        "cost": shown_name(texts.cost_text(results, found)),
+        "context": shown_name(texts.context_text(found)),
         "allowed": None if found.allowed is None else shown_name(found.allowed),
         "code": _code(site) if site else [],
         "fix": found.fix and {key: shown_lines(text) for key, text in vars(found.fix).items()},
@@ -103,5 +98,5 @@ def _code(site: Site) -> list[tuple[int, str, bool]]:
     """Return the lines around a line of code: number, text, and whether it is the line itself."""
     if not site.file.endswith(".py") and not site.file.startswith("<"):
         return []  # a trace may name any file of this machine, whose lines a page that is passed on must not hold
-    lines = source_lines(site, _AROUND)
+    lines = texts.source_lines(site, _AROUND)
     return [(number, shown_name(text), number == site.line) for number, text in lines.items()]

@@ -36,7 +36,7 @@ def page_of(trace: Trace) -> str:
     return document(
         shown_name(trace.path.name),
         shown_name(f"{counted(sum(map(len, tables.values())), 'event')} in {trace.format} format"),
-        [section for section in sections if section is not None],
+        sections,
     )
 
 
@@ -98,43 +98,30 @@ def _devices(trace: Trace) -> dict[str, Any] | None:
     named = {device.id: device for device in trace.devices}
     numbers = sorted({*named, *np.unique(trace.gpu.device).tolist()} if trace.gpu else named)
     columns = {
-        "GPU": "text",
-        "Number": "count",
-        "Multiprocessors": "count",
-        "Memory": "bytes",
-        "Operations": "count",
-    }
-    columns |= {"Sum of durations": "ns"}
+        "GPU": "text", "Number": "count", "Multiprocessors": "count", "Memory": "bytes", "Operations": "count",
+        "Sum of durations": "ns",
+    }  # fmt: skip
     rows = []
     for number in numbers:
         device, work = named.get(number), trace.gpu.duration_ns[trace.gpu.device == number]
-        about = (
-            (shown_name(device.name), device.sms or None, device.memory_bytes or None)
-            if device
-            else ("", None, None)
-        )
-        rows.append([about[0], number, *about[1:], len(work), int(work.sum())])
+        name, about = "", list[int | None]([None, None])
+        if device:
+            name, about = shown_name(device.name), [device.sms or None, device.memory_bytes or None]
+        rows.append([name, number, *about, len(work), int(work.sum())])
     return table_section("gpus", "GPUs", "The GPUs of the trace", columns, rows) if rows else None
 
 
 def _coverage(trace: Trace) -> dict[str, Any] | None:
     columns = {
-        "Linked to": "text",
-        "Linked": "count",
-        "Of": "count",
-        "Share": "percent",
-        "Share of the time": "percent",
-    }
+        "Linked to": "text", "Linked": "count", "Of": "count", "Share": "percent", "Share of the time": "percent",
+    }  # fmt: skip
     rows = [
         [shown_name(name), each.linked, each.of, each.linked / each.of, each.linked_ns / max(each.of_ns, 1)]
         for name, each in trace.coverage.items()
         if each.of
     ]
-    return (
-        table_section("coverage", "Coverage", "GPU operations with a link to other events", columns, rows)
-        if rows
-        else None
-    )
+    caption = "GPU operations with a link to other events"
+    return table_section("coverage", "Coverage", caption, columns, rows) if rows else None
 
 
 def _bounds(rows: Table) -> tuple[int, int]:

@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from ...base.units import counted, duration
+from ...base.units import counted, duration, signed_duration
 from ...explain.comparison.comparison_data import ComparisonData, Part, details, headline
-from .console import print_table, print_wrapped
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from ..text.lines import line
+from .console import Block, Table
 
 _MAX_ROWS = 12
 _WORTH = 0.01  # of the difference: smaller parts are not shown
 
 
-def print_comparison(change: ComparisonData, *, console: Console) -> None:
-    """Print the verdict, the parts of the difference, and the findings that are gone and new."""
-    print_wrapped(console, headline(change))
-    for line in details(change):
-        print_wrapped(console, line)
+def comparison_report(change: ComparisonData) -> Iterator[Block]:
+    """Yield the verdict, the parts of the difference, and the findings that are gone and new."""
+    yield headline(change)
+    yield from details(change)
     if change.delta_ns:
-        _print_parts(change, console)
+        yield from _parts(change)
     for title, findings in (("Findings that are gone:", change.gone), ("New findings:", change.new)):
         if findings:
-            console.print()
-            print_wrapped(console, title)
-            for each in findings:
-                print_wrapped(console, f"- {each.title} ({each.rule})")
+            yield line()
+            yield title
+            yield from (f"- {each.title} ({each.rule})" for each in findings)
 
 
-def _print_parts(change: ComparisonData, console: Console) -> None:
-    kinds = [(0, kind, [_signed(ns)]) for kind, ns in change.by_kind().items() if ns]
-    console.print()
-    print_table([f"{_signed(change.delta_ns)} between the median steps", "difference"], kinds, console)
+def _parts(change: ComparisonData) -> Iterator[Block]:
+    kinds = [[kind, signed_duration(ns)] for kind, ns in change.by_kind().items() if ns]
+    yield line()
+    yield Table([f"{signed_duration(change.delta_ns)} between the median steps", "difference"], kinds)
     least = _WORTH * abs(change.delta_ns)
     worth = [part for part in change.parts if part.ns and abs(part.ns) >= least][:_MAX_ROWS]
     rows = [
-        (0, _name(part), [duration(part.before_ns), duration(part.after_ns), _signed(part.ns), _calls(part)])
+        [_name(part), duration(part.before_ns), duration(part.after_ns), signed_duration(part.ns), _calls(part)]
         for part in worth
     ]
-    console.print()
-    print_table(["largest parts", "before", "after", "difference", "calls"], rows, console)
-    shown = sum(part.ns for part in worth)
+    yield line()
+    yield Table(["largest parts", "before", "after", "difference", "calls"], rows)
+    rest = signed_duration(change.delta_ns - sum(part.ns for part in worth))
     if hidden := sum(1 for part in change.parts if part.ns) - len(worth):
-        print_wrapped(
-            console, f"{counted(hidden, 'other part')}: {_signed(change.delta_ns - shown)} together; see --json."
-        )
+        yield f"{counted(hidden, 'other part')}: {rest} together; see --json."
 
 
 def _name(part: Part) -> str:
@@ -62,7 +56,3 @@ def _calls(part: Part) -> str:
         return f"{part.change} ({max(part.before_calls, part.after_calls):,})"
     same = part.before_calls == part.after_calls
     return f"{part.after_calls:,}" if same else f"{part.before_calls:,} to {part.after_calls:,}"
-
-
-def _signed(ns: int) -> str:
-    return f"{'-' if ns < 0 else '+'}{duration(abs(ns))}"

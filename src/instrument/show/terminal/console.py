@@ -1,24 +1,43 @@
-"""Prints lines, wrapped sentences and tables at a terminal."""
+"""Prints sentences, lines and tables at a terminal."""
 
 from __future__ import annotations
 
-import re
-import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...base.printable import printable
+from ...base.units import counted
+from ..text.lines import BEFORE_UNIT, Line, as_rich, line, wrapped
 
 _NAME = 12
 _GAP = 2
 _UNKNOWN_WIDTH = 80  # of a terminal that says it has 0 columns
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|us|ms|s)(?!\w))")
-_NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column holds names, cut to the width that the numbers leave.
+
+    Attributes:
+        columns: the headings; an empty one aligns its column to the left.
+        rows: the name and the cells of the other columns.
+        indents: the indentation of each name; by default none.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    indents: Sequence[int] = ()
+
+
+Block = str | Line | Table
+"""A sentence, which is wrapped; a line, which is never broken; or a table."""
 
 
 def new_console(**options: Any) -> Console:
@@ -28,28 +47,26 @@ def new_console(**options: Any) -> Console:
     return console
 
 
-def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], console: Console) -> None:
-    """Print a table whose first column holds indented names, cut to the width that the numbers leave.
+def show(console: Console, blocks: Iterable[Block]) -> None:
+    """Print the blocks; sentences are never broken between a number and its unit."""
+    for block in blocks:
+        if isinstance(block, Table):
+            _print_table(block, console)
+        else:
+            lines = wrapped(block, console.width, kept=BEFORE_UNIT) if isinstance(block, str) else [block]
+            for text in as_rich(lines):
+                console.print(text, soft_wrap=True)
 
-    Args:
-        columns: The headings; an empty one aligns its column to the left.
-        rows: The indentation of each name, the name, and the cells of the other columns.
-        console: Where to print.
-    """
-    by_column = zip(columns[1:], *(cells for *_, cells in rows), strict=True)
-    numbers = sum(max(map(cell_len, column)) + _GAP for column in by_column)
-    room = max(console.width - numbers, _NAME)
-    dots = "..." if console.options.ascii_only else "…"
-    names = [" " * min(indent, room // 2) + name for indent, name, _ in rows]
-    names = _cut_distinctly(list(map(printable, names)), room, dots)
-    # With an explicit width, rich does not cut the numbers on a narrow terminal.
-    width = max(map(cell_len, [columns[0], *names])) + numbers
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), width=width)
-    for index, column in enumerate(columns):
-        table.add_column(column, no_wrap=True, justify="right" if index and column else "left")
-    for name, (_, _, cells) in zip(names, rows, strict=True):
-        table.add_row(Text(name), *map(Text, cells))
-    console.print(table, crop=False, no_wrap=True, overflow="ignore")
+
+def heading(text: str) -> tuple[Line, Line]:
+    """Return an empty line, and the title of what follows."""
+    return line(), line(text, "bold")
+
+
+def more(hidden: int, what: str, rest: str = "") -> Iterator[Block]:
+    """Yield how many rows are not shown; nothing if all are."""
+    if hidden > 0:
+        yield line(f"... and {counted(hidden, what)}{rest}")
 
 
 def print_line(console: Console, text: str, *, bold: bool = False, space: bool = False) -> None:
@@ -57,15 +74,35 @@ def print_line(console: Console, text: str, *, bold: bool = False, space: bool =
 
     With ``space``, an empty line comes first.
     """
-    console.print("\n" * space, end="")
-    console.print(Text(printable(text), style="bold" if bold else ""), soft_wrap=True)
+    show(console, [*[line()] * space, line(text, "bold" if bold else "")])
 
 
 def print_wrapped(console: Console, text: str) -> None:
-    """Print text verbatim, wrapped to the width of the console, but never between a number and its unit."""
-    whole = _BEFORE_UNIT.sub(_NO_BREAK, printable(text))
-    for part in textwrap.wrap(whole, console.width, break_long_words=False, break_on_hyphens=False):
-        console.print(Text(part.replace(_NO_BREAK, " ")), soft_wrap=True)
+    """Print text verbatim, wrapped to the width of the console."""
+    show(console, [text])
+
+
+def _print_table(table: Table, console: Console) -> None:
+    by_column = zip(table.columns[1:], *(cells for _, *cells in table.rows), strict=True)
+    numbers = sum(max(map(cell_len, column)) + _GAP for column in by_column)
+    room = max(console.width - numbers, _NAME)
+    dots = "..." if console.options.ascii_only else "…"
+    indents = table.indents or [0] * len(table.rows)
+    names = [
+        printable(" " * min(indent, room // 2) + name)
+        for indent, (name, *_) in zip(indents, table.rows, strict=True)
+    ]
+    names = _cut_distinctly(names, room, dots)
+    # With an explicit width, rich does not cut the numbers on a narrow terminal.
+    width = max(map(cell_len, [table.columns[0], *names])) + numbers
+    grid = RichTable(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), width=width
+    )
+    for index, column in enumerate(table.columns):
+        grid.add_column(column, no_wrap=True, justify="right" if index and column else "left")
+    for name, (_, *cells) in zip(names, table.rows, strict=True):
+        grid.add_row(*map(Text, (name, *cells)))
+    console.print(grid, crop=False, no_wrap=True, overflow="ignore")
 
 
 def _cut_distinctly(names: list[str], width: int, dots: str) -> list[str]:

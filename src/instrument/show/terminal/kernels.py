@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-
-from rich.console import Console
 
 from ...base.printable import shell_line
 from ...base.units import count, counted, duration
 from ...read.profilers.ncu import MeasuredKernel
-from .console import print_line, print_table
+from ..text.lines import line
+from .console import Block, Table, more
 
 _MAX_KERNELS = 30
 _COLUMNS = ("region / kernel", "calls", "GPU", "SM %", "memory %", "occupancy %")
@@ -22,28 +21,27 @@ _SHARES: tuple[Callable[[MeasuredKernel], float | None], ...] = (
 )
 
 
-def print_measured_kernels(kernels: Sequence[MeasuredKernel], report: Path, *, console: Console) -> None:
-    """Print a table of the regions, longest first, and the kernels in each; shares are weighted by duration.
+def measured_kernels(kernels: Sequence[MeasuredKernel], report: Path) -> Iterator[Block]:
+    """Yield a table of the regions, longest first, and the kernels in each; shares are weighted by duration.
 
     Args:
-        kernels: What to print.
-        report: The report of Nsight Compute that lists all of them.
-        console: Where to print.
+        kernels: the kernels.
+        report: the report of Nsight Compute that lists all of them.
     """
     if not kernels:
-        print_line(console, "No kernel was measured.")
+        yield line("No kernel was measured.")
         return
     total = sum(kernel.duration_ns for kernel in kernels)
     launches = counted(len(kernels), "launch", "launches")
-    print_line(console, f"How well kernels use the GPU: {launches}, {duration(total)} alone", bold=True)
-    rows = []
+    yield line(f"How well kernels use the GPU: {launches}, {duration(total)} alone", "bold")
+    rows, indents = [], []
     for region, inside in _group_kernels(kernels, lambda kernel: " > ".join(kernel.region) or "(in no region)"):
-        rows.append((0, region, _cells(inside)))
-        rows += [(2, name, _cells(same)) for name, same in _group_kernels(inside, lambda kernel: kernel.name)]
-    print_table(list(_COLUMNS), rows[:_MAX_KERNELS], console)
-    if len(rows) > _MAX_KERNELS:
-        more = counted(len(rows) - _MAX_KERNELS, "more line")
-        print_line(console, f"... and {more}; all kernels: {shell_line(['ncu', '--import', str(report)])}")
+        groups = _group_kernels(inside, lambda kernel: kernel.name)
+        rows += [_cells(region, inside), *(_cells(*group) for group in groups)]
+        indents += [0, *[2] * len(groups)]
+    yield Table(_COLUMNS, rows[:_MAX_KERNELS], indents[:_MAX_KERNELS])
+    how = f"; all kernels: {shell_line(['ncu', '--import', str(report)])}"
+    yield from more(len(rows) - _MAX_KERNELS, "more line", how)
 
 
 def _group_kernels(
@@ -55,9 +53,9 @@ def _group_kernels(
     return sorted(groups.items(), key=lambda item: -sum(kernel.duration_ns for kernel in item[1]))
 
 
-def _cells(kernels: Sequence[MeasuredKernel]) -> list[str]:
+def _cells(name: str, kernels: Sequence[MeasuredKernel]) -> list[str]:
     whole = sum(kernel.duration_ns for kernel in kernels)
-    return [count(len(kernels)), duration(whole), *(_mean(kernels, share) for share in _SHARES)]
+    return [name, count(len(kernels)), duration(whole), *(_mean(kernels, share) for share in _SHARES)]
 
 
 def _mean(kernels: Sequence[MeasuredKernel], share: Callable[[MeasuredKernel], float | None]) -> str:

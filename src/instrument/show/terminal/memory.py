@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from rich.console import Console
 
 from ...base.units import count, counted, percent, signed_size, size
 from ...read.memory.batch import batch_texts
@@ -22,7 +21,8 @@ from ...read.memory.breakdown import (
 from ...read.memory.categories import CATEGORIES, EVIDENCE, category_words
 from ...read.memory.shortage import LEAST_STEPS, REASONS, traffic_texts
 from ...read.memory.snapshot import MemorySnapshot
-from .console import print_line, print_table, print_wrapped
+from ..text.lines import line
+from .console import Block, Table, heading, more
 
 _ROWS = 15  # of a table
 _STRETCHES = 12
@@ -31,47 +31,46 @@ _WIDTH_LEFT, _WIDTH = 31, 13  # characters of a table: the columns that are alwa
 _CALLS = 2  # of modules around an allocation
 
 
-def print_memory(
-    snapshot: MemorySnapshot,
-    device: int,
-    console: Console,
-    limit_bytes: int | None = None,
-    batch: int | None = None,
-) -> None:
-    """Print the peak of a GPU by category, line, module and region, and what else the snapshot shows.
+def memory_report(
+    snapshot: MemorySnapshot, device: int, width: int, limit_bytes: int | None = None, batch: int | None = None
+) -> Iterator[Block]:
+    """Yield the peak of a GPU by category, line, module and region, and what else the snapshot shows.
 
     Args:
         snapshot: the snapshot.
         device: the GPU.
-        console: where to.
+        width: the columns of the terminal, which limit the columns of the memory over time.
         limit_bytes: the memory that the GPU has for the program; None takes `MemorySnapshot.known_limit`.
         batch: the batch size of the program; None if that is not known.
     """
     found = snapshot.break_down(device)
     when = "at the peak" if found.recorded else "when the snapshot was taken"
-    print_line(console, f"GPU {device} of {snapshot.path.name}: {size(found.peak.bytes)} in use {when}", bold=True)
+    yield line(f"GPU {device} of {snapshot.path.name}: {size(found.peak.bytes)} in use {when}", "bold")
     if not found.recorded:
-        print_wrapped(console, NO_HISTORY)
-        _print_lines(found, console)
-        _print_blocks(snapshot, device, console)
-        _print_state(snapshot, device, console)
+        yield NO_HISTORY
+        yield from _lines(found)
+        yield from _largest(snapshot, device)
+        yield from _state(snapshot, device)
         return
-    _print_failures(snapshot, device, console)
-    print_wrapped(console, _age_text(snapshot, found))
-    print_wrapped(console, _reserved_text(found))
-    print_wrapped(console, _known_text(found))
-    _print_categories(found, console)
-    _print_lines(found, console)
-    _print_evidence(found, console)
+    yield from _failures(snapshot, device)
+    yield _age_text(snapshot, found)
+    yield _reserved_text(found)
+    yield _known_text(found)
+    yield from _categories(found)
+    yield from _lines(found)
+    yield from _evidence(found)
     modules = {_calls(calls): number for calls, number in found.by_module().items()}
-    _print_places(found, "calls of modules", modules, console)
-    _print_places(found, "region", found.by_region(), console)
-    _print_blocks(snapshot, device, console)
-    _print_timeline(snapshot, device, console)
-    _print_growth(snapshot, device, console)
-    _print_traffic(snapshot, device, console)
-    _print_state(snapshot, device, console)
-    _print_batch(snapshot, device, console, limit_bytes, batch)
+    yield from _places(found, "calls of modules", modules)
+    yield from _places(found, "region", found.by_region())
+    yield from _largest(snapshot, device)
+    yield from _timeline(snapshot, device, width)
+    yield from _growth(snapshot, device)
+    yield from _traffic(snapshot, device)
+    yield from _state(snapshot, device)
+    texts = batch_texts(snapshot.larger_batch(device, limit_bytes), batch)
+    if texts:
+        yield from heading("A larger batch, as an estimate")
+    yield from texts
 
 
 def _age_text(snapshot: MemorySnapshot, found: Breakdown) -> str:
@@ -107,240 +106,194 @@ def _part(part: int, found: Breakdown) -> str:
     return f"{size(part)} ({percent(part, found.peak.bytes)} %)"
 
 
-def _print_categories(found: Breakdown, console: Console) -> None:
+def _categories(found: Breakdown) -> Iterator[Block]:
     rows = [
-        (
-            0,
+        [
             category_words(name),
-            [size(known + other), percent(known + other, found.peak.bytes), size(known), size(other)],
-        )
+            size(known + other),
+            percent(known + other, found.peak.bytes),
+            size(known),
+            size(other),
+        ]
         for name, (known, other) in found.by_category().items()
         if known + other
     ]
-    console.print()
-    print_table(["category", "bytes", "% peak", "with a line", "without"], rows, console)
+    yield line()
+    yield Table(["category", "bytes", "% peak", "with a line", "without"], rows)
 
 
-def _print_lines(found: Breakdown, console: Console) -> None:
+def _lines(found: Breakdown) -> Iterator[Block]:
     rows = [
-        (
-            0,
-            place.text,
-            [category_words(category), size(number), percent(number, found.peak.bytes), count(blocks)],
-        )
+        [place.text, category_words(category), *_amount(number, found), count(blocks)]
         for (place, category), (number, blocks) in found.by_line().items()
     ]
-    share = "% peak" if found.recorded else "%"
-    print_rows(["known: line", "category", "bytes", share, "blocks"], rows, console)
+    return _table(["known: line", "category", "bytes", "% peak" if found.recorded else "%", "blocks"], rows)
 
 
-def _print_evidence(found: Breakdown, console: Console) -> None:
+def _evidence(found: Breakdown) -> Iterator[Block]:
     inferred = found.by_evidence()
+    names = {f"{category_words(category)} ({evidence})": each for (category, evidence), each in inferred.items()}
+    yield from _places(found, "inferred: category (evidence)", names)
+    yield from (f"{each}: {EVIDENCE[each]}." for each in dict.fromkeys(evidence for _, evidence in inferred))
+
+
+def _places(found: Breakdown, title: str, places: Mapping[str, tuple[int, int]]) -> Iterator[Block]:
+    rows = [[name, *_amount(number, found), count(blocks)] for name, (number, blocks) in places.items()]
+    return _table([title, "bytes", "% peak", "blocks"], rows)
+
+
+def _amount(number: int, found: Breakdown) -> tuple[str, str]:
+    return size(number), percent(number, found.peak.bytes)
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> Iterator[Block]:
+    """Yield the first rows of a table; nothing without rows."""
+    if rows:
+        yield line()
+        yield Table(columns, rows[:_ROWS])
+    yield from more(len(rows) - _ROWS, "row", " more: --json has all")
+
+
+def _largest(snapshot: MemorySnapshot, device: int) -> Iterator[Block]:
     rows = [
-        (
-            0,
-            f"{category_words(category)} ({evidence})",
-            [size(number), percent(number, found.peak.bytes), count(blocks)],
-        )
-        for (category, evidence), (number, blocks) in inferred.items()
-    ]
-    print_rows(["inferred: category (evidence)", "bytes", "% peak", "blocks"], rows, console)
-    for evidence in dict.fromkeys(evidence for _, evidence in inferred):
-        print_wrapped(console, f"{evidence}: {EVIDENCE[evidence]}.")
-
-
-def _print_places(found: Breakdown, heading: str, places: Mapping[str, tuple[int, int]], console: Console) -> None:
-    rows = [
-        (0, name, [size(number), percent(number, found.peak.bytes), count(blocks)])
-        for name, (number, blocks) in places.items()
-    ]
-    print_rows([heading, "bytes", "% peak", "blocks"], rows, console)
-
-
-def print_rows(columns: list[str], rows: list[tuple[int, str, list[str]]], console: Console) -> None:
-    """Print the first rows of a table; nothing without rows."""
-    if not rows:
-        return
-    console.print()
-    print_table(columns, rows[:_ROWS], console)
-    if len(rows) > _ROWS:
-        print_line(console, f"... and {counted(len(rows) - _ROWS, 'row')} more: --json has all")
-
-
-def _print_blocks(snapshot: MemorySnapshot, device: int, console: Console) -> None:
-    rows = [
-        (
-            0,
+        [
             use.source,
-            [category_words(use.category), size(use.bytes // use.blocks), count(use.blocks), size(use.bytes)],
-        )
+            category_words(use.category),
+            size(use.bytes // use.blocks),
+            count(use.blocks),
+            size(use.bytes),
+        ]
         for use in snapshot.largest_blocks(device)
     ]
-    columns = ["largest blocks: line, or evidence", "category", "bytes each", "blocks", "bytes"]
-    print_rows(columns, rows, console)
+    return _table(["largest blocks: line, or evidence", "category", "bytes each", "blocks", "bytes"], rows)
 
 
-def _print_growth(snapshot: MemorySnapshot, device: int, console: Console) -> None:
+def _growth(snapshot: MemorySnapshot, device: int) -> Iterator[Block]:
     rows = [
-        (0, place.text, [count(growth.steps), size(growth.bytes), count(growth.blocks)])
+        [place.text, count(growth.steps), size(growth.bytes), count(growth.blocks)]
         for place, growth in snapshot.growth(device)
     ]
-    print_rows(["kept from several steps: line", "steps", "bytes", "blocks"], rows, console)
+    yield from _table(["kept from several steps: line", "steps", "bytes", "blocks"], rows)
     steps = snapshot.complete_steps(device)
     if not rows:
-        console.print()
+        yield line()
     if steps < LEAST_STEPS:
         known = counted(steps, "complete step")
-        print_wrapped(console, f"Whether memory grows from step to step is not known: the history has {known}.")
+        yield f"Whether memory grows from step to step is not known: the history has {known}."
     elif not rows:
-        print_wrapped(console, f"No line left memory behind in half of the {count(steps)} complete steps or more.")
+        yield f"No line left memory behind in half of the {count(steps)} complete steps or more."
 
 
-def _print_state(snapshot: MemorySnapshot, device: int, console: Console) -> None:
+def _state(snapshot: MemorySnapshot, device: int) -> Iterator[Block]:
     state = snapshot.state(device)
-    print_line(console, "When the snapshot was taken", bold=True, space=True)
-    print_wrapped(
-        console,
+    yield from heading("When the snapshot was taken")
+    yield (
         f"{size(state.reserved_bytes)} reserved and {size(state.used_bytes)} in use. The largest piece of the "
-        f"{size(state.unused_bytes)} that are free is {size(state.largest_hole_bytes)}.",
+        f"{size(state.unused_bytes)} that are free is {size(state.largest_hole_bytes)}."
     )
 
 
-def _print_failures(snapshot: MemorySnapshot, device: int, console: Console) -> None:
+def _failures(snapshot: MemorySnapshot, device: int) -> Iterator[Block]:
     failures = snapshot.failures(device)
     if not failures:
         return
     number = snapshot.failed(device)
     last = f", of which the last {len(failures)} are these" if number > len(failures) else ""
-    print_line(console, f"Out of memory: {counted(number, 'allocation')} failed{last}", bold=True)
+    yield line(f"Out of memory: {counted(number, 'allocation')} failed{last}", "bold")
     for failure in failures:
         at = f" at {failure.place.text}" if failure.place else ""
         known = failure.device_free_bytes >= 0
         left = f"{size(failure.device_free_bytes)} was left" if known else "what was left is not recorded"
-        print_wrapped(
-            console,
+        yield (
             f"An allocation of {size(failure.bytes)} failed{at}: {REASONS[failure.reason]}. "
             f"{size(failure.reserved_bytes)} was reserved, of which {size(failure.used_bytes)} was in use; the "
-            f"largest free piece was {size(failure.largest_hole_bytes)}; of the driver's memory, {left}.",
+            f"largest free piece was {size(failure.largest_hole_bytes)}; of the driver's memory, {left}."
         )
-    console.print()
+    yield line()
 
 
-def _print_traffic(snapshot: MemorySnapshot, device: int, console: Console) -> None:
+def _traffic(snapshot: MemorySnapshot, device: int) -> Iterator[Block]:
     traffic = snapshot.driver_traffic(device)
     rows = [
-        (
-            0,
-            each.place.text if each.place else "unknown",
-            [each.reason, count(each.times), size(each.bytes)],
-        )
+        [each.place.text if each.place else "unknown", each.reason, count(each.times), size(each.bytes)]
         for each in traffic.returns
     ]
-    print_rows(["given back to the driver: line", "why", "times", "bytes"], rows, console)
+    yield from _table(["given back to the driver: line", "why", "times", "bytes"], rows)
     texts = traffic_texts(traffic)
     if texts and not rows:
-        console.print()
-    for text in texts:
-        print_wrapped(console, text)
+        yield line()
+    yield from texts
 
 
-def _print_timeline(snapshot: MemorySnapshot, device: int, console: Console) -> None:
-    """Print the highest point of each twelfth of the events; nothing without events."""
+def _timeline(snapshot: MemorySnapshot, device: int, width: int) -> Iterator[Block]:
+    """Yield the highest point of each twelfth of the events; nothing without events."""
     found = snapshot.timeline(device).highest(_STRETCHES)
     if len(found) < 2:
         return
     used = found.used_bytes
-    most = max((console.width - _WIDTH_LEFT) // _WIDTH, 1)
+    most = max((width - _WIDTH_LEFT) // _WIDTH, 1)
     large = np.sort(np.argsort(-found.bytes.max(axis=1), kind="stable")[:most])
     large = large[found.bytes[large].max(axis=1) >= _LEAST * used.max()]
     rest = used - found.bytes[large].sum(axis=0)
+    points = np.stack([used, *found.bytes[large], rest], axis=1).tolist()
     rows = [
-        (0, count(number), [size(part) for part in sizes])
-        for number, *sizes in zip(
-            found.number.tolist(), used.tolist(), *found.bytes[large].tolist(), rest.tolist(), strict=True
-        )
+        [count(number), *map(size, sizes)] for number, sizes in zip(found.number.tolist(), points, strict=True)
     ]
     names = [list(CATEGORIES)[row].partition("_")[0] for row in large]
-    print_rows(["after event", "in use", *names, "rest"], rows, console)
+    yield from _table(["after event", "in use", *names, "rest"], rows)
 
 
-def _print_batch(
-    snapshot: MemorySnapshot, device: int, console: Console, limit_bytes: int | None, batch: int | None
-) -> None:
-    texts = batch_texts(snapshot.larger_batch(device, limit_bytes), batch)
-    if texts:
-        print_line(console, "A larger batch, as an estimate", bold=True, space=True)
-    for text in texts:
-        print_wrapped(console, text)
-
-
-def print_memory_change(
-    before: MemorySnapshot,
-    after: MemorySnapshot,
-    device: int,
-    console: Console,
-    estimate: Sequence[str] = (),
-) -> None:
-    """Print two peaks by category, line and region; the changes add up to the difference of the peaks.
+def memory_change(
+    before: MemorySnapshot, after: MemorySnapshot, device: int, estimate: Sequence[str] = ()
+) -> Iterator[Block]:
+    """Yield two peaks by category, line and region; the changes add up to the difference of the peaks.
 
     Args:
         before: the first snapshot.
         after: the second one.
         device: the GPU.
-        console: where to.
         estimate: what another batch size would need, as of `fit_texts`.
     """
     first, second = before.break_down(device), after.break_down(device)
-    print_line(console, f"GPU {device}: from {before.path.name} to {after.path.name}", bold=True)
+    yield line(f"GPU {device}: from {before.path.name} to {after.path.name}", "bold")
     change = second.peak.bytes - first.peak.bytes
-    print_wrapped(
-        console,
+    yield (
         f"The peak went from {size(first.peak.bytes)} to {size(second.peak.bytes)}, {signed_size(change)}. The "
-        "changes of the parts add up to this.",
+        "changes of the parts add up to this."
     )
     for each in (before, after):
         if failed := each.failed(device):
-            print_wrapped(console, f"Out of memory in {each.path.name}: {counted(failed, 'allocation')} failed.")
+            yield f"Out of memory in {each.path.name}: {counted(failed, 'allocation')} failed."
     categories = compare_categories(first, second)
-    console.print()
-    rows = [(0, category_words(part.category), _sizes(part)) for part in categories]
-    print_table(["category", "before", "after", "change"], rows, console)
+    yield line()
+    rows = [[category_words(part.category), *_sizes(part.before_bytes, part.after_bytes)] for part in categories]
+    yield Table(["category", "before", "after", "change"], rows)
     if any(part.category == OLDER_MEMORY for part in categories):
-        said = "Older memory is older than the history, and only its size suggests what it is for."
-        print_wrapped(console, said)
-    _print_passes(before.pass_peaks(device), after.pass_peaks(device), console)
-    _print_parts("line, or evidence", compare_peaks(first, second), console)
+        yield "Older memory is older than the history, and only its size suggests what it is for."
+    old, new = before.pass_peaks(device), after.pass_peaks(device)  # the peak is in one of the passes
+    passes = [[name, *_sizes(old[name], new[name])] for name in old if name in new]
+    yield from _table(["highest in the pass", "before", "after", "change"], passes)
+    yield from _parts("line, or evidence", compare_peaks(first, second))
     by_region = compare_regions(first, second)
     if any(part.name for part in by_region):
-        _print_parts("region", by_region, console)
+        yield from _parts("region", by_region)
     if estimate:
-        print_line(console, "Another batch size, as an estimate", bold=True, space=True)
-    for text in estimate:
-        print_wrapped(console, text)
+        yield from heading("Another batch size, as an estimate")
+    yield from estimate
 
 
-def _print_passes(before: Mapping[str, int], after: Mapping[str, int], console: Console) -> None:
-    """Print the highest memory of each kind of pass: the peak is in one of them."""
+def _sizes(before: int, after: int) -> list[str]:
+    return [size(before), size(after), signed_size(after - before)]
+
+
+def _parts(title: str, parts: Sequence[ChangedPart]) -> Iterator[Block]:
     rows = [
-        (0, name, [size(before[name]), size(after[name]), signed_size(after[name] - before[name])])
-        for name in before
-        if name in after
-    ]
-    print_rows(["highest in the pass", "before", "after", "change"], rows, console)
-
-
-def _sizes(part: ChangedPart) -> list[str]:
-    return [size(part.before_bytes), size(part.after_bytes), signed_size(part.change_bytes)]
-
-
-def _print_parts(heading: str, parts: Sequence[ChangedPart], console: Console) -> None:
-    rows = [
-        (
-            0,
+        [
             part.name or "outside regions",
-            [category_words(part.category), *_sizes(part)],
-        )
+            category_words(part.category),
+            *_sizes(part.before_bytes, part.after_bytes),
+        ]
         for part in parts
         if part.change_bytes
     ]
-    print_rows([heading, "category", "before", "after", "change"], rows, console)
+    return _table([title, "category", "before", "after", "change"], rows)

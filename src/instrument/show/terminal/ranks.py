@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-
-from rich.console import Console
 
 from ...base.units import counted, duration, listed, percent, signed_duration
 from ...explain.metrics.collectives import Arrivals, arrivals_of
@@ -16,7 +14,8 @@ from ...read.jobs.align import Clock
 from ...read.jobs.ranks import TraceSet
 from ...read.kineto.salvage import OTHER_TYPES
 from ...read.tables.work_classes import Collectives
-from .console import print_line, print_table, print_wrapped
+from ..text.lines import line
+from .console import Block, Table
 
 _FILES = 20
 _CLOCK = (
@@ -26,56 +25,53 @@ _CLOCK = (
 _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 
 
-def print_rank_table(traces: TraceSet, collectives: Collectives, *, title: str = "", console: Console) -> None:
-    """Print how each rank spent the time of its GPU, then what is missing or uncertain.
+def rank_table(traces: TraceSet, collectives: Collectives, *, title: str = "") -> Iterator[Block]:
+    """Yield how each rank spent the time of its GPU, then what is missing or uncertain.
 
     The four shares add up to the time from the first start to the last end of GPU work. For a job of one rank,
-    only the ``title`` is printed, by default the path of the file.
+    there is only the ``title``, by default the path of the file.
     """
     several = traces.world_size > 1
     folders = sorted({str(trace.path.parent) for trace in traces.values()})
     if several:
-        print_line(console, f"{len(traces)} of {traces.world_size} ranks, in {', '.join(folders[:3])}", bold=True)
+        yield line(f"{len(traces)} of {traces.world_size} ranks, in {', '.join(folders[:3])}", "bold")
     else:
         paths = ", ".join(str(trace.path) for trace in traces.values())
-        print_line(console, title[:1].upper() + title[1:] or paths, bold=True)
+        yield line(title[:1].upper() + title[1:] or paths, "bold")
     if several and any(trace.gpu for trace in traces.values()):
         columns = ["rank", "GPU span", "compute %", "exposed comm %", "exposed memcpys %", "idle %", "clock"]
         rows = [
-            (0, str(rank), _cells(metrics(trace, collectives), traces.clocks[rank]))
+            [str(rank), *_cells(metrics(trace, collectives), traces.clocks[rank])]
             for rank, trace in traces.items()
         ]
-        print_table(columns, rows, console)
-        print_wrapped(console, _CLOCK)
+        yield Table(columns, rows)
+        yield _CLOCK
     if several:
-        _print_late_rank(traces, collectives, console)
+        yield from _late(traces, collectives)
     if traces.missing:
-        print_line(console, f"Missing: rank {listed(traces.missing)}")
+        yield line(f"Missing: rank {listed(traces.missing)}")
     if several and traces.guessed:
-        print_line(
-            console, f"Neither the file nor its name gives the rank; numbered by name: {listed(traces.guessed)}"
-        )
+        yield line(f"Neither the file nor its name gives the rank; numbered by name: {listed(traces.guessed)}")
     for path, reason in traces.failed.items():
-        print_line(console, f"Cannot read {path}: {reason}")
+        yield line(f"Cannot read {path}: {reason}")
     for path, held in islice(traces.left_out.items(), _FILES):
         why = f"{held}, another window" if held.startswith("rank ") and not held.endswith("another run") else held
-        print_line(console, f"Left out: {path} ({why if several else why.removeprefix('rank 0, ')})")
+        yield line(f"Left out: {path} ({why if several else why.removeprefix('rank 0, ')})")
     if (more := len(traces.left_out) - _FILES) > 0:
-        print_line(console, f"... and {more:,} more")
+        yield line(f"... and {more:,} more")
     for rank, trace in traces.items():
         if trace.lost:
             damage = "Different format" if trace.lost.reasons.keys() == {OTHER_TYPES} else "Damaged"
-            print_line(console, f"{damage}, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
+            yield line(f"{damage}, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
 
 
-def _print_late_rank(traces: TraceSet, collectives: Collectives, console: Console) -> None:
-    """Print which rank the others wait for at the collectives that all share."""
+def _late(traces: TraceSet, collectives: Collectives) -> Iterator[Block]:
+    """Yield which rank the others wait for at the collectives that all share."""
     found = job_of(traces, collectives).arrivals
     if found.latest is not None:
-        waited = duration(found.ranks[found.latest].caused_ns / max(len(found.ranks) - 1, 1))
-        print_wrapped(console, f"{_late_rank(found, found.latest)}: each other rank waits {waited} for it.")
+        yield f"{_late_rank(found, found.latest)}."
     elif found.unmatched and found.unknown:
-        print_wrapped(console, f"It is not known which rank arrives last at the collectives: {found.unknown}.")
+        yield f"It is not known which rank arrives last at the collectives: {found.unknown}."
 
 
 def describe_ranks(times: Mapping[int, RankTimes], missing: Sequence[int]) -> list[str]:
@@ -89,18 +85,19 @@ def describe_ranks(times: Mapping[int, RankTimes], missing: Sequence[int]) -> li
     texts = []
     if found.latest is not None:
         steps = len(next(iter(times.values())).steps)
-        waited = duration(found.ranks[found.latest].caused_ns / (len(times) - 1) / steps)
-        texts.append(f"{_late_rank(found, found.latest)}: each other rank waits {waited} for it per step.")
+        texts.append(f"{_late_rank(found, found.latest, steps)} per step.")
     if missing:
         texts.append(f"Not compared, as they left no times beside the trace: rank {listed(missing)}.")
     return texts
 
 
-def _late_rank(found: Arrivals, rank: int) -> str:
-    """Return how often a rank arrives last, and how late."""
+def _late_rank(found: Arrivals, rank: int, steps: int = 1) -> str:
+    """Return how often a rank arrives last, how late, and how long each other rank waits for it in each step."""
     each = found.ranks[rank]
     times = f"{each.last} of {counted(found.collectives, 'collective')}"
-    return f"Rank {rank} arrives last at {times}, {duration(each.late_ns)} late in the median"
+    waited = duration(each.caused_ns / max(len(found.ranks) - 1, 1) / steps)
+    late = f"Rank {rank} arrives last at {times}, {duration(each.late_ns)} late in the median"
+    return f"{late}: each other rank waits {waited} for it"
 
 
 def _cells(numbers: Metrics, clock: Clock) -> list[str]:

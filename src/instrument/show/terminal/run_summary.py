@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any
 from ...base.run_folder import how_to_show_snapshots
 from ...base.units import counted
 from ...read.measures.summary import Summary
-from .console import new_console, print_line
+from ..text.lines import line
+from .console import heading, new_console, show
 from .summary import MAX_OPERATORS, largest_regions, print_summary
 
 if TYPE_CHECKING:  # importing it takes a tenth of a second, at the end of every run
     from ...explain.diagnosis.diagnose import Diagnosis
+
+_FIELDS = (
+    "steps", "step_ns", "step_numbers", "step_times_ns", "no_region_ns", "outside_ns", "gpu_total_ns",
+)  # fmt: skip
+_REGION_FIELDS = ("path", "calls", "steps", "cpu_ns", "self_ns", "gpu_ns")
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class RunSummary:
         if self.phase:
             windows = counted(self.windows, "window")
             text = f"{self.phase}: {windows} in {self.folder}; a step is one block of this phase"
-            print_line(console, text, bold=True)
+            show(console, [line(text, "bold")])
         print_summary(
             self.summary,
             files=self.files,
@@ -73,13 +79,12 @@ class RunSummary:
             console=console,
         )
         if self.snapshots:
-            print_line(console, how_to_show_snapshots(len(self.snapshots), self.folder))
+            show(console, [line(how_to_show_snapshots(len(self.snapshots), self.folder))])
         if self.worst_steps:
-            print_line(console, "The slowest steps (the first 32 are not judged)", bold=True, space=True)
-            for step in self.worst_steps:
-                print_line(console, f"  {step}")
+            show(console, heading("The slowest steps (the first 32 are not judged)"))
+            show(console, [line(f"  {step}") for step in self.worst_steps])
         if self.diagnosis is not None:
-            print_line(console, "What is slow in the last window", bold=True, space=True)
+            show(console, heading("What is slow in the last window"))
             console.print(self.diagnosis, soft_wrap=True)
         file.flush()
         file.seek(0)
@@ -95,22 +100,9 @@ class RunSummary:
             "files": [str(path) for path in self.files],
             "removed_files": self.removed_files,
             "memory_snapshots": [str(path) for path in self.snapshots],
-            "steps": summary.steps,
-            "step_ns": summary.step_ns,
-            "step_numbers": summary.step_numbers,
-            "step_times_ns": summary.step_times_ns,
-            "no_region_ns": summary.no_region_ns,
-            "outside_ns": summary.outside_ns,
-            "gpu_total_ns": summary.gpu_total_ns,
+            **{name: getattr(summary, name) for name in _FIELDS},
             "regions": [
-                {
-                    "path": region.path,
-                    "calls": region.calls,
-                    "steps": region.steps,
-                    "cpu_ns": region.cpu_ns,
-                    "self_ns": region.self_ns,
-                    "gpu_ns": region.gpu_ns,
-                }
+                {name: getattr(region, name) for name in _REGION_FIELDS}
                 for region in largest_regions(summary.regions)
             ],
             "operators": [vars(operator) for operator in summary.operators[:MAX_OPERATORS]],

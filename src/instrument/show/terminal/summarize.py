@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from ...base.run_folder import entry_of, last_window, traces_in
 from ...base.units import counted, duration
@@ -22,7 +19,7 @@ from ...read.measures.timing import Timing
 from ...read.tables.table import PIP
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, compile_collectives
-from .summary import print_summary
+from .summary import summary_text
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,6 @@ def _steps(entry: Mapping[str, Any]) -> str:
     return f"steps {'-'.join(map(str, steps))}" if isinstance(steps, list) else "steps"
 
 
-_WIDTH = 100  # characters
 _COLUMNS = {
     "regions": ("calls", "cpu_ns", "self_ns", "gpu_ns", "steps"),
     "operators": ("calls", "self_ns", "gpu_ns", "steps"),
@@ -112,10 +108,7 @@ class TraceSummary(Summary):
         return frames
 
     def __str__(self) -> str:
-        out = io.StringIO()
-        console = Console(file=out, width=_WIDTH, color_system=None)
-        print_summary(self, files=[], folder=Path(), console=console)
-        return out.getvalue().rstrip("\n")
+        return summary_text(self, files=[], folder=Path()).rstrip("\n")
 
     def __repr__(self) -> str:
         rows = f"{counted(len(self.regions), 'region')}, {counted(len(self.operators), 'operator')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from collections import defaultdict
@@ -15,7 +16,8 @@ from ...base.units import count, counted, duration, percent
 from ...read.kineto.salvage import OTHER_TYPES
 from ...read.measures.summary import OperatorStat, RegionStat, Summary
 from ...read.tables.trace import ReadLosses, UnreadDevice
-from .console import print_line, print_table, print_wrapped
+from ..text.lines import line
+from .console import Block, Table, heading, more, show
 from .steps import describe_steps, headline
 
 _MAX_SEPARATE_REGIONS = 8
@@ -69,6 +71,7 @@ def _sum(path: _Path, row: RegionStat | None, region: RegionStat) -> RegionStat:
     )
 
 
+_WIDTH = 100  # columns, without a terminal
 _MAX_REGIONS = 30  # rows
 _MAX_HIDDEN = 10  # names
 MAX_OPERATORS = 10
@@ -79,6 +82,7 @@ _LAYERS = (
     " To see the layers of a model, pass modules=model to instrument.steps or instrument.profile, or start the "
     'program with "instrument run".'
 )
+_NO_REGIONS = f"No regions: name parts of the step with instrument.annotate to see them here.{_LAYERS}"
 
 
 def print_summary(
@@ -107,76 +111,76 @@ def print_summary(
         expand: Print regions that differ only in the numbers in their names as one row each.
         console: Where to print. Long names are cut to its width.
     """
-    print_line(console, headline(summary), bold=True)
-    for text in (*describe_steps(summary), *ranks):
-        print_wrapped(console, text)
     regions = summary.regions if expand else join_numbered(summary.regions)
-    if regions:
-        _print_regions(replace(summary, regions=regions), console)
-    else:
-        print_wrapped(
-            console, f"No regions: name parts of the step with instrument.annotate to see them here.{_LAYERS}"
-        )
+    show(console, [line(headline(summary), "bold"), *describe_steps(summary), *ranks])
+    show(console, _regions(replace(summary, regions=regions)) if regions else [_NO_REGIONS])
     if joined := len(summary.regions) - len(regions):
-        more = counted(joined, "more region")
-        print_wrapped(console, f'"*" stands for numbers: instrument summarize --expand shows {more}.')
+        others = counted(joined, "more region")
+        show(console, [f'"*" stands for numbers: instrument summarize --expand shows {others}.'])
     if hidden:
-        more = f" and {len(hidden) - _MAX_HIDDEN} more, see manifest.jsonl" if len(hidden) > _MAX_HIDDEN else ""
-        print_line(
-            console, f"Not shown, because they are inside compiled code: {', '.join(hidden[:_MAX_HIDDEN])}{more}"
-        )
+        others = f" and {len(hidden) - _MAX_HIDDEN} more, see manifest.jsonl" if len(hidden) > _MAX_HIDDEN else ""
+        names = ", ".join(hidden[:_MAX_HIDDEN])
+        show(console, [line(f"Not shown, because they are inside compiled code: {names}{others}")])
     if summary.operators:
-        _print_operators(summary, console)
+        show(console, _operators(summary))
     if files:
         print_files(files, folder, removed=removed_files, console=console)
 
 
-def print_losses(lost: ReadLosses, *, console: Console) -> None:
-    """Print what no table holds, and what could not be read of the file or was repaired."""
+def summary_text(summary: Summary, *, files: Sequence[Path], folder: Path) -> str:
+    """Return what `print_summary` prints without a terminal."""
+    text = io.StringIO()
+    console = Console(file=text, width=_WIDTH, color_system=None)
+    print_summary(summary, files=files, folder=folder, console=console)
+    return text.getvalue()
+
+
+def losses(lost: ReadLosses) -> Iterator[Block]:
+    """Yield what no table holds, and what could not be read of the file or was repaired."""
     if lost.left_out:
-        print_line(console, "")
-        print_wrapped(console, f"Left out: {', '.join(f'{n:,} {what}' for what, n in lost.left_out.items())}.")
+        yield line()
+        yield f"Left out: {', '.join(f'{n:,} {what}' for what, n in lost.left_out.items())}."
     if not lost:
         return
-    parts = [reason + (f" ({times:,} times)" if times > 1 else "") for reason, times in lost.reasons.items()]
-    print_line(console, "")
+    parts = "; ".join(reason + f" ({times:,} times)" * (times > 1) for reason, times in lost.reasons.items())
+    yield line()
     if lost.reasons.keys() == {OTHER_TYPES}:
-        print_line(
-            console,
-            f"The file differs from what torch.profiler writes, but all of it was read: {'; '.join(parts)}",
-        )
+        yield line(f"The file differs from what torch.profiler writes, but all of it was read: {parts}")
         return
-    print_line(console, f"The file is damaged: {'; '.join(parts)}")
+    yield line(f"The file is damaged: {parts}")
     known = f"{lost.events:,} ({lost.bytes:,} bytes)"
-    print_line(console, f"Events known to be lost: {known}; repaired: {lost.repaired:,}")
+    yield line(f"Events known to be lost: {known}; repaired: {lost.repaired:,}")
 
 
-def print_unread_devices(devices: Mapping[str, UnreadDevice], *, console: Console) -> None:
-    """Print whose events are in no table, because this library does not know their categories."""
+def unread(devices: Mapping[str, UnreadDevice]) -> Iterator[Block]:
+    """Yield whose events are in no table, because this library does not know their categories."""
     if devices:
-        print_line(console, "")
+        yield line()
     for name, left in devices.items():
         work = f"{counted(left.events, 'event')} of {name}, {duration(left.busy_ns)}"
-        print_wrapped(console, f"Left out: {work}, as their categories are unknown.")
+        yield f"Left out: {work}, as their categories are unknown."
 
 
-def _print_regions(summary: Summary, console: Console) -> None:
+def _regions(summary: Summary) -> Iterator[Block]:
     shown = largest_regions(summary.regions)
-    steps = _steps_column(summary, shown)
-    rows = []
-    for region in _sort_by_time(shown):
-        cells = _means(summary, region, steps, region.cpu_ns, region.self_ns)
-        cells += _shares(summary, region.cpu_ns, region.gpu_ns)
-        rows.append((2 * len(region.path) - 2, region.path[-1] + " (partial)" * region.partial, cells))
+    steps, ordered = _steps_column(summary, shown), list(_sort_by_time(shown))
+    rows = [
+        [
+            region.path[-1] + " (partial)" * region.partial,
+            *_means(summary, region, steps, region.cpu_ns, region.self_ns),
+            *_shares(summary, region.cpu_ns, region.gpu_ns),
+        ]
+        for region in ordered
+    ]
+    indents = [2 * len(region.path) - 2 for region in ordered]
     if _counts(summary.no_region_ns, summary.step_ns) or summary.gpu_unattributed_ns:
         cpu = duration(summary.no_region_ns / max(summary.steps, 1))
         shares = _shares(summary, summary.no_region_ns, summary.gpu_unattributed_ns)
-        rows.append((0, "(in no region)", ["", *[""] * len(steps), cpu, "", *shares]))
-    print_table(["region", "calls", *steps, "CPU", "CPU self", *_share_columns(summary)], rows, console)
-    if hidden := len(summary.regions) - len(shown):
-        print_line(console, f"... and {counted(hidden, 'smaller region')}")
-    for text in _notes(summary, shown):
-        print_wrapped(console, text)
+        rows.append(["(in no region)", "", *[""] * len(steps), cpu, "", *shares])
+        indents.append(0)
+    yield Table(["region", "calls", *steps, "CPU", "CPU self", *_share_columns(summary)], rows, indents)
+    yield from more(len(summary.regions) - len(shown), "smaller region")
+    yield from _notes(summary, shown)
 
 
 def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
@@ -191,8 +195,8 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
         yield f'"{part}": the region ran in {in_words} steps. All figures are means over all steps.'
     if summary.steps and 2 * summary.no_region_ns > summary.step_ns:
         has_layers = any(region.path[-1].endswith("(backward)") for region in summary.regions)
-        more = "" if has_layers else _LAYERS
-        yield f"Most of the step is in no region: name parts of it with instrument.annotate.{more}"
+        how = "" if has_layers else _LAYERS
+        yield f"Most of the step is in no region: name parts of it with instrument.annotate.{how}"
     if any(region.partial for region in shown):
         yield (
             "(partial): some calls are missing, because their forward ran before the modules had hooks; "
@@ -210,10 +214,10 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
         )
     if summary.unrecorded:
         names = sorted(summary.unrecorded, key=summary.unrecorded.__getitem__, reverse=True)
-        more = f", and {len(names) - _MAX_UNRECORDED} more" if len(names) > _MAX_UNRECORDED else ""
+        others = f", and {len(names) - _MAX_UNRECORDED} more" if len(names) > _MAX_UNRECORDED else ""
         yield (
             f"Not in the trace: {counted(sum(summary.unrecorded.values()), 'call')} of regions on threads that "
-            f"torch.profiler does not record ({', '.join(names[:_MAX_UNRECORDED])}{more})."
+            f"torch.profiler does not record ({', '.join(names[:_MAX_UNRECORDED])}{others})."
         )
     if summary.unplaced:
         yield (
@@ -222,25 +226,23 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
         )
 
 
-def _print_operators(summary: Summary, console: Console) -> None:
+def _operators(summary: Summary) -> Iterator[Block]:
     whole_ns, gpu_ns = summary.step_ns or 1, summary.gpu_total_ns or 1
     ranked = sorted(
         summary.operators, key=lambda item: max(item.self_ns / whole_ns, (item.gpu_ns or 0) / gpu_ns), reverse=True
     )
     shown = ranked[:MAX_OPERATORS]
     steps = _steps_column(summary, shown)
-    rows = []
-    for operator in shown:
-        cells = _means(summary, operator, steps, operator.self_ns)
-        cells += _shares(summary, operator.self_ns, operator.gpu_ns)
-        rows.append((0, operator.name, cells))
+    rows = [
+        [each.name, *_means(summary, each, steps, each.self_ns), *_shares(summary, each.self_ns, each.gpu_ns)]
+        for each in shown
+    ]
     nowhere_ns = (summary.gpu_total_ns or 0) - sum(operator.gpu_ns or 0 for operator in summary.operators)
     if nowhere_ns:
-        rows.append((0, "(in no operator)", ["", *[""] * len(steps), "", *_shares(summary, None, nowhere_ns)]))
-    print_line(console, "")
-    print_table(["operator", "calls", *steps, "CPU self", *_share_columns(summary)], rows, console)
-    if (hidden := len(ranked) - MAX_OPERATORS) > 0:
-        print_line(console, f"... and {counted(hidden, 'more operator')}")
+        rows.append(["(in no operator)", "", *[""] * len(steps), "", *_shares(summary, None, nowhere_ns)])
+    yield line()
+    yield Table(["operator", "calls", *steps, "CPU self", *_share_columns(summary)], rows)
+    yield from more(len(ranked) - MAX_OPERATORS, "more operator")
 
 
 def _occurs_in_some_steps(summary: Summary, row: RegionStat | OperatorStat) -> bool:
@@ -289,20 +291,20 @@ def print_files(files: Sequence[Path], folder: Path, *, removed: int = 0, consol
         removed: How many more there were, which were removed.
         console: Where to print.
     """
-    print_line(console, "")
-    print_line(console, "Files", bold=True)
-    for path in files[:_MAX_FILES]:
-        print_line(console, f"  {path}")
+    shown = list(map(str, files[:_MAX_FILES]))
     if len(files) > _MAX_FILES:
-        print_line(console, f"  ... and {len(files) - _MAX_FILES} more in {folder}")
+        shown.append(f"... and {len(files) - _MAX_FILES} more in {folder}")
     if removed:
         were = "which was removed" if removed == 1 else "which were removed"
-        print_line(console, f"  ... and {counted(removed, 'more file')}, {were}")
-    print_line(console, "Open one with")
-    print_line(console, '  Perfetto     https://ui.perfetto.dev, "Open trace file"')
-    print_line(console, "  Chrome       chrome://tracing, Load")
-    print_line(console, f"  TensorBoard  tensorboard --logdir {shlex.quote(str(folder))}")
-    print_line(console, "               (pip install torch-tb-profiler)")
+        shown.append(f"... and {counted(removed, 'more file')}, {were}")
+    how = (
+        "Open one with",
+        '  Perfetto     https://ui.perfetto.dev, "Open trace file"',
+        "  Chrome       chrome://tracing, Load",
+        f"  TensorBoard  tensorboard --logdir {shlex.quote(str(folder))}",
+        "               (pip install torch-tb-profiler)",
+    )
+    show(console, [*heading("Files"), *(line(f"  {each}") for each in shown), *map(line, how)])
 
 
 def largest_regions(regions: Sequence[RegionStat]) -> list[RegionStat]:

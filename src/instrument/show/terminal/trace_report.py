@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +19,10 @@ from ...read.measures.summary import merge, summarize
 from ...read.measures.timing import Timing
 from ...read.tables.trace import MODULE_PREFIX, Trace, UnreadDevice
 from ...read.tables.work_classes import Collectives
-from .console import print_line, print_table, print_wrapped
-from .ranks import print_rank_table
-from .summary import print_losses, print_summary, print_unread_devices
+from ..text.lines import line
+from .console import Block, Table, heading, more, show
+from .ranks import rank_table
+from .summary import losses, print_summary, unread
 
 _GRAPH = re.compile(r"^CUDA graph \d+$")
 _KERNELS = 10
@@ -64,58 +65,62 @@ def count_graph_launches(trace: Trace) -> Graphs:
     return Graphs(launches=len(np.unique(alone)), kernels=len(alone))
 
 
-def print_graph_launches(graphs: Graphs, *, console: Console) -> None:
-    """Print which details of graph launches are missing, and how to record them."""
+def graph_launches(graphs: Graphs) -> Iterator[Block]:
+    """Yield which details of graph launches are missing, and how to record them."""
     if graphs.whole:
-        print_line(console, "")
-        print_line(
-            console,
-            f"CUDA graph launches traced as a whole: {count(graphs.whole)}. To record the kernels in them:",
-        )
-        print_line(console, "  instrument run --profiler nsys --option=--cuda-graph-trace=node ...")
+        yield line()
+        yield line(f"CUDA graph launches traced as a whole: {count(graphs.whole)}. To record the kernels in them:")
+        yield line("  instrument run --profiler nsys --option=--cuda-graph-trace=node ...")
     if graphs.kernels:
-        print_line(console, "")
         kernels = counted(graphs.kernels, "kernel")
         launches = counted(graphs.launches, "graph launch", "graph launches")
-        print_wrapped(
-            console,
+        yield line()
+        yield (
             f"{kernels} from {launches} belong to no operator, because a graph runs its kernels without the "
             "operators that were captured. They count toward the region around the launch. To see their "
-            "operators, record a run without CUDA graphs.",
+            "operators, record a run without CUDA graphs."
         )
 
 
-def print_gpu_time(facts: TraceFacts, *, console: Console) -> None:
-    """Print how the GPU spent its time, why it idled, and the kernels and modules with the most GPU time.
+def gpu_time(facts: TraceFacts) -> Iterator[Block]:
+    """Yield how the GPU spent its time, why it idled, and the kernels and modules with the most GPU time.
 
-    A trace without GPU work prints nothing.
+    Nothing for a trace without GPU work.
     """
     numbers = facts.metrics
     if not numbers["gpu_events"]:
         return
-    print_line(console, "")
     gpus = sum(gpu["device"] >= 0 for gpu in numbers["per_gpu"])
-    _render_parts(numbers, gpus, console)
-    _print_idle_causes(facts, console)
+    yield line()
+    yield from _parts(numbers, gpus)
+    yield from _idle_causes(facts)
     kernels = numbers["kernel_table"]
     rows = [
-        (
-            0,
-            kernel["short_name"],
-            [count(kernel["count"]), duration(kernel["sum_ns"]), f"{100 * kernel['share']:.1f}"],
-        )
+        [kernel["short_name"], count(kernel["count"]), duration(kernel["sum_ns"]), f"{100 * kernel['share']:.1f}"]
         for kernel in kernels[:_KERNELS]
         if kernel["share"] is not None
     ]
     if rows:
-        print_table(["kernel" + f" (all {gpus} GPUs)" * (gpus > 1), "calls", "GPU", "% kernels"], rows, console)
-    if len(kernels) > _KERNELS:
-        print_line(console, f"... and {counted(len(kernels) - _KERNELS, 'more kernel')}")
-    _print_modules(numbers, console)
+        yield Table(["kernel" + f" (all {gpus} GPUs)" * (gpus > 1), "calls", "GPU", "% kernels"], rows)
+    yield from more(len(kernels) - _KERNELS, "more kernel")
+    modules = [row for row in numbers["module_table"] if row["gpu_ns"]]
+    if modules:  # a trace with Python stacks knows them
+        rows = [
+            [
+                row["name"].removeprefix(MODULE_PREFIX),
+                count(row["calls"]),
+                duration(row["cpu_ns"]),
+                duration(row["gpu_ns"]),
+            ]
+            for row in modules[:_KERNELS]
+        ]
+        yield line()
+        yield Table(["module, with those inside it", "calls", "CPU", "GPU"], rows)
+    yield from more(len(modules) - _KERNELS, "more module")
 
 
-def _print_idle_causes(facts: TraceFacts, console: Console) -> None:
-    """Print what the CPU did while the GPU idled; nothing if it hardly idled."""
+def _idle_causes(facts: TraceFacts) -> Iterator[Block]:
+    """Yield what the CPU did while the GPU idled; nothing if it hardly idled."""
     causes = facts.idle.totals() if facts.gpu else {}
     idle_ns = sum(causes.values())
     if idle_ns < _LITTLE * facts.window_ns:
@@ -126,59 +131,27 @@ def _print_idle_causes(facts: TraceFacts, console: Console) -> None:
         if ns >= _SHOWN * facts.window_ns
     )
     where = "the steps" if facts.trace.steps else "this time"
-    print_wrapped(console, f"Idle by cause, of {duration(facts.window_ns)} of {where}: {parts}")
+    yield f"Idle by cause, of {duration(facts.window_ns)} of {where}: {parts}"
 
 
-def _print_modules(numbers: Metrics, console: Console) -> None:
-    """Print the modules with the most GPU time, which a trace with Python stacks knows; nothing without them."""
-    known = [row for row in numbers["module_table"] if row["gpu_ns"]]
-    if not known:
-        return
-    rows = [
-        (
-            0,
-            row["name"].removeprefix(MODULE_PREFIX),
-            [count(row["calls"]), duration(row["cpu_ns"]), duration(row["gpu_ns"])],
-        )
-        for row in known[:_KERNELS]
-    ]
-    print_line(console, "")
-    print_table(["module, with those inside it", "calls", "CPU", "GPU"], rows, console)
-    if len(known) > _KERNELS:
-        print_line(console, f"... and {counted(len(known) - _KERNELS, 'more module')}")
-
-
-def _render_parts(numbers: Metrics, gpus: int, console: Console) -> None:
-    """Print the shares in a sentence; of several GPUs, in a table."""
+def _parts(numbers: Metrics, gpus: int) -> Iterator[Block]:
+    """Yield the shares in a sentence; of several GPUs, in a table."""
     whole = numbers["span_ns"]
     span = f"{duration(whole)} from the first start to the last end of"
     shown = [(name, word) for name, word in _PARTS if name != "exposed_comm_ns" or numbers["comm_ns"]]
     if gpus < 2:
         parts = ", ".join(f"{word} {percent(numbers[name], whole)} %" for name, word in shown)
-        print_wrapped(console, f"GPU, {span} its work: {parts}")
+        yield f"GPU, {span} its work: {parts}"
         return
-    print_wrapped(console, f"{gpus} GPUs, {span} their work:")
+    yield f"{gpus} GPUs, {span} their work:"
     rows = [
-        (0, "?" if gpu["device"] < 0 else str(gpu["device"]), [duration(gpu["work_ns"]), *shares])
+        ["?" if gpu["device"] < 0 else str(gpu["device"]), duration(gpu["work_ns"])]
+        + [percent(gpu[name], whole) for name, _ in shown]
         for gpu in numbers["per_gpu"][:_GPUS]
-        for shares in [[percent(gpu[name], whole) for name, _ in shown]]
     ]
-    print_table(["GPU", "work", *(f"{word} %" for _, word in shown)], rows, console)
-    if (more := len(numbers["per_gpu"]) - _GPUS) > 0:
-        print_line(console, f"... and {counted(more, 'more GPU')}")
-    print_line(console, "")
-
-
-def print_trace(trace: Trace, collectives: Collectives, *, timing: Timing | None = None, console: Console) -> None:
-    """Print the steps, regions, operators and GPU time of one trace, then what could not be read.
-
-    Args:
-        trace: Any trace.
-        collectives: Which kernels communicate.
-        timing: The steps around the window, from the manifest.
-        console: Where to print.
-    """
-    print_windows([(trace, timing)], collectives, console=console)
+    yield Table(["GPU", "work", *(f"{word} %" for _, word in shown)], rows)
+    yield from more(len(numbers["per_gpu"]) - _GPUS, "more GPU")
+    yield line()
 
 
 def print_windows(
@@ -199,9 +172,9 @@ def print_windows(
         console: Where to print.
     """
     summaries, lost, graphs = [], [], Graphs()
-    unread: dict[str, UnreadDevice] = {}
+    devices: dict[str, UnreadDevice] = {}
     for trace, timing in windows:
-        unread |= trace.unread_devices
+        devices |= trace.unread_devices
         summaries.append(summarize(trace, timing, collectives))
         lost.append(trace.lost)
         graphs += count_graph_launches(trace)
@@ -209,17 +182,13 @@ def print_windows(
     timing = with_steps_of_run(summaries[-1].timing, trace.path)
     facts = TraceFacts(trace, collectives, timing, lengths=summaries[-1].lengths)
     if facts.gpu:
-        of = "The last window: " * several
-        print_wrapped(console, of + verdict_text(facts))
+        show(console, ["The last window: " * several + verdict_text(facts)])
     summary = merge(summaries) if several else summaries[0]
     print_summary(summary, files=[], folder=trace.path.parent, hidden=hidden, expand=expand, console=console)
     if several and trace.gpu:
-        print_line(console, f"The last of {len(summaries)} windows", bold=True, space=True)
-    print_gpu_time(facts, console=console)
-    print_graph_launches(graphs, console=console)
-    for one in lost:
-        print_losses(one, console=console)
-    print_unread_devices(unread, console=console)
+        show(console, heading(f"The last of {len(summaries)} windows"))
+    show(console, [*gpu_time(facts), *graph_launches(graphs)])
+    show(console, [*(block for one in lost for block in losses(one)), *unread(devices)])
 
 
 def print_trace_set(
@@ -246,9 +215,9 @@ def print_trace_set(
         console: Where to print.
     """
     several = traces.world_size > 1
-    print_rank_table(traces, collectives, title=title, console=console)
+    show(console, rank_table(traces, collectives, title=title))
     rank = next(iter(traces)) if rank is None else rank
     trace = traces[rank]
-    heading = f"Rank {rank}{', ' * bool(title)}{title}" if several else ""
-    print_line(console, heading, bold=True, space=several)
+    title = f"Rank {rank}{', ' * bool(title)}{title}"
+    show(console, heading(title) if several else [line()])
     print_windows(windows or [(trace, None)], collectives, hidden=hidden, expand=expand, console=console)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import linecache
-import textwrap
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import NamedTuple
 
 from ...base.findings import Site, SyncFinding
 from ...base.printable import printable
@@ -16,6 +14,7 @@ from ...base.source_paths import portable
 from ...base.units import count, duration
 from ...explain.waits.events import CHOSEN
 from ...explain.waits.report_data import ReportData, times
+from .lines import Line, diff, line, wrapped
 
 _STEP_PHRASES = {0: "", 1: " in the step"}
 
@@ -85,9 +84,23 @@ def one_line(results: ReportData, found: SyncFinding) -> str:
     return f"{place_text(found)}: {found.op}, {results.pattern(found)}"
 
 
-def is_outside(results: ReportData, found: SyncFinding) -> bool:
-    """Return whether ``found`` synchronizes outside the steps only, and is not forbidden there."""
-    return bool(results.steps) and not results.pattern(found).counts and not found.forbidden
+def ended_text(results: ReportData) -> str:
+    """Return what ended the run early."""
+    return f"The run ended early, so the report covers a part of it: {results.ended}"
+
+
+def dropped_text(results: ReportData) -> str:
+    """Return how often lines synchronized that are not listed."""
+    return f"Lines that are not listed synchronized {times(results.dropped)}."
+
+
+def inside_and_outside(results: ReportData) -> tuple[list[SyncFinding], list[SyncFinding]]:
+    """Return the synchronizations, and apart those outside the steps only that are not forbidden there."""
+    groups: tuple[list[SyncFinding], list[SyncFinding]] = ([], [])
+    for found in results.syncs:
+        outside = results.steps and not results.pattern(found).counts and not found.forbidden
+        groups[bool(outside)].append(found)
+    return groups
 
 
 def _blocked(results: ReportData, found: SyncFinding) -> str:
@@ -120,16 +133,8 @@ _MAX_BLOCKS = 20  # findings shown in full; the others take a line each
 _CONTEXT_LINES = 2  # lines of code before and after
 _COLORS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 _INDENT = " " * 4
+_LEAST_WIDTH = 30  # of a line
 _OUTSIDE = "Outside the steps, where a synchronization costs little"
-
-
-class Line(NamedTuple):
-    """A line of the report, with styles of rich, which is not imported: a program may have a module `rich`."""
-
-    text: str = ""
-    style: str = ""
-    head: str = ""
-    head_style: str = ""
 
 
 def lines(results: ReportData, width: int) -> Iterator[Line]:
@@ -137,20 +142,19 @@ def lines(results: ReportData, width: int) -> Iterator[Line]:
 
     Prose and code fit ``width``; a path is never broken, so that it can be copied.
     """
-    for line in textwrap.wrap(headline(results), max(width, 30), break_long_words=False):
-        yield Line(line, style="bold")
+    width = max(width, _LEAST_WIDTH)
+    yield from wrapped(headline(results), width, "bold")
     if results.ended is not None:
-        yield from _prose(f"The run ended early, so the report covers a part of it: {results.ended}", width)
-    outside = [found for found in results.syncs if is_outside(results, found)]
-    syncs = [found for found in results.syncs if not is_outside(results, found)]
+        yield from wrapped(ended_text(results), width, indent=_INDENT, hanging=_INDENT)
+    syncs, outside = inside_and_outside(results)
     for found in syncs[:_MAX_BLOCKS]:
-        yield Line()
+        yield line()
         yield from _block(results, found, width)
     yield from _list("More", [one_line(results, found) for found in syncs[_MAX_BLOCKS:]], width)
     listed = [f"{place_text(found)}: {found.op}, {times(found.count)}" for found in outside]
     yield from _list(_OUTSIDE, listed, width)
     if results.dropped:
-        yield from _prose(f"Lines that are not listed synchronized {times(results.dropped)}.", width)
+        yield from wrapped(dropped_text(results), width, indent=_INDENT, hanging=_INDENT)
     allowed = [f"{one_line(results, found)}: {found.allowed}" for found in results.allowed]
     yield from _list("Allowed", allowed, width)
     not_covered = [
@@ -162,45 +166,33 @@ def lines(results: ReportData, width: int) -> Iterator[Line]:
 
 def _block(results: ReportData, found: SyncFinding, width: int) -> Iterator[Line]:
     severity = results.severity(found)
-    yield Line(printable(place_text(found)), "bold", f"{severity:<8}", _COLORS[severity])
+    yield (*line(f"{severity:<8}", _COLORS[severity]), *line(place_text(found), "bold"))
     for text in (call_text(found), cost_text(results, found), context_text(found)):
-        yield from _prose(text, width)
+        yield from wrapped(text, width, indent=_INDENT, hanging=_INDENT)
     site = found.site or found.via
     if site is not None:
         yield from _excerpt(site, width)
-    if found.fix is None:
-        return
-    yield from _prose(f"Fix: {found.fix.text}", width)
-    for sign, code, style in (("-", found.fix.before, "red"), ("+", found.fix.after, "green")):
-        for line in code.splitlines():
-            yield Line(f"{_INDENT}  {sign} {line}", style=style)
+    if found.fix is not None:
+        yield from wrapped(f"Fix: {found.fix.text}", width, indent=_INDENT, hanging=_INDENT)
+        yield from diff(found.fix, f"{_INDENT}  ")
 
 
 def _excerpt(site: Site, width: int) -> Iterator[Line]:
     """Yield the line of code and its neighbors, with an arrow; nothing if the file cannot be read."""
     shown = source_lines(site, _CONTEXT_LINES)
     digits = len(str(max(shown, default=0)))
-    for number, line in shown.items():
+    for number, code in shown.items():
         current = number == site.line
-        text = f"{_INDENT}{'>' if current else ' '} {number:>{digits}} | {line}"
-        yield Line(_cut(text.rstrip(), width), style="bold" if current else "dim")
+        text = f"{_INDENT}{'>' if current else ' '} {number:>{digits}} | {code}"
+        yield line(_cut(text.rstrip(), width), "bold" if current else "dim")
 
 
 def _list(title: str, items: list[str], width: int) -> Iterator[Line]:
     if items:
-        yield Line()
-        yield Line(f"{title}:", style="bold")
+        yield line()
+        yield line(f"{title}:", "bold")
         for item in items:
-            yield from _prose(f"- {item}", width, _INDENT[:2], hanging=2)
-
-
-def _prose(text: str, width: int, indent: str = _INDENT, hanging: int = 0) -> Iterator[Line]:
-    """Yield ``text`` in lines of ``width``, broken between words only."""
-    wrapped = textwrap.wrap(
-        printable(text), max(width, 30), initial_indent=indent, subsequent_indent=indent + " " * hanging,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-    return map(Line, wrapped)
+            yield from wrapped(f"- {item}", width, indent=_INDENT[:2], hanging=_INDENT)
 
 
 def _cut(text: str, width: int) -> str:
@@ -208,7 +200,7 @@ def _cut(text: str, width: int) -> str:
     columns = list(accumulate(map(_width_of, text)))
     if not columns or columns[-1] <= width:
         return text
-    return text[: bisect_right(columns, max(width, 30) - 3)] + "..."
+    return text[: bisect_right(columns, width - 3)] + "..."
 
 
 def _width_of(character: str) -> int:

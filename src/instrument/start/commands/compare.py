@@ -51,8 +51,8 @@ def compare_command(
     """
     from ...explain.comparison.comparison import compare
     from ...read.tables.work_classes import compile_collectives
-    from ...show.terminal.comparison import print_comparison
-    from ...show.terminal.console import new_console
+    from ...show.terminal.comparison import comparison_report
+    from ...show.terminal.console import new_console, show
 
     with errors_reported():
         if as_json and as_html is not None:
@@ -66,7 +66,7 @@ def compare_command(
     elif as_html is not None:
         write_html(change.to_html, as_html)
     else:
-        print_comparison(change, console=new_console())
+        show(new_console(), comparison_report(change))
     if limit is not None:
         _fail(change, limit)
 

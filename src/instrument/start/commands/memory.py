@@ -59,8 +59,8 @@ def memory(
     from ...read.memory.read import read_memory
     from ...read.memory.snapshot import as_dict
     from ...show.sections.memory import page_of
-    from ...show.terminal.console import new_console
-    from ...show.terminal.memory import print_memory
+    from ...show.terminal.console import new_console, show
+    from ...show.terminal.memory import memory_report
 
     if as_html is not None and as_json:
         raise exit_unusable(ValueError("--html and --json exclude each other"))
@@ -80,7 +80,8 @@ def memory(
     elif as_json:
         typer.echo(json.dumps({"snapshots": [as_dict(read[0], chosen, limit_bytes, *batches)]}, indent=2))
     else:
-        print_memory(read[0], chosen, new_console(), limit_bytes, *batches)
+        console = new_console()
+        show(console, memory_report(read[0], chosen, console.width, limit_bytes, *batches))
 
 
 def _show_change(
@@ -96,8 +97,8 @@ def _show_change(
     from ...read.memory.batch import fit_texts
     from ...read.memory.snapshot import as_dict, changes_as_dict
     from ...show.sections.memory import page_of_change
-    from ...show.terminal.console import new_console
-    from ...show.terminal.memory import print_memory_change
+    from ...show.terminal.console import new_console, show
+    from ...show.terminal.memory import memory_change
 
     for each in (before, after):
         if not each.break_down(device).recorded:
@@ -111,11 +112,11 @@ def _show_change(
         found = [as_dict(each, device, limit_bytes) for each in (before, after)]
         typer.echo(json.dumps({"snapshots": found} | changes_as_dict(before, after, device, fit), indent=2))
     else:
-        print_memory_change(before, after, device, new_console(), fit_texts(fit, limit) if fit else [])
+        show(new_console(), memory_change(before, after, device, fit_texts(fit, limit) if fit else []))
 
 
 def _write(text: str, path: Path) -> None:
-    from ...show.page.document import write_page
+    from ...base.page_file import write_page
 
     write_html(partial(write_page, text=text), path)
 

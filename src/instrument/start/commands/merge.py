@@ -68,13 +68,13 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _print(console: Console, merged: MergedTrace) -> None:
-    from ...show.terminal.console import print_line, print_table, print_wrapped
+    from ...show.terminal.console import Table, print_line, print_wrapped, show
 
     rows = [
-        (0, str(rank), [clock.source, signed_duration(clock.offset_ns), _certainty(clock)])
+        [str(rank), clock.source, signed_duration(clock.offset_ns), _certainty(clock)]
         for rank, clock in merged.clocks.items()
     ]
-    print_table(["rank", "clock by", "offset", "uncertain by"], rows, console)
+    show(console, [Table(["rank", "clock by", "offset", "uncertain by"], rows)])
     what = f"{counted(merged.events, 'event')} of {counted(len(merged.files), 'rank')}"
     print_line(console, f"{merged.path} has {what}, in {merged.bytes / 1e6:,.2f} MB; open it at ui.perfetto.dev.")
     if any(clock.source == "epoch" for clock in merged.clocks.values()):

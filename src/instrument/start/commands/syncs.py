@@ -88,8 +88,8 @@ def syncs(
     error, or if a budget, a comment or a baseline matches nothing; 2 if something cannot be read; 3 if a trace
     does not show which calls wait; 130 after Ctrl-C and 143 after SIGTERM.
     """
+    from ...base.page_file import write_page
     from ...record.stepping.explicit_steps import check_step_on
-    from ...show.page.document import write_page
     from ...show.sections.syncs import page_of
     from ...show.text.sarif import to_sarif
     from ...syncs.baseline import Baseline

@@ -56,8 +56,8 @@ def whatif_command(
     from ...read.kineto.insert_events import check_copy
     from ...read.measures.region_steps import with_steps
     from ...read.tables.work_classes import compile_collectives
-    from ...show.terminal.console import new_console, print_wrapped
-    from ...show.terminal.what_if import print_what_if
+    from ...show.terminal.console import new_console, show
+    from ...show.terminal.what_if import what_if_report
 
     with errors_reported():
         pattern = compile_collectives(collectives)
@@ -73,9 +73,9 @@ def whatif_command(
         typer.echo(guess.to_json())
     else:
         console = new_console()
-        print_what_if(guess, console=console)
+        show(console, what_if_report(guess))
         if chosen.text:
-            print_wrapped(console, f"Replayed: {chosen.text}.")
+            show(console, [f"Replayed: {chosen.text}."])
     if lane is not None:
         with writing(lane):
             parts = add_critical_path(replayer.trace, replayer.recorded_path, lane)
