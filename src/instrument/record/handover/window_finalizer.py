@@ -54,7 +54,7 @@ class WindowFinalizer:
         self.received = 0
         self.output = SummaryOutput()
         self._process: FinalizerProcess | None = None
-        self._state: str | None = None  # of the summary, passed from one process to the next
+        self._state: Any = None  # of the summary, passed from one process to the next
         self._jobs: dict[int, dict[str, Any]] = {}  # by number, until they are done
         self._last = 0  # the number of the last job
         self._unreported_windows = 0  # recorded windows without a trace to read, since the last summary
@@ -307,7 +307,7 @@ class WindowFinalizer:
             guard.failed(FEATURE, failure)
 
     def _drop_ended_process(self) -> None:
-        if self._process is not None and (self._process.closed or self._process.ended):
+        if self._process is not None and not self._process.takes_jobs:
             self._end_process()
 
     def _send(self, kind: str, **job: Any) -> None:
@@ -324,7 +324,9 @@ class WindowFinalizer:
         process, numbers = self._process, [number]
         if process is None:
             try:
-                process = self._process = FinalizerProcess(self._handle_answer, self._handle_exit)
+                process = self._process = FinalizerProcess(
+                    self._manifest.folder, self._handle_answer, self._handle_exit
+                )
             except Exception as error:  # no memory, files, threads or interpreter
                 if is_interrupt(error):
                     raise
