@@ -242,6 +242,7 @@ def test_the_process_ends_without_jobs(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "jobs"
     folder.mkdir()
     jobs = folder / "jobs"
+    (folder / "answers").touch()
     jobs.write_text(f"{{no job\n{json.dumps(window)}\n")  # the first as of a disk that was full
     code = f"""
         from instrument.finish.finalizer_main import main
@@ -250,7 +251,7 @@ def test_the_process_ends_without_jobs(tmp_path: Path, how: str) -> None:
     command = [sys.executable, programs.program(code, tmp_path)]
     with subprocess.Popen(command, env=programs.environment(), stderr=subprocess.DEVNULL) as process:
         if how == "removed":
-            eventually(lambda: (folder / "answers").exists())
+            eventually(lambda: (folder / "answers").stat().st_size > 0)
             jobs.unlink()
         try:
             assert 0 == process.wait(60)

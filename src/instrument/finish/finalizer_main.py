@@ -26,7 +26,7 @@ from ..record.handover.finalizer_process import ANSWERS, FOLDER_NAME, JOBS
 from ..record.handover.line_file import LineFile
 from ..record.handover.manifest import add_snapshot, append, describe_files, uncompressed_entry
 from ..record.handover.storage import Storage
-from ..record.planning.command_socket import remove_stale_sockets
+from ..record.planning.command_files import remove_stale_commands
 from .file_keeping import FileKeeping
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class FinalizerJobs:
         self._unsynced.clear()
 
     def account_for_killed(self) -> None:
-        """Write the lines of windows that were open when their process was killed; remove their sockets."""
+        """Write the lines of windows that were open when their process was killed; remove their commands."""
         if self._folder is not None:
             with self._collect_error("the lines of killed windows"):
                 for path, entry in killed(self._folder):
@@ -299,7 +299,7 @@ class FinalizerJobs:
                         mine.replace(path)
                         raise
                     mine.unlink()
-            remove_stale_sockets(self._folder)
+            remove_stale_commands(self._folder)
 
     def end(self) -> tuple[dict[str, Any], bool]:
         """Wait for uploads; return the failure as an answer without a job, and whether a connection hangs."""

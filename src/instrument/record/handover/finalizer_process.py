@@ -103,7 +103,8 @@ class FinalizerProcess:
         self.ended: str | None = None
         make_folder(self._folder)
         try:
-            self._jobs.path.touch()
+            for file in (self._jobs, self._answers):
+                file.create()
             self._group, self._shell = self._start()
             self._shell_start = process_id.start_time(self._shell)
             self._set_nice(_NICER_BY)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,15 +24,28 @@ class LineFile:
         self.path = path
         self._taken_bytes = 0
 
+    def create(self) -> None:
+        """Create the file, which only this user can read and write.
+
+        Raises:
+            OSError: it cannot be created, or exists.
+        """
+        os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
     def append(self, value: Mapping[str, Any]) -> None:
         """Append an object.
 
         Raises:
-            OSError: it cannot be written. A part of it may be; readers skip that.
+            OSError: it cannot be written, or was removed. A part of the line may be written; readers skip that.
         """
         # One write in append mode: a signal handler may append too. The first newline ends a part.
-        with self.path.open("ab", buffering=0) as file:
-            file.write(b"\n" + json.dumps(value).encode() + b"\n")
+        line = b"\n" + json.dumps(value).encode() + b"\n"
+        descriptor = os.open(self.path, os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
 
     def take(self) -> Iterator[dict[str, Any]]:
         """Yield the objects that were appended since the last call; one is taken when the next is asked for."""
