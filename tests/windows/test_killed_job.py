@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_two_finishing_processes_after_a_kill(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(finalizer_main, "killed", killed_beside_another)
     jobs = finalizer_main.FinalizerJobs()
-    storage = Storage().as_json()
+    storage = asdict(Storage())
     jobs.do({"kind": "start", "job": 0, "state": None, "folder": str(tmp_path), "run": "r", "storage": storage})
     jobs.account_for_killed()
     assert [] == jobs.do({"kind": "end", "job": 1})["errors"]

@@ -24,7 +24,7 @@ from ..base.run_folder import NAME, killed, relative_path
 from ..record.exporters.raw_trace import compress, launches_graphs, trace_counts
 from ..record.handover.finalizer_process import ANSWERS, FOLDER_NAME, JOBS
 from ..record.handover.line_file import LineFile
-from ..record.handover.manifest import add_snapshot, append, describe_files, uncompressed_entry
+from ..record.handover.manifest import add_snapshot, append, describe_files, uncompressed_entry, with_reason
 from ..record.handover.storage import Storage
 from ..record.planning.command_files import remove_stale_commands
 from .file_keeping import FileKeeping
@@ -134,10 +134,10 @@ class FinalizerJobs:
                 f"the GPU's profiling interface lost the kernels of the first {lost} launches; "
                 "record with warmup=1"
             )
-            entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
+            entry["reason"] = with_reason(entry, said)
         elif not trace.gpu and len(launches_of(trace).rows):
             said = "the GPU's profiling interface gave no record of a kernel"
-            entry |= {"status": "partial", "reason": "; ".join(filter(None, (entry["reason"], said)))}
+            entry |= {"status": "partial", "reason": with_reason(entry, said)}
         if job["ranks"] and trace.steps:
             with self._collect_error("comparing ranks"):
                 from .other_ranks import write_times

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..call_queues import OrderedCalls
 from ..exporters.exporter import Capture
 from ..exporters.raw_trace import packed
 from .finalizer_process import FEATURE, FinalizerProcess
-from .manifest import Manifest, add_snapshot, describe_files, size_of, uncompressed_entry
+from .manifest import Manifest, add_snapshot, describe_files, size_of, uncompressed_entry, with_reason
 from .storage import Storage
 from .summary_output import SummaryOutput
 
@@ -335,7 +336,7 @@ class WindowFinalizer:
             begun = {
                 "folder": str(self._manifest.folder),
                 "run": self._manifest.run,
-                "storage": self._storage.as_json(),
+                "storage": asdict(self._storage),
                 "state": self._state,
             }
             process.send({"kind": "start", "job": 0, **begun})
@@ -408,8 +409,7 @@ class WindowFinalizer:
         if path.exists():  # compressed, but not read for the summary
             with Suppressed(OSError):
                 raw.unlink(missing_ok=True)
-            reasons = [entry["reason"]] if entry["reason"] else []
-            entry = {**entry, "reason": "; ".join([*reasons, f"not in the summary: {reason}"])}
+            entry = {**entry, "reason": with_reason(entry, f"not in the summary: {reason}")}
         else:
             path, entry = raw, uncompressed_entry(entry, raw.exists(), reason)
         files = [file for file in (path, *map(Path, job["beside"])) if file.exists()]
