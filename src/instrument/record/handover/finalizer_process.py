@@ -146,8 +146,9 @@ class FinalizerProcess:
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether jobs can be sent: it runs, was not told to end, and this is no fork."""
-        return not (self._closed or self.ended) and self._owner == os.getpid()
+        """Whether jobs can be sent: it runs and was not told to end, its folder is there, and this is no fork."""
+        over = self._closed or self.ended or self._owner != os.getpid()
+        return not over and self._jobs.path.exists()
 
     def send(self, job: Mapping[str, Any]) -> None:
         """Send a job, without waiting.

@@ -50,9 +50,11 @@ class LineFile:
     def take(self) -> Iterator[dict[str, Any]]:
         """Yield the objects that were appended since the last call; one is taken when the next is asked for."""
         data = b""
-        with Suppressed(OSError), self.path.open("rb") as file:  # not there yet, or removed
-            file.seek(self._taken_bytes)
-            data = file.read()
+        with Suppressed(OSError):  # it was removed
+            if self.path.stat().st_size > self._taken_bytes:
+                with self.path.open("rb") as file:
+                    file.seek(self._taken_bytes)
+                    data = file.read()
         for line in data.splitlines(keepends=True):
             if line.endswith(b"\n"):
                 yield from parse_lines([line])
