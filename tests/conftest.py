@@ -91,7 +91,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for running in list(Profile._running):  # loops of `steps` that may go on until the process ends
         running.abandon("the test is over")
     finishing = list(finalizer_process._running)
-    unclosed = [left for left in finishing if not left.closed]
+    unclosed = [left for left in finishing if left.takes_jobs]
     for left in finishing:
         left.end(30)
     assert not unclosed

@@ -19,7 +19,7 @@ NAMES = re.compile(
     r"|DEFAULT_CALLBACKS|sync_callbacks|set_sync_debug_mode|meta_path|path_hooks|set_wakeup_fd|setitimer|set_stance"
     r"|set_default_device|addFilter|addHandler|settrace|setprofile|addaudithook|_register_builtin|in_dll"
 )
-CALLS = {"atexit.register", "signal.signal", "signal.alarm", "sigaction.exchange"}
+CALLS = {"atexit.register", "signal.signal", "signal.alarm"}
 INTERNAL = {"read/kineto/event_args.py"}  # modules that call `setattr` only on objects of the package
 
 

@@ -12,7 +12,6 @@ import pathlib
 import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from instrument.base.part_file import make_folder
 from instrument.base.patch import Patch, apply, undo
 from instrument.record.exporters.sessions import sessions
 from instrument.record.handover.finalizer_process import FinalizerProcess
+from instrument.record.handover.line_file import LineFile
 from instrument.record.handover.manifest import existing
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")
@@ -252,20 +252,22 @@ def test_time_limits_reach_the_program_from_calls_that_may_fail(
         call(tmp_path)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="sets priorities as on Linux")
-def test_a_time_limit_while_a_job_is_sent(handle: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_while_a_job_is_sent(
+    handle: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The program receives it, and the process that finishes windows receives the job."""
     answers: list[dict[str, Any]] = []
     handle(plain)
-    process = FinalizerProcess(answers.append, lambda process: None)
+    process = FinalizerProcess(tmp_path, answers.append, lambda process: None)
+    append = LineFile.append
 
-    def interrupted(*_: int) -> None:
-        if threading.current_thread() is threading.main_thread():
-            raise_alarm()
+    def interrupted(file: LineFile, value: Any) -> None:
+        append(file, value)
+        raise_alarm()
 
     with monkeypatch.context() as patched, pytest.raises(TimeLimit):
-        patched.setattr(os, "setpriority", interrupted)
-        process.send({"kind": "wake", "job": 1})
+        patched.setattr(LineFile, "append", interrupted)
+        process.send({"kind": "report", "job": 1})
     process.end(60)
     assert 1 in [answer.get("job") for answer in answers]
 

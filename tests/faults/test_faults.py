@@ -88,7 +88,6 @@ REPORTING = {
 # Functions whose callers expect an `OSError`, and go on.
 EXPECTING_OS_ERRORS = {
     "instrument.base.part_file:sync",
-    "instrument.record.handover.background_process:BackgroundProcess.session",
     "instrument.record.handover.manifest:existing",
 }
 

@@ -10,18 +10,10 @@ from pathlib import Path
 
 from instrument.record.handover import finalizer_process
 
-# Makes the finalizer notice the end of a program sooner than after 5 s.
-LOOKS_OFTEN = """
-from instrument.record.handover import finalizer_process
-line = "exec_module(package)\\n"
-more = "import instrument.finish.finalizer_main as at; at._CHECK_INTERVAL_S = 0.2\\n"
-finalizer_process._CODE = finalizer_process._CODE.replace(line, line + more)
-"""
-
 # On a busy machine, the finalizer would get no turn in the time that ranks have for each other.
 NORMAL_PRIORITY = """
-from instrument.record.handover.background_process import BackgroundProcess
-BackgroundProcess.yield_cpu = lambda self: None
+from instrument.record.handover import finalizer_process
+finalizer_process._NICER_BY = 0
 """
 
 
@@ -31,7 +23,7 @@ def processes(training: int) -> dict[int, list[str]]:
     for entry in Path("/proc").iterdir():
         with suppress(ValueError, OSError):  # not a process, or it has ended
             line = Path(f"/proc/{int(entry.name)}/cmdline").read_text(errors="replace").split("\0")
-            if any(f"instrument.finish.finalizer_main import main\nmain({training})\n" in part for part in line):
+            if any("finalizer_main import main\nmain(" in part and f", {training})\n" in part for part in line):
                 found[int(entry.name)] = line
     return found
 
@@ -45,8 +37,8 @@ def finalizer(training: int | None = None) -> int:
         found.clear()
         found.update({number: line for number, line in lines.items() if line[0] != "/bin/sh"})
         if training is None:  # without those of earlier tests, which may still be about to exit
-            sessions = {each._process.session for each in finalizer_process._running}
-            for number in [number for number in found if _session(number) not in sessions]:
+            folders = {str(each._folder) for each in finalizer_process._running}
+            for number in [each for each, line in found.items() if not any(map("".join(line).count, folders))]:
                 del found[number]
         return len(found) == 1
 
@@ -55,12 +47,6 @@ def finalizer(training: int | None = None) -> int:
     except AssertionError as error:
         raise AssertionError(f"not one finalizer but {found}") from error
     return next(iter(found))
-
-
-def _session(number: int) -> int | None:
-    with suppress(ProcessLookupError):
-        return os.getsid(number)
-    return None
 
 
 def eventually(check: Callable[[], bool], every_s: float = 0.05) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,11 @@ def test_two_finishing_processes_after_a_kill(tmp_path: Path, monkeypatch: pytes
         yield from (first, second)
 
     monkeypatch.setattr(finalizer_main, "killed", killed_beside_another)
-    jobs = finalizer_main.FinalizerJobs(lambda: None)
-    storage = Storage().as_json()
+    jobs = finalizer_main.FinalizerJobs()
+    storage = asdict(Storage())
     jobs.do({"kind": "start", "job": 0, "state": None, "folder": str(tmp_path), "run": "r", "storage": storage})
     jobs.account_for_killed()
-    assert [] == jobs.do({"kind": "wake", "job": 1})["errors"]
+    assert [] == jobs.do({"kind": "end", "job": 1})["errors"]
     assert [2] == [entry["window"] for entry in manifest(tmp_path)]
     assert [] == list(tmp_path.glob(".*.open.json"))
 

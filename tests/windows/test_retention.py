@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,7 @@ def test_units() -> None:
         instrument.keep(total="2k").total_bytes,
     )
     storage = Storage(limits)
-    assert storage == Storage.from_json(json.loads(json.dumps(storage.as_json())))
+    assert storage == Storage.from_json(json.loads(json.dumps(asdict(storage))))
 
 
 def test_a_summary_names_the_files_that_are_left(

@@ -17,7 +17,7 @@ import instrument
 from instrument.base.config import settings
 from instrument.explain.waits.events import Recorder as SyncRecorder
 from instrument.explain.waits.events import SyncEvent, Tally
-from instrument.record.handover import finalizer_process, window_finalizer
+from instrument.record.handover import finalizer_process, line_file, window_finalizer
 from instrument.record.handover import manifest as manifests
 
 from .training import Recorder, manifest, statuses, train
@@ -54,7 +54,7 @@ def raise_signal_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> N
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (finalizer_process.FinalizerProcess, "_write"),
+        (line_file.LineFile, "append"),
         (finalizer_process.FinalizerProcess, "send"),
         (finalizer_process.FinalizerProcess, "_start_thread"),
         (window_finalizer.WindowFinalizer, "_submit"),
@@ -76,7 +76,7 @@ def test_a_handler_that_stops_the_profile(
     monkeypatch.setattr(window_finalizer, "_WAIT_S", 20)
     signal.signal(signal.SIGUSR1, handle)
     recorder = Recorder()
-    exporter = {"exporter": recorder} if name == "append" else {}
+    exporter = {"exporter": recorder} if owner is manifests else {}
     plan = instrument.schedule(active=1, repeat=3)
     prof = instrument.profile(out, schedule=plan, on_summary=lambda text: None, **exporter)
     raise_signal_in(monkeypatch, owner, name)

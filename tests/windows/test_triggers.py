@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,8 +18,10 @@ import torch
 from typer.testing import CliRunner
 
 import instrument
-from instrument.record.planning import agreement, command_socket
-from instrument.record.planning.command_socket import CommandSocket, ask, sockets_of
+from instrument.base import process_id
+from instrument.record.handover.line_file import LineFile
+from instrument.record.planning import agreement, command_files
+from instrument.record.planning.command_files import CommandFiles, ask, commands_of
 from instrument.record.planning.requests import WindowRequest
 from instrument.record.planning.triggers import DailyAt, Every, TouchedFile
 from instrument.start.cli import app
@@ -119,7 +119,7 @@ def test_a_command(out: Path) -> None:
 
     thread: list[threading.Thread] = []
     with instrument.profile(out, triggers="command") as prof:
-        assert 0o600 == sockets_of(str(out))[0].stat().st_mode & 0o777
+        assert 0o600 == commands_of(str(out))[0].stat().st_mode & 0o777
         start()
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and len(prof.windows) < 2:
@@ -129,9 +129,9 @@ def test_a_command(out: Path) -> None:
     assert f"process {os.getpid()}, rank 0, step " in called[0].stdout
     assert ["asked for 2", "asked for 1"] == opened_by(out)
     assert [2, 1] == [line["steps"][1] - line["steps"][0] + 1 for line in manifest(out)]
-    assert not [path for path in out.iterdir() if path.suffix == ".sock"]
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
     with pytest.raises(LookupError, match="no process with the trigger"):
-        sockets_of(str(out))
+        commands_of(str(out))
 
 
 def train_until(prof: Any, thread: threading.Thread) -> None:
@@ -260,84 +260,100 @@ def test_an_error_does_not_end_the_service(out: Path, lenient: None, caplog: pyt
             raise errors.pop()
         return {"rank": 3}
 
-    listening = CommandSocket(out, WindowRequest(""))
+    listening = CommandFiles(out, WindowRequest(""))
     listening.begin(request, lambda _: {})
-    (path,) = sockets_of(str(out))
+    (path,) = commands_of(str(out))
     assert None is ask(path, {})
     assert {"rank": 3} == ask(path, {})
     assert "on purpose" in caplog.text
     listening.end()
 
 
-def test_ranks_that_begin_at_once(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process whose socket does not listen yet is not taken for a killed one."""
-    listen = socket.socket.listen
-
-    def listen_late(server: socket.socket) -> None:
-        command_socket.remove_stale_sockets(out)  # as another rank does
-        listen(server)
-
-    monkeypatch.setattr(socket.socket, "listen", listen_late)
-    listening = CommandSocket(out, WindowRequest(""))
-    listening.begin(lambda request: {"reason": request.reason}, lambda _: {})
-    try:
-        (path,) = sockets_of(str(out))
-        assert {"reason": "now"} == ask(path, {"reason": "now"})
-    finally:
-        listening.end()
-    assert [] == list(out.iterdir())
-
-
-def test_a_service_that_cannot_go_on(out: Path, lenient: None) -> None:
-    """Its socket is closed and gone, so that nobody waits for an answer."""
-    listening = CommandSocket(out, WindowRequest(""))
-    listening.begin(lambda _: {}, lambda _: {})
-    assert listening._socket is not None
-    listening._socket.shutdown(socket.SHUT_RDWR)  # `accept` fails
+@pytest.mark.parametrize("how", ["removed", "replaced", "closed"])
+def test_a_service_that_cannot_go_on(out: Path, lenient: None, how: str) -> None:
+    """Its files are gone, so that nobody waits for an answer, and no other file takes their place."""
+    asked: list[WindowRequest] = []
+    listening = CommandFiles(out, WindowRequest(""))
+    listening.begin(lambda request: asked.append(request) or {}, lambda _: {})  # type: ignore[func-returns-value]
+    (path,) = commands_of(str(out))
+    assert listening._opened is not None
+    if how == "closed":
+        os.close(listening._opened.number)
+    elif how == "removed":
+        path.unlink()
+    else:  # by another user, in a folder that others can write to
+        other = out / "other"
+        other.write_text("{}\n")
+        other.replace(path)
     eventually(lambda: not list(out.iterdir()))
     listening.end()
+    assert not asked
 
 
 def test_a_folder_with_a_long_path(tmp_path: Path) -> None:
-    """An address of a socket has 107 bytes at most; the folder may be longer."""
+    """The path of the folder may be long."""
     out = tmp_path / ("long" * 40) / "run"
     with instrument.profile(out, triggers="command") as prof:
-        (path,) = sockets_of(str(out))
+        (path,) = commands_of(str(out))
         assert 0 == (ask(path, {"reason": "asked"}) or {})["rank"]
         train(8, prof.step)
     assert ["asked"] == opened_by(out)
 
 
-@pytest.mark.parametrize(
-    "command", [b"", b"nonsense\n", b"[1]\n", b'{"steps": 0}\n', b'{"ranks": "x"}\n', b"[" * 70000, b"\xff\n"]
-)
-def test_hostile_commands(out: Path, command: bytes) -> None:
-    """A wrong command is answered with the reason, opens nothing and does not end the service."""
+@pytest.mark.parametrize("command", [b"", b"nonsense\n", b"[1]\n", b"[" * 70000 + b"\n", b"\xff\n", b"{}"])
+def test_what_is_no_command(out: Path, command: bytes) -> None:
+    """It opens nothing, and the next command is answered."""
     with instrument.profile(out, triggers="command") as prof:
-        (path,) = sockets_of(str(out))
-        with command_socket._connected(path) as connection:
-            assert connection is not None
-            connection.sendall(command)
-            connection.shutdown(socket.SHUT_WR)
-            assert "error" in json.loads(connection.recv(1 << 16))
+        (path,) = commands_of(str(out))
+        with path.open("ab") as file:
+            file.write(command)
+        assert {"error"} == (ask(path, {"steps": 0}) or {}).keys()
         train(8, prof.step)
         assert not prof.windows
         assert "rank" in (ask(path, {}) or {})
 
 
+@pytest.mark.parametrize("command", [{"steps": 0}, {"steps": "1"}, {"ranks": "x"}])
+def test_a_wrong_command(out: Path, command: dict[str, Any]) -> None:
+    """It is answered with the reason, and opens nothing."""
+    with instrument.profile(out, triggers="command") as prof:
+        assert {"error"} == (ask(*commands_of(str(out)), command) or {}).keys()
+        train(8, prof.step)
+        assert not prof.windows
+
+
+def test_a_process_that_does_not_answer(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command says so after some time."""
+    monkeypatch.setattr(command_files, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(LineFile, "take", lambda file: iter(()))
+    with instrument.profile(out, triggers="command"):
+        code, said = triggered(str(out))
+    assert code == 1
+    assert said.splitlines()[0].endswith(".commands: timed out")
+    assert "no process answers" in said
+
+
 def test_a_dead_process(out: Path) -> None:
-    """The socket of a killed process is no process that answers."""
+    """The file of a killed process is no process that answers, and goes."""
     code = (
         "import sys, os, signal, instrument\n"
         "instrument.profile(sys.argv[1], triggers='command').start()\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     warm.run([sys.executable, "-c", code, str(out)], programs.environment())
-    assert sockets_of(str(out))
+    assert commands_of(str(out))
     done = subprocess.run(
         [sys.executable, "-m", "instrument", "trigger", str(out)], capture_output=True, text=True, check=False
     )
     assert (1, "no process answers") == (done.returncode, done.stderr.strip().removeprefix("instrument: "))
+    assert [] == list(out.iterdir())
+
+
+def test_a_process_of_another_machine(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not asked."""
+    with instrument.profile(out, triggers="command"):
+        monkeypatch.setattr(process_id, "machine", lambda: "0000abcd")
+        assert (1, "no process answers") == triggered(str(out))
 
 
 def test_the_exit_codes(out: Path) -> None:
@@ -384,15 +400,15 @@ def test_loss_does_not_change(out: Path) -> None:
     assert ["signal SIGUSR2"] == opened_by(out)
 
 
-def test_a_forked_child_leaves_the_socket(out: Path) -> None:
-    """A child of the process neither answers nor removes the socket."""
+def test_a_forked_child_leaves_the_commands(out: Path) -> None:
+    """A child of the process neither answers nor removes the files."""
     with instrument.profile(out, triggers="command") as prof:
         child = os.fork()
         if not child:
             prof.stop()
             os._exit(0)
         os.waitpid(child, 0)
-        (path,) = sockets_of(str(out))
+        (path,) = commands_of(str(out))
         assert os.getpid() == (ask(path, {}) or {})["process"]
 
 
@@ -410,7 +426,7 @@ def test_a_file_that_vanishes(tmp_path: Path) -> None:
     assert [False, True, False, False, True] == [each is not None for each in found]
 
 
-def test_a_folder_that_takes_no_socket(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_takes_no_files(out: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One sentence says that commands do not reach the process, and the loop goes on."""
     out.parent.mkdir(exist_ok=True)
     out.write_text("a file")

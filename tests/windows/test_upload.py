@@ -243,7 +243,7 @@ def test_uploads_in_this_process(out: Path, memory: Any) -> None:
     with (out / "manifest.jsonl").open("a") as file:
         file.write('{"run": "other", "rank": 1}\n{"run": "r", "ra')
     (window,) = StoredWindows(out).of_rank(0)
-    keeping = FileKeeping(out, "r", Storage(upload="memory://runs/x"), lambda: None)
+    keeping = FileKeeping(out, "r", Storage(upload="memory://runs/x"))
     assert (None, False) == keeping.end()
     assert trace.read_bytes() == memory.cat(f"/runs/x/{window.paths[0]}")
     lines = memory.cat("/runs/x/manifest.r.jsonl").splitlines()
@@ -265,7 +265,7 @@ def test_an_uploader_that_is_given_up(tmp_path: Path, monkeypatch: pytest.Monkey
     """What is not done fails, and nothing waits for a connection that hangs."""
     (orders / "hang").touch()
     (tmp_path / "a").write_text("a")
-    uploader = Uploader(f"flaky://{tmp_path / 'remote'}", lambda: None)
+    uploader = Uploader(f"flaky://{tmp_path / 'remote'}")
     for name in ("a", "b"):
         uploader.add(Upload({name: tmp_path / "a"}, dict))
     assert not uploader.wait(time.monotonic() + 0.05)

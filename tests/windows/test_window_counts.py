@@ -32,7 +32,7 @@ def finished(folder: Path, trace: dict[str, Any], *, read: bool) -> dict[str, An
     entry = Manifest(folder).entry(
         rank=0, window=1, opened_by=[], status="recorded", planned_steps=(1, 1), exporter="torch_profiler"
     )
-    jobs = FinalizerJobs(lambda: None)
+    jobs = FinalizerJobs()
     window = {
         "kind": "window",
         "job": 1,

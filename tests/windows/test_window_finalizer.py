@@ -8,11 +8,10 @@ import gc
 import io
 import json
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,14 @@ import torch
 
 import instrument
 from instrument.base.config import settings
-from instrument.base.descriptors import OwnSocket
 from instrument.base.guard import guard
 from instrument.record.handover import window_finalizer as module
 from instrument.record.handover.finalizer_process import FEATURE, FinalizerProcess
+from instrument.record.handover.line_file import LineFile
 from instrument.record.windows import timing
 
 from ..support import programs, warm
-from ..support.finalizers import LOOKS_OFTEN, eventually, finalizer, processes
+from ..support.finalizers import eventually, finalizer, processes
 from .training import manifest, recorded, statuses, traces, train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -46,10 +45,9 @@ def profile_every_step(out: Path, count: int, **arguments: Any) -> Any:
     return instrument.profile(out, schedule=instrument.schedule(active=1, repeat=count), **arguments)
 
 
-def count_sockets() -> int:
-    """Return the number of open sockets."""
-    links = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
-    return sum("socket:" in link for link in links)
+def count_files() -> int:
+    """Return the number of open files."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def run_warm(code: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -120,7 +118,7 @@ def test_the_process_is_isolated_from_the_program(tmp_path: Path) -> None:
 
 
 def test_the_process_lives_while_it_is_needed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process serves all windows; after the last one, or `stop`, no process, thread or socket is left."""
+    """One process serves all windows; after the last one, or `stop`, no process, thread or file is left."""
     started = []
 
     def start(*arguments: Any) -> FinalizerProcess:
@@ -129,7 +127,7 @@ def test_the_process_lives_while_it_is_needed(out: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(settings, "summary", True)
     monkeypatch.setattr(module, "FinalizerProcess", start)
-    threads, files = threading.active_count(), count_sockets()
+    threads, files = threading.active_count(), count_files()
     with profile_every_step(out, 3) as prof:
         assert not processes(os.getpid())
         record_window(prof)
@@ -142,11 +140,12 @@ def test_the_process_lives_while_it_is_needed(out: Path, monkeypatch: pytest.Mon
         eventually(lambda: 3 == len(prof.windows) and not processes(os.getpid()))
         assert [(1, "recorded"), (2, "recorded"), (3, "recorded")] == statuses(prof.windows)
     assert 1 == len(started)
-    assert (threads, files) == (threading.active_count(), count_sockets())
+    assert [] == list(out.glob(".*"))
+    assert (threads, files) == (threading.active_count(), count_files())
     with instrument.profile(out) as prof:
         record_window(prof)
     assert not processes(os.getpid())
-    assert (threads, files) == (threading.active_count(), count_sockets())
+    assert (threads, files) == (threading.active_count(), count_files())
 
 
 def test_a_process_that_is_killed(out: Path, lenient: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -265,22 +264,21 @@ def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
     assert [[1], [4]] == recorded(out)
 
 
-def test_a_large_job_does_not_block() -> None:
-    """A thread sends a job that exceeds the socket's buffer, even while the process does not read."""
+def test_a_large_job_does_not_block(out: Path) -> None:
+    """Jobs of any size are sent even while the process does not read."""
     answers: list[int] = []
-    process = FinalizerProcess(lambda answer: answers.append(len(answer["errors"])), lambda process: None)
+    process = FinalizerProcess(out, lambda answer: answers.append(len(answer["errors"])), lambda process: None)
     try:
         os.kill(finalizer(), signal.SIGSTOP)
-        for _ in range(3):
-            process.send(
-                {"kind": "wake", "job": 0, "filling": "x" * 2_000_000}
-            )  # a blocking send would never return
+        for number in range(3):
+            process.send({"kind": "report", "job": number, "filling": "x" * 2_000_000})
+        assert not answers
     finally:
         os.kill(finalizer(), signal.SIGCONT)
     process.end(60)
     assert "ended with exit code 0" == process.ended
-    assert len(answers) >= 4
-    assert not any(answers)
+    assert [0] * 5 == answers  # also of the end, and of what comes before it
+    assert [] == list(out.iterdir())
 
 
 def test_a_window_that_cannot_be_submitted(
@@ -302,21 +300,20 @@ def test_a_window_that_cannot_be_submitted(
     assert "finishing a window failed and was skipped" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["sendall", "recv"])
-@pytest.mark.parametrize("error", [OSError(errno.ENOBUFS, "no room"), MemoryError("no room")])
-def test_a_connection_that_fails(
-    out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no room"), MemoryError("no room")])
+def test_a_job_that_cannot_be_sent(
+    out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """The process is abandoned, each window has one line, and the next window starts another process."""
-    original = getattr(socket.socket, method)
+    original = LineFile.append
     failures, before = [error], guard.failures[FEATURE]
 
-    def failing(*arguments: Any) -> Any:
+    def failing(*arguments: Any) -> None:
         if failures:
             raise failures.pop()
-        return original(*arguments)
+        original(*arguments)
 
-    monkeypatch.setattr(OwnSocket, method, failing, raising=False)
+    monkeypatch.setattr(LineFile, "append", failing)
     with profile_every_step(out, 2) as prof:
         record_window(prof)
         eventually(lambda: 1 == len(prof.windows))
@@ -329,16 +326,17 @@ def test_a_connection_that_fails(
     assert not processes(os.getpid())
 
 
-def test_a_connection_that_the_program_closes(out: Path, lenient: None) -> None:
-    """After the program closes the socket, as daemons do, each window has one line with the reason."""
-    with profile_every_step(out, 2) as prof:
+def test_a_folder_of_jobs_that_is_removed(out: Path, lenient: None) -> None:
+    """The process ends, each window has one line, and the next window starts another process."""
+    with profile_every_step(out, 3) as prof:
         record_window(prof)
         eventually(lambda: 1 == len(prof.windows))
-        os.close(prof._finalizer._process._socket.fileno())
+        shutil.rmtree(*out.glob(".*.jobs"))
         record_window(prof)
-    assert [(1, "recorded"), (2, "recorded")] == statuses(manifest(out))
-    assert "closed the connection" in manifest(out)[1]["reason"]
-    assert [[0], [1]] == recorded(out)
+        eventually(lambda: 2 == len(prof.windows))
+        record_window(prof)
+    assert [(1, "recorded"), (2, "recorded"), (3, "recorded")] == statuses(manifest(out))
+    assert [[0], [1], [2]] == recorded(out)
     assert not processes(os.getpid())
 
 
@@ -350,24 +348,6 @@ def test_an_executable_that_is_not_python(out: Path, lenient: None, monkeypatch:
     (entry,) = manifest(out)
     assert "not compressed: the process that finishes windows ended with exit code 1" == entry["reason"]
     assert [".json"] == [path.suffix for path in traces(out)]
-
-
-def test_a_job_that_comes_as_the_process_ends(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that closes after the process's end is not blamed on the program."""
-    created = threading.Event()
-    close = OwnSocket.close
-
-    def closing(own: OwnSocket) -> None:
-        created.wait(10)
-        close(own)
-        process.send({"kind": "line", "job": 1})
-
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(OwnSocket, "close", closing)
-    process = FinalizerProcess(lambda answer: None, lambda process: None)
-    created.set()
-    process.end(10)
-    assert "ended with exit code 1" == process.ended
 
 
 def test_a_process_that_hangs(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,7 +417,7 @@ def test_no_work_beside_the_steps_that_are_compared(out: Path, monkeypatch: pyte
 
 
 def test_a_fork_releases_the_process(tmp_path: Path) -> None:
-    """A fork closes the connection, waits for nothing, and does not keep the process alive after training."""
+    """A fork holds nothing of it, waits for nothing, and does not keep the process alive after training."""
     code = """
         import os, sys, time, torch, instrument
         prof = instrument.profile("out", schedule=instrument.schedule(active=1, repeat=5))
@@ -458,10 +438,9 @@ def test_a_fork_releases_the_process(tmp_path: Path) -> None:
         print(os.getpid(), fork, flush=True)
         os._exit(0)
     """
-    done = run_warm(LOOKS_OFTEN + textwrap.dedent(code), tmp_path)
-    closed, number, fork = done.stdout.split()
+    closed, number, fork = run_warm(code, tmp_path).stdout.split()
     try:
-        assert "1" == closed
+        assert "0" == closed
         eventually(lambda: not processes(int(number)))
         assert Path(f"/proc/{fork}").exists()
     finally:

@@ -6,7 +6,6 @@ A program may close descriptors that it did not open, as daemons do, and open it
 from __future__ import annotations
 
 import os
-import socket
 
 from .interrupts import Suppressed, is_interrupt
 
@@ -61,26 +60,6 @@ class OwnDescriptor:
         if self.is_valid:
             self._file_identity = None
             os.close(self.number)
-
-
-class OwnSocket(socket.socket):
-    """A connected socket with a high number, closed only if the number still belongs to its file."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        super().__init__(connected.family, connected.type, connected.proto, fileno=move_up(connected.detach()))
-        self._file_identity = _identity_of_file(self.fileno())
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether the number still belongs to the socket; if not, the number is released without closing it."""
-        if self.fileno() >= 0 and _identity_of_file(self.fileno()) != self._file_identity:
-            self.detach()
-        return self.fileno() >= 0
-
-    def close(self) -> None:
-        """Close the file, unless somebody else did."""
-        if self.is_valid:
-            super().close()
 
 
 def _identity_of_file(descriptor: int) -> tuple[int, int] | None:

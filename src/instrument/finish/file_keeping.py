@@ -26,17 +26,16 @@ class FileKeeping:
         folder: the folder of the run.
         run: the run, as in its lines.
         storage: what the user wants.
-        on_uploaded: called on another thread when there is something to do for `note_uploads`.
     """
 
-    def __init__(self, folder: Path, run: str, storage: Storage, on_uploaded: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, run: str, storage: Storage) -> None:
         self._folder = folder
         self._run = run
         self._storage = storage
         self._stored = StoredWindows(folder)
         self._unwritten: list[bytes] = []  # lines, until they are in the manifest
         self._unlogged: list[Mapping[str, Any]] = []  # lines, until they are taken for the log
-        self._uploader = Uploader(storage.upload, on_uploaded) if storage.upload else None
+        self._uploader = Uploader(storage.upload) if storage.upload else None
         self._failed = False  # an upload failed, and the user was told
         if self._uploader is not None:  # those that an earlier finishing process left
             for window in self._stored.of_run(run):
@@ -170,12 +169,10 @@ class Uploader:
 
     Args:
         url: the remote folder, as fsspec takes it.
-        on_done: called on the thread of the uploader after each, when `take_done` has it.
     """
 
-    def __init__(self, url: str, on_done: Callable[[], None]) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._on_done = on_done
         self._tasks: SimpleQueue[Upload] = SimpleQueue()
         self._waiting: list[Upload] = []  # not done yet, in order
         self._done: list[Upload] = []
@@ -226,7 +223,6 @@ class Uploader:
                 self._waiting.remove(upload)
                 self._done.append(upload)
                 self._changed.notify_all()
-            self._on_done()
 
     def _copy(self, upload: Upload) -> None:
         for name, path in upload.files.items():

@@ -1,55 +1,52 @@
-"""The process that `FinalizerProcess` starts: compresses traces, writes manifest lines, renders the summary.
+"""The program that `FinalizerProcess` starts: compresses traces, writes manifest lines, renders the summary.
 
-The training process does not import this module. Each job is a line of JSON on standard input, each answer a
-line on standard output.
+The training process does not import this module; that of `FinalizerProcess` says how they talk to each other.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import pickle
-import queue
-import select
+import re
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..base import process_id
 from ..base.part_file import remove_stale_parts, sync
-from ..base.process_id import start_time
 from ..base.run_folder import NAME, killed, relative_path
 from ..record.exporters.raw_trace import compress, launches_graphs, trace_counts
-from ..record.handover.manifest import add_snapshot, append, describe_files, uncompressed_entry
+from ..record.handover.finalizer_process import ANSWERS, FOLDER_NAME, JOBS
+from ..record.handover.line_file import LineFile
+from ..record.handover.manifest import add_snapshot, append, describe_files, uncompressed_entry, with_reason
 from ..record.handover.storage import Storage
-from ..record.planning.command_socket import remove_stale_sockets
+from ..record.planning.command_files import remove_stale_commands
 from .file_keeping import FileKeeping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ..read.measures.summary import Summary
 
 Job = Mapping[str, Any]
 _UPLOADING = "uploading windows"  # the name of the feature in the log
 _ORPHAN_LIMIT_S = 600  # time limit for the work after the training process has exited, ...
-_CHECK_INTERVAL_S = 5  # ... which is checked this often
+_CHECK_INTERVAL_S = 1.0  # ... which is checked this often
+_POLL_S = 0.05  # how often it looks for jobs
 _RANKS_WAIT_S = 5.0  # how long the summary waits for the times of other ranks, after its own
 
 
 class FinalizerJobs:
     """Does the jobs; one summary covers all windows whose traces were read."""
 
-    def __init__(self, on_uploaded: Callable[[], None]) -> None:
-        self._on_uploaded = on_uploaded
+    def __init__(self) -> None:
         self._summary: Summary | None = None
         self._files: list[str] = []
-        self._compared: list[tuple[Path, list[int]]] = []  # its times of each window; all ranks that record it
+        self._compared: list[tuple[str, list[int]]] = []  # its times of each window; all ranks that record it
         self._wait_until = 0.0  # for the times of other ranks
         self._windows_without_timing: dict[int, Job] = {}
         self._keeping: FileKeeping | None = None
@@ -62,9 +59,7 @@ class FinalizerJobs:
             "line": self._write_line,
             "report": self._render_summary,
             "start": self._start,
-            "uploads": self._note_uploads,
             "trace": self._process_trace,
-            "wake": lambda job: {},
             "end": self._return_state,
         }
 
@@ -74,6 +69,9 @@ class FinalizerJobs:
         answer: dict[str, Any] = {}
         with self._collect_error(f"job {job['kind']!r}"):
             answer = self._kinds[job["kind"]](job)
+        return self._completed(answer)
+
+    def _completed(self, answer: Mapping[str, Any]) -> dict[str, Any]:
         return {**answer, "noted": self._take_noted(), "errors": self._errors}
 
     def _take_noted(self) -> list[Mapping[str, Any]]:
@@ -136,15 +134,15 @@ class FinalizerJobs:
                 f"the GPU's profiling interface lost the kernels of the first {lost} launches; "
                 "record with warmup=1"
             )
-            entry["reason"] = "; ".join(filter(None, (entry["reason"], said)))
+            entry["reason"] = with_reason(entry, said)
         elif not trace.gpu and len(launches_of(trace).rows):
             said = "the GPU's profiling interface gave no record of a kernel"
-            entry |= {"status": "partial", "reason": "; ".join(filter(None, (entry["reason"], said)))}
+            entry |= {"status": "partial", "reason": with_reason(entry, said)}
         if job["ranks"] and trace.steps:
             with self._collect_error("comparing ranks"):
                 from .other_ranks import write_times
 
-                self._compared.append((write_times(trace, raw, entry["rank"]), job["ranks"]))
+                self._compared.append((str(write_times(trace, raw, entry["rank"])), job["ranks"]))
                 self._wait_until = time.monotonic() + _RANKS_WAIT_S
         return summarize(trace) if job["read"] else None
 
@@ -233,7 +231,8 @@ class FinalizerJobs:
                 from ..show.terminal.ranks import describe_ranks
                 from .other_ranks import gather_times
 
-                return describe_ranks(*gather_times(self._compared, self._wait_until))
+                compared = [(Path(path), ranks) for path, ranks in self._compared]
+                return describe_ranks(*gather_times(compared, self._wait_until))
         return []
 
     def _process_trace(self, job: Job) -> dict[str, Any]:
@@ -252,18 +251,30 @@ class FinalizerJobs:
     def _start(self, job: Job) -> dict[str, Any]:
         """Continue from the state of an earlier process; remove what killed processes left unfinished."""
         if job["state"] is not None:
-            self._summary, self._files, self._compared = pickle.loads(base64.b64decode(job["state"]))
+            import msgspec
+
+            from ..read.measures.summary import Summary
+
+            state = tuple[Summary | None, list[str], list[tuple[str, list[int]]]]
+            self._summary, self._files, self._compared = msgspec.convert(job["state"], state)
         folder = self._folder = Path(job["folder"])
-        self._keeping = FileKeeping(folder, job["run"], Storage.from_json(job["storage"]), self._on_uploaded)
+        self._keeping = FileKeeping(folder, job["run"], Storage.from_json(job["storage"]))
         for written in (folder, *folder.glob("window-*")):
             remove_stale_parts(written)
+        for left in folder.glob(".*.jobs"):
+            found = re.fullmatch(FOLDER_NAME, left.name)
+            if found is not None and process_id.has_exited(found):
+                shutil.rmtree(left, ignore_errors=True)
         return {}
 
-    def _note_uploads(self, _: Job) -> dict[str, Any]:
-        """Write the lines of uploads that are done."""
-        if self._keeping is not None and (failure := self._keeping.note_uploads()):
-            self._errors.append((_UPLOADING, failure))
-        return {}
+    def note_uploads(self) -> dict[str, Any] | None:
+        """Write the lines of uploads that are done; return an answer about them, None if there is nothing."""
+        self._errors = []
+        with self._collect_error("keeping files"):
+            if self._keeping is not None and (failure := self._keeping.note_uploads()):
+                self._errors.append((_UPLOADING, failure))
+        answer = self._completed({})
+        return answer if any(answer.values()) else None
 
     def sync(self) -> None:
         """Wait for the disk; after each window, a busy machine would make this process wait for its turn too."""
@@ -273,7 +284,7 @@ class FinalizerJobs:
         self._unsynced.clear()
 
     def account_for_killed(self) -> None:
-        """Write the lines of windows that were open when their process was killed; remove their sockets."""
+        """Write the lines of windows that were open when their process was killed; remove their commands."""
         if self._folder is not None:
             with self._collect_error("the lines of killed windows"):
                 for path, entry in killed(self._folder):
@@ -288,7 +299,7 @@ class FinalizerJobs:
                         mine.replace(path)
                         raise
                     mine.unlink()
-            remove_stale_sockets(self._folder)
+            remove_stale_commands(self._folder)
 
     def end(self) -> tuple[dict[str, Any], bool]:
         """Wait for uploads; return the failure as an answer without a job, and whether a connection hangs."""
@@ -297,12 +308,13 @@ class FinalizerJobs:
             if self._keeping is not None:
                 failure, hangs = self._keeping.end()
                 self._errors += [(_UPLOADING, failure)] if failure else []
-        return {"noted": self._take_noted(), "errors": self._errors}, hangs
+        return self._completed({}), hangs
 
     def _return_state(self, _: Job) -> dict[str, Any]:
         """Return the state that `_start` takes."""
-        state = pickle.dumps((self._summary, self._files, self._compared))
-        return {"state": base64.b64encode(state).decode()}
+        import msgspec
+
+        return {"state": msgspec.to_builtins((self._summary, self._files, self._compared))}
 
     def _add_error(self, what: str, error: Exception) -> None:
         self._errors.append((what, f"{type(error).__name__}: {error}"))
@@ -326,73 +338,61 @@ def _existing(paths: Sequence[str]) -> list[str]:
     return [path for path in paths if Path(path).exists()]
 
 
-def main(parent: int) -> None:
-    """Do the jobs on standard input until it ends, an "end" job comes, or the process ``parent`` has exited."""
+def main(folder: str, parent: int) -> None:
+    """Do the jobs in a folder until an "end" job comes, or none can come as the process ``parent`` has exited."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # inherited from the training process
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # short of memory, the kernel ends this process first
-    answers = os.dup(1)
-    os.dup2(2, 1)  # printed text must not mix with answers
-    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(jobs, parent), daemon=True).start()
-    finalize = FinalizerJobs(lambda: jobs.put({"kind": "uploads"}))
-    while (job := jobs.get()) is not None and job["kind"] != "end":
-        _reply(answers, job, finalize.do(job))
-        if jobs.empty():
+    exited = threading.Event()
+    threading.Thread(target=_watch, args=(parent, exited), daemon=True).start()
+    answers, finalize, end = LineFile(Path(folder) / ANSWERS), FinalizerJobs(), None
+    for job in _jobs(LineFile(Path(folder) / JOBS), exited):
+        if job is None:
             finalize.sync()
-    for late in finalize.jobs_without_timing() if job is None else ():
+            if (noted := finalize.note_uploads()) is not None:
+                _reply(answers, {}, noted)
+        elif job["kind"] == "end":
+            end = job
+            break
+        else:
+            _reply(answers, job, finalize.do(job))
+    for late in finalize.jobs_without_timing() if end is None else ():
         _reply(answers, late, finalize.do(late))
-    if job is None:
-        _wait_for_exit(parent)
     finalize.account_for_killed()
     finalize.sync()
     ended, hangs = finalize.end()
     _reply(answers, {}, ended)
-    if job is not None:
-        _reply(answers, job, finalize.do(job))
+    if end is not None:
+        _reply(answers, end, finalize.do(end))
+    if process_id.start_time(parent) is None:
+        shutil.rmtree(folder, ignore_errors=True)
     if hangs:
         os._exit(0)  # threads of a connection may wait for minutes
 
 
-def _wait_for_exit(parent: int) -> None:
-    """Wait until a process has exited, whose connection closed a moment before."""
-    for _ in range(100):
-        if start_time(parent) is None:
-            return
-        time.sleep(0.01)
+def _watch(parent: int, exited: threading.Event) -> None:
+    """Set ``exited`` when a process has exited; the work after that has a time limit."""
+    started = process_id.start_time(parent)
+    while started is not None and process_id.start_time(parent) == started:
+        time.sleep(_CHECK_INTERVAL_S)
+    signal.alarm(_ORPHAN_LIMIT_S)
+    exited.set()
 
 
-def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:
-    with suppress(OSError):  # the training process has exited
-        number = {"job": job["job"]} if "job" in job else {}
-        data = json.dumps({**number, **answer}).encode() + b"\n"
-        while data:
-            data = data[os.write(answers, data) :]
+def _jobs(jobs: LineFile, exited: threading.Event) -> Iterator[Job | None]:
+    """Yield the jobs, and None where there is none; ends when none can come any more."""
+    over = False
+    while not over:
+        over = exited.is_set() or not jobs.path.exists()  # before the last jobs are taken
+        yield from jobs.take()
+        yield None
+        time.sleep(_POLL_S)
 
 
-def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
-    """Read jobs at once, so that the training process never waits for room in the connection."""
-    rest = b""
-    started = start_time(parent)
-    try:
-        while True:
-            # A fork of the training process may hold the connection open after training has exited.
-            if not select.select([0], [], [], _CHECK_INTERVAL_S)[0]:
-                if started is None or start_time(parent) != started:
-                    break
-                continue
-            try:
-                data = os.read(0, 1 << 16)
-            except OSError:
-                break
-            if not data:
-                break
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                jobs.put(json.loads(line))
-    finally:  # also after a malformed line, which raises
-        signal.alarm(_ORPHAN_LIMIT_S)
-        jobs.put(None)
+def _reply(answers: LineFile, job: Job, answer: Mapping[str, Any]) -> None:
+    number = {"job": job["job"]} if "job" in job else {}
+    with suppress(OSError):  # the folder was removed; the disk is full
+        answers.append({**number, **answer})

@@ -61,49 +61,30 @@ class Manifest:
         """The lines so far, written or not."""
         return [json.loads(line) for line in self._lines]
 
-    def entry(
-        self,
-        *,
-        rank: int,
-        window: int | str,
-        opened_by: Sequence[str],
-        requested: bool = False,
-        status: str,
-        reason: str | None = None,
-        planned_steps: Sequence[int | None],
-        steps: Sequence[int] | None = None,
-        cut_step: int | None = None,
-        start_ns: int | None = None,
-        end_ns: int | None = None,
-        exporter: str,
-        hidden_regions: Sequence[str] = (),
-        timing: Mapping[str, Any] | None = None,
-        cost: Mapping[str, Any] | None = None,
-        memory: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Return the line of one window, without files."""
+    def entry(self, **fields: Any) -> dict[str, Any]:
+        """Return the line of one window with ``fields``, and without files; the other fields are empty."""
         return {
             "run": self.run,
-            "rank": rank,
-            "window": window,
-            "opened_by": list(opened_by),
-            "requested": requested,
-            "status": status,
-            "reason": reason,
-            "planned_steps": list(planned_steps),
-            "steps": steps and list(steps),
-            "cut_step": cut_step,
-            "start_ns": start_ns,
-            "end_ns": end_ns,
-            "exporter": exporter,
+            "rank": None,
+            "window": None,
+            "opened_by": [],
+            "requested": False,
+            "status": None,
+            "reason": None,
+            "planned_steps": None,
+            "steps": None,
+            "cut_step": None,
+            "start_ns": None,
+            "end_ns": None,
+            "exporter": None,
             "files": [],
-            "hidden_regions": list(hidden_regions),
-            "timing": timing and dict(timing),
-            "cost": cost and dict(cost),
-            "memory": memory and dict(memory),
+            "hidden_regions": [],
+            "timing": None,
+            "cost": None,
+            "memory": None,
             "trace": None,
             "diagnosis": [],
-        }
+        } | fields
 
     def add(self, entry: Mapping[str, Any], *, written: bool = False) -> None:
         """Keep the line of one window, and write it unless it is ``written``; a failure is contained."""
@@ -195,11 +176,15 @@ def append(folder: Path, lines: list[bytes]) -> None:
                 lines.remove(line)
 
 
+def with_reason(entry: Mapping[str, Any], reason: str) -> str:
+    """Return the reason in the line of a window, or of its snapshot, with ``reason`` after it."""
+    return "; ".join(filter(None, (entry["reason"], reason)))
+
+
 def uncompressed_entry(entry: Mapping[str, Any], kept: bool, why: str) -> dict[str, Any]:
     """Return the line of a window whose trace was not compressed; ``kept``: whether the raw trace exists."""
-    reason = f"not compressed: {why}" if kept else f"not saved: {why}"
-    reasons = [entry["reason"], reason] if entry["reason"] else [reason]
-    return {**entry, "status": entry["status"] if kept else "failed", "reason": "; ".join(reasons)}
+    reason = with_reason(entry, f"not compressed: {why}" if kept else f"not saved: {why}")
+    return {**entry, "status": entry["status"] if kept else "failed", "reason": reason}
 
 
 def describe_files(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
@@ -218,8 +203,8 @@ def add_snapshot(entry: dict[str, Any], folder: Path) -> None:
         entry["files"] = [*entry["files"], *described]
         entry["memory"] = {**memory, "status": "recorded", "bytes": described[0]["bytes"]}
     elif memory["status"] == "writing":
-        reasons = filter(None, (memory["reason"], "it was not written yet when this line was"))
-        entry["memory"] = {**memory, "status": "failed", "reason": "; ".join(reasons)}
+        reason = with_reason(memory, "it was not written yet when this line was")
+        entry["memory"] = {**memory, "status": "failed", "reason": reason}
 
 
 def size_of(path: Path) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -86,13 +86,9 @@ class Storage:
                 f'"upload_timeout" must be a number of seconds from 0 to 600: {self.upload_timeout!r}'
             )
 
-    def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> Storage:
-        """Return the storage that `as_json` described."""
+        """Return the storage that `dataclasses.asdict` described."""
         return cls(**given | {"keep": given["keep"] and Keep(**given["keep"])})
 
 

@@ -21,15 +21,13 @@ class TraceProcessor:
 
     def __init__(self) -> None:
         self._process: FinalizerProcess | None = None
-        self._parent = 0  # a fork has a copy of the connection, which belongs to its parent
         self._sent = 0
 
     def send(self, trace: Path) -> None:
         """Send a trace, without waiting."""
         process = self._process
-        if process is None or self._parent != os.getpid() or process.closed or process.ended:
-            process = self._process = FinalizerProcess(_handle_answer, lambda process: None)
-            self._parent = os.getpid()
+        if process is None or not process.takes_jobs:
+            process = self._process = FinalizerProcess(trace.parent, _handle_answer, lambda process: None)
             atexit.unregister(finish)
             atexit.register(finish)
         self._sent += 1
@@ -38,7 +36,7 @@ class TraceProcessor:
     def finish(self) -> None:
         """Wait for the traces that were sent."""
         process, self._process = self._process, None
-        if process is not None and self._parent == os.getpid():
+        if process is not None:
             process.end(_WAIT_S)
 
 

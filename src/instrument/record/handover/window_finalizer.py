@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..call_queues import OrderedCalls
 from ..exporters.exporter import Capture
 from ..exporters.raw_trace import packed
 from .finalizer_process import FEATURE, FinalizerProcess
-from .manifest import Manifest, add_snapshot, describe_files, size_of, uncompressed_entry
+from .manifest import Manifest, add_snapshot, describe_files, size_of, uncompressed_entry, with_reason
 from .storage import Storage
 from .summary_output import SummaryOutput
 
@@ -54,7 +55,7 @@ class WindowFinalizer:
         self.received = 0
         self.output = SummaryOutput()
         self._process: FinalizerProcess | None = None
-        self._state: str | None = None  # of the summary, passed from one process to the next
+        self._state: Any = None  # of the summary, passed from one process to the next
         self._jobs: dict[int, dict[str, Any]] = {}  # by number, until they are done
         self._last = 0  # the number of the last job
         self._unreported_windows = 0  # recorded windows without a trace to read, since the last summary
@@ -307,7 +308,7 @@ class WindowFinalizer:
             guard.failed(FEATURE, failure)
 
     def _drop_ended_process(self) -> None:
-        if self._process is not None and (self._process.closed or self._process.ended):
+        if self._process is not None and not self._process.takes_jobs:
             self._end_process()
 
     def _send(self, kind: str, **job: Any) -> None:
@@ -324,7 +325,9 @@ class WindowFinalizer:
         process, numbers = self._process, [number]
         if process is None:
             try:
-                process = self._process = FinalizerProcess(self._handle_answer, self._handle_exit)
+                process = self._process = FinalizerProcess(
+                    self._manifest.folder, self._handle_answer, self._handle_exit
+                )
             except Exception as error:  # no memory, files, threads or interpreter
                 if is_interrupt(error):
                     raise
@@ -333,7 +336,7 @@ class WindowFinalizer:
             begun = {
                 "folder": str(self._manifest.folder),
                 "run": self._manifest.run,
-                "storage": self._storage.as_json(),
+                "storage": asdict(self._storage),
                 "state": self._state,
             }
             process.send({"kind": "start", "job": 0, **begun})
@@ -406,8 +409,7 @@ class WindowFinalizer:
         if path.exists():  # compressed, but not read for the summary
             with Suppressed(OSError):
                 raw.unlink(missing_ok=True)
-            reasons = [entry["reason"]] if entry["reason"] else []
-            entry = {**entry, "reason": "; ".join([*reasons, f"not in the summary: {reason}"])}
+            entry = {**entry, "reason": with_reason(entry, f"not in the summary: {reason}")}
         else:
             path, entry = raw, uncompressed_entry(entry, raw.exists(), reason)
         files = [file for file in (path, *map(Path, job["beside"])) if file.exists()]

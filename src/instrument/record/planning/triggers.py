@@ -19,7 +19,7 @@ from ...base.interrupts import Suppressed, is_interrupt
 from ...base.part_file import make_folder, part_file
 from ...base.run_folder import BLACK_BOX
 from ..slow_steps.box import BlackBox
-from .command_socket import CommandSocket
+from .command_files import CommandFiles
 from .requests import WindowRequest
 
 FEATURE = "opening a window on a trigger"
@@ -49,8 +49,8 @@ class Triggers:
 
     def __init__(self, given: str | Iterable[str], folder: Path, active: int) -> None:
         self._request = WindowRequest("", active)
-        self._begun: list[SignalTrigger | Watch | CommandSocket] = []
-        self._socket: CommandSocket | None = None
+        self._begun: list[SignalTrigger | Watch | CommandFiles] = []
+        self._commands: CommandFiles | None = None
         self._triggers: list[SignalTrigger | Watch] = []
         self._folder: Path | None = None  # created, so that a person finds it
         files: list[Callable[[], str | None]] = []
@@ -58,7 +58,7 @@ class Triggers:
         for text in _texts(given):
             kind, _, value = text.partition("=")
             if text == "command":
-                self._socket = CommandSocket(folder, self._request)
+                self._commands = CommandFiles(folder, self._request)
             elif kind == "signal":
                 self._triggers.append(SignalTrigger(_signal(text, value)))
             elif text == "file":
@@ -77,7 +77,7 @@ class Triggers:
                 self._triggers.append(Watch(checks, automatic=automatic))
 
     def __bool__(self) -> bool:
-        return bool(self._triggers or self._socket)
+        return bool(self._triggers or self._commands)
 
     def begin(
         self,
@@ -95,11 +95,11 @@ class Triggers:
         if self._folder is not None:
             with guard.contained(FEATURE):
                 make_folder(self._folder)
-        if self._socket is not None:
+        if self._commands is not None:
             with guard.contained(FEATURE):
-                self._begun.append(self._socket)
+                self._begun.append(self._commands)
                 try:
-                    self._socket.begin(answer, window_of)
+                    self._commands.begin(answer, window_of)
                 except OSError as error:
                     if is_interrupt(error):
                         raise

@@ -44,14 +44,14 @@ def trigger(
     It opens at the next step or, in a job of several ranks, at a step about two seconds later.
 
     The program has the trigger "command": profile(..., triggers="command"), or instrument run --trigger command.
-    With the folder of a run, each of its processes on this machine is asked. The command goes through a socket in
+    With the folder of a run, each of its processes on this machine is asked. The command goes through a file in
     that folder, which only the user of the program can use.
 
     The exit code is 0 if a process will record, or with --wait if its files are there; 1 if none will, as there is
     none that answers, its rank is not chosen, or the window has no files; 2 for wrong arguments; 3 after
     --timeout. The request stays then, and after Ctrl-C.
     """
-    from ...record.planning.command_socket import sockets_of
+    from ...record.planning.command_files import commands_of
     from . import options
 
     request = uuid.uuid4().hex
@@ -59,7 +59,7 @@ def trigger(
         command: dict[str, Any] = {"steps": steps, "reason": reason, "id": request}
         if ranks is not None:
             command["ranks"] = options.numbers(ranks)
-        found = sockets_of(target)
+        found = commands_of(target)
     except ValueError as error:
         raise exit_unusable(error) from None
     except LookupError as error:
@@ -99,11 +99,11 @@ def _ask(path: Path, command: Mapping[str, Any]) -> Answer | None:
 
 
 def _answer_of(path: Path, command: Mapping[str, Any]) -> Answer | None:
-    from ...record.planning.command_socket import ask
+    from ...record.planning.command_files import ask
 
     try:
-        return ask(path, dict(command))
-    except (OSError, ValueError) as error:
+        return ask(path, command)
+    except OSError as error:
         print_message(f"{printable(path.name)}: {error}")
         return None
 
