@@ -24,11 +24,11 @@ import instrument
 from instrument.base import process_id
 from instrument.base.guard import Guard
 from instrument.base.interrupts import Suppressed, is_interrupt
+from instrument.base.line_file import LineFile
 from instrument.base.part_file import make_folder
 from instrument.base.patch import Patch, apply, undo
 from instrument.record.exporters.sessions import sessions
 from instrument.record.handover.finalizer_process import FinalizerProcess
-from instrument.record.handover.line_file import LineFile
 from instrument.record.handover.manifest import existing
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 import instrument
+from instrument.base import line_file
 from instrument.base.config import settings
 from instrument.explain.waits.events import Recorder as SyncRecorder
 from instrument.explain.waits.events import SyncEvent, Tally
-from instrument.record.handover import finalizer_process, line_file, window_finalizer
+from instrument.record.handover import finalizer_process, window_finalizer
 from instrument.record.handover import manifest as manifests
 
 from .training import Recorder, manifest, statuses, train

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base import process_id
+from ..base.line_file import LineFile
 from ..base.part_file import remove_stale_parts, sync
 from ..base.run_folder import NAME, killed, relative_path
 from ..record.exporters.raw_trace import compress, launches_graphs, trace_counts
 from ..record.handover.finalizer_process import ANSWERS, FOLDER_NAME, JOBS
-from ..record.handover.line_file import LineFile
 from ..record.handover.manifest import add_snapshot, append, describe_files, uncompressed_entry, with_reason
 from ..record.handover.storage import Storage
 from ..record.planning.command_files import remove_stale_commands

@@ -38,8 +38,8 @@ from typing import Any
 from ...base import process_id
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
+from ...base.line_file import LineFile
 from ...base.part_file import make_folder
-from .line_file import LineFile
 
 FEATURE = "finishing a window"
 FOLDER_NAME = rf"\.{process_id.WRITER}\.jobs"

@@ -22,8 +22,8 @@ from ...base.arguments import integer
 from ...base.descriptors import OwnDescriptor
 from ...base.guard import guard
 from ...base.interrupts import Suppressed
+from ...base.line_file import LineFile
 from ...base.part_file import make_folder
-from ..handover.line_file import LineFile
 from .ranks import chosen_ranks
 from .requests import WindowRequest
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...base.interrupts import Suppressed
-from ...base.run_folder import parse_lines
+from .interrupts import Suppressed
+from .run_folder import parse_lines
 
 
 class LineFile:
