@@ -90,17 +90,17 @@ def test_ctrl_c_while_the_end_waits(tmp_path: Path, by: str) -> None:
     eventually(lambda: (tmp_path / "out" / "manifest.jsonl").is_file())
 
 
-def test_the_socket_of_a_killed_program(tmp_path: Path) -> None:
-    """It goes with the process that finishes windows, with the next command, or with the next program."""
+def test_the_commands_of_a_killed_program(tmp_path: Path) -> None:
+    """They go with the process that finishes windows, with the next command, or with the next program."""
     write(tmp_path, TRAIN + "import signal, os\nos.kill(os.getpid(), signal.SIGKILL)\n")
     line = [*RUN, "--out", "out", "--trigger", "command", "--steps", "100", "--", "train.py"]
     run(tmp_path, line)
-    (left,) = (tmp_path / "out").glob(".instrument-*")
+    (left,) = (tmp_path / "out").glob(".*.commands")
     asked = run(tmp_path, [*RUN[:-1], "trigger", "out"])
     assert (1, "instrument: no process answers\n") == (asked.returncode, asked.stderr)
     assert not left.exists()
     run(tmp_path, line)
-    assert len(list((tmp_path / "out").glob(".instrument-*"))) == 1
+    assert len(list((tmp_path / "out").glob(".*.commands"))) == 1
     write(tmp_path, TRAIN)
     run(tmp_path, line)
-    assert list((tmp_path / "out").glob(".instrument-*")) == []
+    assert list((tmp_path / "out").glob(".*.commands")) == []
