@@ -45,6 +45,7 @@ class FinalizerJobs:
 
     def __init__(self) -> None:
         self._summary: Summary | None = None
+        self._missing = ""  # a package that reading traces needs, as on a machine that only records
         self._files: list[str] = []
         self._compared: list[tuple[str, list[int]]] = []  # its times of each window; all ranks that record it
         self._wait_until = 0.0  # for the times of other ranks
@@ -108,7 +109,10 @@ class FinalizerJobs:
         summary = None
         if raw.exists():
             with self._collect_error("the summary"):
-                summary = self._read(raw, job)
+                try:
+                    summary = self._read(raw, job)
+                except ModuleNotFoundError as error:
+                    self._missing = str(error.name)
         if path != raw:
             with self._collect_error("saving a window"):
                 raw.unlink(missing_ok=True)
@@ -197,7 +201,8 @@ class FinalizerJobs:
     def _render_summary(self, job: Job) -> dict[str, Any]:
         """Render the summary of all windows: as text for a ``terminal``, else as fields of an event."""
         if self._summary is None:
-            return {}
+            there = f"instrument summarize {self._folder}, where it is"
+            return {"text": f"no summary: {self._missing} is not installed here: {there}"} if self._missing else {}
         from ..show.terminal.run_summary import RunSummary
 
         there = _existing(self._files)  # others were removed, as `keep` says
@@ -312,6 +317,8 @@ class FinalizerJobs:
 
     def _return_state(self, _: Job) -> dict[str, Any]:
         """Return the state that `_start` takes."""
+        if self._missing:
+            return {"state": None}
         import msgspec
 
         return {"state": msgspec.to_builtins((self._summary, self._files, self._compared))}
