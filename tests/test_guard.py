@@ -223,7 +223,7 @@ def test_errors_at_the_recursion_limit(limit: int, tmp_path: Path, monkeypatch: 
     annotation = instrument.annotate("deep")
     prof = instrument.profile(tmp_path)
     monkeypatch.setattr(type(annotation), "_decorate", fail)
-    monkeypatch.setattr(type(prof), "start", fail)
+    monkeypatch.setattr(type(prof), "_start", fail)
 
     contained = guard.contained("saving")
 

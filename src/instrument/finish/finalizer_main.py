@@ -201,8 +201,8 @@ class FinalizerJobs:
     def _render_summary(self, job: Job) -> dict[str, Any]:
         """Render the summary of all windows: as text for a ``terminal``, else as fields of an event."""
         if self._summary is None:
-            there = f"instrument summarize {self._folder}, where it is"
-            return {"text": f"no summary: {self._missing} is not installed here: {there}"} if self._missing else {}
+            why = f"{self._missing} is not installed here; where it is: instrument summarize {self._folder}"
+            return {"text": f"instrument: no summary, as {why}\n"} if self._missing else {}
         from ..show.terminal.run_summary import RunSummary
 
         there = _existing(self._files)  # others were removed, as `keep` says
