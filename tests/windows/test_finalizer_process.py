@@ -1,4 +1,4 @@
-"""The process that finishes windows is no child of the program, and ends with it."""
+"""The finishing process is not a child of the program, and ends with it."""
 
 from __future__ import annotations
 

@@ -334,7 +334,7 @@ def test_a_process_that_does_not_answer(out: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_dead_process(out: Path) -> None:
-    """The file of a killed process is no process that answers, and goes."""
+    """The file of a killed process does not count as a process that answers, and is removed."""
     code = (
         "import sys, os, signal, instrument\n"
         "instrument.profile(sys.argv[1], triggers='command').start()\n"

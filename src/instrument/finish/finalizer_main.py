@@ -201,8 +201,7 @@ class FinalizerJobs:
     def _render_summary(self, job: Job) -> dict[str, Any]:
         """Render the summary of all windows: as text for a ``terminal``, else as fields of an event."""
         if self._summary is None:
-            why = f"{self._missing} is not installed here; where it is: instrument summarize {self._folder}"
-            return {"text": f"instrument: no summary, as {why}\n"} if self._missing else {}
+            return self._without_summary(job) if self._missing else {}
         from ..show.terminal.run_summary import RunSummary
 
         there = _existing(self._files)  # others were removed, as `keep` says
@@ -228,6 +227,12 @@ class FinalizerJobs:
         if job["terminal"] is None:
             return {"summary": rendered.as_fields()}
         return {"text": rendered.as_text(job["terminal"])}
+
+    def _without_summary(self, job: Job) -> dict[str, Any]:
+        """Say what the summary lacks, and how to get one elsewhere."""
+        command = f"instrument summarize {relative_path(job['folder'], job['cwd'])}"
+        why = f"no summary, as {self._missing} is not installed here; where it is: {command}"
+        return {"summary": {"reason": why}} if job["terminal"] is None else {"text": f"instrument: {why}\n"}
 
     def _describe_ranks(self) -> list[str]:
         """Return who arrived late at the collectives of the windows; waits a few seconds for other ranks."""

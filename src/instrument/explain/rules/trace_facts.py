@@ -40,7 +40,7 @@ class Win(int):
         return win
 
     def at_most(self, ns: int) -> Win:
-        """Return a win of the same change that is no larger than this."""
+        """Return this win, limited to ``ns``."""
         return Win(min(self, ns), self.change)
 
 

@@ -140,7 +140,7 @@ class LaneNames:
 
 
 def json_object(raw: Raw) -> dict[str, object]:
-    """Return the members of JSON text that may be damaged; none of what is no object."""
+    """Return a JSON object, whose text may be damaged; an empty one if the text is something else."""
     try:
         found = json.loads(bytes(raw).decode("utf-8", "replace"), parse_constant=lambda _: None)
     except (ValueError, RecursionError):

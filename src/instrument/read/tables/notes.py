@@ -74,7 +74,7 @@ def number_gpus(
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a value of the metadata; empty if it is no mapping."""
+    """Return ``value``, or an empty mapping if it is not a mapping."""
     return value if isinstance(value, Mapping) else {}
 
 

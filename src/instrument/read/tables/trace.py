@@ -150,7 +150,7 @@ class Trace(InNotebook):
         threads: the threads that the numbers in ``thread`` columns stand for.
         devices: the GPUs.
         metadata: all other information in the file.
-        rank: the rank of the process in a distributed job; None if there is no job, or the file does not say.
+        rank: the rank of the process in a distributed job; None without a job, or if the file does not say.
         world_size: the number of ranks; None like `rank`.
         epoch_ns: the offset from times to nanoseconds since 1970; 0 if the file does not say.
         lost: what could not be read.

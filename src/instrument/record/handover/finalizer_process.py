@@ -146,7 +146,7 @@ class FinalizerProcess:
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether jobs can be sent: it runs and was not told to end, its folder is there, and this is no fork."""
+        """Whether the program runs, was not told to end and has its folder; never in a fork of this process."""
         over = self._closed or self.ended or self._owner != os.getpid()
         return not over and self._jobs.path.exists()
 
