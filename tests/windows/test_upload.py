@@ -164,7 +164,7 @@ def test_a_folder_that_is_removed_in_mid_run(out: Path, tmp_path: Path, orders: 
     assert (2, "done") in uploads(out)
     lines = {entry["window"]: entry for entry in entries_of(out)}
     assert lines.pop(2)["files"]
-    # The first one has a line again if the folder was removed before its own was noticed: with the reason, no files
+    # The first has a line again if its folder was removed before its answer was seen: a reason, no files
     assert all(entry["reason"] and not entry["files"] for entry in lines.values()), lines
 
 
