@@ -90,7 +90,7 @@ docs: $(VENV)/.installed-docs
 pictures: $(VENV)/.installed-test
 	$(BIN)/python -m scripts.pictures
 
-# What only a GPU can show, in nine and a half minutes; results in build/gpu-check.json. CHECKS="graph regions" runs
+# What only a GPU can show, in under ten minutes; results in build/gpu-check.json. CHECKS="graph regions" runs
 # some, INSTRUMENT_KEEP_TRACES=FOLDER keeps small traces, REHEARSE=1 runs it without a GPU. Without make:
 # python -m scripts.gpu_check.
 gpu-check: $(VENV)/.installed-test

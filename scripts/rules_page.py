@@ -36,8 +36,8 @@ ignore = ["memsets"]
 input-wait = {share = 0.1}
 ```
 
-Rules of your own are functions with the decorator `instrument.rule`, in a module that is imported before, or that
-an entry point of the group `instrument.rules` names. [The guide](diagnose.md) shows one.
+Rules of your own are functions with the decorator `instrument.rule`, in a module imported before `diagnose` is
+called, or one that an entry point of the group `instrument.rules` names. [The guide](diagnose.md) shows one.
 
 <!-- Made by python -m scripts.rules_page; tests/test_rules_page.py compares. -->
 """
@@ -98,7 +98,8 @@ def page(names: dict[str, list[str]], count: int) -> str:
     for module in BUILT_IN:
         own = [rule for rule in RULES.values() if rule.function.__module__ == module.__name__]
         subject = inspect.getdoc(module).removeprefix("Rules on ").rstrip(".")  # type: ignore[union-attr]
-        parts.append(f"\n## {subject[0].upper()}{subject[1:]}\n")
+        subject = subject if subject.startswith("torch") else subject[0].upper() + subject[1:]
+        parts.append(f"\n## {subject}\n")
         parts += [f"\n{entry(rule)} {seen(rule.name, names, count)}\n" for rule in own]
     return "".join(parts)
 

@@ -1,1 +1,1 @@
-"""Checks that need a GPU, within nine and a half minutes: ``python -m scripts.gpu_check``."""
+"""Checks that need a GPU, in under ten minutes: ``python -m scripts.gpu_check``."""

@@ -53,7 +53,7 @@ USED = {
 TOTAL_S = 570
 LAST_S = 10  # to end running checks and write the results
 EPILOG = f"""\
-It takes at most nine and a half minutes: each check runs in a process of its own with a time limit, and what the
+It ends in under ten minutes: each check runs in a process of its own with a time limit, and what the
 time did not suffice for is named. Ctrl-C and SIGTERM end it with the results so far. Exit code: 0 where no check
 failed, 1 where one did or was not run, 2 without a GPU or a package, 128 + N after signal N.
 

@@ -1,1 +1,1 @@
-"""Reads what profilers and the allocator wrote, into tables; never imports torch, judges nothing."""
+"""Reads what profilers and the allocator wrote, into tables; never imports torch, yields no findings."""

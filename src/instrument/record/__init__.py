@@ -1,1 +1,1 @@
-"""Names code and records steps, in the training process; never reads a trace."""
+"""Names code and records steps, in the training process; never parses a trace."""

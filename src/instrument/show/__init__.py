@@ -1,1 +1,1 @@
-"""What people read: terminal, Markdown, SARIF and pages; computes nothing about a run."""
+"""What people read: terminal, Markdown, SARIF and pages."""

@@ -1,4 +1,4 @@
-"""Rules on memcpys and memsets, and on kernels that only convert layouts."""
+"""Rules on memcpys, memsets and kernels that only convert layouts."""
 
 from __future__ import annotations
 
