@@ -232,8 +232,8 @@ class ActiveEmitters:
     @property
     def notes(self) -> RecordingNotes | None:
         """The notes of the recording of torch's profiler; None without one."""
-        found = (emitter.notes for emitter in self._recording if isinstance(emitter, TorchProfilerEmitter))
-        return next(found, None)
+        notes = (emitter.notes for emitter in self._recording if isinstance(emitter, TorchProfilerEmitter))
+        return next(notes, None)
 
     @property
     def warm_up_count(self) -> int:

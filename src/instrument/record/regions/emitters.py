@@ -64,7 +64,7 @@ def names_from_settings() -> list[str]:
     """Return the names of the emitters to attach: those that `configure` named, or whose tool is present."""
     if settings.emitters != "auto":
         return [name for name in settings.emitters if name in _FACTORIES]
-    return [name for name, found in _IS_ATTACHED.items() if found()]
+    return [name for name, is_attached in _IS_ATTACHED.items() if is_attached()]
 
 
 def attached(before: Sequence[Emitter], failed: set[str]) -> list[Emitter]:
@@ -74,13 +74,13 @@ def attached(before: Sequence[Emitter], failed: set[str]) -> list[Emitter]:
         before: those attached so far, which are kept.
         failed: the names of those that are not tried again; those that fail here are added.
     """
-    known = {emitter.name: emitter for emitter in before}
+    by_name = {emitter.name: emitter for emitter in before}
     emitters = []
     for name in names_from_settings():
         if name in failed:
             continue
         try:
-            emitters.append(known.get(name) or _FACTORIES[name]())
+            emitters.append(by_name.get(name) or _FACTORIES[name]())
         except Exception as error:
             if is_interrupt(error):
                 raise

@@ -94,8 +94,8 @@ def plain(name: str) -> str:
     if name.isascii() and name.isprintable() and '"' not in name and "\\" not in name:
         return name
     letters = [c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)]
-    known = (_REPLACED.get(c, c) for c in letters)
-    return "".join(c if c.isascii() and c.isprintable() else f"U+{ord(c):04X}" for c in known)
+    replaced = (_REPLACED.get(c, c) for c in letters)
+    return "".join(c if c.isascii() and c.isprintable() else f"U+{ord(c):04X}" for c in replaced)
 
 
 def check(color: object, domain: object, category: object, payload: object) -> None:
@@ -140,9 +140,9 @@ def argb(color: object) -> int:
         if not 0 <= color <= 0xFFFFFFFF:
             raise ValueError(f'"color" must be within 0 .. 0xFFFFFFFF: {color!r}')
         return color
-    known = COLORS.get(color.lower())
-    if known is not None:
-        return known if color in NVTX_COLORS else OPAQUE | known
+    rgb = COLORS.get(color.lower())
+    if rgb is not None:
+        return rgb if color in NVTX_COLORS else OPAQUE | rgb
     digits = color[1:]
     if color.startswith("#") and len(digits) in (6, 8) and not set(digits) - set("0123456789abcdefABCDEF"):
         return int(digits, 16) | (OPAQUE if len(digits) == 6 else 0)
@@ -169,9 +169,7 @@ def make(
     """Return the region with these attributes; the same object for the same attributes."""
     if payload is None:
         return _make(name, color, domain, category)
-    region = Region(
-        name, by_name(name) if color is None else argb(color), DOMAIN if domain is None else domain, category
-    )
+    region = _make.__wrapped__(name, color, domain, category)
     region.payload = payload if hasattr(payload, "__iter__") else number(payload)
     return region
 

@@ -81,15 +81,15 @@ class RecordingNotes:
         Each with the region's name, how many of this name were opened before, the number of the task (0 for
         none), and that of the task that created it.
         """
-        found = []
+        switches = []
         before: Counter[str] = Counter()
         counted = 0
         for place, number, above in self._switches:
             before.update(self._opened[counted:place])
             counted = place
             name = self._opened[place]
-            found.append((name, before[name], number, above))
-        return found
+            switches.append((name, before[name], number, above))
+        return switches
 
 
 def _running_loop() -> Any:
@@ -103,8 +103,8 @@ def _running_task() -> tuple[int, int]:
     task = loop and sys.modules["asyncio"].current_task(loop)
     if not task:
         return 0, 0
-    known, number, above = _task.get()
-    if known() is not task:
+    noted, number, above = _task.get()
+    if noted() is not task:
         number, above = next(_TASK_NUMBERS), number
         _task.set((weakref.ref(task), number, above))
     return number, above
