@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .sigaction import is_default
+from .interrupts import is_default
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _RETRY_INTERVAL_S = 1.0  # seconds between checks, after the time limit, that the program is ending

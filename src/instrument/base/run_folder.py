@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import process_id
+from .files import make_folder, parse_lines
 from .interrupts import Suppressed
-from .part_file import make_folder
 from .printable import shell_line
 from .units import counted
 
@@ -79,15 +79,6 @@ def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
             yield from (entry for entry in parse_lines(lines) if "event" not in entry)
     if start == 0:  # a window that was killed open has no place among the lines
         yield from (entry for _, entry in killed(folder))
-
-
-def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the objects in lines of JSON; a line of anything else, such as a part of one, is left out."""
-    for line in lines:
-        with Suppressed(ValueError, RecursionError):
-            entry = json.loads(line)
-            if isinstance(entry, dict):
-                yield entry
 
 
 def entry_of(trace: Path) -> dict[str, Any] | None:

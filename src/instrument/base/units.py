@@ -1,9 +1,11 @@
-"""Formats numbers and their units for people, and reads those that people write."""
+"""Formats numbers and their units for people, and checks those that people give as arguments."""
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 _LISTED = 20  # numbers on one line
 _WIDE = 100  # ratio of two durations from which they do not share a unit
@@ -90,6 +92,32 @@ def percent(part: int, whole: int | None) -> str:
 def natural_key(text: str) -> list[tuple[int, str]]:
     """Return a key that sorts texts by the numbers in them."""
     return [(int(number or 0), before) for before, number in re.findall(r"(\D*)(\d*)", text)]
+
+
+def integer(name: str, value: Any, least: int = 0, why: str = "", *, several: bool = False) -> int:
+    """Return ``value`` as an int.
+
+    Args:
+        name: the argument, for the error.
+        value: what was given for it or, with ``several``, one of its items.
+        least: the smallest accepted integer, ...
+        why: ... and the reason for it, for the error.
+        several: whether the argument holds several integers.
+
+    Raises:
+        TypeError, ValueError: ``value`` is not an integer, or too small.
+    """
+    accepted = f"hold integers >= {least}" if several else f"be an integer >= {least}"
+    message = f'"{name}" must {accepted}{why}: {value!r}'
+    if isinstance(value, bool):
+        raise TypeError(message)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(message) from None
+    if number < least:
+        raise ValueError(message)
+    return number
 
 
 def parse_duration(text: object, name: str) -> float:

@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from ..base.arguments import integer
 from ..base.guard import guard
+from ..base.units import integer
 from ..record.windows.steps import SCHEDULE_OPTIONS
 from .adapter import Adapter, CallWrapper
 from .loop import Loop

@@ -29,8 +29,8 @@ from rich.console import Console
 from ..base import stderr
 from ..base.config import LAUNCHED, settings
 from ..base.errors import LaunchError
+from ..base.files import make_folder
 from ..base.guard import guard
-from ..base.part_file import make_folder
 from ..base.run_folder import NAME, entries_of
 from ..read.jobs.trace_files import rank_from_name
 from ..record.handover.manifest import size_of

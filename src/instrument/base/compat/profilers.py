@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from .. import gpu
 from ..patch import Patch
+from . import gpu
 
 # torch's profilers that turn its ranges into ranges of another tool
 _TARGETS = {"emit_nvtx": "NVTX", "emit_itt": "ITT"}

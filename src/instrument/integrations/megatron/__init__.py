@@ -12,8 +12,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ...base.arguments import integer
 from ...base.guard import guard
+from ...base.units import integer
 from ..adapter import require, when_requested
 from ..loop import Loop
 from . import core, training

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ...base import tools
+from ...base.compat import tools
 from ..vendors import Tool
 from .machine import Check, Machine
 from .software import USE_ANOTHER_GPU

@@ -8,8 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from ...base.compat.tools import TOOL_FREE_INJECTION
 from ...base.config import Settings, parse_emitters
-from ...base.tools import TOOL_FREE_INJECTION
 from .machine import ADMIN, PERFMON, PTRACE, Check, Machine
 from .profilers import recording_profiler
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...base import gpu
+from ...base.compat import gpu
 from ...base.printable import printable
 
 REGION = "instrument doctor"
