@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from ..base import log
 from ..base.config import settings
@@ -51,12 +51,13 @@ class Adapter:
 
     Attributes:
         loop: the `Loop` that the framework drives.
+        feature: what is skipped if a hook fails, for the log.
         attached: whether the hooks are in place; never under ``INSTRUMENT=0``.
         changes: the changes that `detach` undoes, the last one first.
         step_complete: whether the current step ran to its end, although ``loop.step()`` was not called for it.
     """
 
-    feature: ClassVar[str] = FEATURE
+    feature = FEATURE
     attached = False
     step_complete = False
     _inert = False  # the adapter could not be made

@@ -15,11 +15,10 @@ from torch import nn
 
 from ..base import log
 from ..base.config import settings
-from ..base.guard import guard
+from ..base.guard import contained_events, guard
 from ..base.imports import ImportHook
 from ..base.patch import Patch
 from .adapter import Adapter, Removal
-from .events import contained_events
 from .generation import annotate_generation
 from .loop import Loop, loop_from_environment
 
