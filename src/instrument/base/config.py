@@ -13,6 +13,8 @@ RUN = "INSTRUMENT_RUN"
 """The environment variable by which ``instrument run`` requests a loop; holds the arguments of `Loop` as JSON."""
 LAUNCHED = "INSTRUMENT_LAUNCHED"
 """Set if ``instrument run`` waits for the program, to print what the vendor's tool wrote."""
+PROCESS = "INSTRUMENT_RUN_PROCESS"
+"""The environment variable with the id of the process that ``instrument run`` becomes."""
 NVTX_START_END = "INSTRUMENT_NVTX_START_END"
 """Set if the tool filters push/pop ranges by thread: every range is then a start/end range."""
 _FALSE = ("0", "false", "no", "off")

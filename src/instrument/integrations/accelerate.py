@@ -177,7 +177,7 @@ def attach(
     first_step = integer("first_step", first_step)
     profile = profile or getattr(accelerator, "profile_handler", None)
     loop = Loop(**_merge_options(out, profile, options))
-    loop.label_evaluation()
+    loop.labels_evaluation = True
     previous = _attached.get(accelerator)
     if previous is not None:
         previous.detach()

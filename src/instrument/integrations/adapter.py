@@ -6,6 +6,7 @@ import atexit
 import functools
 import importlib.util
 import inspect
+import weakref
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, TypeVar
@@ -60,6 +61,7 @@ class Adapter:
     feature = FEATURE
     attached = False
     step_complete = False
+    driver: weakref.ref[Any] | None = None  # the object of the framework that drives the loop
     _inert = False  # the adapter could not be made
 
     @guard.prepared(FEATURE, otherwise=leave_inert)
@@ -128,6 +130,20 @@ class Adapter:
     def stop_loop(self) -> None:
         """Stop the loop, which may start again."""
         self.loop.stop(complete=self.step_complete)
+
+    def claim(self, driver: Any) -> bool:
+        """Return whether ``driver`` drives the loop; it does from now on if no other does."""
+        current = None if self.driver is None else self.driver()
+        if current is None:
+            self.stop_loop()
+            self.driver = weakref.ref(driver)
+        return current is None or current is driver
+
+    def release(self, driver: Any) -> None:
+        """Stop the loop, until another object drives it, if ``driver`` drives it."""
+        if self.driver is not None and self.driver() is driver:
+            self.stop_loop()
+            self.driver = None
 
     def wrap(self, owner: Any, name: str, around: CallWrapper, changes: list[Change] | None = None) -> None:
         """Replace ``owner.name`` by a function that calls ``around(original, *arguments)``.

@@ -47,7 +47,7 @@ class DeepSpeedAdapter(Adapter):
 
     def __init__(self, loop: Loop, engine: Any = None) -> None:
         super().__init__(loop)
-        self._driver = None if engine is None else weakref.ref(engine)
+        self.driver = None if engine is None else weakref.ref(engine)
         self._parts: list[str] = []  # the open ones of "step" and "micro-step"
 
     def install_hooks(self) -> None:
@@ -66,14 +66,6 @@ class DeepSpeedAdapter(Adapter):
         if pipeline is not None:
             self.wrap(pipeline, "train_batch", self._train_batch)
             self.wrap(pipeline, "eval_batch", self.in_region("evaluation"))
-
-    def _is_followed(self, engine: Any) -> bool:
-        """Return whether ``engine`` drives the loop; it does from now on if no other does."""
-        driver = None if self._driver is None else self._driver()
-        if driver is None:
-            self.loop.stop()
-            self._driver = weakref.ref(engine)
-        return driver is None or driver is engine
 
     def _begin(self, engine: Any) -> None:
         """Open the step of ``engine``, and its micro-step, unless they are open."""
@@ -99,21 +91,21 @@ class DeepSpeedAdapter(Adapter):
             raise
 
     def _forward(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_grad_enabled() and engine.module.training and self._is_followed(engine)):
+        if not (torch.is_grad_enabled() and engine.module.training and self.claim(engine)):
             return original(engine, *args, **kwargs)
         with guard.contained(FEATURE):
             self._begin(engine)
         return self._call(original, engine, *args, **kwargs)
 
     def _backward(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_followed(engine):
+        if not self.claim(engine):
             return original(engine, *args, **kwargs)
         result = self._call(original, engine, *args, **kwargs)
         self._end("micro-step")
         return result
 
     def _step(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_followed(engine):
+        if not self.claim(engine):
             return original(engine, *args, **kwargs)
         self._end("micro-step")  # its backward did not go through the engine
         before = engine.global_steps
@@ -125,7 +117,7 @@ class DeepSpeedAdapter(Adapter):
 
     def _train_batch(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
         """Follow a pipeline, which makes a step in one call and does not call ``step``."""
-        if not self._is_followed(engine):
+        if not self.claim(engine):
             return original(engine, *args, **kwargs)
         if not self.loop.running:
             with guard.contained(FEATURE):
@@ -140,10 +132,9 @@ class DeepSpeedAdapter(Adapter):
         return result
 
     def _destroy(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._driver is not None and self._driver() is engine:
+        if self.driver is not None and self.driver() is engine:
             self._end("step")
-            self.loop.stop()
-            self._driver = None
+            self.release(engine)
         return original(engine, *args, **kwargs)
 
 

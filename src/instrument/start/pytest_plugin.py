@@ -181,10 +181,9 @@ def _arguments(marker: pytest.Mark) -> tuple[int, bool]:
     given = dict(zip(_ARGUMENTS, marker.args, strict=False)) | dict(marker.kwargs)
     if len(given) != len(marker.args) + len(marker.kwargs) or not set(given) <= set(_ARGUMENTS):
         _refuse(f"@pytest.mark.syncs takes max and fake: {marker.args}, {marker.kwargs}")
-    most = given.get("max", 0)
+    most, fake = given.get("max", 0), given.get("fake", False)
     if not isinstance(most, int) or isinstance(most, bool) or most < 0:
         _refuse(f'@pytest.mark.syncs: "max" must be an int >= 0: {most!r}')
-    fake = given.get("fake", False)
     if not isinstance(fake, bool):
         _refuse(f'@pytest.mark.syncs: "fake" must be True or False: {fake!r}')
     return most, fake

@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 from ...base import log, stderr
+from ...base.config import PROCESS
 from ...base.guard import exiting, guard, uncaught_error
 from ...base.interrupts import Suppressed
 from ...base.live_objects import IdentitySet
@@ -21,7 +22,6 @@ from ...record.modules.optimizers import outermost_modules, updates_only
 from ...record.regions import dispatch
 from ...record.stepping.explicit_steps import program_steps
 from ...record.stepping.follower import StepFollower
-from .program import PROCESS
 from .termination import Termination
 
 _LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
@@ -41,7 +41,7 @@ class Session:
 
     def __init__(self, loop: AutomaticLoop) -> None:
         self._loop = loop
-        loop.label_evaluation()
+        loop.labels_evaluation = True
         self._optimizers = IdentitySet()  # those made or stepped so far
         self._new_optimizers: list[weakref.ref[Any]] = []  # whose models are not annotated yet
         self._process = os.getpid()
@@ -239,7 +239,7 @@ class Session:
     def _start(self, first_step: int, *, late: bool = False) -> None:
         self._has_begun = True
         self._loop.start(first_step=first_step, late=late)
-        self._loop.when_framework_starts(self.leave)
+        self._loop.on_framework_start = self.leave
 
     @guard.contained(FEATURE)
     def _exit(self) -> None:

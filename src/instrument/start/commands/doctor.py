@@ -7,12 +7,12 @@ from pathlib import Path
 
 import typer
 
-from .command import flag, option, subcommand_of
+from .. import cli
 
 
 def doctor(
-    as_json: bool = flag("--json", "Print everything as JSON."),
-    out: Path = option("FOLDER", "The folder for traces.", default=Path("runs")),
+    as_json: bool = cli.flag("--json", "Print everything as JSON."),
+    out: Path = cli.option("FOLDER", "The folder for traces.", default=Path("runs")),
 ) -> None:
     """Check what is installed, what each profiler records here, and whether ranges arrive in its output.
 
@@ -36,4 +36,4 @@ def doctor(
         raise typer.Exit(1)
 
 
-subcommand = subcommand_of(doctor)
+subcommand = cli.subcommand_of(doctor)
