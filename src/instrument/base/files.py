@@ -87,8 +87,7 @@ def remove_stale_parts(folder: Path) -> None:
     """Remove the temporary files in ``folder`` of processes of this host that have exited."""
     with Suppressed(OSError), os.scandir(folder) as files:
         for file in files:
-            found = _PART.fullmatch(file.name)
-            if found is not None and process_id.has_exited(found):
+            if process_id.has_exited(_PART.fullmatch(file.name)):
                 with Suppressed(OSError):  # another rank removed it
                     Path(file.path).unlink()
 
@@ -214,6 +213,6 @@ class OwnDescriptor:
 
 def _identity_of_file(descriptor: int) -> tuple[int, int] | None:
     with Suppressed(OSError):
-        found = os.fstat(descriptor)
-        return found.st_dev, found.st_ino
+        file = os.fstat(descriptor)
+        return file.st_dev, file.st_ino
     return None

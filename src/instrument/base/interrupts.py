@@ -11,6 +11,8 @@ import inspect
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
@@ -82,6 +84,17 @@ class Suppressed:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         return isinstance(error, self._kinds) and not is_interrupt(error)
+
+
+@contextmanager
+def handling(number: int, handler: Callable[..., object]) -> Iterator[None]:
+    """Handle signal ``number`` in the body; a handler that the body installs stays."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        if signal.getsignal(number) is handler:
+            signal.signal(number, before)
 
 
 _SIZE = 1024  # bytes, more than a ``struct sigaction`` takes; the handler's address comes first in glibc and musl

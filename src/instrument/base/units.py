@@ -148,8 +148,8 @@ def _parsed(text: object, name: str, units: Mapping[str, int], example: str) -> 
     accepted = f'"{name}" must be a number > 0 with a unit ({", ".join(units)}), such as {example}: {text!r}'
     if not isinstance(text, str):
         raise TypeError(accepted)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     sizes = {unit.lower(): size for unit, size in units.items()}
-    if found is None or found[2].lower() not in sizes or not float(found[1]):
+    if parts is None or parts[2].lower() not in sizes or not float(parts[1]):
         raise ValueError(accepted)
-    return float(found[1]) * sizes[found[2].lower()]
+    return float(parts[1]) * sizes[parts[2].lower()]

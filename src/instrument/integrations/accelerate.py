@@ -203,7 +203,7 @@ def _merge_options(
 
 
 def _activity(name: str) -> ProfilerActivity:
-    known: dict[str, ProfilerActivity] = dict(ProfilerActivity.__members__)
-    if str(name).upper() not in known:
-        raise ValueError(f'"activities" must be some of {", ".join(known).lower()}: {name!r}')
-    return known[name.upper()]
+    activities: dict[str, ProfilerActivity] = dict(ProfilerActivity.__members__)
+    if str(name).upper() not in activities:
+        raise ValueError(f'"activities" must be some of {", ".join(activities).lower()}: {name!r}')
+    return activities[name.upper()]

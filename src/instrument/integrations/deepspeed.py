@@ -24,9 +24,8 @@ from ..base.imports import loaded_modules
 from ..base.patch import Patch, transparent
 from ..record.regions import dispatch
 from ..record.regions import region as regions
-from .adapter import Adapter, require, when_requested
+from .adapter import Adapter, RangeStack, require, when_requested
 from .loop import Loop
-from .ranges import RangeStack
 
 __all__ = ["attach", "install"]
 

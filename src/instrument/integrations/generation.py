@@ -105,8 +105,8 @@ class Generation(PatchService[GenerationAnnotation]):
     def _methods_to_patch(self, model: nn.Module | None) -> set[tuple[type, str]]:
         """Return the classes that define the model's methods; some versions lack some of the methods."""
         kinds = () if model is None else type(model).__mro__
-        found = {(next((kind for kind in kinds if name in vars(kind)), None), name) for name in self._around}
-        return {(kind, name) for kind, name in found if kind is not None}
+        places = {(next((kind for kind in kinds if name in vars(kind)), None), name) for name in self._around}
+        return {(kind, name) for kind, name in places if kind is not None}
 
     @property
     def _around(self) -> dict[str, Callable[..., Any]]:
@@ -196,7 +196,7 @@ def annotate_generation(model: nn.Module) -> Handle:
     if not isinstance(model, nn.Module):
         raise TypeError(f'"model" must be a torch.nn.Module: {model!r:.200}')
     # PEFT's model class calls generate() of the wrapped model, whose class it does not inherit.
-    found = [module for module in model.modules() if hasattr(type(module), "prepare_inputs_for_generation")]
-    if not found:
+    generating = [module for module in model.modules() if hasattr(type(module), "prepare_inputs_for_generation")]
+    if not generating:
         raise ValueError(f'"model" must have generate(), as language models do: {type(model).__name__}')
-    return generation.add(GenerationAnnotation(found[0]))
+    return generation.add(GenerationAnnotation(generating[0]))

@@ -113,7 +113,7 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 other._end()
         kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
         trainers = (caller for caller in callers if isinstance(caller, kind))
-        trainer = next((found for found in trainers if self in found.callback_handler.callbacks), None)
+        trainer = next((caller for caller in trainers if self in caller.callback_handler.callbacks), None)
         if self._must_yield(trainer):
             return
         models = [model] if isinstance(model, nn.Module) else []

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,6 +31,7 @@ from ..base.config import LAUNCHED, settings
 from ..base.errors import LaunchError
 from ..base.files import make_folder
 from ..base.guard import guard
+from ..base.interrupts import handling
 from ..base.run_folder import NAME, entries_of
 from ..read.jobs.trace_files import rank_from_name
 from ..record.handover.manifest import size_of
@@ -120,7 +121,9 @@ def run_tool(command: Sequence[str], environment: Mapping[str, str], program: Se
             running = _find(tool.pid, lambda process: _runs(process, program))
             os.kill(running or _find_exec_successor(tool.pid), number)
 
-    with _handled(forward):
+    with contextlib.ExitStack() as handlers:
+        for signal_number in _signals_to_forward():
+            handlers.enter_context(handling(signal_number, forward))
         tool = subprocess.Popen(list(command), env=dict(environment), start_new_session=True)
         for number in early_signals:
             forward(number)
@@ -128,20 +131,12 @@ def run_tool(command: Sequence[str], environment: Mapping[str, str], program: Se
     return code if code >= 0 else 128 - code
 
 
-@contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Have ``handler`` called at signals while the body runs, if this is the main thread."""
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in _SIGNALS:
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, other in before.items():
-            signal.signal(number, other)
+def _signals_to_forward() -> list[int]:
+    """Return the signals that this thread can handle, without those that are ignored, as under nohup."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _find(root: int, wanted: Callable[[int], bool]) -> int | None:

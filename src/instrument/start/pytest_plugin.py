@@ -153,9 +153,9 @@ def _report_on(body: _Body, fake: bool, on_gpu: Iterable[Any]) -> SyncReport:
 
     for one in on_gpu:
         _to_gpu(one)
-    with detect_syncs(level="log", every=1) as found:
+    with detect_syncs(level="log", every=1) as detector:
         body()
-    report = found.report
+    report = detector.report
     if report.unavailable_reason == coverage.UNUSED:  # there is a GPU, but the test did not use it
         report.unavailable_reason = ""
     return report

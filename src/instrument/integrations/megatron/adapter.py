@@ -24,9 +24,8 @@ from ...record.regions import dispatch
 from ...record.regions import region as regions
 from ...record.regions.region import Region
 from ...record.stepping.optimizer_steps import OptimizerSteps
-from ..adapter import Adapter, Removal
+from ..adapter import Adapter, RangeStack, Removal
 from ..loop import Loop
-from ..ranges import RangeStack
 
 FEATURE = "following Megatron"
 
@@ -38,8 +37,8 @@ class ReferencesPatch:
     """
 
     def __init__(self, module: ModuleType, makers: Mapping[str, Callable[[Any], Any]]) -> None:
-        known = {name: vars(module)[name] for name in makers if name in vars(module)}
-        self._pairs = [(original, makers[name](original)) for name, original in known.items()]
+        originals = {name: vars(module)[name] for name in makers if name in vars(module)}
+        self._pairs = [(original, makers[name](original)) for name, original in originals.items()]
 
     def apply(self) -> None:
         """Replace the functions."""

@@ -175,7 +175,7 @@ DECORATOR = "nvtx_decorator"
 def nvtx_ranges(adapter: MegatronAdapter, utils: ModuleType) -> None:
     """Replace the ranges of ``megatron.core.utils``, and those of the functions decorated so far."""
     before = vars(utils).get(DECORATOR)
-    decorated = [found for module in _modules_with(before) for found in _decorated(module)]
+    decorated = [function for module in _modules_with(before) for function in _decorated(module)]
     makers = {"nvtx_range_push": _push, "nvtx_range_pop": _pop, DECORATOR: _decorator}
     bound = {name: functools.partial(make, adapter) for name, make in makers.items()}
     adapter.apply(ReferencesPatch(utils, bound))

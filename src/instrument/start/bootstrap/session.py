@@ -188,19 +188,19 @@ class Session:
         self._new_optimizers.clear()
         if optimizers or models:
             with self._loop.own_work():
-                found = outermost_modules(optimizers, models)
-            self._name(*found)
+                modules = outermost_modules(optimizers, models)
+            self._name(*modules)
 
     def _optimizers_to_annotate(self) -> list[Any]:
         """Return the new optimizers, except those that only update parameters of annotated models."""
-        known = [optimizer() for optimizer in self._new_optimizers]
-        known = [
+        optimizers = [optimizer() for optimizer in self._new_optimizers]
+        optimizers = [
             optimizer
-            for optimizer in known
+            for optimizer in optimizers
             if optimizer is not None and not updates_only(optimizer, self._loop.models)
         ]
-        self._new_optimizers = [weakref.ref(optimizer) for optimizer in known]
-        return known
+        self._new_optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        return optimizers
 
     def _name(self, *models: Any) -> None:
         new = [model for model in models if model not in self._loop.models]

@@ -67,11 +67,11 @@ def diagnose_command(
             raise ValueError(f"--html writes one page: give one TRACE, not {len(traces)}")
         ignored, thresholds = rule_settings(ignore or [], change or [])
         compile_collectives(collectives)
-    found, failed = [], False
+    diagnoses, failed = [], False
     for path in traces:
         with cli.errors_reported():  # of an option that this trace shows to be wrong
             try:
-                found.append(
+                diagnoses.append(
                     diagnose(
                         path,
                         ignore=ignored,
@@ -86,14 +86,14 @@ def diagnose_command(
                 cli.print_message(cli.describe(error))
                 failed = True
     if as_json:
-        dicts = [as_dict(each) for each in found]
+        dicts = [as_dict(each) for each in diagnoses]
         typer.echo(as_text(dicts if len(traces) > 1 or not dicts else dicts[0]))
     elif as_html is not None:
-        for diagnosis in found:
+        for diagnosis in diagnoses:
             cli.write_html(diagnosis.to_html, as_html)
     else:
-        _print(found, as_markdown, several=len(traces) > 1)
-    ranks = {each.rank for each in found if each.rank is not None}
+        _print(diagnoses, as_markdown, several=len(traces) > 1)
+    ranks = {each.rank for each in diagnoses if each.rank is not None}
     if len(ranks) > 1:
         cli.print_message(
             f"the files of ranks {', '.join(map(str, sorted(ranks)))} were diagnosed apart: give their folder, or "
@@ -103,11 +103,11 @@ def diagnose_command(
         raise typer.Exit(1)
 
 
-def _print(found: list[Diagnosis], as_markdown: bool, *, several: bool) -> None:
+def _print(diagnoses: list[Diagnosis], as_markdown: bool, *, several: bool) -> None:
     from ...show.terminal.console import new_console, print_line
 
     console = new_console()
-    for diagnosis in found:
+    for diagnosis in diagnoses:
         if as_markdown:
             typer.echo((f"## {diagnosis.path}\n\n" if several else "") + diagnosis.to_markdown())
             continue

@@ -27,12 +27,12 @@ def doctor(
 
     machine = Machine(out=out)
     if as_json:
-        found = list(examine(machine))
-        typer.echo(json.dumps(to_json(found), indent=2))
+        results = list(examine(machine))
+        typer.echo(json.dumps(to_json(results), indent=2))
     else:
         console = new_console()
-        found = render(examine(machine, busy=lambda name: console.status(f"{name} ...")), console=console)
-    if problems(found):
+        results = render(examine(machine, busy=lambda name: console.status(f"{name} ...")), console=console)
+    if problems(results):
         raise typer.Exit(1)
 
 

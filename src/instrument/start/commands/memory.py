@@ -101,8 +101,8 @@ def _show_change(
     if as_html is not None:
         _write(page_of_change(before, after, device, fit_texts(fit, limit) if fit else []), as_html)
     elif as_json:
-        found = [as_dict(each, device, limit_bytes) for each in (before, after)]
-        typer.echo(json.dumps({"snapshots": found} | changes_as_dict(before, after, device, fit), indent=2))
+        parts = [as_dict(each, device, limit_bytes) for each in (before, after)]
+        typer.echo(json.dumps({"snapshots": parts} | changes_as_dict(before, after, device, fit), indent=2))
     else:
         show(new_console(), memory_change(before, after, device, fit_texts(fit, limit) if fit else []))
 

@@ -75,11 +75,11 @@ def _check_address(url: str) -> None:
     """
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and not parts.fragment
+        accepted = parts.scheme in ("http", "https") and parts.hostname and not parts.fragment
         _ = parts.port  # raises ValueError unless it is a number
     except ValueError:
-        known = False
-    if not known or not url.isascii() or not url.isprintable() or " " in url:
+        accepted = False
+    if not accepted or not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError(f"--perfetto must be an address with http or https and without a fragment: {url!r:.200}")
 
 
@@ -101,15 +101,15 @@ def _page(trace: str, server: PageServer, perfetto: str, options: Mapping[str, A
     from ...show.sections.diagnosis import page_of
 
     with cli.errors_reported():
-        found = diagnose(trace, **options)
-    assert found.facts is not None
-    path, reason = Path(found.path), _unreadable(found.facts.trace)
+        diagnosis = diagnose(trace, **options)
+    assert diagnosis.facts is not None
+    path, reason = Path(diagnosis.path), _unreadable(diagnosis.facts.trace)
     serve: dict[str, str | int] = {"alive": server.alive_path, "name": shown_name(path.name)}
     if reason:
         serve["perfetto_reason"] = reason
     else:
-        serve |= {"trace": server.file_path, "perfetto": perfetto, "start_ns": found.facts.window[0]}
-    return page_of(found, serve=serve), None if reason else path
+        serve |= {"trace": server.file_path, "perfetto": perfetto, "start_ns": diagnosis.facts.window[0]}
+    return page_of(diagnosis, serve=serve), None if reason else path
 
 
 def _unreadable(trace: Trace) -> str:

@@ -274,7 +274,7 @@ def excluding_options(line: Sequence[str]) -> list[str]:
     """
     if not _PYTHON.fullmatch(Path(line[0]).name):
         return []
-    found: set[str] = set()
+    excluding: set[str] = set()
     words = iter(line[1:])
     for word in words:
         if word.startswith("--"):
@@ -285,13 +285,13 @@ def excluding_options(line: Sequence[str]) -> list[str]:
             break  # the script
         for place, flag in enumerate(word[1:], 2):
             if flag in "cm":
-                return sorted(found)
+                return sorted(excluding)
             if flag in "WX":
                 if place == len(word):
                     next(words, None)
                 break
-            found |= {f"-{flag}"} & {"-E", "-I", "-S"}
-    return sorted(found)
+            excluding |= {f"-{flag}"} & {"-E", "-I", "-S"}
+    return sorted(excluding)
 
 
 def environment(loop: Mapping[str, Any], before: Mapping[str, str] = os.environ) -> dict[str, str]:

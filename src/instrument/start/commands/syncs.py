@@ -87,11 +87,11 @@ def syncs(
     from .options import parse_budgets
 
     with cli.errors_reported(unreadable=2):
-        known = Baseline.read(baseline) if baseline else None
+        baseline_before = Baseline.read(baseline) if baseline else None
         excused = Baseline.read(allowlist, reasons=True) if allowlist else None
         limits = parse_budgets(budget or [])
         step_on = check_step_on(step_on)
-        before = Baseline.read(write_baseline) if write_baseline and write_baseline.exists() else known
+        before = Baseline.read(write_baseline) if write_baseline and write_baseline.exists() else baseline_before
         for file in (sarif, as_html, write_baseline):
             if file is not None and file.is_dir():
                 raise ValueError(f"cannot write {file}: it is a folder")
@@ -104,20 +104,20 @@ def syncs(
 
     def conclude() -> int:
         """Print and write the findings; return the exit code."""
-        found = [report for _, report in reports]
-        wrong = excused is not None and _apply(excused, found, f"allowlist {allowlist}")
-        fresh = Baseline.of(found, before)
-        if known is not None:
-            wrong |= _apply(known, found, f"baseline {baseline}") and not write_baseline
+        all_reports = [report for _, report in reports]
+        wrong = excused is not None and _apply(excused, all_reports, f"allowlist {allowlist}")
+        fresh = Baseline.of(all_reports, before)
+        if baseline_before is not None:
+            wrong |= _apply(baseline_before, all_reports, f"baseline {baseline}") and not write_baseline
         with cli.errors_reported(unreadable=2):
             if sarif:
-                sarif.write_text(to_sarif(found), encoding="utf-8")
+                sarif.write_text(to_sarif(all_reports), encoding="utf-8")
         _print(reports, out, as_json)
         if as_html:
             cli.write_html(lambda path: write_page(path, page_of(reports)), as_html)
         with cli.errors_reported(unreadable=2):
             if write_baseline:
-                _write(fresh, write_baseline, found)
+                _write(fresh, write_baseline, all_reports)
         failed = _print_failures(reports, most, written=write_baseline is not None)
         return _exit_code_of_signal(reports) or failed or int(wrong)
 
@@ -216,22 +216,22 @@ def _run_or_audit(
         yield f"{target}, rank {rank}", audit_syncs(one)
 
 
-def _apply(known: Baseline, found: list[SyncReport], name: str) -> bool:
-    """Allow the known synchronizations, and report entries of the file that were exceeded or not found.
+def _apply(expected: Baseline, reports: list[SyncReport], name: str) -> bool:
+    """Allow the expected synchronizations, and report entries of the file that were exceeded or not reports.
 
     Returns:
         Whether the file seems to be of another program: it matches none of the synchronizations that were found.
     """
-    for report in found:
-        for place, now, most in known.allow(report, name):
+    for report in reports:
+        for place, now, most in expected.allow(report, name):
             cli.print_message(f"more synchronizations than in {name}: {place}: {now} in a step, was {most}")
-    stale = known.stale(found)
+    stale = expected.stale(reports)
     for entry in stale:
-        near = known.nearest(entry, found)
+        near = expected.nearest(entry, reports)
         cli.print_message(
             f"no longer found; remove it from {name}: {entry}" + (f"; nearest: {near}" if near else "")
         )
-    wrong = bool(stale) and len(stale) == len(known.entries) and any(report.syncs for report in found)
+    wrong = bool(stale) and len(stale) == len(expected.entries) and any(report.syncs for report in reports)
     if wrong:
         cli.print_message(f"no synchronization is in {name}: is it the file of another program?")
     return wrong
@@ -273,8 +273,8 @@ def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
         render(report, console=console)
 
 
-def _write(fresh: Baseline, path: Path, found: list[SyncReport]) -> None:
-    if all(report.finished for report in found):  # else entries that were not reached would be lost
+def _write(fresh: Baseline, path: Path, reports: list[SyncReport]) -> None:
+    if all(report.finished for report in reports):  # else entries that were not reached would be lost
         fresh.write(path)
         cli.print_message(f"known synchronizations written to {path}: {len(fresh.entries)}")
     else:

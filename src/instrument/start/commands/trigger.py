@@ -59,22 +59,22 @@ def trigger(
         command: dict[str, Any] = {"steps": steps, "reason": reason, "id": request}
         if ranks is not None:
             command["ranks"] = options.numbers(ranks)
-        found = commands_of(target)
+        files = commands_of(target)
     except ValueError as error:
         raise cli.exit_unusable(error) from None
     except LookupError as error:
         cli.print_message(str(error))
         raise typer.Exit(_NO_WINDOW) from None
     try:
-        raise typer.Exit(_open(found, request, command, timeout if wait else None))
+        raise typer.Exit(_open(files, request, command, timeout if wait else None))
     except KeyboardInterrupt:
         cli.print_message("the request stays, and the window opens all the same")
         raise typer.Exit(_INTERRUPTED) from None
 
 
-def _open(found: Sequence[Path], request: str, command: Answer, timeout: float | None) -> int:
+def _open(files: Sequence[Path], request: str, command: Answer, timeout: float | None) -> int:
     """Ask the processes, say their windows and, with a timeout, wait for the files; return the exit code."""
-    answers = {path: _ask(path, command) for path in found}
+    answers = {path: _ask(path, command) for path in files}
     if not any(answers.values()):
         cli.print_message("no process answers")
     if not any(answer and answer["opens"] for answer in answers.values()):
