@@ -49,7 +49,7 @@ class AccelerateAdapter(Adapter):
         super().__init__(loop)
         self._accelerator: Callable[[], Any] = weakref.ref(accelerator)
         self._first_step = first_step
-        self._optimizer: weakref.ref[Any] | None = None  # the first one prepared, whose updates are the steps
+        self._optimizer: Callable[[], Any] = lambda: None  # the first one prepared, whose updates are the steps
         self._accumulating = False
         self._step_due = False  # a step ended inside `accumulate`, whose region must close first
 
@@ -91,7 +91,7 @@ class AccelerateAdapter(Adapter):
             if isinstance(item, nn.Module):
                 self.loop.name(item)
             elif isinstance(item, AcceleratedOptimizer):
-                first = None if self._optimizer is None else self._optimizer()
+                first = self._optimizer()
                 if all(first is not other for other in optimizers):
                     self._optimizer = weakref.ref(item)
                 self.loop.start(first_step=self._first_step)
@@ -104,7 +104,7 @@ class AccelerateAdapter(Adapter):
     def _step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
         accelerator = self._accelerator()
-        if self._optimizer is not None and self._optimizer() is optimizer and accelerator.sync_gradients:
+        if self._optimizer() is optimizer and accelerator.sync_gradients:
             if self._accumulating:
                 self._step_due = True
             else:

@@ -64,7 +64,7 @@ class Adapter:
     feature = FEATURE
     attached = False
     step_complete = False
-    driver: weakref.ref[Any] | None = None  # the object of the framework that drives the loop
+    driver: Callable[[], Any] = staticmethod(lambda: None)  # refers to what drives the loop, as an engine
     _inert = False  # the adapter could not be made
 
     @guard.prepared(FEATURE, otherwise=leave_inert)
@@ -136,7 +136,7 @@ class Adapter:
 
     def claim(self, driver: Any) -> bool:
         """Return whether ``driver`` drives the loop; it does from now on if no other does."""
-        current = None if self.driver is None else self.driver()
+        current = self.driver()
         if current is None:
             self.stop_loop()
             self.driver = weakref.ref(driver)
@@ -144,9 +144,9 @@ class Adapter:
 
     def release(self, driver: Any) -> None:
         """Stop the loop, until another object drives it, if ``driver`` drives it."""
-        if self.driver is not None and self.driver() is driver:
+        if self.driver() is driver:
             self.stop_loop()
-            self.driver = None
+            del self.driver
 
     def wrap(self, owner: Any, name: str, around: CallWrapper, changes: list[Change] | None = None) -> None:
         """Replace ``owner.name`` by a function that calls ``around(original, *arguments)``.

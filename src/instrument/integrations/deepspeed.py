@@ -46,7 +46,8 @@ class DeepSpeedAdapter(Adapter):
 
     def __init__(self, loop: Loop, engine: Any = None) -> None:
         super().__init__(loop)
-        self.driver = None if engine is None else weakref.ref(engine)
+        if engine is not None:
+            self.driver = weakref.ref(engine)
         self._parts: list[str] = []  # the open ones of "step" and "micro-step"
 
     def install_hooks(self) -> None:
@@ -131,7 +132,7 @@ class DeepSpeedAdapter(Adapter):
         return result
 
     def _destroy(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.driver is not None and self.driver() is engine:
+        if self.driver() is engine:
             self._end("step")
             self.release(engine)
         return original(engine, *args, **kwargs)

@@ -55,13 +55,13 @@ class TrainerAdapter(Adapter):
 
     def __init__(self, loop: Loop, trainer: Any, on_error: Callable[[], None]) -> None:
         super().__init__(loop)
-        self._trainer = weakref.ref(trainer) if trainer is not None else None
+        self._trainer: Callable[[], Any] = weakref.ref(trainer) if trainer is not None else lambda: None
         self._on_error = on_error
         self._thread = get_ident()
 
     def install_hooks(self) -> None:
         """Hook the methods of this object, also those of a subclass; other Trainers are not affected."""
-        trainer = self._trainer() if self._trainer is not None else None
+        trainer = self._trainer()
         if trainer is None:
             return
         for owner, method in (*((trainer, name) for name in LOOPS), (trainer.callback_handler, "call_event")):
@@ -85,7 +85,7 @@ class TrainerAdapter(Adapter):
 
         This can be seen only on its own thread, from the objects whose methods run on it.
         """
-        trainer = self._trainer() if self._trainer is not None else None
+        trainer = self._trainer()
         return self._thread == get_ident() and all(caller is not trainer for caller in callers)
 
 

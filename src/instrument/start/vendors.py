@@ -215,7 +215,8 @@ class Ncu(Vendor):
         replayed alone would wait for the other ranks forever.
         """
         names = [_NCU_SPECIAL.sub(r"\\\1", name) for name in request.regions]
-        inside = [word for name in names for kind in ("/", "") for word in _ncu_include(f"{name}{kind}")]
+        expressions = [f"instrument@{name}{kind}" for name in names for kind in ("/", "")]
+        inside = [word for expression in expressions for word in ("--nvtx-include", expression)]
         scope: Sequence[str] = ()
         ranges: Sequence[str] = ()
         if inside and _NCU_SCOPE in _said(tool.path, "--help")[0]:
@@ -240,10 +241,6 @@ class Ncu(Vendor):
             print_line(console, f"instrument: {error}; or: ncu --import {reports[0]}")
             return
         show(console, measured_kernels(kernels, reports[0]))
-
-
-def _ncu_include(expression: str) -> tuple[str, str]:
-    return "--nvtx-include", f"instrument@{expression}"
 
 
 _ROCPD = (1, 0)  # the first version that writes databases

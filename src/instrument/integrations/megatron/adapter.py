@@ -259,7 +259,8 @@ def training(adapter: MegatronAdapter, module: ModuleType) -> None:
     def train_step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         number = None
         with guard.contained("reading the iteration"):
-            number = _iteration(module, arguments.get("iteration", args, kwargs))
+            given = arguments.get("iteration", args, kwargs)  # older releases have it only among their arguments
+            number = int(module.get_args().curr_iteration if given is None else given)
         models = arguments.get("model", args, kwargs)
         with adapter.iteration(number, models if isinstance(models, (list, tuple)) else [models]):
             return original(*args, **kwargs)
@@ -276,11 +277,6 @@ def training(adapter: MegatronAdapter, module: ModuleType) -> None:
     adapter.wrap(module, "train_step", train_step)
     adapter.wrap(module, "train", train)
     name_calls(adapter, module, REGIONS)
-
-
-def _iteration(module: ModuleType, given: Any) -> int:
-    """Return the number of this iteration, which older releases have only among their global arguments."""
-    return int(module.get_args().curr_iteration if given is None else given)
 
 
 @contextmanager

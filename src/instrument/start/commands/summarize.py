@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,8 @@ def summarize(
             continue
         for window in without_files(Path(path), "failed")[-3:]:
             cli.print_message(f"{path}, {window}")
-        trace = _all_with_steps(read, steps_from)
+        with_steps = partial(_with_steps, pattern=steps_from)
+        trace = read.map(with_steps) if isinstance(read, TraceSet) else with_steps(read)
         if lanes is not None and isinstance(trace, Trace):
             _add_lanes(trace, lanes)
         ranks = trace.ranks if isinstance(trace, TraceSet) else [trace.rank or 0]
@@ -114,18 +116,8 @@ def summarize(
         raise typer.Exit(1)
 
 
-def _all_with_steps(trace: Trace | TraceSet, pattern: str | None) -> Trace | TraceSet:
-    """Return the traces with steps from the regions with such names or, without a pattern, from what repeats."""
-    from ...read.jobs.ranks import TraceSet
-
-    return (
-        trace.map(lambda one: _with_steps(one, pattern))
-        if isinstance(trace, TraceSet)
-        else _with_steps(trace, pattern)
-    )
-
-
 def _with_steps(trace: Trace, pattern: str | None) -> Trace:
+    """Return the trace with steps from the regions with such names or, without a pattern, from what repeats."""
     from ...read.measures.region_steps import with_steps
 
     with cli.value_of("--steps-from"):

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -22,22 +22,12 @@ Answer = dict[str, Any]
 
 
 def trigger(
-    target: Annotated[
-        str, typer.Argument(metavar="PID|RUN", help="The number of a process, or the folder of a run.")
-    ],
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="The steps to record (default: as the program says).", metavar="N")
-    ] = None,
-    ranks: Annotated[
-        str | None, typer.Option(help="The ranks that record, such as '0,7'.", metavar="RANKS")
-    ] = None,
-    reason: Annotated[
-        str, typer.Option(help="The reason, for the manifest.", metavar="TEXT")
-    ] = "instrument trigger",
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the files of the window are there, and print them.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="How long --wait waits.", metavar="SECONDS")] = 600.0,
+    target: str = cli.argument("PID|RUN", "The number of a process, or the folder of a run."),
+    steps: int | None = cli.option("N", "The steps to record (default: as the program says).", min=1),
+    ranks: str | None = cli.option("RANKS", "The ranks that record, such as '0,7'."),
+    reason: str = cli.option("TEXT", "The reason, for the manifest.", default="instrument trigger"),
+    wait: bool = cli.flag("--wait", "Wait until the files of the window are there, and print them."),
+    timeout: float = cli.option("SECONDS", "How long --wait waits.", default=600.0, min=0),
 ) -> None:
     """Open a window in a program that runs, and say where its files will be.
 
@@ -94,7 +84,8 @@ def _ask(path: Path, command: Mapping[str, Any]) -> Answer | None:
         return None
     if "error" in answer:
         raise cli.exit_unusable(ValueError(str(answer["error"])))
-    typer.echo(printable(f"{_about(answer)}: {_in_words(answer)}"))
+    about = ", ".join(f"{name} {answer[name]}" for name in ("process", "rank", "step"))
+    typer.echo(printable(f"{about}: {_in_words(answer)}"))
     return answer
 
 
@@ -106,10 +97,6 @@ def _answer_of(path: Path, command: Mapping[str, Any]) -> Answer | None:
     except OSError as error:
         cli.print_message(f"{printable(path.name)}: {error}")
         return None
-
-
-def _about(answer: Answer) -> str:
-    return ", ".join(f"{name} {answer[name]}" for name in ("process", "rank", "step"))
 
 
 def _in_words(answer: Answer) -> str:

@@ -164,9 +164,8 @@ def interfering_settings(machine: Machine) -> Check | None:
     if environ.get("KINETO_USE_DAEMON"):
         meanings["KINETO_USE_DAEMON"] = "a daemon may start torch.profiler at any time"
     if environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
-        meanings["CUDA_LAUNCH_BLOCKING"] = (
-            "each launch blocks until its kernel ends: times differ from those of a usual run"
-        )
+        blocks = "each launch blocks until its kernel ends: times differ from those of a usual run"
+        meanings["CUDA_LAUNCH_BLOCKING"] = blocks
     if environ.get("TORCH_PROFILER_EMIT_ROCTX", "0") not in ("", "0"):
         meanings["TORCH_PROFILER_EMIT_ROCTX"] = "torch emits rocTX ranges itself"
     preloaded = "" if recording_profiler() else environ.get("LD_PRELOAD", "")  # else it is that profiler's
