@@ -161,7 +161,7 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 _LOWEST_NUMBER = 256  # programs close ranges from 3 up, and new files get the lowest free number
 
 
-def move_up(descriptor: int) -> int:
+def _move_up(descriptor: int) -> int:
     """Move ``descriptor`` to a high number and return that; return ``descriptor`` itself if that fails."""
     try:
         import fcntl
@@ -189,7 +189,7 @@ class OwnDescriptor:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.number = move_up(descriptor)
+        self.number = _move_up(descriptor)
         self._file_identity = _identity_of_file(self.number)
 
     @property

@@ -48,7 +48,7 @@ class DeepSpeedAdapter(Adapter):
         super().__init__(loop)
         if engine is not None:
             self.driver = weakref.ref(engine)
-        self._parts: list[str] = []  # the open ones of "step" and "micro-step"
+        self._in_pipeline = False  # whose stages interleave micro-steps
 
     def install_hooks(self) -> None:
         """Hook the engine classes and DeepSpeed's ranges."""
@@ -72,22 +72,15 @@ class DeepSpeedAdapter(Adapter):
         if not self.loop.running:
             self.loop.start(engine.module, first_step=engine.global_steps)
         for part in ("step", *(["micro-step"] if engine.gradient_accumulation_steps() > 1 else [])):
-            if part not in self._parts:
-                self._parts.append(part)
+            if not (self._in_pipeline or self.loop.is_open(part)):
                 self.loop.enter(part)
-
-    def _end(self, part: str) -> None:
-        """Close ``part`` and the parts inside it."""
-        if part in self._parts:
-            del self._parts[self._parts.index(part) :]
-            self.loop.leave(part)
 
     def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return what ``call`` returns; close the step if it raises."""
         try:
             return call(*args, **kwargs)
         except BaseException:
-            self._end("step")
+            self.loop.leave("step")
             raise
 
     def _forward(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,17 +94,17 @@ class DeepSpeedAdapter(Adapter):
         if not self.claim(engine):
             return original(engine, *args, **kwargs)
         result = self._call(original, engine, *args, **kwargs)
-        self._end("micro-step")
+        self.loop.leave("micro-step")
         return result
 
     def _step(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.claim(engine):
             return original(engine, *args, **kwargs)
-        self._end("micro-step")  # its backward did not go through the engine
+        self.loop.leave("micro-step")  # its backward did not go through the engine
         before = engine.global_steps
         result = self._call(original, engine, *args, **kwargs)
         if engine.global_steps != before:
-            self._end("step")
+            self.loop.leave("step")
             self.loop.step()
         return result
 
@@ -123,17 +116,17 @@ class DeepSpeedAdapter(Adapter):
             with guard.contained(FEATURE):
                 self.loop.start(engine.module, first_step=engine.global_steps)
         with self.loop.region("step"):
-            self._parts += ["step", "micro-step"]  # its stages interleave micro-steps
+            self._in_pipeline = True
             try:
                 result = original(engine, *args, **kwargs)
             finally:
-                self._parts.clear()
+                self._in_pipeline = False
         self.loop.step()
         return result
 
     def _destroy(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
         if self.driver() is engine:
-            self._end("step")
+            self.loop.leave("step")
             self.release(engine)
         return original(engine, *args, **kwargs)
 

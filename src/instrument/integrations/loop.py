@@ -280,7 +280,7 @@ class Loop:
         if Loop._current is self:
             Loop._current = None
         with guard.contained(FEATURE):
-            inside = any(name == "step" for name, _ in self._open)  # an error left it
+            inside = self.is_open("step")  # an error left it
             self.leave_all()
             self._profile.end(
                 begun=not (complete or inside or interrupted),
@@ -307,10 +307,14 @@ class Loop:
             region.__enter__()
             self._open.append((name, region))
 
+    def is_open(self, name: str) -> bool:
+        """Return whether the region ``name`` is open."""
+        return any(name == other for other, _ in self._open)
+
     @guard.contained(FEATURE)
     def leave(self, name: str) -> None:
         """Close the region ``name`` and regions that an error left open in it; do nothing if it is not open."""
-        while any(name == other for other, _ in self._open):
+        while self.is_open(name):
             inner, region = self._open.pop()
             region.__exit__(None, None, None)
             if inner == name:

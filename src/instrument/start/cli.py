@@ -96,8 +96,8 @@ COLLECTIVES = option(
 BUDGET = option("REGION=N", "Synchronizations that a step may have in a region.")
 
 
-def describe(error: Exception) -> str:
-    """Return the message of ``error``, with the file if one cannot be read."""
+def describe(error: object) -> str:
+    """Return the message of an error, with the file if one cannot be read."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot read {error.filename}: {error.strerror}"
     return str(error)
@@ -113,9 +113,9 @@ def print_message(text: str) -> None:
     typer.echo(f"instrument: {printable(text)}", err=True)
 
 
-def exit_unusable(error: Exception) -> typer.Exit:
-    """Print the message of ``error``; return the exception that ends the command with code 2."""
-    print_message(describe(error))
+def exit_unusable(reason: object) -> typer.Exit:
+    """Print the reason, a text or an error; return the exception that ends the command with code 2."""
+    print_message(describe(reason))
     return typer.Exit(2)
 
 

@@ -45,7 +45,9 @@ def compare_command(
     with cli.errors_reported():
         if as_json and as_html is not None:
             raise ValueError("--json and --html exclude each other")
-        limit = _limit(fail_on)
+        match = None if fail_on is None else _LIMIT.fullmatch(fail_on)
+        if fail_on is not None and match is None:
+            raise ValueError(f"--fail-on must be slower=N%, such as slower=5%: {fail_on!r}")
         change = compare(
             before, after, collectives=compile_collectives(collectives), steps_from=steps_from, rank=rank
         )
@@ -55,22 +57,12 @@ def compare_command(
         cli.write_html(change.to_html, as_html)
     else:
         show(new_console(), comparison_report(change))
-    if limit is not None:
-        _fail(change, limit)
-
-
-def _limit(text: str | None) -> float | None:
-    """Return the relative change of ``slower=N%``."""
-    if text is None:
-        return None
-    match = _LIMIT.fullmatch(text)
-    if not match:
-        raise ValueError(f"--fail-on must be slower=N%, such as slower=5%: {text!r}")
-    return float(match[1]) / 100
+    if match is not None:
+        _fail(change, float(match[1]) / 100)
 
 
 def _fail(change: Comparison, limit: float) -> None:
-    """End the command with an error if the steps became slower, or cannot be compared.
+    """End the command with an error if the steps became slower by ``limit``, or cannot be compared.
 
     Raises:
         typer.Exit: with code 1 or 2.

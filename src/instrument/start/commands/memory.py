@@ -53,7 +53,7 @@ def memory(
     from ...show.terminal.memory import memory_report
 
     if as_html is not None and as_json:
-        raise cli.exit_unusable(ValueError("--html and --json exclude each other"))
+        raise cli.exit_unusable("--html and --json exclude each other")
     with cli.value_of("SNAPSHOT"):
         if len(snapshots) > 2:
             raise ValueError(f"one or two are accepted: {len(snapshots)}")
@@ -94,8 +94,7 @@ def _show_change(
 
     for each in (before, after):
         if not each.break_down(device).recorded:
-            said = f"{each.path} has no history of GPU {device}, and so no peak to compare"
-            raise cli.exit_unusable(ValueError(said))
+            raise cli.exit_unusable(f"{each.path} has no history of GPU {device}, and so no peak to compare")
     fit = _fit(before, after, device, batches)
     limit = after.known_limit(device) if limit_bytes is None else limit_bytes
     if as_html is not None:

@@ -234,36 +234,30 @@ def run(
 
 
 def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
+    """Return the command line of a Python script, of ``-m`` and a module, or of a command such as torchrun.
+
+    Raises:
+        typer.Exit: the program does not exist.
+    """
     from . import options
 
     rest = ctx.meta[_PROGRAM]
     if not program and rest[:1] == ["--"]:
         rest = rest[1:]
     words = [*(program or []), *rest]
-    try:
-        return command_of(words)
-    except ValueError as error:
-        if words[:1] == [ctx.meta.get(_AFTER_MEMORY)]:
-            error = ValueError(f"{error}; if this is for --memory, it must be {options.MEMORY_ACCEPTED}")
-        raise cli.exit_unusable(error) from None
-
-
-def command_of(program: Sequence[str]) -> list[str]:
-    """Return the command line of ``program``: a Python script, ``-m`` and a module, or a command such as torchrun.
-
-    Raises:
-        ValueError: the program does not exist.
-    """
-    if not program:
-        raise ValueError("nothing to run: instrument run [options] -- train.py arguments...")
-    first = program[0]
-    if first.startswith("-") or first.endswith((".py", ".pyc", ".pyz")) or Path(first).is_dir():
-        return [sys.executable, *program]
-    if shutil.which(first):
-        return list(program)
-    if Path(first).is_file():
-        return [sys.executable, *program]
-    raise ValueError(f"program not found: {first}")
+    if words:
+        first = words[0]
+        is_python = first.startswith("-") or first.endswith((".py", ".pyc", ".pyz")) or Path(first).is_dir()
+        if not is_python and shutil.which(first):
+            return words
+        if is_python or Path(first).is_file():
+            return [sys.executable, *words]
+        reason = f"program not found: {first}"
+    else:
+        reason = "nothing to run: instrument run [options] -- train.py arguments..."
+    if words[:1] == [ctx.meta.get(_AFTER_MEMORY)]:
+        reason += f"; if this is for --memory, it must be {options.MEMORY_ACCEPTED}"
+    raise cli.exit_unusable(reason)
 
 
 def excluding_options(line: Sequence[str]) -> list[str]:
@@ -314,7 +308,7 @@ def _run_under_tool(profiler: str, request: LaunchRequest, only_print: bool) -> 
     except LaunchError as error:
         raise cli.exit_unusable(error) from None
     except OSError as error:
-        raise cli.exit_unusable(ValueError(f"cannot write to {request.out}: {error.strerror}")) from None
+        raise cli.exit_unusable(f"cannot write to {request.out}: {error.strerror}") from None
 
 
 def _printable_command(line: list[str], given: Mapping[str, str]) -> str:
@@ -331,7 +325,7 @@ def _replace_process(line: list[str], given: dict[str, str]) -> int:
     try:
         os.execvpe(line[0], line, {**given, PROCESS: str(os.getpid())})
     except OSError as error:
-        raise cli.exit_unusable(ValueError(f"cannot run {line[0]}: {error.strerror}")) from None
+        raise cli.exit_unusable(f"cannot run {line[0]}: {error.strerror}") from None
 
 
 subcommand = cli.subcommand_of(run, BeforeProgram, allow_interspersed_args=False)

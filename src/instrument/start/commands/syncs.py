@@ -176,24 +176,25 @@ def _run_or_audit(
     from ...read.jobs.ranks import TraceSet
     from ...read.jobs.read import read_any
 
-    file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
-    module = target.removeprefix(f"{_MODULE} ") if target.startswith(f"{_MODULE} ") else None
-    if module is not None:
-        separator = function = ""
-    if module is not None or separator or target.endswith(".py"):
+    script: Path | str | None = None  # a file, or the name of a module
+    function = None
+    if target.startswith(f"{_MODULE} "):
+        script = target.removeprefix(f"{_MODULE} ")
+    elif "::" in target and not Path(target).is_file():
+        file, _, function = target.rpartition("::")
+        if not file:
+            raise ValueError(_FUNCTION.format(target))
+        script = Path(file)
+    elif target.endswith(".py"):
+        script = Path(target)
+    if script is not None:
         from ...syncs.dryrun.run import dry_run_file
 
-        if separator and not file:
-            raise ValueError(_FUNCTION.format(target))
-        path, called = Path(file if separator else target), function if separator else None
-        yield (
-            target,
-            dry_run_file(
-                path if module is None else module, called, fake=fake, args=args, budget=budgets,
-                steps=steps, time_limit=time_limit, step_on=step_on,
-                on_caught_stop=partial(on_caught_stop, target),
-            ),
+        report = dry_run_file(
+            script, function, fake=fake, args=args, budget=budgets, steps=steps, time_limit=time_limit,
+            step_on=step_on, on_caught_stop=partial(on_caught_stop, target),
         )  # fmt: skip
+        yield target, report
         return
     if ".py:" in target and not Path(target).exists():
         raise ValueError(_FUNCTION.format(target))

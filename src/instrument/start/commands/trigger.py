@@ -83,7 +83,7 @@ def _ask(path: Path, command: Mapping[str, Any]) -> Answer | None:
     if answer is None:
         return None
     if "error" in answer:
-        raise cli.exit_unusable(ValueError(str(answer["error"])))
+        raise cli.exit_unusable(answer["error"])
     about = ", ".join(f"{name} {answer[name]}" for name in ("process", "rank", "step"))
     typer.echo(printable(f"{about}: {_in_words(answer)}"))
     return answer
