@@ -113,7 +113,7 @@ def test_each_room_has_its_row() -> None:
     """Every folder of the package with modules in it has a row, and every wing is in the table of wings."""
     folders = {f"{path.parent.relative_to(SOURCE)}/" for path in SOURCE.rglob("*.py") if path.stem != "__init__"}
     wings = {wing for wing in MAY_IMPORT if not wing.startswith("_")}
-    within = {"integrations/lightning/", "integrations/megatron/", "start/bootstrap/site/"}
+    within = {"integrations/megatron/", "start/bootstrap/site/"}
     loose = {"./", "record/"}  # modules beside the rooms
     assert {room for room, _ in rooms()} - {f"{wing}/" for wing in wings} >= {
         folder for folder in folders - within - loose if folder.count("/") > 1

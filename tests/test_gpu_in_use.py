@@ -1,4 +1,4 @@
-"""Tests of `instrument.base.gpu`: detection, synchronization and capture state of the GPU in use."""
+"""Tests of `instrument.base.compat.gpu`: detection, synchronization and capture state of the GPU in use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from instrument.base import gpu
+from instrument.base.compat import gpu
 from instrument.record import gpu_wait
 
 

@@ -22,10 +22,9 @@ import torch
 
 import instrument
 from instrument.base import process_id
+from instrument.base.files import LineFile, make_folder
 from instrument.base.guard import Guard
 from instrument.base.interrupts import Suppressed, is_interrupt
-from instrument.base.line_file import LineFile
-from instrument.base.part_file import make_folder
 from instrument.base.patch import Patch, apply, undo
 from instrument.record.exporters.sessions import sessions
 from instrument.record.handover.finalizer_process import FinalizerProcess

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from instrument.start.bootstrap.program import excluding_options
+from instrument.start.commands.run import excluding_options
 from tests.bootstrap.programs import RUN, SHOW, SOURCE, TRAIN, entries_in, run, run_warm, write
 from tests.support import warm
 from tests.support.programs import environment

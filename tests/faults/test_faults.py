@@ -87,7 +87,7 @@ REPORTING = {
 }
 # Functions whose callers expect an `OSError`, and go on.
 EXPECTING_OS_ERRORS = {
-    "instrument.base.part_file:sync",
+    "instrument.base.files:sync",
     "instrument.record.handover.manifest:existing",
 }
 

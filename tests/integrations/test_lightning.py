@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from instrument.integrations import adapter as adapter_module
+from instrument.integrations import lightning as module
 from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler
-from instrument.integrations.lightning import packages as packages_module
 from instrument.integrations.loop import Loop
 
 from ..conftest import annotations
@@ -390,7 +390,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 def test_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Lightning, the error says how to install it."""
-    monkeypatch.setattr(packages_module, "PACKAGES", ("no_such_package.pytorch", "no_such_package"))
+    monkeypatch.setattr(module, "PACKAGES", ("no_such_package.pytorch", "no_such_package"))
     with pytest.raises(ImportError, match="Lightning is not installed: pip install lightning"):
         InstrumentCallback(tmp_path)
 

@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 
-from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler, callbacks, install
-from instrument.integrations.lightning.callback import AutomaticCallback, _patches
+from instrument.integrations.lightning import (
+    AutomaticCallback,
+    InstrumentCallback,
+    InstrumentProfiler,
+    _patches,
+    callbacks,
+    install,
+)
 from instrument.integrations.loop import loop_from_environment
 
 from ..support.programs import environment as environ

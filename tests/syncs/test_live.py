@@ -145,10 +145,8 @@ def test_filters_closed_after_the_detector(gpu: Gpu) -> None:
 def test_torch_without_callbacks(gpu: Gpu) -> None:
     """If torch only warns afterwards, synchronizations are counted without a time."""
     gpu.configure(trace=False)
-    from instrument.base.compat import cuda
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "sync_callbacks", lambda: None)
+        patch.setattr("instrument.base.compat.gpu.sync_callbacks", lambda: None)
         with detect_syncs() as syncs:
             line = here()
             gpu.x.item()

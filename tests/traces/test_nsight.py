@@ -28,7 +28,7 @@ PROGRAM = """
     import threading
     import time
     from instrument import annotate, mark, profile, schedule
-    from instrument.base.compat.nvtx import nvtx_domain
+    from instrument.base.compat.tools import nvtx_domain
 
     domain = nvtx_domain("loader")
     attributes = domain.get_event_attributes

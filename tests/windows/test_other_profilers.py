@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 import instrument
-from instrument.base import gpu
+from instrument.base.compat import gpu
 
 from ..support import programs, warm
 from .training import (

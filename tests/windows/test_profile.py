@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 import instrument
-from instrument.base import gpu
+from instrument.base.compat import gpu
 from instrument.base.config import settings as instrument_settings
 from instrument.base.errors import CaptureError
 from instrument.record.planning.schedule import Schedule, StepAction

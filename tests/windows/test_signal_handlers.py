@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.base import line_file
+from instrument.base import files
 from instrument.base.config import settings
 from instrument.explain.waits.events import Recorder as SyncRecorder
 from instrument.explain.waits.events import SyncEvent, Tally
@@ -55,7 +55,7 @@ def raise_signal_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> N
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (line_file.LineFile, "append"),
+        (files.LineFile, "append"),
         (finalizer_process.FinalizerProcess, "send"),
         (finalizer_process.FinalizerProcess, "_start_thread"),
         (window_finalizer.WindowFinalizer, "_submit"),

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import instrument
 from instrument.base import process_id
-from instrument.base.line_file import LineFile
+from instrument.base.files import LineFile
 from instrument.record.planning import agreement, command_files
 from instrument.record.planning.command_files import CommandFiles, ask, commands_of
 from instrument.record.planning.requests import WindowRequest

@@ -21,8 +21,8 @@ import torch
 
 import instrument
 from instrument.base.config import settings
+from instrument.base.files import LineFile
 from instrument.base.guard import guard
-from instrument.base.line_file import LineFile
 from instrument.record.handover import window_finalizer as module
 from instrument.record.handover.finalizer_process import FEATURE, FinalizerProcess
 from instrument.record.windows import timing

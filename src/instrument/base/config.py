@@ -13,6 +13,8 @@ RUN = "INSTRUMENT_RUN"
 """The environment variable by which ``instrument run`` requests a loop; holds the arguments of `Loop` as JSON."""
 LAUNCHED = "INSTRUMENT_LAUNCHED"
 """Set if ``instrument run`` waits for the program, to print what the vendor's tool wrote."""
+PROCESS = "INSTRUMENT_RUN_PROCESS"
+"""The environment variable with the id of the process that ``instrument run`` becomes."""
 NVTX_START_END = "INSTRUMENT_NVTX_START_END"
 """Set if the tool filters push/pop ranges by thread: every range is then a start/end range."""
 _FALSE = ("0", "false", "no", "off")
@@ -35,21 +37,19 @@ class Settings:
         self.enabled = environ.get("INSTRUMENT", "1").lower() not in _FALSE
         self.summary = environ.get("INSTRUMENT_SUMMARY", "1").lower() not in _FALSE
         self.strict = environ.get("INSTRUMENT_STRICT", "0").lower() not in ("", *_FALSE)
-        self.emitters: str | tuple[str, ...] = "auto"
         self.listeners: list[Callable[[], None]] = []  # called after `configure` changed something
-        for variable, read in (("INSTRUMENT_LOG", self._read_log), ("INSTRUMENT_EMITTERS", self._read_emitters)):
-            try:
-                read(environ.get(variable, ""))
-            except ValueError as error:  # an environment variable must not stop a training job
-                events.warning(f"{variable} is ignored", reason=str(error))
+        events.output.format = _read(environ, "INSTRUMENT_LOG", parse_log, events.output.format)
+        self.emitters: str | tuple[str, ...] = _read(environ, "INSTRUMENT_EMITTERS", parse_emitters, "auto")
 
-    def _read_log(self, value: str) -> None:
-        if value:
-            events.output.format = parse_log(value)
 
-    def _read_emitters(self, value: str) -> None:
-        if value:
-            self.emitters = parse_emitters(value)
+def _read(environ: Mapping[str, str], variable: str, parse: Callable[[str], Any], default: str) -> Any:
+    """Return the parsed value of an environment variable; ``default`` if it is not set, or not accepted."""
+    value = environ.get(variable)
+    try:
+        return parse(value) if value else default
+    except ValueError as error:  # an environment variable must not stop a training job
+        events.warning(f"{variable} is ignored", reason=str(error))
+        return default
 
 
 def parse_log(value: str) -> str:

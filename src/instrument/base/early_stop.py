@@ -7,9 +7,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from .sigaction import is_default
+from .interrupts import handling, is_default
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _RETRY_INTERVAL_S = 1.0  # seconds between checks, after the time limit, that the program is ending
@@ -93,19 +92,24 @@ def stop_on_signals(stopper: ProgramStopper, seconds: float | None = None) -> It
         yield
         return
     terminated = EarlyStop("terminated by SIGTERM", TERMINATED)
-    undo = contextlib.ExitStack()
-    with undo:
+
+    def on_term(number: int, _: object) -> None:
+        stopper.on_signal(number, terminated, terminated)
+
+    def on_ctrl_c(number: int, _: object) -> None:
+        stopper.on_signal(number, KeyboardInterrupt(), ctrl_c_stop())
+
+    def on_alarm(*_: object) -> None:
+        if not stopper.unwinding():
+            stopper.stop(f"stopped after {seconds:g} s, the time limit")
+
+    with contextlib.ExitStack() as undo:
         if is_default(signal.SIGTERM):
-            _install_handler(
-                undo, signal.SIGTERM, lambda: stopper.on_signal(signal.SIGTERM, terminated, terminated)
-            )
+            undo.enter_context(handling(signal.SIGTERM, on_term))
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            _install_handler(
-                undo, signal.SIGINT, lambda: stopper.on_signal(signal.SIGINT, KeyboardInterrupt(), ctrl_c_stop())
-            )
+            undo.enter_context(handling(signal.SIGINT, on_ctrl_c))
         if seconds is not None:
-            reason = f"stopped after {seconds:g} s, the time limit"
-            _install_handler(undo, signal.SIGALRM, lambda: None if stopper.unwinding() else stopper.stop(reason))
+            undo.enter_context(handling(signal.SIGALRM, on_alarm))
             before = signal.setitimer(signal.ITIMER_REAL, seconds, _RETRY_INTERVAL_S)
             undo.callback(signal.setitimer, signal.ITIMER_REAL, *before)
         yield
@@ -126,16 +130,3 @@ def describe_error(error: BaseException) -> str:
         message = "(no message)"
     cut = message if len(message) <= _MAX_MESSAGE_LENGTH else f"{message[:_MAX_MESSAGE_LENGTH]}..."
     return f"{type(error).__name__}: {cut}".strip(": ")
-
-
-def _install_handler(undo: contextlib.ExitStack, number: signal.Signals, act: Callable[[], None]) -> None:
-    def handler(*_: Any) -> None:
-        act()
-
-    before = signal.signal(number, handler)
-
-    def restore() -> None:
-        if signal.getsignal(number) is handler:
-            signal.signal(number, before)
-
-    undo.callback(restore)

@@ -19,6 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 from . import log
@@ -28,6 +29,7 @@ from .interrupts import is_interrupt
 from .patch import transparent
 
 F = TypeVar("F", bound=Callable[..., Any])
+K = TypeVar("K", bound=type)
 WRONG_ARGUMENTS = (TypeError, ValueError, ImportError, InstrumentError)
 
 
@@ -209,6 +211,18 @@ class _SingleCall:
             self.error = error
             raise
         return self.result
+
+
+def contained_events(feature: str) -> Callable[[K], K]:
+    """Return a class decorator: every public method that the class itself defines contains its errors."""
+
+    def decorate(kind: K) -> K:
+        for name, method in list(vars(kind).items()):
+            if isinstance(method, FunctionType) and not name.startswith("_"):
+                setattr(kind, name, guard.contained(feature)(method))
+        return kind
+
+    return decorate
 
 
 @contextmanager

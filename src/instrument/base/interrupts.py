@@ -1,4 +1,4 @@
-"""Recognizes exceptions from outside the running code: Ctrl-C, exit, and errors of the program's signal handlers.
+"""Signals: recognizes Ctrl-C, exit and errors of the program's signal handlers; reads which handlers there are.
 
 CPython calls a signal handler between any two instructions of the main thread, which may run code of this library.
 An exception of the handler, such as the end of a time limit, must reach the program.
@@ -10,6 +10,9 @@ import functools
 import inspect
 import os
 import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
@@ -81,3 +84,49 @@ class Suppressed:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         return isinstance(error, self._kinds) and not is_interrupt(error)
+
+
+@contextmanager
+def handling(number: int, handler: Callable[..., object]) -> Iterator[None]:
+    """Handle signal ``number`` in the body; a handler that the body installs stays."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        if signal.getsignal(number) is handler:
+            signal.signal(number, before)
+
+
+_SIZE = 1024  # bytes, more than a ``struct sigaction`` takes; the handler's address comes first in glibc and musl
+_POINTER = 8 if sys.maxsize > 1 << 32 else 4
+
+
+def c_library() -> Any:
+    """Return the C library from `ctypes.CDLL`; None if it lacks ``sigaction``, or Python lacks ctypes."""
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        return libc if libc.sigaction else None
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def c_handler(number: int) -> int | None:
+    """Return the address of a signal's handler: 0 is the default, 1 ignores the signal; None if unknown."""
+    libc = c_library()
+    if libc is None:
+        return None
+    import ctypes
+
+    action = ctypes.create_string_buffer(_SIZE)
+    if libc.sigaction(int(number), None, action):
+        raise OSError(f"sigaction failed for signal {number}")
+    return int.from_bytes(action.raw[:_POINTER], sys.byteorder)
+
+
+def is_default(number: int) -> bool:
+    """Return whether no code handles or ignores signal ``number``, in Python or, where known, in C."""
+    if signal.getsignal(number) is not signal.SIG_DFL:
+        return False
+    return not c_handler(number)

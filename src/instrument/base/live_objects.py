@@ -16,14 +16,14 @@ def live_objects(kind: type[T]) -> list[T]:
 
     Looks at all objects of the process: 0.2 s for a million. Objects whose ``__init__`` still runs are included.
     """
-    return [known for known in gc.get_objects() if issubclass(type(known), kind)]
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
 class IdentitySet:
     """Remembers objects that can be weakly referenced, until they are gone."""
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
-        self._known: dict[int, weakref.ref[Any]] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
         for item in items:
             self.add(item)
 
@@ -31,18 +31,18 @@ class IdentitySet:
         """Remember ``item``."""
         # The callback is `dict.pop`, as errors of Python callbacks cannot be contained; it gets the reference as
         # its default value.
-        self._known[id(item)] = weakref.ref(item, functools.partial(self._known.pop, id(item)))
+        self._references[id(item)] = weakref.ref(item, functools.partial(self._references.pop, id(item)))
 
     def clear(self) -> None:
         """Forget all objects."""
-        self._known.clear()
+        self._references.clear()
 
     def __iter__(self) -> Iterator[Any]:
-        found = [reference() for reference in list(self._known.values())]
-        return (item for item in found if item is not None)
+        items = [reference() for reference in list(self._references.values())]
+        return (item for item in items if item is not None)
 
     def __contains__(self, item: object) -> bool:
-        return id(item) in self._known
+        return id(item) in self._references
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._references)

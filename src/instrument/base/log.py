@@ -59,8 +59,8 @@ def _log(level: str, event: str, fields: dict[str, Any]) -> None:
 
 def _logger_of_program(structlog: Any) -> Any:
     """Return the logger that the program configured; an event has no event loop that an asynchronous one needs."""
-    chosen, known = structlog.get_config()["wrapper_class"], structlog.stdlib
-    wrapper = known.BoundLogger if chosen is known.AsyncBoundLogger else None
+    chosen, stdlib = structlog.get_config()["wrapper_class"], structlog.stdlib
+    wrapper = stdlib.BoundLogger if chosen is stdlib.AsyncBoundLogger else None
     return structlog.wrap_logger(None, wrapper_class=wrapper, logger_factory_args=("instrument",))
 
 

@@ -7,8 +7,8 @@ import html
 import os
 from pathlib import Path
 
+from .files import part_file, publish
 from .guard import guard
-from .part_file import part_file, publish
 
 _MAX_IN_NOTEBOOK = 4_000_000  # characters
 

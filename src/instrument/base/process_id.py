@@ -60,6 +60,8 @@ def writer() -> str:
     return f"{place()}-{process}-{start_time(process)}-{os.urandom(4).hex()}"
 
 
-def has_exited(found: re.Match[str]) -> bool:
-    """Return whether the process that a match of `WRITER` names was one of this host and has exited."""
-    return found["place"] == place() and start_time(int(found["process"])) != found["start"]
+def has_exited(writer: re.Match[str] | None) -> bool:
+    """Return whether the process that a match of `WRITER` names, if any, was one of this host and has exited."""
+    if writer is None:
+        return False
+    return writer["place"] == place() and start_time(int(writer["process"])) != writer["start"]

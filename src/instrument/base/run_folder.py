@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import process_id
+from .files import make_folder, parse_lines
 from .interrupts import Suppressed
-from .part_file import make_folder
 from .printable import shell_line
 from .units import counted
 
@@ -48,8 +48,7 @@ def killed(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the windows that were open when processes of this machine were killed: their files and lines."""
     with Suppressed(OSError):
         for path in sorted(folder.glob(".*.open.json")):
-            found = _OPEN_NAME.fullmatch(path.name)
-            if found is not None and process_id.has_exited(found):
+            if process_id.has_exited(_OPEN_NAME.fullmatch(path.name)):
                 with Suppressed(OSError, ValueError):
                     entry = json.loads(path.read_bytes())
                     if isinstance(entry, dict):
@@ -81,24 +80,12 @@ def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
         yield from (entry for _, entry in killed(folder))
 
 
-def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the objects in lines of JSON; a line of anything else, such as a part of one, is left out."""
-    for line in lines:
-        with Suppressed(ValueError, RecursionError):
-            entry = json.loads(line)
-            if isinstance(entry, dict):
-                yield entry
-
-
 def entry_of(trace: Path) -> dict[str, Any] | None:
     """Return the last line of the manifest that names ``trace``; None if there is none."""
-    folder = trace.absolute().parent.parent
-    name = f"{trace.absolute().parent.name}/{trace.name}"
-    found = None
-    for entry in entries_of(folder):
-        if name in files_of(entry):
-            found = entry
-    return found
+    window = trace.absolute().parent
+    name = f"{window.name}/{trace.name}"
+    entries = [entry for entry in entries_of(window.parent) if name in files_of(entry)]
+    return entries[-1] if entries else None
 
 
 def files_of(entry: Mapping[str, Any], key: str = "files") -> list[str]:
@@ -155,8 +142,8 @@ def last_window(path: str, steps: tuple[int, int] | None = None) -> str:
     windows = [(file, entry) for file, entry in traces_in(Path(path)) if isinstance(entry.get("end_ns"), int)]
     ended = [(entry["end_ns"], file) for file, entry in windows if steps is None or _has_steps(entry, *steps)]
     if steps is not None and windows and not ended:
-        known = ", ".join(dict.fromkeys(str(entry["steps"]) for _, entry in windows))
-        raise ValueError(f'"steps" must be in one window of {path}, {known}: {steps[0]}-{steps[1]}')
+        recorded = ", ".join(dict.fromkeys(str(entry["steps"]) for _, entry in windows))
+        raise ValueError(f'"steps" must be in one window of {path}, {recorded}: {steps[0]}-{steps[1]}')
     return str(max(ended)[1].parent) if ended else path
 
 
@@ -175,8 +162,8 @@ def last_snapshots(folder: Path) -> list[Path]:
         if isinstance(entry.get("end_ns"), int)
     ]
     named = {file for _, file in ended}
-    found = [file for file in folder.glob(f"window-*/*{MEMORY_SNAPSHOT}") if file not in named and file.is_file()]
-    newest = max(ended + [(_taken_ns(file), file) for file in found], default=None)
+    others = [file for file in folder.glob(f"window-*/*{MEMORY_SNAPSHOT}") if file not in named and file.is_file()]
+    newest = max(ended + [(_taken_ns(file), file) for file in others], default=None)
     window = newest[1].parent if newest else folder
     return sorted(window.glob(f"*{MEMORY_SNAPSHOT}"), key=_taken_ns)
 
@@ -215,8 +202,8 @@ def without_line(folder: Path) -> list[Path]:
     if not (folder / NAME).is_file():
         return []
     named = {name for entry in entries_of(folder) for name in files_of(entry)}
-    found = [path for end in ("", ".gz") for path in sorted(folder.glob(f"window-*/*.pt.trace.json{end}"))]
-    traces = {path.with_name(path.name.removesuffix(".gz")): path for path in found}
+    files = [path for end in ("", ".gz") for path in sorted(folder.glob(f"window-*/*.pt.trace.json{end}"))]
+    traces = {path.with_name(path.name.removesuffix(".gz")): path for path in files}
     return [path for path in traces.values() if str(path.relative_to(folder)) not in named]
 
 

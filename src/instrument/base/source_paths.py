@@ -48,8 +48,8 @@ def path_in_torch(file: str) -> str:
 
     By the path alone, with the separators of any system: the file may be on another machine.
     """
-    found = _IN_TORCH.match(file)
-    return file[found.end() :].replace("\\", "/") if found else ""
+    folder = _IN_TORCH.match(file)
+    return file[folder.end() :].replace("\\", "/") if folder else ""
 
 
 def is_library(file: str) -> bool:

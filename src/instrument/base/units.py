@@ -1,9 +1,11 @@
-"""Formats numbers and their units for people, and reads those that people write."""
+"""Formats numbers and their units for people, and checks those that people give as arguments."""
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 _LISTED = 20  # numbers on one line
 _WIDE = 100  # ratio of two durations from which they do not share a unit
@@ -92,6 +94,32 @@ def natural_key(text: str) -> list[tuple[int, str]]:
     return [(int(number or 0), before) for before, number in re.findall(r"(\D*)(\d*)", text)]
 
 
+def integer(name: str, value: Any, least: int = 0, why: str = "", *, several: bool = False) -> int:
+    """Return ``value`` as an int.
+
+    Args:
+        name: the argument, for the error.
+        value: what was given for it or, with ``several``, one of its items.
+        least: the smallest accepted integer, ...
+        why: ... and the reason for it, for the error.
+        several: whether the argument holds several integers.
+
+    Raises:
+        TypeError, ValueError: ``value`` is not an integer, or too small.
+    """
+    accepted = f"hold integers >= {least}" if several else f"be an integer >= {least}"
+    message = f'"{name}" must {accepted}{why}: {value!r}'
+    if isinstance(value, bool):
+        raise TypeError(message)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(message) from None
+    if number < least:
+        raise ValueError(message)
+    return number
+
+
 def parse_duration(text: object, name: str) -> float:
     """Return the seconds of a duration such as "7d" or "1.5h".
 
@@ -120,8 +148,8 @@ def _parsed(text: object, name: str, units: Mapping[str, int], example: str) -> 
     accepted = f'"{name}" must be a number > 0 with a unit ({", ".join(units)}), such as {example}: {text!r}'
     if not isinstance(text, str):
         raise TypeError(accepted)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     sizes = {unit.lower(): size for unit, size in units.items()}
-    if found is None or found[2].lower() not in sizes or not float(found[1]):
+    if parts is None or parts[2].lower() not in sizes or not float(parts[1]):
         raise ValueError(accepted)
-    return float(found[1]) * sizes[found[2].lower()]
+    return float(parts[1]) * sizes[parts[2].lower()]

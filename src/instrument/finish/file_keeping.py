@@ -13,7 +13,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from ..base.run_folder import NAME, files_of, parse_lines
+from ..base.files import parse_lines
+from ..base.run_folder import NAME, files_of
 from ..record.handover.manifest import append
 from ..record.handover.storage import Storage, masked
 from .stored_windows import StoredWindows, remove_old_windows

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..base.part_file import part_file
+from ..base.files import part_file
 from ..explain.metrics.rank_times import RankTimes, format_rank_times, merge_rank_times, parse_rank_times
 from ..read.tables.trace import Trace
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..base.files import parse_lines
 from ..base.interrupts import Suppressed
-from ..base.run_folder import NAME, files_of, parse_lines
+from ..base.run_folder import NAME, files_of
 from ..record.handover.storage import Keep
 
 PIN = "keep"

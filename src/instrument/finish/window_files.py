@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..base.part_file import part_file
+from ..base.files import part_file
 from ..base.run_folder import DIAGNOSIS
 from ..explain.diagnosis.diagnose import diagnose
 from ..read.jobs.read import read_trace

@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from ..base.arguments import integer
 from ..base.guard import guard
+from ..base.units import integer
 from ..record.windows.steps import SCHEDULE_OPTIONS
 from .adapter import Adapter, CallWrapper
 from .loop import Loop
@@ -49,7 +49,7 @@ class AccelerateAdapter(Adapter):
         super().__init__(loop)
         self._accelerator: Callable[[], Any] = weakref.ref(accelerator)
         self._first_step = first_step
-        self._optimizer: weakref.ref[Any] | None = None  # the first one prepared, whose updates are the steps
+        self._optimizer: Callable[[], Any] = lambda: None  # the first one prepared, whose updates are the steps
         self._accumulating = False
         self._step_due = False  # a step ended inside `accumulate`, whose region must close first
 
@@ -91,7 +91,7 @@ class AccelerateAdapter(Adapter):
             if isinstance(item, nn.Module):
                 self.loop.name(item)
             elif isinstance(item, AcceleratedOptimizer):
-                first = None if self._optimizer is None else self._optimizer()
+                first = self._optimizer()
                 if all(first is not other for other in optimizers):
                     self._optimizer = weakref.ref(item)
                 self.loop.start(first_step=self._first_step)
@@ -104,7 +104,7 @@ class AccelerateAdapter(Adapter):
     def _step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
         accelerator = self._accelerator()
-        if self._optimizer is not None and self._optimizer() is optimizer and accelerator.sync_gradients:
+        if self._optimizer() is optimizer and accelerator.sync_gradients:
             if self._accumulating:
                 self._step_due = True
             else:
@@ -177,7 +177,7 @@ def attach(
     first_step = integer("first_step", first_step)
     profile = profile or getattr(accelerator, "profile_handler", None)
     loop = Loop(**_merge_options(out, profile, options))
-    loop.label_evaluation()
+    loop.labels_evaluation = True
     previous = _attached.get(accelerator)
     if previous is not None:
         previous.detach()
@@ -203,7 +203,7 @@ def _merge_options(
 
 
 def _activity(name: str) -> ProfilerActivity:
-    known: dict[str, ProfilerActivity] = dict(ProfilerActivity.__members__)
-    if str(name).upper() not in known:
-        raise ValueError(f'"activities" must be some of {", ".join(known).lower()}: {name!r}')
-    return known[name.upper()]
+    activities: dict[str, ProfilerActivity] = dict(ProfilerActivity.__members__)
+    if str(name).upper() not in activities:
+        raise ValueError(f'"activities" must be some of {", ".join(activities).lower()}: {name!r}')
+    return activities[name.upper()]

@@ -24,9 +24,8 @@ from ..base.imports import loaded_modules
 from ..base.patch import Patch, transparent
 from ..record.regions import dispatch
 from ..record.regions import region as regions
-from .adapter import Adapter, require, when_requested
+from .adapter import Adapter, RangeStack, require, when_requested
 from .loop import Loop
-from .ranges import RangeStack
 
 __all__ = ["attach", "install"]
 
@@ -47,8 +46,9 @@ class DeepSpeedAdapter(Adapter):
 
     def __init__(self, loop: Loop, engine: Any = None) -> None:
         super().__init__(loop)
-        self._driver = None if engine is None else weakref.ref(engine)
-        self._parts: list[str] = []  # the open ones of "step" and "micro-step"
+        if engine is not None:
+            self.driver = weakref.ref(engine)
+        self._in_pipeline = False  # whose stages interleave micro-steps
 
     def install_hooks(self) -> None:
         """Hook the engine classes and DeepSpeed's ranges."""
@@ -67,83 +67,67 @@ class DeepSpeedAdapter(Adapter):
             self.wrap(pipeline, "train_batch", self._train_batch)
             self.wrap(pipeline, "eval_batch", self.in_region("evaluation"))
 
-    def _is_followed(self, engine: Any) -> bool:
-        """Return whether ``engine`` drives the loop; it does from now on if no other does."""
-        driver = None if self._driver is None else self._driver()
-        if driver is None:
-            self.loop.stop()
-            self._driver = weakref.ref(engine)
-        return driver is None or driver is engine
-
     def _begin(self, engine: Any) -> None:
         """Open the step of ``engine``, and its micro-step, unless they are open."""
         if not self.loop.running:
             self.loop.start(engine.module, first_step=engine.global_steps)
         for part in ("step", *(["micro-step"] if engine.gradient_accumulation_steps() > 1 else [])):
-            if part not in self._parts:
-                self._parts.append(part)
+            if not (self._in_pipeline or self.loop.is_open(part)):
                 self.loop.enter(part)
-
-    def _end(self, part: str) -> None:
-        """Close ``part`` and the parts inside it."""
-        if part in self._parts:
-            del self._parts[self._parts.index(part) :]
-            self.loop.leave(part)
 
     def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return what ``call`` returns; close the step if it raises."""
         try:
             return call(*args, **kwargs)
         except BaseException:
-            self._end("step")
+            self.loop.leave("step")
             raise
 
     def _forward(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_grad_enabled() and engine.module.training and self._is_followed(engine)):
+        if not (torch.is_grad_enabled() and engine.module.training and self.claim(engine)):
             return original(engine, *args, **kwargs)
         with guard.contained(FEATURE):
             self._begin(engine)
         return self._call(original, engine, *args, **kwargs)
 
     def _backward(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_followed(engine):
+        if not self.claim(engine):
             return original(engine, *args, **kwargs)
         result = self._call(original, engine, *args, **kwargs)
-        self._end("micro-step")
+        self.loop.leave("micro-step")
         return result
 
     def _step(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_followed(engine):
+        if not self.claim(engine):
             return original(engine, *args, **kwargs)
-        self._end("micro-step")  # its backward did not go through the engine
+        self.loop.leave("micro-step")  # its backward did not go through the engine
         before = engine.global_steps
         result = self._call(original, engine, *args, **kwargs)
         if engine.global_steps != before:
-            self._end("step")
+            self.loop.leave("step")
             self.loop.step()
         return result
 
     def _train_batch(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
         """Follow a pipeline, which makes a step in one call and does not call ``step``."""
-        if not self._is_followed(engine):
+        if not self.claim(engine):
             return original(engine, *args, **kwargs)
         if not self.loop.running:
             with guard.contained(FEATURE):
                 self.loop.start(engine.module, first_step=engine.global_steps)
         with self.loop.region("step"):
-            self._parts += ["step", "micro-step"]  # its stages interleave micro-steps
+            self._in_pipeline = True
             try:
                 result = original(engine, *args, **kwargs)
             finally:
-                self._parts.clear()
+                self._in_pipeline = False
         self.loop.step()
         return result
 
     def _destroy(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._driver is not None and self._driver() is engine:
-            self._end("step")
-            self.loop.stop()
-            self._driver = None
+        if self.driver() is engine:
+            self.loop.leave("step")
+            self.release(engine)
         return original(engine, *args, **kwargs)
 
 

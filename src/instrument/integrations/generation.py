@@ -86,36 +86,30 @@ class Generation(PatchService[GenerationAnnotation]):
         self._patched: set[tuple[type, str]] = set()
         self._patches: list[Patch] = []
         self._running = threading.local()
-
-    def apply(self, on: bool) -> None:
-        """Patch the methods of the requested models, and restore those that are no longer needed."""
-        wanted = (
-            {place for request in self.requests for place in self._methods_to_patch(request.model())}
-            if on
-            else set()
-        )
-        if wanted == self._patched and (wanted or not self._patches):
-            return
-        self._patched = set()  # until all patches are applied
-        undo(self._patches)
-        makers = {name: functools.partial(_following, around) for name, around in self._around.items()}
-        apply((Patch(owner, name, makers[name]) for owner, name in wanted), self._patches)
-        self._patched = wanted
-
-    def _methods_to_patch(self, model: nn.Module | None) -> set[tuple[type, str]]:
-        """Return the classes that define the model's methods; some versions lack some of the methods."""
-        kinds = () if model is None else type(model).__mro__
-        found = {(next((kind for kind in kinds if name in vars(kind)), None), name) for name in self._around}
-        return {(kind, name) for kind, name in found if kind is not None}
-
-    @property
-    def _around(self) -> dict[str, Callable[..., Any]]:
-        return {
+        around: dict[str, Callable[..., Any]] = {
             "generate": self._generate,
             "_prefill": self._prefill,
             "prepare_inputs_for_generation": functools.partial(self._notify, GenerateCall.forward),
             "_has_unfinished_sequences": functools.partial(self._notify, GenerateCall.check),
         }
+        self._makers = {name: functools.partial(_following, call) for name, call in around.items()}
+
+    def apply(self, on: bool) -> None:
+        """Patch the methods of the requested models, and restore those that are no longer needed."""
+        requests = self.requests if on else ()
+        wanted = {place for request in requests for place in self._methods_to_patch(request.model())}
+        if wanted == self._patched and (wanted or not self._patches):
+            return
+        self._patched = set()  # until all patches are applied
+        undo(self._patches)
+        apply((Patch(owner, name, self._makers[name]) for owner, name in wanted), self._patches)
+        self._patched = wanted
+
+    def _methods_to_patch(self, model: nn.Module | None) -> set[tuple[type, str]]:
+        """Return the classes that define the model's methods; some versions lack some of the methods."""
+        kinds = () if model is None else type(model).__mro__
+        places = {(next((kind for kind in kinds if name in vars(kind)), None), name) for name in self._makers}
+        return {(kind, name) for kind, name in places if kind is not None}
 
     def _calls(self) -> list[GenerateCall]:
         """Return the running calls of this thread, the innermost last."""
@@ -196,7 +190,7 @@ def annotate_generation(model: nn.Module) -> Handle:
     if not isinstance(model, nn.Module):
         raise TypeError(f'"model" must be a torch.nn.Module: {model!r:.200}')
     # PEFT's model class calls generate() of the wrapped model, whose class it does not inherit.
-    found = [module for module in model.modules() if hasattr(type(module), "prepare_inputs_for_generation")]
-    if not found:
+    generating = [module for module in model.modules() if hasattr(type(module), "prepare_inputs_for_generation")]
+    if not generating:
         raise ValueError(f'"model" must have generate(), as language models do: {type(model).__name__}')
-    return generation.add(GenerationAnnotation(found[0]))
+    return generation.add(GenerationAnnotation(generating[0]))

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,6 +51,10 @@ class Loop:
     Attributes:
         models: the models that `name` was called with, until `stop`.
         parts: the parts of a step outside the model that become regions.
+        record: as given; set to False where another profiler records.
+        labels_evaluation: whether regions of modules in evaluation mode are marked "(eval)", for loops whose
+            evaluations cannot be followed.
+        on_framework_start: called once, when a framework starts this loop and counts its steps from then on.
     """
 
     _current: ClassVar[Loop | None] = None  # only one runs at a time: two would record each other's windows
@@ -62,8 +66,8 @@ class Loop:
     _arguments: tuple[Any, dict[str, Any]] = "runs/instrument", {"modules": False, "record": False}
     _open: list[tuple[str, Any]] = []  # noqa: RUF012  # each loop has its own
     _has_schedule = True
-    _labels_eval = False
-    _on_framework_start: Callable[[], None] | None = None
+    labels_evaluation = False
+    on_framework_start: Callable[[], None] | None = None
     has_begun = False
     running = False
     record = True
@@ -130,16 +134,16 @@ class Loop:
     @property
     def finished(self) -> bool:
         """Whether no window is open or to come."""
-        return not self.initialized or self._profile.finished
+        return self._profile.finished
 
     @property
     def recording_thread(self) -> int | None:
         """The thread that records a window, which only that thread can end; None if none does."""
-        return self._profile.recording_thread if self.initialized else None
+        return self._profile.recording_thread
 
     def records(self, step: int) -> bool:
         """Return whether ``step`` is recorded, or is warm-up for a recorded step."""
-        schedule = self._recording["schedule"] if self.initialized else None
+        schedule = self._recording["schedule"]
         return isinstance(schedule, Schedule) and schedule.at(step)[0] is not StepAction.WAIT
 
     def suggest(self, schedule: Any, **options: Any) -> bool:
@@ -179,9 +183,9 @@ class Loop:
         other = Loop._current
         if not self.automatic and Loop.requested is not None:
             Loop.requested.warn_if_ignored()
-        if steps and self._on_framework_start is not None:
-            self._on_framework_start()
-            self._on_framework_start = None
+        if steps and self.on_framework_start is not None:
+            self.on_framework_start()
+            self.on_framework_start = None
         if self.running or (self.automatic and other is not None):
             return
         if other is not None and other.automatic:
@@ -229,18 +233,18 @@ class Loop:
         for model in models:
             with guard.contained(FEATURE):
                 if self.initialized and model not in self.models:
-                    depth, names, modes = self._modules, self._names, self._labels_eval
+                    depth, names, modes = self._modules, self._names, self.labels_evaluation
                     if depth is not False:
                         self._handles.append(instrument.annotate_modules(model, depth, names=names, modes=modes))
                     self.models.add(model)
 
     def between_steps(self) -> bool:
         """End the recorded step, as `Profile.between_steps` does."""
-        return not self.initialized or self._profile.between_steps()
+        return self._profile.between_steps()
 
     def own_work(self) -> AbstractContextManager[None]:
         """Mark the body as the library's own work, as `Profile.own_work` does."""
-        return self._profile.own_work() if self.initialized else nullcontext()
+        return self._profile.own_work()
 
     @guard.contained(FEATURE)
     def step(self) -> None:
@@ -276,7 +280,7 @@ class Loop:
         if Loop._current is self:
             Loop._current = None
         with guard.contained(FEATURE):
-            inside = any(name == "step" for name, _ in self._open)  # an error left it
+            inside = self.is_open("step")  # an error left it
             self.leave_all()
             self._profile.end(
                 begun=not (complete or inside or interrupted),
@@ -291,21 +295,9 @@ class Loop:
             with guard.contained(FEATURE):
                 self._syncs.stop()
 
-    def label_evaluation(self) -> None:
-        """Mark regions of modules in evaluation mode "(eval)", for loops whose evaluations cannot be followed."""
-        self._labels_eval = True
-
     def leave_out_part(self, part: str) -> None:
         """Open no region for ``part`` of a step, as the framework's adapter opens it."""
         self.parts = tuple(other for other in self.parts if other != part)
-
-    def record_nothing(self) -> None:
-        """Open no windows: another profiler records."""
-        self.record = False
-
-    def when_framework_starts(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, when a framework starts this loop and counts its steps from then on."""
-        self._on_framework_start = callback
 
     @guard.contained(FEATURE)
     def enter(self, name: str) -> None:
@@ -315,10 +307,14 @@ class Loop:
             region.__enter__()
             self._open.append((name, region))
 
+    def is_open(self, name: str) -> bool:
+        """Return whether the region ``name`` is open."""
+        return any(name == other for other, _ in self._open)
+
     @guard.contained(FEATURE)
     def leave(self, name: str) -> None:
         """Close the region ``name`` and regions that an error left open in it; do nothing if it is not open."""
-        while any(name == other for other, _ in self._open):
+        while self.is_open(name):
             inner, region = self._open.pop()
             region.__exit__(None, None, None)
             if inner == name:

@@ -23,9 +23,9 @@ from types import FrameType
 from typing import Any, Literal, cast
 
 from ..base import log
-from ..base.arguments import integer
 from ..base.guard import guard
 from ..base.interrupts import Suppressed
+from ..base.units import integer
 from ..record.planning.schedule import Schedule, StepAction, Window
 from .adapter import Adapter, Removal, leave_inert
 from .loop import Loop

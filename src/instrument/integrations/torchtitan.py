@@ -46,7 +46,6 @@ class TorchtitanAdapter(Adapter):
         self.method = method
         self._trainer = trainer
         self._hooks: weakref.WeakSet[TrainerHooks] = weakref.WeakSet()
-        self._driver: weakref.ref[TrainerHooks] | None = None
         self._classes: list[type] = []
 
     def install_hooks(self) -> None:
@@ -81,20 +80,6 @@ class TorchtitanAdapter(Adapter):
                 self._hooks.add(TrainerHooks(self, this))
 
         self.wrap(trainer, "__init__", init)
-
-    def claim(self, hooks: TrainerHooks) -> bool:
-        """Return whether the trainer of ``hooks`` drives the loop; it does from now on if no other does."""
-        driver = None if self._driver is None else self._driver()
-        if driver is None:
-            self.stop_loop()
-            self._driver = weakref.ref(hooks)
-        return driver is None or driver is hooks
-
-    def release(self, hooks: TrainerHooks) -> None:
-        """Stop the loop, until the next step of any trainer, if the trainer of ``hooks`` drives it."""
-        if self._driver is not None and self._driver() is hooks:
-            self.stop_loop()
-            self._driver = None
 
 
 @guard.prepared(FEATURE, otherwise=TorchtitanAdapter.inert)
@@ -186,7 +171,7 @@ class TrainerHooks:
             self._seen = True
             self._hook_parts()
         if getattr(profiler, "enable_profiling", False) and self._loop.record:
-            self._loop.record_nothing()
+            self._loop.record = False
             log.warning(
                 "the trainer's own profiler is on and records, with these regions: no windows are opened",
                 instead="config.profiler.enable_profiling=False",

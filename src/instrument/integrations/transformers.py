@@ -15,11 +15,10 @@ from torch import nn
 
 from ..base import log
 from ..base.config import settings
-from ..base.guard import guard
+from ..base.guard import contained_events, guard
 from ..base.imports import ImportHook
 from ..base.patch import Patch
 from .adapter import Adapter, Removal
-from .events import contained_events
 from .generation import annotate_generation
 from .loop import Loop, loop_from_environment
 
@@ -56,13 +55,13 @@ class TrainerAdapter(Adapter):
 
     def __init__(self, loop: Loop, trainer: Any, on_error: Callable[[], None]) -> None:
         super().__init__(loop)
-        self._trainer = weakref.ref(trainer) if trainer is not None else None
+        self._trainer: Callable[[], Any] = weakref.ref(trainer) if trainer is not None else lambda: None
         self._on_error = on_error
         self._thread = get_ident()
 
     def install_hooks(self) -> None:
         """Hook the methods of this object, also those of a subclass; other Trainers are not affected."""
-        trainer = self._trainer() if self._trainer is not None else None
+        trainer = self._trainer()
         if trainer is None:
             return
         for owner, method in (*((trainer, name) for name in LOOPS), (trainer.callback_handler, "call_event")):
@@ -86,7 +85,7 @@ class TrainerAdapter(Adapter):
 
         This can be seen only on its own thread, from the objects whose methods run on it.
         """
-        trainer = self._trainer() if self._trainer is not None else None
+        trainer = self._trainer()
         return self._thread == get_ident() and all(caller is not trainer for caller in callers)
 
 
@@ -114,7 +113,7 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 other._end()
         kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
         trainers = (caller for caller in callers if isinstance(caller, kind))
-        trainer = next((found for found in trainers if self in found.callback_handler.callbacks), None)
+        trainer = next((caller for caller in trainers if self in caller.callback_handler.callbacks), None)
         if self._must_yield(trainer):
             return
         models = [model] if isinstance(model, nn.Module) else []

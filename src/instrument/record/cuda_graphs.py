@@ -11,8 +11,7 @@ from contextlib import suppress
 from threading import Event, get_ident
 from typing import Any
 
-from ..base import gpu
-from ..base.compat import compiler
+from ..base.compat import compiler, gpu
 from ..base.guard import guard
 from ..base.interrupts import Suppressed
 from ..base.patch import Patch, apply, leave_no_frame, then, undo

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from ..base import gpu
-from ..base.compat.cuda import devices_in_use
+from ..base.compat import gpu
+from ..base.compat.gpu import devices_in_use
 from ..base.guard import uncaught_error
 from ..base.interrupts import is_interrupt
 

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,8 +29,9 @@ from rich.console import Console
 from ..base import stderr
 from ..base.config import LAUNCHED, settings
 from ..base.errors import LaunchError
+from ..base.files import make_folder
 from ..base.guard import guard
-from ..base.part_file import make_folder
+from ..base.interrupts import handling
 from ..base.run_folder import NAME, entries_of
 from ..read.jobs.trace_files import rank_from_name
 from ..record.handover.manifest import size_of
@@ -109,51 +110,33 @@ def run_tool(command: Sequence[str], environment: Mapping[str, str], program: Se
     A signal makes the tools end their recording, and some then leave the program running. The tool therefore runs
     in a session of its own without signals, and the program gets each signal once, as it does without the tool.
     """
-    signals = _Signals(program)
-    with _forwarded(signals):
-        child = subprocess.Popen(list(command), env=dict(environment), start_new_session=True)
-        signals.follow(child)
-        code = child.wait()
+    tool: subprocess.Popen[bytes] | None = None
+    early_signals: list[int] = []
+
+    def forward(number: int, _: FrameType | None = None) -> None:
+        if tool is None:
+            early_signals.append(number)
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            running = _find(tool.pid, lambda process: _runs(process, program))
+            os.kill(running or _find_exec_successor(tool.pid), number)
+
+    with contextlib.ExitStack() as handlers:
+        for signal_number in _signals_to_forward():
+            handlers.enter_context(handling(signal_number, forward))
+        tool = subprocess.Popen(list(command), env=dict(environment), start_new_session=True)
+        for number in early_signals:
+            forward(number)
+        code = tool.wait()
     return code if code >= 0 else 128 - code
 
 
-class _Signals:
-    """Forwards signals to the program, including those that arrive before it starts."""
-
-    def __init__(self, program: Sequence[str]) -> None:
-        self._program = program
-        self._child: subprocess.Popen[bytes] | None = None
-        self._early_signals: list[int] = []
-
-    def follow(self, child: subprocess.Popen[bytes]) -> None:
-        """Send signals to the program that ``child`` runs from now on."""
-        self._child = child
-        for number in self._early_signals:
-            self(number)
-
-    def __call__(self, number: int, _: FrameType | None = None) -> None:
-        if self._child is None:
-            self._early_signals.append(number)
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            tool = self._child.pid
-            found = _find(tool, lambda process: _runs(process, self._program))
-            os.kill(found or _find_exec_successor(tool), number)
-
-
-@contextmanager
-def _forwarded(signals: _Signals) -> Iterator[None]:
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in _SIGNALS:
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                before[number] = signal.signal(number, signals)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _signals_to_forward() -> list[int]:
+    """Return the signals that this thread can handle, without those that are ignored, as under nohup."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _find(root: int, wanted: Callable[[int], bool]) -> int | None:
@@ -170,8 +153,7 @@ def _find(root: int, wanted: Callable[[int], bool]) -> int | None:
 def _find_exec_successor(root: int) -> int:
     """Return the first process that is not the tool's: the program after it called ``exec``."""
     home = _program_folder(root)
-    found = _find(root, lambda process: _program_folder(process) not in (home, None)) if home is not None else None
-    return found or root
+    return (home and _find(root, lambda process: _program_folder(process) not in (home, None))) or root
 
 
 def _program_folder(process: int) -> Path | None:
@@ -194,11 +176,11 @@ def _runs(process: int, program: Sequence[str]) -> bool:
 
 
 def _children(process: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{process}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    return found
+            children += map(int, (task / "children").read_text().split())
+    return children
 
 
 def print_outcome(vendor: Vendor, request: LaunchRequest, report: Path, manifest: int, code: int) -> None:

@@ -153,9 +153,9 @@ def _report_on(body: _Body, fake: bool, on_gpu: Iterable[Any]) -> SyncReport:
 
     for one in on_gpu:
         _to_gpu(one)
-    with detect_syncs(level="log", every=1) as found:
+    with detect_syncs(level="log", every=1) as detector:
         body()
-    report = found.report
+    report = detector.report
     if report.unavailable_reason == coverage.UNUSED:  # there is a GPU, but the test did not use it
         report.unavailable_reason = ""
     return report
@@ -181,10 +181,9 @@ def _arguments(marker: pytest.Mark) -> tuple[int, bool]:
     given = dict(zip(_ARGUMENTS, marker.args, strict=False)) | dict(marker.kwargs)
     if len(given) != len(marker.args) + len(marker.kwargs) or not set(given) <= set(_ARGUMENTS):
         _refuse(f"@pytest.mark.syncs takes max and fake: {marker.args}, {marker.kwargs}")
-    most = given.get("max", 0)
+    most, fake = given.get("max", 0), given.get("fake", False)
     if not isinstance(most, int) or isinstance(most, bool) or most < 0:
         _refuse(f'@pytest.mark.syncs: "max" must be an int >= 0: {most!r}')
-    fake = given.get("fake", False)
     if not isinstance(fake, bool):
         _refuse(f'@pytest.mark.syncs: "fake" must be True or False: {fake!r}')
     return most, fake

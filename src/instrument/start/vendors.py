@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..base.config import NVTX_START_END
-from ..base.units import counted
+from ..base.units import counted, natural_key
 from ..show.terminal.console import print_line
 
 COMMANDS = {"nsys": "nsys", "ncu": "ncu", "rocprof": "rocprofv3", "vtune": "vtune"}
@@ -53,8 +53,8 @@ def find_tool(name: str) -> Tool | None:
     path = shutil.which(COMMANDS[name])
     if path is None:
         return None
-    found = re.search(r"\d+\.\d+(\.\d+)*", "".join(_said(path, "--version")))
-    return Tool(name, path, tuple(map(int, found[0].split("."))) if found else ())
+    version = re.search(r"\d+\.\d+(\.\d+)*", "".join(_said(path, "--version")))
+    return Tool(name, path, tuple(map(int, version[0].split("."))) if version else ())
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,8 @@ _MAX_WINDOWS_READ = 10  # that are read: nsys exports each to a database first
 
 def matching(report: Path, suffix: str) -> list[Path]:
     """Return the files whose names begin like ``report`` and end with ``suffix``, in numeric order."""
-    found = report.parent.glob(f"{glob.escape(report.name)}[!0-9]*")  # rank 1 is not rank 10
-    found = (path for path in found if path.name.endswith(suffix))
-    return sorted(found, key=lambda path: [int(part) if part.isdigit() else part for part in _parts(path.name)])
-
-
-def _parts(name: str) -> list[str]:
-    return re.split(r"(\d+)", name)  # text and numbers alternate, so that each is compared with its like
+    files = report.parent.glob(f"{glob.escape(report.name)}[!0-9]*")  # rank 1 is not rank 10
+    return sorted((path for path in files if path.name.endswith(suffix)), key=lambda path: natural_key(path.name))
 
 
 class Vendor:
@@ -220,7 +215,8 @@ class Ncu(Vendor):
         replayed alone would wait for the other ranks forever.
         """
         names = [_NCU_SPECIAL.sub(r"\\\1", name) for name in request.regions]
-        inside = [word for name in names for kind in ("/", "") for word in _ncu_include(f"{name}{kind}")]
+        expressions = [f"instrument@{name}{kind}" for name in names for kind in ("/", "")]
+        inside = [word for expression in expressions for word in ("--nvtx-include", expression)]
         scope: Sequence[str] = ()
         ranges: Sequence[str] = ()
         if inside and _NCU_SCOPE in _said(tool.path, "--help")[0]:
@@ -245,10 +241,6 @@ class Ncu(Vendor):
             print_line(console, f"instrument: {error}; or: ncu --import {reports[0]}")
             return
         show(console, measured_kernels(kernels, reports[0]))
-
-
-def _ncu_include(expression: str) -> tuple[str, str]:
-    return "--nvtx-include", f"instrument@{expression}"
 
 
 _ROCPD = (1, 0)  # the first version that writes databases

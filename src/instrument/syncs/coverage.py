@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..base import gpu
+from ..base.compat import gpu
 from ..base.config import settings
 
 SWITCHED_OFF = "INSTRUMENT=0 turns everything off: synchronizations are not detected"

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from ..base import log
-from ..base.arguments import integer
 from ..base.findings import Site, SyncFinding
 from ..base.guard import guard
 from ..base.patch import transparent
+from ..base.units import integer
 from ..explain.waits.comments import mistaken_comments
 from ..explain.waits.events import CountByStep, SyncEvent
 from ..explain.waits.report import SyncReport

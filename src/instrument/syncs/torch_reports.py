@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, SupportsIndex, cast
 
-from ..base import gpu
-from ..base.compat import cuda
+from ..base.compat import gpu
 from ..base.guard import guard
 from ..base.patch import Patch
 from .calls import Target
@@ -47,11 +46,11 @@ class GpuTrace:
 
     def install(self) -> None:
         """Install the callbacks, if this version of torch has them."""
-        found = cuda.sync_callbacks()
+        found = gpu.sync_callbacks()
         if found is None:
             return
         lists, activate = found
-        switch = cuda.trace_switch()
+        switch = gpu.trace_switch()
         self._switch = None if switch is None or switch.value else switch
         activate()
         self.resume()
@@ -177,7 +176,7 @@ class SyncWarning:
         shown = self._show_patch = Patch(warnings, name, self._make_show)
         shown.apply()
         self._let_through()
-        self._cancel = cuda.when_initialized(self._turn_on)
+        self._cancel = gpu.when_initialized(self._turn_on)
 
     @guard.contained("turning on torch's synchronization warnings")
     def _turn_on(self) -> None:

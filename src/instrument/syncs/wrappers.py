@@ -14,8 +14,7 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
-from ..base import gpu
-from ..base.compat import autograd, operators
+from ..base.compat import autograd, gpu, operators
 from ..base.findings import Direction
 from ..base.guard import guard
 from ..base.patch import Patch

@@ -112,8 +112,8 @@ _GRAPH_MAKERS = (
 
 
 def _owners(name: str, modules: Iterable[str]) -> list[tuple[Any, str]]:
-    found = [sys.modules.get(module) for module in modules]
-    return [(module, name) for module in found if hasattr(module, name)]
+    loaded = map(sys.modules.get, modules)
+    return [(module, name) for module in loaded if hasattr(module, name)]
 
 
 def compiled_module() -> Any:

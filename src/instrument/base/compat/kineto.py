@@ -135,12 +135,8 @@ def prepared_profilers() -> list[Any]:
     """Return the ``torch.autograd.profiler.profile`` objects that have prepared; see `live_objects`."""
     from torch.autograd import profiler
 
-    kind = profiler.profile
-    return [
-        known
-        for known in live_objects(kind)
-        if type(known) is kind and known.entered and known.kineto_results is None
-    ]
+    objects = (each for each in live_objects(profiler.profile) if type(each) is profiler.profile)
+    return [each for each in objects if each.entered and each.kineto_results is None]
 
 
 def end_left_session(error: RuntimeError) -> bool:
@@ -239,11 +235,11 @@ def record_functions() -> list[Any]:
     from torch.autograd.profiler import record_function
 
     kinds = (record_function, *record_function.__subclasses__())
-    return [found for kind in kinds for found in gc.get_referrers(kind) if isinstance(found, record_function)]
+    return [each for kind in kinds for each in gc.get_referrers(kind) if isinstance(each, record_function)]
 
 
-def end_record_functions(found: Iterable[Any]) -> None:
-    """End the open ranges among ``found``, while no profiler records; torch ignores their second end.
+def end_record_functions(ranges: Iterable[Any]) -> None:
+    """End the open ones of ``ranges``, while no profiler records; torch ignores their second end.
 
     torch crashes if a range is open when its recording stops, and ends in the next recording.
     """
@@ -251,7 +247,7 @@ def end_record_functions(found: Iterable[Any]) -> None:
 
     leave = torch.ops.profiler._record_function_exit._RecordFunction
     with without_modes():
-        for context in found:
+        for context in ranges:
             if context.record is not None:
                 leave(context.record)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from .. import gpu
 from ..patch import Patch
+from . import gpu
 
 # torch's profilers that turn its ranges into ranges of another tool
 _TARGETS = {"emit_nvtx": "NVTX", "emit_itt": "ITT"}
@@ -240,12 +240,12 @@ def check_options(options: Mapping[str, Any]) -> None:
     for activity in made.activities:  # older versions check them later
         if not isinstance(activity, ProfilerActivity):
             raise TypeError(f"Expected ProfilerActivity, got {type(activity)}")
-    known = inspect.signature(profiler.profile).parameters
+    accepted = inspect.signature(profiler.profile).parameters
     names = (
         "record_shapes", "with_flops", "profile_memory", "with_stack", "experimental_config",
         "post_processing_timeout_s", "activity_filters",
     )  # fmt: skip
-    given = {name: getattr(made, name) for name in names if name in known and hasattr(made, name)}
+    given = {name: getattr(made, name) for name in names if name in accepted and hasattr(made, name)}
     in_use = gpu.in_use() is not None
     backend = profiler.profile(
         use_cpu=ProfilerActivity.CPU in made.activities or gpu.supported(),

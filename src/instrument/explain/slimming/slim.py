@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...base.arguments import integer
 from ...base.errors import TraceError
-from ...base.part_file import part_file, publish, writing
+from ...base.files import part_file, publish, writing
+from ...base.units import integer
 from ...read.jobs.read import read_trace
 from ...read.kineto.kineto import read_kineto
 from ...read.measures.region_steps import with_steps

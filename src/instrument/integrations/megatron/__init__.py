@@ -12,11 +12,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ...base.arguments import integer
 from ...base.guard import guard
+from ...base.units import integer
 from ..adapter import require, when_requested
 from ..loop import Loop
-from . import core, training
+from . import adapter, core
 from .adapter import FEATURE, Hooks, MegatronAdapter
 
 __all__ = ["MegatronAdapter", "attach", "install"]
@@ -26,7 +26,7 @@ HOOKS: Mapping[str, Hooks] = {
     "megatron.core.pipeline_parallel.schedules": core.schedules,
     "megatron.core.optimizer": core.optimizers,
     "megatron.core.distributed": core.distributed,
-    "megatron.training.training": training.follow,
+    "megatron.training.training": adapter.training,
 }
 
 

@@ -1,4 +1,7 @@
-"""`MegatronAdapter`: drives a loop from Megatron's calls, replaced in every module and shown as regions."""
+"""`MegatronAdapter`: drives a loop from Megatron's calls, replaced in every module and shown as regions.
+
+Under megatron.training it follows ``--profile`` without Megatron's own profilers.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,17 @@ from typing import Any, ClassVar
 
 import torch
 
+from ...base import log
 from ...base.guard import guard
 from ...base.imports import loaded_modules
 from ...base.patch import Patch
+from ...record.planning.schedule import schedule
 from ...record.regions import dispatch
 from ...record.regions import region as regions
 from ...record.regions.region import Region
 from ...record.stepping.optimizer_steps import OptimizerSteps
-from ..adapter import Adapter, Removal
+from ..adapter import Adapter, RangeStack, Removal
 from ..loop import Loop
-from ..ranges import RangeStack
 
 FEATURE = "following Megatron"
 
@@ -33,8 +37,8 @@ class ReferencesPatch:
     """
 
     def __init__(self, module: ModuleType, makers: Mapping[str, Callable[[Any], Any]]) -> None:
-        known = {name: vars(module)[name] for name in makers if name in vars(module)}
-        self._pairs = [(original, makers[name](original)) for name, original in known.items()]
+        originals = {name: vars(module)[name] for name in makers if name in vars(module)}
+        self._pairs = [(original, makers[name](original)) for name, original in originals.items()]
 
     def apply(self) -> None:
         """Replace the functions."""
@@ -243,3 +247,70 @@ def name_calls(adapter: MegatronAdapter, owner: Any, titles: Mapping[str, str]) 
     for name, title in titles.items():
         if name in vars(owner):
             adapter.apply(Patch(owner, name, functools.partial(with_region_named, adapter, title)))
+
+
+REGIONS = {"evaluate": "evaluation", "save_checkpoint_and_time": "checkpoint"}
+
+
+def training(adapter: MegatronAdapter, module: ModuleType) -> None:
+    """Hook ``megatron.training.training``: iterations are steps, and ``--profile`` is followed."""
+    arguments = CallArguments(module.train_step)
+
+    def train_step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        number = None
+        with guard.contained("reading the iteration"):
+            given = arguments.get("iteration", args, kwargs)  # older releases have it only among their arguments
+            number = int(module.get_args().curr_iteration if given is None else given)
+        models = arguments.get("model", args, kwargs)
+        with adapter.iteration(number, models if isinstance(models, (list, tuple)) else [models]):
+            return original(*args, **kwargs)
+
+    def train(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        adapter.training = True
+        try:
+            with _in_place_of_profile(adapter, module):
+                return original(*args, **kwargs)
+        finally:
+            adapter.training = False
+            adapter.stop_loop()
+
+    adapter.wrap(module, "train_step", train_step)
+    adapter.wrap(module, "train", train)
+    name_calls(adapter, module, REGIONS)
+
+
+@contextmanager
+def _in_place_of_profile(adapter: MegatronAdapter, module: ModuleType) -> Iterator[None]:
+    """Record the iterations of ``--profile``; Megatron's own profilers are off while the body runs."""
+    args = None
+    with guard.contained("following --profile"):
+        args = module.get_args()
+        if not (getattr(args, "profile", False) and _follow_profile(adapter, args)):
+            args = None
+    if args is None:
+        yield
+        return
+    args.profile = False
+    try:
+        yield
+    finally:
+        args.profile = True
+
+
+def _follow_profile(adapter: MegatronAdapter, args: Any) -> bool:
+    """Take the schedule of ``args``: the iterations from ``profile_step_start`` to before ``profile_step_end``.
+
+    Returns:
+        False if the arguments contain no iteration, which leaves them to Megatron.
+    """
+    first, stop = args.profile_step_start, args.profile_step_end
+    if not 0 <= first < stop:
+        log.warning("--profile is left to Megatron: no iteration lies in its range", start=first, end=stop)
+        return False
+    options: dict[str, Any] = {"ranks": list(getattr(args, "profile_ranks", ())) or None}
+    if getattr(args, "use_pytorch_profiler", False):
+        options["record_shapes"] = bool(getattr(args, "pytorch_profiler_collect_shapes", False))
+        options["with_stack"] = bool(getattr(args, "pytorch_profiler_collect_callstack", False))
+    if not adapter.loop.suggest(schedule(f"{first}-{stop - 1}", warmup=1), **options):
+        log.warning("--profile is ignored: attach() has a schedule already, and one profiler records at a time")
+    return True

@@ -175,7 +175,12 @@ DECORATOR = "nvtx_decorator"
 def nvtx_ranges(adapter: MegatronAdapter, utils: ModuleType) -> None:
     """Replace the ranges of ``megatron.core.utils``, and those of the functions decorated so far."""
     before = vars(utils).get(DECORATOR)
-    decorated = [found for module in _modules_with(before) for found in _decorated(module)]
+    modules = [
+        module
+        for name, module, names in loaded_modules()
+        if name.startswith("megatron.") and before is not None and names.get(DECORATOR) is before
+    ]
+    decorated = [function for module in modules for function in _decorated(module)]
     makers = {"nvtx_range_push": _push, "nvtx_range_pop": _pop, DECORATOR: _decorator}
     bound = {name: functools.partial(make, adapter) for name, make in makers.items()}
     adapter.apply(ReferencesPatch(utils, bound))
@@ -249,14 +254,6 @@ def _decorate(
     except ValueError:  # a color that only NVTX knows
         return _decorate(adapter, function, message)
     return with_region(adapter, function, lambda *_, **__: shown)
-
-
-def _modules_with(decorator: Any) -> list[ModuleType]:
-    return [
-        module
-        for name, module, names in loaded_modules()
-        if name.startswith("megatron.") and decorator is not None and names.get(DECORATOR) is decorator
-    ]
 
 
 def _decorated(module: ModuleType) -> Iterator[tuple[Any, str, dict[str, Any]]]:

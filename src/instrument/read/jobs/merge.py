@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Raw
 
 from ...base.errors import TraceError
-from ...base.part_file import part_file, writing
+from ...base.files import part_file, writing
 from ...base.run_folder import last_window
 from ...base.trace_marks import MERGE
 from ..kineto.chunks import EventIndex

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ...base.part_file import part_file, publish
+from ...base.files import part_file, publish
 from ..tables.notes import about_ranks
 from ..tables.trace import ReadLosses, Trace
 from .chunks import EventIndex

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from ...base.files import make_folder
 from ...base.page_file import InNotebook
-from ...base.part_file import make_folder
 from .table import COLUMNS, KERNEL, MEMCPY, MEMSET, PIP, TEXT, Array, Table
 
 if TYPE_CHECKING:

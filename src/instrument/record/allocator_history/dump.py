@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...base.errors import CaptureError
+from ...base.files import make_folder, part_file, publish
 from ...base.guard import guard
-from ...base.part_file import make_folder, part_file, publish
 
 FEATURE = "writing a memory snapshot"
 _PROTOCOL = 4  # that of torch's own snapshots, for which its page is made

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...base.arguments import integer
 from ...base.guard import guard
-from ...base.units import parse_duration, parse_size
+from ...base.units import integer, parse_duration, parse_size
 
 STACKS = ("python", "all")
 

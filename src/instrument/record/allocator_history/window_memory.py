@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from ...base import gpu, log
-from ...base.compat import cuda, memory_history
+from ...base import log
+from ...base.compat import gpu, memory_history
 from ...base.guard import guard
 from ...base.interrupts import is_interrupt
 from ...base.patch import Patch, apply, undo
@@ -80,7 +80,7 @@ class WindowMemory:
                 self._set_aside(_NO_CUDA)
                 return
             self._reason = _NO_GPU
-            self._cancel = cuda.when_initialized(self._turn_on)
+            self._cancel = gpu.when_initialized(self._turn_on)
 
     def _turn_on(self) -> None:
         with self._stall():

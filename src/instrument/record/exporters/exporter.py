@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ...base import log, tools
+from ...base import log
+from ...base.compat import tools
 from .torch_options import DETAILS, Detail
 
 

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 from typing import IO, cast
 
+from ...base.files import part_file, sync
 from ...base.interrupts import Suppressed, is_interrupt
-from ...base.part_file import part_file, sync
 
 
 def packed(raw: Path) -> Path:

@@ -16,12 +16,12 @@ from tempfile import mkstemp
 from threading import get_ident, main_thread
 from typing import Any, ClassVar
 
-from ...base import gpu, log, tools
-from ...base.compat import autograd, kineto, profilers
-from ...base.compat.cuda import devices_in_use
+from ...base import log
+from ...base.compat import autograd, gpu, kineto, profilers, tools
+from ...base.compat.gpu import devices_in_use
 from ...base.errors import CaptureError
+from ...base.files import make_folder, part_file
 from ...base.interrupts import Suppressed
-from ...base.part_file import make_folder, part_file
 from ...base.trace_marks import DETAIL, STEP_PREFIX, STEPS, TASKS, UNRECORDED
 from .. import gpu_wait
 from ..cuda_graphs import cuda_graphs

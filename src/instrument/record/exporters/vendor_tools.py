@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ...base import gpu
+from ...base.compat import gpu
 from ...base.errors import CaptureError
 from ...base.trace_marks import STEP_PREFIX, STEPS
 from .. import gpu_wait

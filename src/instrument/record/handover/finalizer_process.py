@@ -36,10 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from ...base import process_id
+from ...base.files import LineFile, make_folder
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
-from ...base.line_file import LineFile
-from ...base.part_file import make_folder
 
 FEATURE = "finishing a window"
 FOLDER_NAME = rf"\.{process_id.WRITER}\.jobs"

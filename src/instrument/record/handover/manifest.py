@@ -19,9 +19,9 @@ from typing import Any
 from ...base import log
 from ...base.config import settings
 from ...base.errors import CaptureError
+from ...base.files import make_folder
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
-from ...base.part_file import make_folder
 from ...base.run_folder import NAME
 from ...base.units import size
 

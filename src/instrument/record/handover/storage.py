@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ...base.arguments import integer
-from ...base.units import parse_duration, parse_size
+from ...base.units import integer, parse_duration, parse_size
 
 MAX_TIMEOUT_S = 600  # the finishing process ends then, if the program has exited
 

@@ -11,9 +11,9 @@ from typing import Any
 from ...base import log
 from ...base.config import settings
 from ...base.errors import CaptureError
+from ...base.files import remove_stale_parts
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
-from ...base.part_file import remove_stale_parts
 from ...base.run_folder import how_to_show_snapshots, relative_path
 from ...base.units import counted
 from ..allocator_history.dump import SnapshotDump

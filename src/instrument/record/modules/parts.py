@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ...base.compat import cuda, operators, training
+from ...base.compat import gpu, operators, training
 from ...base.guard import guard
 from ...base.interrupts import Suppressed
 from ...base.patch import Patch, apply, leave_no_frame, undo
@@ -211,7 +211,7 @@ def _region_of_copy(destination_of: Callable[..., Destination], *args: Any, **kw
             source, device = destination_of(*args, **kwargs)
             if device is None or source.device.type != "cpu" or device.type == "cpu":
                 return None
-            return _copy_region(str(cuda.with_index(device)), source.numel() * source.element_size())
+            return _copy_region(str(gpu.with_index(device)), source.numel() * source.element_size())
     except TypeError:
         return None  # wrong arguments: the method itself raises
     except Exception as error:

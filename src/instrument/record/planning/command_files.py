@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ...base import process_id
-from ...base.arguments import integer
-from ...base.descriptors import OwnDescriptor
+from ...base.files import LineFile, OwnDescriptor, make_folder
 from ...base.guard import guard
 from ...base.interrupts import Suppressed
-from ...base.line_file import LineFile
-from ...base.part_file import make_folder
+from ...base.units import integer
 from .ranks import chosen_ranks
 from .requests import WindowRequest
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ...base.arguments import integer
+from ...base.units import integer
 
 
 def rank() -> int:

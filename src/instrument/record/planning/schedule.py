@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...base import gpu
-from ...base.arguments import integer
+from ...base.compat import gpu
+from ...base.units import integer
 
 if TYPE_CHECKING:
     from torch.profiler import ProfilerAction

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ...base import log
+from ...base.files import make_folder, part_file
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
-from ...base.part_file import make_folder, part_file
 from ...base.run_folder import BLACK_BOX
 from ..slow_steps.box import BlackBox
 from .command_files import CommandFiles

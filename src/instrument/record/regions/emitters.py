@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ...base import log, tools
+from ...base import log
+from ...base.compat import tools
 from ...base.config import NVTX_START_END, settings
 from ...base.guard import guard
 from ...base.interrupts import is_interrupt

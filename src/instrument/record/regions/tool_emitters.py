@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from ...base import log
-from ...base.compat.nvtx import nvtx_domain
+from ...base.compat.tools import nvtx_domain
 from ...base.interrupts import is_interrupt
 from .region import DOMAIN, Region
 

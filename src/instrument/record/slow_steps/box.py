@@ -8,10 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ...base.arguments import integer
 from ...base.config import settings
 from ...base.guard import guard
-from ...base.units import counted, duration
+from ...base.units import counted, duration, integer
 from ..regions.dispatch import active
 from .judging import Alarms, Periods, UsualStep
 from .slow_step import OTHER, PHASES, PhaseTime, SlowStep

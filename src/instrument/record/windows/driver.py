@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ...base.arguments import integer
+from ...base.units import integer
 from ..allocator_history.options import MemoryHistory, chosen_history
 from ..exporters.exporter import Exporter
 from ..exporters.torch_options import Detail

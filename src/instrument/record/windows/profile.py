@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...base import stderr
-from ...base.arguments import integer
 from ...base.config import settings
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
+from ...base.units import integer
 from ..cuda_graphs import GraphFollower
 from ..exporters.exporter import Exporter
 from ..planning.agreement import NOTICE_S, Agreement

@@ -16,9 +16,9 @@ from typing import IO, Any
 from ...base import log
 from ...base.compat.compiler import follow_compile_trace
 from ...base.errors import CaptureError
+from ...base.files import make_folder, part_file, publish
 from ...base.guard import guard
 from ...base.interrupts import Suppressed
-from ...base.part_file import make_folder, part_file, publish
 from ...base.run_folder import COMPILE_LOG
 from ...base.trace_marks import STEPS
 from ..allocator_history.window_memory import WindowMemory

@@ -10,9 +10,9 @@ from itertools import takewhile
 from typing import Any
 
 from ...base import log
-from ...base.arguments import integer
 from ...base.compat import profilers
 from ...base.guard import guard
+from ...base.units import integer
 from ..cuda_graphs import cuda_graphs
 from ..planning.ranks import job_without_nccl
 from ..planning.schedule import NEVER

@@ -13,8 +13,8 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...base import log
-from ...base.arguments import integer
 from ...base.guard import guard
+from ...base.units import integer
 from ..planning.schedule import NOTHING, Schedule, span
 from ..planning.schedule import SCHEDULE_OPTIONS as SCHEDULE_OPTIONS
 from ..planning.schedule import schedule as make_schedule

@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 from ...base import log, stderr
+from ...base.config import PROCESS
 from ...base.guard import exiting, guard, uncaught_error
 from ...base.interrupts import Suppressed
 from ...base.live_objects import IdentitySet
@@ -21,7 +22,6 @@ from ...record.modules.optimizers import outermost_modules, updates_only
 from ...record.regions import dispatch
 from ...record.stepping.explicit_steps import program_steps
 from ...record.stepping.follower import StepFollower
-from .program import PROCESS
 from .termination import Termination
 
 _LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
@@ -41,12 +41,21 @@ class Session:
 
     def __init__(self, loop: AutomaticLoop) -> None:
         self._loop = loop
-        loop.label_evaluation()
+        loop.labels_evaluation = True
         self._optimizers = IdentitySet()  # those made or stepped so far
         self._new_optimizers: list[weakref.ref[Any]] = []  # whose models are not annotated yet
         self._process = os.getpid()
         self._started_at = time.time()
-        self._steps: StepFollower | None = None
+        self._steps = StepFollower(
+            self._end_step,
+            self._restart_schedule,
+            loop.step_on,
+            on_begin=self._begin_step_0 if loop.records(0) else None,
+            on_missed_steps=self._restart_after,
+            on_optimizer_made=self._on_optimizer_made,
+            on_model_found=self._on_model_found,
+            is_recording=lambda: loop.recording_thread is not None,
+        )
         self._post_hook: Any = None
         self._termination = Termination(loop)
         self._has_begun = False
@@ -60,16 +69,6 @@ class Session:
 
         # Before steps are counted: models come first
         self._post_hook = register_optimizer_step_post_hook(self._after_step)
-        self._steps = StepFollower(
-            self._end_step,
-            self._restart_schedule,
-            self._loop.step_on,
-            on_begin=self._begin_step_0 if self._loop.records(0) else None,
-            on_missed_steps=self._restart_after,
-            on_optimizer_made=self._on_optimizer_made,
-            on_model_found=self._on_model_found,
-            is_recording=lambda: self._loop.recording_thread is not None,
-        )
         self._steps.follow()
         self._termination.install()
         self._follow_cells()
@@ -109,7 +108,7 @@ class Session:
 
     def _on_optimizer_made(self, optimizer: Any) -> None:
         self._add_optimizer(optimizer)
-        if self._has_begun and not self._ended and self._steps is not None and self._steps.by is None:
+        if self._has_begun and not self._ended and self._steps.by is None:
             self._name_trained()  # step 0 is recorded, and may need the regions of the model
 
     def _on_model_found(self, model: Any) -> None:
@@ -159,7 +158,9 @@ class Session:
 
     def _ready_to_count(self) -> bool:
         """Annotate new models, and begin unless begun; return False if another loop counts the steps."""
-        if self._ended or self._steps is None or not self._counts_steps():
+        if Loop.current() is not (self._loop if self._has_begun else None):
+            self.leave()  # to that loop
+        if self._ended:
             return False
         if self._steps.by == "program":
             self._loop.warn_if_ignored()
@@ -188,41 +189,34 @@ class Session:
         self._new_optimizers.clear()
         if optimizers or models:
             with self._loop.own_work():
-                found = outermost_modules(optimizers, models)
-            self._name(*found)
+                self._loop.name(*outermost_modules(optimizers, models))
 
     def _optimizers_to_annotate(self) -> list[Any]:
         """Return the new optimizers, except those that only update parameters of annotated models."""
-        known = [optimizer() for optimizer in self._new_optimizers]
-        known = [
+        optimizers = [optimizer() for optimizer in self._new_optimizers]
+        optimizers = [
             optimizer
-            for optimizer in known
+            for optimizer in optimizers
             if optimizer is not None and not updates_only(optimizer, self._loop.models)
         ]
-        self._new_optimizers = [weakref.ref(optimizer) for optimizer in known]
-        return known
-
-    def _name(self, *models: Any) -> None:
-        new = [model for model in models if model not in self._loop.models]
-        if new:
-            with self._loop.own_work():
-                self._loop.name(*new)
+        self._new_optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        return optimizers
 
     def _explain(self) -> None:
         """Log once what counts as a step, unless an optimizer does, and annotate the model that shows it."""
-        explanation = self._steps.explanation if self._steps is not None else None
+        explanation = self._steps.explanation
         if (explanation or self._loop.step_on) and not self._explained:
             self._explained = True
             self._loop.between_steps()
             if explanation and not program_steps.profile_started:
                 with self._loop.own_work():
                     log.warning(explanation)
-            if self._steps is not None and self._steps.model is not None and not self._loop.records(0):
+            if self._steps.model is not None and not self._loop.records(0):
                 self._name_trained(self._steps.model)  # else it is annotated since it was found
 
     def _restart_schedule(self) -> None:
         """Start the schedule over: the steps so far were parts of step 0, which is over unless it begins now."""
-        if self._has_begun and not self._ended and self._steps is not None and self._steps.by != "program":
+        if self._has_begun and not self._ended and self._steps.by != "program":
             self._explained = False
             self._annotate_and_explain()
             is_over = self._steps.by is not None
@@ -230,25 +224,18 @@ class Session:
             reason = f"the schedule started over: steps are now counted by the {self._steps.by or 'optimizer'}"
             self._loop.restart(int(self._missed_step_0), reason, late=is_over)
 
-    def _counts_steps(self) -> bool:
-        """Return whether no other loop runs; leave the steps to one that does."""
-        if Loop.current() is not (self._loop if self._has_begun else None):
-            self.leave()
-        return not self._ended
-
     def _start(self, first_step: int, *, late: bool = False) -> None:
         self._has_begun = True
         self._loop.start(first_step=first_step, late=late)
-        self._loop.when_framework_starts(self.leave)
+        self._loop.on_framework_start = self.leave
 
     @guard.contained(FEATURE)
     def _exit(self) -> None:
         if self._process != os.getpid():  # a forked child
             return
-        counted = self._ended or (self._loop.has_begun and self._steps is not None and self._steps.by is not None)
+        counted = self._ended or (self._loop.has_begun and self._steps.by is not None)
         self.leave()
-        if self._post_hook is not None:
-            self._post_hook.remove()
+        self._post_hook.remove()
         with exiting():
             self._loop.stop()
         self._termination.remove()
@@ -263,8 +250,6 @@ class Session:
         steps, error = self._steps, uncaught_error()
         if error is not None:
             return f"nothing was recorded: the program ended with {type(error).__name__} before its first step"
-        if steps is None:
-            return _NO_STEP
         if steps.function_missing:
             return f"nothing was recorded: the function {self._loop.step_on} was not found, or never called"
         return _COMPILED if steps.compiled else _NEVER_STEPPED if steps.optimizer_never_stepped else _NO_STEP

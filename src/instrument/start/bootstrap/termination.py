@@ -14,9 +14,9 @@ from typing import Any
 
 from ...base import log
 from ...base.compat import autograd
-from ...base.descriptors import OwnDescriptor
+from ...base.files import OwnDescriptor
 from ...base.guard import guard
-from ...base.sigaction import c_handler, c_library, is_default
+from ...base.interrupts import c_handler, c_library, is_default
 from ...integrations.loop import Loop
 from ...record import gpu_wait
 from ...record.call_queues import ChangeQueue

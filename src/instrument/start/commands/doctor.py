@@ -7,12 +7,12 @@ from pathlib import Path
 
 import typer
 
-from .command import flag, option, subcommand_of
+from .. import cli
 
 
 def doctor(
-    as_json: bool = flag("--json", "Print everything as JSON."),
-    out: Path = option("FOLDER", "The folder for traces.", default=Path("runs")),
+    as_json: bool = cli.flag("--json", "Print everything as JSON."),
+    out: Path = cli.option("FOLDER", "The folder for traces.", default=Path("runs")),
 ) -> None:
     """Check what is installed, what each profiler records here, and whether ranges arrive in its output.
 
@@ -27,13 +27,13 @@ def doctor(
 
     machine = Machine(out=out)
     if as_json:
-        found = list(examine(machine))
-        typer.echo(json.dumps(to_json(found), indent=2))
+        results = list(examine(machine))
+        typer.echo(json.dumps(to_json(results), indent=2))
     else:
         console = new_console()
-        found = render(examine(machine, busy=lambda name: console.status(f"{name} ...")), console=console)
-    if problems(found):
+        results = render(examine(machine, busy=lambda name: console.status(f"{name} ...")), console=console)
+    if problems(results):
         raise typer.Exit(1)
 
 
-subcommand = subcommand_of(doctor)
+subcommand = cli.subcommand_of(doctor)

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...base.units import parse_size
-from .command import (
-    HTML,
-    argument,
-    errors_reported,
-    exit_unusable,
-    flag,
-    option,
-    print_message,
-    subcommand_of,
-    write_html,
-)
+from .. import cli
 
 if TYPE_CHECKING:
     from ...read.memory.batch import BatchFit
@@ -28,24 +18,24 @@ if TYPE_CHECKING:
 
 
 def memory(
-    snapshots: list[Path] = argument(
+    snapshots: list[Path] = cli.argument(
         "SNAPSHOT [SNAPSHOT]", "One snapshot, or two to compare: files, or folders of a run or of a window."
     ),
-    device: int | None = option("N", "The GPU (default: the one with the highest peak).", min=0),
-    limit: str | None = option(
+    device: int | None = cli.option("N", "The GPU (default: the one with the highest peak).", min=0),
+    limit: str | None = cli.option(
         "SIZE",
         "The memory that the GPU has for the program: how large can the batch be? GB is 10^9 bytes, and "
         "GiB 2^30, in which torch's errors count: 79GiB for a card of 80 GB. (default: what it had, which "
         "a snapshot says that instrument recorded or that has a failed allocation)",
     ),
-    batch: list[int] | None = option(
+    batch: list[int] | None = cli.option(
         "N", "The batch size of the snapshot; given twice, of the two snapshots.", min=1, max=10**12
     ),
-    rank: int | None = option(
+    rank: int | None = cli.option(
         "N", "The rank, of several in a folder (default: the lowest with a snapshot).", min=0
     ),
-    as_json: bool = flag("--json", "Print all parts as JSON, unrounded."),
-    as_html: Path | None = HTML,
+    as_json: bool = cli.flag("--json", "Print all parts as JSON, unrounded."),
+    as_html: Path | None = cli.HTML,
 ) -> None:
     """Show what used the memory of a GPU at its peak: by category, line, module and region.
 
@@ -63,14 +53,16 @@ def memory(
     from ...show.terminal.memory import memory_report
 
     if as_html is not None and as_json:
-        raise exit_unusable(ValueError("--html and --json exclude each other"))
-    if len(snapshots) > 2:
-        raise typer.BadParameter(f"one or two are accepted: {len(snapshots)}", param_hint="SNAPSHOT")
+        raise cli.exit_unusable("--html and --json exclude each other")
+    with cli.value_of("SNAPSHOT"):
+        if len(snapshots) > 2:
+            raise ValueError(f"one or two are accepted: {len(snapshots)}")
     batches = _batches(batch or [], len(snapshots))
-    limit_bytes = None if limit is None else _limit(limit)
-    if limit_bytes is not None and len(snapshots) == 2 and not batches and not as_json:
-        raise typer.BadParameter("with two snapshots it needs --batch twice", param_hint="--limit")
-    with errors_reported():
+    with cli.value_of("--limit"):
+        limit_bytes = None if limit is None else parse_size(limit, "limit")
+        if limit_bytes is not None and len(snapshots) == 2 and not batches and not as_json:
+            raise ValueError("with two snapshots it needs --batch twice")
+    with cli.errors_reported():
         read = [read_memory(_file(path, rank)) for path in snapshots]
     chosen = _device(read, device)
     if len(read) == 2:
@@ -102,15 +94,14 @@ def _show_change(
 
     for each in (before, after):
         if not each.break_down(device).recorded:
-            said = f"{each.path} has no history of GPU {device}, and so no peak to compare"
-            raise exit_unusable(ValueError(said))
+            raise cli.exit_unusable(f"{each.path} has no history of GPU {device}, and so no peak to compare")
     fit = _fit(before, after, device, batches)
     limit = after.known_limit(device) if limit_bytes is None else limit_bytes
     if as_html is not None:
         _write(page_of_change(before, after, device, fit_texts(fit, limit) if fit else []), as_html)
     elif as_json:
-        found = [as_dict(each, device, limit_bytes) for each in (before, after)]
-        typer.echo(json.dumps({"snapshots": found} | changes_as_dict(before, after, device, fit), indent=2))
+        parts = [as_dict(each, device, limit_bytes) for each in (before, after)]
+        typer.echo(json.dumps({"snapshots": parts} | changes_as_dict(before, after, device, fit), indent=2))
     else:
         show(new_console(), memory_change(before, after, device, fit_texts(fit, limit) if fit else []))
 
@@ -118,7 +109,7 @@ def _show_change(
 def _write(text: str, path: Path) -> None:
     from ...base.page_file import write_page
 
-    write_html(partial(write_page, text=text), path)
+    cli.write_html(partial(write_page, text=text), path)
 
 
 def _file(path: Path, rank: int | None) -> Path:
@@ -127,25 +118,18 @@ def _file(path: Path, rank: int | None) -> Path:
 
     chosen = chosen_snapshot(path, rank)
     if chosen.text:
-        print_message(chosen.text)
+        cli.print_message(chosen.text)
     return chosen.path
 
 
 def _batches(given: list[int], snapshots: int) -> list[int]:
     """Return the batch sizes of the snapshots; none if none are given."""
-    if given and len(given) != snapshots:
-        said = f"one for each snapshot is accepted: {', '.join(map(str, given))}"
-        raise typer.BadParameter(said, param_hint="--batch")
-    if len(given) == 2 and given[0] == given[1]:
-        raise typer.BadParameter(f"two different ones are accepted: {given[0]}, {given[1]}", param_hint="--batch")
+    with cli.value_of("--batch"):
+        if given and len(given) != snapshots:
+            raise ValueError(f"one for each snapshot is accepted: {', '.join(map(str, given))}")
+        if len(given) == 2 and given[0] == given[1]:
+            raise ValueError(f"two different ones are accepted: {given[0]}, {given[1]}")
     return given
-
-
-def _limit(text: str) -> int:
-    try:
-        return parse_size(text, "limit")
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--limit") from None
 
 
 def _fit(before: MemorySnapshot, after: MemorySnapshot, device: int, batches: list[int]) -> BatchFit | None:
@@ -154,32 +138,27 @@ def _fit(before: MemorySnapshot, after: MemorySnapshot, device: int, batches: li
 
     if not batches:
         return None
-    for each in (before, after):
-        if each.failed(device):
-            said = f"an estimate from two batch sizes needs snapshots in which no allocation failed: {each.path}"
-            raise typer.BadParameter(said, param_hint="--batch")
-    first, second = ((each.timeline(device), each.passes) for each in (before, after))
-    one, two = batches
-    try:
-        return fit_batches(first, second, (one, two))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--batch") from None
+    with cli.value_of("--batch"):
+        for each in (before, after):
+            if each.failed(device):
+                needed = "an estimate from two batch sizes needs snapshots in which no allocation failed"
+                raise ValueError(f"{needed}: {each.path}")
+        first, second = ((each.timeline(device), each.passes) for each in (before, after))
+        return fit_batches(first, second, (batches[0], batches[1]))
 
 
 def _device(read: list[MemorySnapshot], wanted: int | None) -> int:
     """Return the GPU to show: ``wanted``, or the one whose peak is the highest in all snapshots."""
     there = sorted(set.intersection(*(set(each.devices) for each in read)))
     if not there:
-        print_message(f"no GPU has memory in {' and in '.join(str(each.path) for each in read)}")
+        cli.print_message(f"no GPU has memory in {' and in '.join(str(each.path) for each in read)}")
         raise typer.Exit(1)
     if wanted is None:
         return max(there, key=lambda device: max(each.peak(device).bytes for each in read))
-    if wanted not in there:
-        names = ", ".join(map(str, there))
-        raise typer.BadParameter(
-            f"GPUs with memory in every snapshot are {names}: {wanted}", param_hint="--device"
-        )
+    with cli.value_of("--device"):
+        if wanted not in there:
+            raise ValueError(f"GPUs with memory in every snapshot are {', '.join(map(str, there))}: {wanted}")
     return wanted
 
 
-subcommand = subcommand_of(memory)
+subcommand = cli.subcommand_of(memory)

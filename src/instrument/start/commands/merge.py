@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...base.units import counted, duration, listed, signed_duration
-from .command import argument, errors_reported, flag, option, subcommand_of
+from .. import cli
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,17 +25,17 @@ _AS_OPTIONS = {
 
 
 def merge_command(
-    run: list[str] = argument("RUN...", "The folder of a run or of ranks, a pattern, or several files."),
-    ranks: str | None = option("RANKS", "The ranks, such as '0,7' (default: all that have a trace)."),
-    steps: str | None = option(
+    run: list[str] = cli.argument("RUN...", "The folder of a run or of ranks, a pattern, or several files."),
+    ranks: str | None = cli.option("RANKS", "The ranks, such as '0,7' (default: all that have a trace)."),
+    steps: str | None = cli.option(
         "N-M",
         "The steps, such as '10-12' (default: all). Of the windows of a run, the last one with these "
         "steps is taken; by default the last one.",
     ),
-    out: Path | None = option(
+    out: Path | None = cli.option(
         "FILE", "The file to write, gzipped if it ends in .gz (default: FOLDER.merged.json.gz beside FOLDER)."
     ),
-    skip_unreadable: bool = flag("--skip-unreadable", "Merge the other ranks if a file cannot be read."),
+    skip_unreadable: bool = cli.flag("--skip-unreadable", "Merge the other ranks if a file cannot be read."),
 ) -> None:
     """Write one trace of several ranks, on one clock, for Perfetto and chrome://tracing.
 
@@ -48,7 +48,7 @@ def merge_command(
     from ...show.terminal.console import new_console
     from . import options
 
-    with errors_reported(names=_AS_OPTIONS):
+    with cli.errors_reported(names=_AS_OPTIONS):
         merged = merge_traces(
             run if len(run) > 1 else run[0],
             out,
@@ -103,4 +103,4 @@ def _certainty(clock: Clock) -> str:
     return f"{duration(clock.spread_ns)} ({counted(clock.collectives, 'collective')})"
 
 
-subcommand = subcommand_of(merge_command)
+subcommand = cli.subcommand_of(merge_command)

@@ -16,17 +16,7 @@ from urllib.parse import urlsplit
 import typer
 
 from ...base.printable import shell_line
-from .command import (
-    COLLECTIVES,
-    RANK,
-    STEPS_FROM,
-    TRACE,
-    errors_reported,
-    flag,
-    option,
-    print_message,
-    subcommand_of,
-)
+from .. import cli
 
 if TYPE_CHECKING:
     from ...read.tables.trace import Trace
@@ -42,13 +32,13 @@ _UNREADABLE = {
 
 
 def open_command(
-    trace: str = TRACE,
-    no_browser: bool = flag("--no-browser", "Print the address, and open no browser."),
-    port: int = option("N", "The port of 127.0.0.1; 0 takes a free one.", default=0, min=0, max=65535),
-    perfetto: str = option("URL", "The address of Perfetto.", default=_PERFETTO),
-    steps_from: str | None = STEPS_FROM,
-    rank: int | None = RANK,
-    collectives: str = COLLECTIVES,
+    trace: str = cli.TRACE,
+    no_browser: bool = cli.flag("--no-browser", "Print the address, and open no browser."),
+    port: int = cli.option("N", "The port of 127.0.0.1; 0 takes a free one.", default=0, min=0, max=65535),
+    perfetto: str = cli.option("URL", "The address of Perfetto.", default=_PERFETTO),
+    steps_from: str | None = cli.STEPS_FROM,
+    rank: int | None = cli.RANK,
+    collectives: str = cli.COLLECTIVES,
 ) -> None:
     """Show the diagnosis of a trace in the browser, and its findings in Perfetto.
 
@@ -59,9 +49,9 @@ def open_command(
     The exit code is 0 when it has ended in one of these ways, 1 if the trace cannot be read or the port is taken,
     and 2 for options that are wrong or do not fit the trace.
     """
-    from .rule_settings import rule_settings
+    from .diagnose import rule_settings
 
-    with errors_reported(unreadable=2):
+    with cli.errors_reported(unreadable=2):
         _check_address(perfetto)
         ignored, thresholds = rule_settings([], [])
     options = {"ignore": ignored, "thresholds": thresholds, "collectives": collectives}
@@ -72,9 +62,9 @@ def open_command(
             if not no_browser and _can_show():
                 Thread(target=_show, args=(server.url,), daemon=True).start()  # it may return when it is closed
             server.serve(page, file)
-            print_message("the last tab is closed")
+            cli.print_message("the last tab is closed")
         except KeyboardInterrupt:  # the usual end, so no failure
-            print_message("interrupted")
+            cli.print_message("interrupted")
 
 
 def _check_address(url: str) -> None:
@@ -85,11 +75,11 @@ def _check_address(url: str) -> None:
     """
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and not parts.fragment
+        accepted = parts.scheme in ("http", "https") and parts.hostname and not parts.fragment
         _ = parts.port  # raises ValueError unless it is a number
     except ValueError:
-        known = False
-    if not known or not url.isascii() or not url.isprintable() or " " in url:
+        accepted = False
+    if not accepted or not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError(f"--perfetto must be an address with http or https and without a fragment: {url!r:.200}")
 
 
@@ -100,7 +90,7 @@ def _server(port: int) -> PageServer:
     try:
         return PageServer(port)
     except OSError as error:
-        print_message(f"cannot use port {port} of 127.0.0.1: {error.strerror}")
+        cli.print_message(f"cannot use port {port} of 127.0.0.1: {error.strerror}")
         raise typer.Exit(1) from None
 
 
@@ -110,16 +100,16 @@ def _page(trace: str, server: PageServer, perfetto: str, options: Mapping[str, A
     from ...explain.diagnosis.diagnose import diagnose
     from ...show.sections.diagnosis import page_of
 
-    with errors_reported():
-        found = diagnose(trace, **options)
-    assert found.facts is not None
-    path, reason = Path(found.path), _unreadable(found.facts.trace)
+    with cli.errors_reported():
+        diagnosis = diagnose(trace, **options)
+    assert diagnosis.facts is not None
+    path, reason = Path(diagnosis.path), _unreadable(diagnosis.facts.trace)
     serve: dict[str, str | int] = {"alive": server.alive_path, "name": shown_name(path.name)}
     if reason:
         serve["perfetto_reason"] = reason
     else:
-        serve |= {"trace": server.file_path, "perfetto": perfetto, "start_ns": found.facts.window[0]}
-    return page_of(found, serve=serve), None if reason else path
+        serve |= {"trace": server.file_path, "perfetto": perfetto, "start_ns": diagnosis.facts.window[0]}
+    return page_of(diagnosis, serve=serve), None if reason else path
 
 
 def _unreadable(trace: Trace) -> str:
@@ -164,4 +154,4 @@ def _show(url: str) -> None:
         webbrowser.open(url)
 
 
-subcommand = subcommand_of(open_command)
+subcommand = cli.subcommand_of(open_command)

@@ -138,11 +138,11 @@ def _made(kind: type[T], parts: list[str], option: str, text: str, accepted: str
         ValueError: the text has another form, or an argument is not accepted.
     """
     given = [part.strip().partition("=") for part in parts]
-    found: dict[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in given}
-    if len(found) != len(given) or not found.keys() <= signature(kind).parameters.keys():
+    arguments: dict[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in given}
+    if len(arguments) != len(given) or not arguments.keys() <= signature(kind).parameters.keys():
         raise ValueError(f"{option} must be {accepted}: {text}")
     try:
-        return kind(**found)
+        return kind(**arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{option} {text}: {error}") from None
 
@@ -274,10 +274,10 @@ def parse_budgets(given: list[str]) -> dict[str, int] | None:
     Raises:
         ValueError: a text has another form.
     """
-    found = {}
+    budgets = {}
     for text in given:
         region, _, number = text.rpartition("=")
         if not region or not number.isdecimal():
             raise ValueError(f"--budget must be REGION=N: {text}")
-        found[region] = int(number)
-    return found or None
+        budgets[region] = int(number)
+    return budgets or None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...base.units import counted
-from .command import argument, errors_reported, flag, option, print_message, subcommand_of
+from .. import cli
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 def slim_command(
-    trace: str = argument("TRACE", "A trace of torch.profiler: .json or .json.gz."),
-    out: Path | None = option(
+    trace: str = cli.argument("TRACE", "A trace of torch.profiler: .json or .json.gz."),
+    out: Path | None = cli.option(
         "FILE",
         "The file to write, gzipped if its name ends in .gz; by default the name of TRACE with "
         ".slim.json.gz, beside it.",
     ),
-    steps: int | None = option(
+    steps: int | None = cli.option(
         "N",
         "How many steps stay, from the middle of the recording; all numbers are then those of the steps.",
         min=1,
     ),
-    anonymize: bool = flag(
+    anonymize: bool = cli.flag(
         "--anonymize",
         "Replace all words of names by stand-ins, but those that torch and libraries are known to use; "
         "all numbers stay.",
     ),
-    key: str = option(
+    key: str = cli.option(
         "KEY",
         "With --anonymize, a secret: files with the same KEY have the same stand-ins, and nobody without "
         "it can check a guessed name.",
@@ -48,7 +48,7 @@ def slim_command(
     from ...explain.slimming.slim import SUFFIX, slim
     from ...show.terminal.console import new_console
 
-    with errors_reported():
+    with cli.errors_reported():
         if key and not anonymize:
             raise ValueError("--key needs --anonymize")
         if out is None and Path(trace).name.endswith(SUFFIX):
@@ -56,7 +56,7 @@ def slim_command(
         slimmed = slim(trace, out, steps=steps, anonymize=anonymize, key=key)
     _print(new_console(), slimmed, anonymized=anonymize)
     if slimmed.changed:
-        print_message(f"these differ in {slimmed.path}: {', '.join(slimmed.changed)}")
+        cli.print_message(f"these differ in {slimmed.path}: {', '.join(slimmed.changed)}")
         raise typer.Exit(1)
 
 
@@ -78,4 +78,4 @@ def _size(number: int) -> str:
     return f"{number / 1e6:,.2f} MB" if number >= 1e5 else f"{number / 1e3:,.1f} kB"
 
 
-subcommand = subcommand_of(slim_command)
+subcommand = cli.subcommand_of(slim_command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,7 @@ from ...base.run_folder import (
     without_line,
 )
 from ...base.units import counted
-from .command import (
-    COLLECTIVES,
-    argument,
-    describe,
-    describe_unwritten,
-    flag,
-    option,
-    print_message,
-    subcommand_of,
-)
+from .. import cli
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,19 +38,19 @@ _NO_LINE = "without a line in manifest.jsonl: the window is being finished, or t
 
 
 def summarize(
-    traces: list[str] = argument("TRACE...", "Files, '-', or folders or patterns of the ranks' files."),
-    as_json: bool = flag("--json", "Print all numbers as JSON, unrounded."),
-    collectives: str = COLLECTIVES,
-    steps_from: str | None = option(
+    traces: list[str] = cli.argument("TRACE...", "Files, '-', or folders or patterns of the ranks' files."),
+    as_json: bool = cli.flag("--json", "Print all numbers as JSON, unrounded."),
+    collectives: str = cli.COLLECTIVES,
+    steps_from: str | None = cli.option(
         "REGEX",
         "Names of the regions that are the steps. Without it, a trace without steps takes the one "
         "outermost region that repeats and takes most of the time.",
     ),
-    expand: bool = flag("--expand", "Show regions whose names differ only in numbers one by one."),
-    rank: int | None = option(
+    expand: bool = cli.flag("--expand", "Show regions whose names differ only in numbers one by one."),
+    rank: int | None = cli.option(
         "N", "The rank to print below the table of ranks, of several: by default the lowest.", min=0
     ),
-    lanes: Path | None = option(
+    lanes: Path | None = cli.option(
         "OUT",
         "Write a copy of a torch.profiler trace with lanes that show, for each GPU stream, which region "
         "its work belongs to.",
@@ -78,10 +70,8 @@ def summarize(
     from ...show.terminal.console import new_console, print_line
     from ...show.terminal.summarize import find_recorded_run
 
-    try:
+    with cli.value_of("--collectives"):
         pattern = compile_collectives(collectives)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--collectives") from None
     if lanes is not None:
         _check_lanes(traces, lanes)
     console, failed, numbers = new_console(), False, []
@@ -89,24 +79,25 @@ def summarize(
         snapshots = count_snapshots(Path(path))
         if unfinished := without_line(Path(path)):
             files = f"{counted(len(unfinished), 'trace')} of {path}"
-            print_message(f"{files} {_NO_LINE} ({', '.join(map(str, unfinished[:3]))})")
+            cli.print_message(f"{files} {_NO_LINE} ({', '.join(map(str, unfinished[:3]))})")
         try:
             read = read_any(last_window(path))
         except (TraceError, OSError) as error:
-            print_message(describe(error))
+            cli.print_message(cli.describe(error))
             if snapshots:
-                print_message(how_to_show_snapshots(snapshots, Path(path)))
+                cli.print_message(how_to_show_snapshots(snapshots, Path(path)))
             failed = True
             continue
         for window in without_files(Path(path), "failed")[-3:]:
-            print_message(f"{path}, {window}")
-        trace = _all_with_steps(read, steps_from)
+            cli.print_message(f"{path}, {window}")
+        with_steps = partial(_with_steps, pattern=steps_from)
+        trace = read.map(with_steps) if isinstance(read, TraceSet) else with_steps(read)
         if lanes is not None and isinstance(trace, Trace):
             _add_lanes(trace, lanes)
-        known = trace.ranks if isinstance(trace, TraceSet) else [trace.rank or 0]
-        if rank is not None and rank not in known:
-            listed = ", ".join(map(str, known))
-            raise _usage_error(f"{path} has no trace of rank {rank}; it has: {listed}", "--rank")
+        ranks = trace.ranks if isinstance(trace, TraceSet) else [trace.rank or 0]
+        with cli.value_of("--rank"):
+            if rank is not None and rank not in ranks:
+                raise ValueError(f"{path} has no trace of rank {rank}; it has: {', '.join(map(str, ranks))}")
         run = find_recorded_run(path, trace, rank) if isinstance(trace, TraceSet) else None
         failed = failed or (isinstance(trace, TraceSet) and bool(trace.failed))
         if as_json:
@@ -125,41 +116,27 @@ def summarize(
         raise typer.Exit(1)
 
 
-def _all_with_steps(trace: Trace | TraceSet, pattern: str | None) -> Trace | TraceSet:
-    """Return the traces with steps from the regions with such names or, without a pattern, from what repeats."""
-    from ...read.jobs.ranks import TraceSet
-
-    return (
-        trace.map(lambda one: _with_steps(one, pattern))
-        if isinstance(trace, TraceSet)
-        else _with_steps(trace, pattern)
-    )
-
-
 def _with_steps(trace: Trace, pattern: str | None) -> Trace:
+    """Return the trace with steps from the regions with such names or, without a pattern, from what repeats."""
     from ...read.measures.region_steps import with_steps
 
-    try:
-        return with_steps(trace, pattern)
-    except ValueError as error:
-        raise _usage_error(str(error).removeprefix('"steps_from" '), "--steps-from") from None
+    with cli.value_of("--steps-from"):
+        try:
+            return with_steps(trace, pattern)
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix('"steps_from" ')) from None
 
 
 def _check_lanes(traces: list[str], lanes: Path) -> None:
     """Check, before anything is read, that a copy with lanes can be written."""
     from ...read.kineto.insert_events import check_out, check_source
 
-    argument = _TRACE
-    try:
+    with cli.value_of(_TRACE):
         if len(traces) > 1:
             raise ValueError(f"with --add-gpu-lanes one TRACE is accepted, not {len(traces)}")
         source = check_source(Path(traces[0]))
-        argument = _LANES
+    with cli.value_of(_LANES):
         check_out(source, lanes)
-    except ValueError as error:
-        raise _usage_error(error, argument) from None
-    except OSError as error:
-        raise _usage_error(f"{error.filename}: {error.strerror}", argument) from None
 
 
 def _add_lanes(trace: Trace, lanes: Path) -> None:
@@ -168,16 +145,12 @@ def _add_lanes(trace: Trace, lanes: Path) -> None:
     try:
         added = add_gpu_lanes(trace, lanes)
     except OSError as error:
-        raise _usage_error(describe_unwritten(error, lanes), _LANES) from None
+        raise typer.BadParameter(cli.describe_unwritten(error, lanes), param_hint=_LANES) from None
     except ValueError as error:
-        raise _usage_error(f"no lanes can be added: {error}", _TRACE) from None
+        raise typer.BadParameter(f"no lanes can be added: {error}", param_hint=_TRACE) from None
     more = f"; {added.left_out:,} more overlap too many others" if added.left_out else ""
     ranges, streams = counted(added.spans, "range"), counted(added.streams, "stream")
-    print_message(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
-
-
-def _usage_error(reason: object, argument: str) -> typer.BadParameter:
-    return typer.BadParameter(str(reason), param_hint=argument)
+    cli.print_message(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
 
 
 def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any]:
@@ -251,8 +224,8 @@ def _read_windows(run: RecordedRun, held: Trace, steps_from: str | None, unread:
             trace = held if file == held.path else _with_steps(read_file(file), steps_from)
             yield trace, Timing.from_manifest(entry)
         except (TraceError, OSError) as error:
-            print_message(describe(error))
+            cli.print_message(cli.describe(error))
             unread.append(file)
 
 
-subcommand = subcommand_of(summarize)
+subcommand = cli.subcommand_of(summarize)

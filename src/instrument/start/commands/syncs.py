@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from ...explain.waits.report import SyncReport
-from .command import (
-    BUDGET,
-    Command,
-    argument,
-    describe_unwritten,
-    errors_reported,
-    flag,
-    option,
-    print_message,
-    subcommand_of,
-    write_html,
-)
+from .. import cli
 
 if TYPE_CHECKING:
     from ...syncs.baseline import Baseline
@@ -37,7 +26,7 @@ _ABSTAINED = 3
 _FUNCTION = "a function must be FILE.py::FUNCTION: {}"
 
 
-class WithArguments(Command):
+class WithArguments(cli.Command):
     """A command that passes the arguments after ``--``, or after ``-m MODULE``, to the script."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -55,23 +44,25 @@ class WithArguments(Command):
 
 def syncs(
     ctx: typer.Context,
-    targets: list[str] = argument("TARGET...", "Functions, scripts or traces."),
-    steps: int | None = option("N", "End each script after N steps.", min=1),
-    time_limit: float | None = option("SECONDS", "End each script after this many seconds.", min=0.001),
-    fake: bool = flag("--fake", "Compute shapes only, for models that are too large to run."),
-    most: int | None = option(
+    targets: list[str] = cli.argument("TARGET...", "Functions, scripts or traces."),
+    steps: int | None = cli.option("N", "End each script after N steps.", min=1),
+    time_limit: float | None = cli.option("SECONDS", "End each script after this many seconds.", min=0.001),
+    fake: bool = cli.flag("--fake", "Compute shapes only, for models that are too large to run."),
+    most: int | None = cli.option(
         "N", "Synchronizations that a step may have (default 0; no limit with --budget).", "--max", min=0
     ),
-    budget: list[str] | None = BUDGET,
-    step_on: str | None = option("SIGN", "What ends a step of a script, as in instrument run."),
-    as_json: bool = flag("--json", "Print all findings as JSON."),
-    as_html: Path | None = option("FILE", "Write a page with the lines of code to this file.", "--html"),
-    sarif: Path | None = option("FILE", "Write the findings as SARIF, for code scanning."),
-    baseline: Path | None = option("FILE", "Fail only for synchronizations that are not in FILE."),
-    write_baseline: Path | None = option(
+    budget: list[str] | None = cli.BUDGET,
+    step_on: str | None = cli.option("SIGN", "What ends a step of a script, as in instrument run."),
+    as_json: bool = cli.flag("--json", "Print all findings as JSON."),
+    as_html: Path | None = cli.option("FILE", "Write a page with the lines of code to this file.", "--html"),
+    sarif: Path | None = cli.option("FILE", "Write the findings as SARIF, for code scanning."),
+    baseline: Path | None = cli.option("FILE", "Fail only for synchronizations that are not in FILE."),
+    write_baseline: Path | None = cli.option(
         "FILE", "Write the synchronizations found now; the reasons in FILE are kept."
     ),
-    allowlist: Path | None = option("FILE", "Allow the synchronizations in FILE, each of which needs a reason."),
+    allowlist: Path | None = cli.option(
+        "FILE", "Allow the synchronizations in FILE, each of which needs a reason."
+    ),
 ) -> None:
     """Find the lines that make the CPU wait for the GPU; no GPU is needed.
 
@@ -95,12 +86,12 @@ def syncs(
     from ...syncs.baseline import Baseline
     from .options import parse_budgets
 
-    with errors_reported(unreadable=2):
-        known = Baseline.read(baseline) if baseline else None
+    with cli.errors_reported(unreadable=2):
+        baseline_before = Baseline.read(baseline) if baseline else None
         excused = Baseline.read(allowlist, reasons=True) if allowlist else None
         limits = parse_budgets(budget or [])
         step_on = check_step_on(step_on)
-        before = Baseline.read(write_baseline) if write_baseline and write_baseline.exists() else known
+        before = Baseline.read(write_baseline) if write_baseline and write_baseline.exists() else baseline_before
         for file in (sarif, as_html, write_baseline):
             if file is not None and file.is_dir():
                 raise ValueError(f"cannot write {file}: it is a folder")
@@ -113,20 +104,20 @@ def syncs(
 
     def conclude() -> int:
         """Print and write the findings; return the exit code."""
-        found = [report for _, report in reports]
-        wrong = excused is not None and _apply(excused, found, f"allowlist {allowlist}")
-        fresh = Baseline.of(found, before)
-        if known is not None:
-            wrong |= _apply(known, found, f"baseline {baseline}") and not write_baseline
-        with errors_reported(unreadable=2):
+        all_reports = [report for _, report in reports]
+        wrong = excused is not None and _apply(excused, all_reports, f"allowlist {allowlist}")
+        fresh = Baseline.of(all_reports, before)
+        if baseline_before is not None:
+            wrong |= _apply(baseline_before, all_reports, f"baseline {baseline}") and not write_baseline
+        with cli.errors_reported(unreadable=2):
             if sarif:
-                sarif.write_text(to_sarif(found), encoding="utf-8")
+                sarif.write_text(to_sarif(all_reports), encoding="utf-8")
         _print(reports, out, as_json)
         if as_html:
-            write_html(lambda path: write_page(path, page_of(reports)), as_html)
-        with errors_reported(unreadable=2):
+            cli.write_html(lambda path: write_page(path, page_of(reports)), as_html)
+        with cli.errors_reported(unreadable=2):
             if write_baseline:
-                _write(fresh, write_baseline, found)
+                _write(fresh, write_baseline, all_reports)
         failed = _print_failures(reports, most, written=write_baseline is not None)
         return _exit_code_of_signal(reports) or failed or int(wrong)
 
@@ -136,7 +127,7 @@ def syncs(
         _exit(conclude, out)
 
     for target in targets:
-        with errors_reported(unreadable=2):
+        with cli.errors_reported(unreadable=2):
             reports += _run_or_audit(
                 target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, on_caught_stop
             )
@@ -154,7 +145,7 @@ def _exit(conclude: Callable[[], int], out: TextIO) -> None:
     except typer.Exit as error:
         code = error.exit_code
     except OSError as error:
-        print_message(describe_unwritten(error))
+        cli.print_message(cli.describe_unwritten(error))
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -185,24 +176,25 @@ def _run_or_audit(
     from ...read.jobs.ranks import TraceSet
     from ...read.jobs.read import read_any
 
-    file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
-    module = target.removeprefix(f"{_MODULE} ") if target.startswith(f"{_MODULE} ") else None
-    if module is not None:
-        separator = function = ""
-    if module is not None or separator or target.endswith(".py"):
+    script: Path | str | None = None  # a file, or the name of a module
+    function = None
+    if target.startswith(f"{_MODULE} "):
+        script = target.removeprefix(f"{_MODULE} ")
+    elif "::" in target and not Path(target).is_file():
+        file, _, function = target.rpartition("::")
+        if not file:
+            raise ValueError(_FUNCTION.format(target))
+        script = Path(file)
+    elif target.endswith(".py"):
+        script = Path(target)
+    if script is not None:
         from ...syncs.dryrun.run import dry_run_file
 
-        if separator and not file:
-            raise ValueError(_FUNCTION.format(target))
-        path, called = Path(file if separator else target), function if separator else None
-        yield (
-            target,
-            dry_run_file(
-                path if module is None else module, called, fake=fake, args=args, budget=budgets,
-                steps=steps, time_limit=time_limit, step_on=step_on,
-                on_caught_stop=partial(on_caught_stop, target),
-            ),
+        report = dry_run_file(
+            script, function, fake=fake, args=args, budget=budgets, steps=steps, time_limit=time_limit,
+            step_on=step_on, on_caught_stop=partial(on_caught_stop, target),
         )  # fmt: skip
+        yield target, report
         return
     if ".py:" in target and not Path(target).exists():
         raise ValueError(_FUNCTION.format(target))
@@ -225,22 +217,24 @@ def _run_or_audit(
         yield f"{target}, rank {rank}", audit_syncs(one)
 
 
-def _apply(known: Baseline, found: list[SyncReport], name: str) -> bool:
-    """Allow the known synchronizations, and report entries of the file that were exceeded or not found.
+def _apply(expected: Baseline, reports: list[SyncReport], name: str) -> bool:
+    """Allow the expected synchronizations, and report entries of the file that were exceeded or not reports.
 
     Returns:
         Whether the file seems to be of another program: it matches none of the synchronizations that were found.
     """
-    for report in found:
-        for place, now, most in known.allow(report, name):
-            print_message(f"more synchronizations than in {name}: {place}: {now} in a step, was {most}")
-    stale = known.stale(found)
+    for report in reports:
+        for place, now, most in expected.allow(report, name):
+            cli.print_message(f"more synchronizations than in {name}: {place}: {now} in a step, was {most}")
+    stale = expected.stale(reports)
     for entry in stale:
-        near = known.nearest(entry, found)
-        print_message(f"no longer found; remove it from {name}: {entry}" + (f"; nearest: {near}" if near else ""))
-    wrong = bool(stale) and len(stale) == len(known.entries) and any(report.syncs for report in found)
+        near = expected.nearest(entry, reports)
+        cli.print_message(
+            f"no longer found; remove it from {name}: {entry}" + (f"; nearest: {near}" if near else "")
+        )
+    wrong = bool(stale) and len(stale) == len(expected.entries) and any(report.syncs for report in reports)
     if wrong:
-        print_message(f"no synchronization is in {name}: is it the file of another program?")
+        cli.print_message(f"no synchronization is in {name}: is it the file of another program?")
     return wrong
 
 
@@ -280,12 +274,12 @@ def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
         render(report, console=console)
 
 
-def _write(fresh: Baseline, path: Path, found: list[SyncReport]) -> None:
-    if all(report.finished for report in found):  # else entries that were not reached would be lost
+def _write(fresh: Baseline, path: Path, reports: list[SyncReport]) -> None:
+    if all(report.finished for report in reports):  # else entries that were not reached would be lost
         fresh.write(path)
-        print_message(f"known synchronizations written to {path}: {len(fresh.entries)}")
+        cli.print_message(f"known synchronizations written to {path}: {len(fresh.entries)}")
     else:
-        print_message(f"{path} is not written: a run ended early")
+        cli.print_message(f"{path} is not written: a run ended early")
 
 
 def _print_failures(reports: Reports, most: int | None, written: bool) -> int:
@@ -294,10 +288,10 @@ def _print_failures(reports: Reports, most: int | None, written: bool) -> int:
     for target, report in reports:
         reason = (None if report.finished else "the run ended early") if written else report.over(most)
         if reason is not None:
-            print_message(f"{target}: {reason}")
+            cli.print_message(f"{target}: {reason}")
             abstains = report.source == "trace" and report.unavailable_reason and not report.syncs
             codes.add(_ABSTAINED if abstains else 1)
     return 1 if 1 in codes else max(codes)
 
 
-subcommand = subcommand_of(syncs, WithArguments)
+subcommand = cli.subcommand_of(syncs, WithArguments)

@@ -6,13 +6,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from ...base.printable import printable
 from ...base.run_folder import entries_of, files_of
-from .command import exit_unusable, print_message, subcommand_of
+from .. import cli
 
 _NAMED_WITHIN_S = 3.0  # how long the command waits for the window's name, if it does not wait for the files
 _POLL_S = 0.2
@@ -22,22 +22,12 @@ Answer = dict[str, Any]
 
 
 def trigger(
-    target: Annotated[
-        str, typer.Argument(metavar="PID|RUN", help="The number of a process, or the folder of a run.")
-    ],
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="The steps to record (default: as the program says).", metavar="N")
-    ] = None,
-    ranks: Annotated[
-        str | None, typer.Option(help="The ranks that record, such as '0,7'.", metavar="RANKS")
-    ] = None,
-    reason: Annotated[
-        str, typer.Option(help="The reason, for the manifest.", metavar="TEXT")
-    ] = "instrument trigger",
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the files of the window are there, and print them.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="How long --wait waits.", metavar="SECONDS")] = 600.0,
+    target: str = cli.argument("PID|RUN", "The number of a process, or the folder of a run."),
+    steps: int | None = cli.option("N", "The steps to record (default: as the program says).", min=1),
+    ranks: str | None = cli.option("RANKS", "The ranks that record, such as '0,7'."),
+    reason: str = cli.option("TEXT", "The reason, for the manifest.", default="instrument trigger"),
+    wait: bool = cli.flag("--wait", "Wait until the files of the window are there, and print them."),
+    timeout: float = cli.option("SECONDS", "How long --wait waits.", default=600.0, min=0),
 ) -> None:
     """Open a window in a program that runs, and say where its files will be.
 
@@ -59,24 +49,24 @@ def trigger(
         command: dict[str, Any] = {"steps": steps, "reason": reason, "id": request}
         if ranks is not None:
             command["ranks"] = options.numbers(ranks)
-        found = commands_of(target)
+        files = commands_of(target)
     except ValueError as error:
-        raise exit_unusable(error) from None
+        raise cli.exit_unusable(error) from None
     except LookupError as error:
-        print_message(str(error))
+        cli.print_message(str(error))
         raise typer.Exit(_NO_WINDOW) from None
     try:
-        raise typer.Exit(_open(found, request, command, timeout if wait else None))
+        raise typer.Exit(_open(files, request, command, timeout if wait else None))
     except KeyboardInterrupt:
-        print_message("the request stays, and the window opens all the same")
+        cli.print_message("the request stays, and the window opens all the same")
         raise typer.Exit(_INTERRUPTED) from None
 
 
-def _open(found: Sequence[Path], request: str, command: Answer, timeout: float | None) -> int:
+def _open(files: Sequence[Path], request: str, command: Answer, timeout: float | None) -> int:
     """Ask the processes, say their windows and, with a timeout, wait for the files; return the exit code."""
-    answers = {path: _ask(path, command) for path in found}
+    answers = {path: _ask(path, command) for path in files}
     if not any(answers.values()):
-        print_message("no process answers")
+        cli.print_message("no process answers")
     if not any(answer and answer["opens"] for answer in answers.values()):
         return _NO_WINDOW
     recording = {path: answer for path, answer in answers.items() if answer and answer["records"]}
@@ -93,8 +83,9 @@ def _ask(path: Path, command: Mapping[str, Any]) -> Answer | None:
     if answer is None:
         return None
     if "error" in answer:
-        raise exit_unusable(ValueError(str(answer["error"])))
-    typer.echo(printable(f"{_about(answer)}: {_in_words(answer)}"))
+        raise cli.exit_unusable(answer["error"])
+    about = ", ".join(f"{name} {answer[name]}" for name in ("process", "rank", "step"))
+    typer.echo(printable(f"{about}: {_in_words(answer)}"))
     return answer
 
 
@@ -104,12 +95,8 @@ def _answer_of(path: Path, command: Mapping[str, Any]) -> Answer | None:
     try:
         return ask(path, command)
     except OSError as error:
-        print_message(f"{printable(path.name)}: {error}")
+        cli.print_message(f"{printable(path.name)}: {error}")
         return None
-
-
-def _about(answer: Answer) -> str:
-    return ", ".join(f"{name} {answer[name]}" for name in ("process", "rank", "step"))
 
 
 def _in_words(answer: Answer) -> str:
@@ -127,49 +114,43 @@ def _window(path: Path, request: str, answer: Answer, deadline: float) -> Answer
 
     It is empty if the program ended before.
     """
-    asked: Answer | None = {"window": None}
 
-    def named() -> bool:
-        nonlocal asked
-        asked = _answer_of(path, {"window_of": request})
-        return asked is None or asked.get("window") is not None
+    def named() -> Answer | None:
+        window = _answer_of(path, {"window_of": request})
+        if window is None:
+            return {}
+        return window if window.get("window") is not None else None
 
-    known, rank = _within(deadline, named), f"rank {answer['rank']}"
-    if asked is None:
-        typer.echo(f"{rank}: the program ended before the window opened")
-        return {}
-    if known:
-        typer.echo(printable(f"{rank}: window {asked['window']}, whose files will be in {asked['folder']}"))
-        return asked
-    still = "the window is not known yet, as the current step still runs"
-    typer.echo(printable(f"{rank}: {still}; its files will be in a folder of {path.parent}"))
-    return None
+    window = _before(deadline, named)
+    if window is None:
+        still = "the window is not known yet, as the current step still runs"
+        text = f"{still}; its files will be in a folder of {path.parent}"
+    elif window:
+        text = f"window {window['window']}, whose files will be in {window['folder']}"
+    else:
+        text = "the program ended before the window opened"
+    typer.echo(printable(f"rank {answer['rank']}: {text}"))
+    return window
 
 
 def _line_of(window: Answer | None, deadline: float) -> Answer | None:
     """Wait for the line of a window in the manifest, which is written after its files; None after the deadline."""
-    line: Answer | None = None
+    if not window:
+        return None
     keys = ("run", "rank", "window")
 
-    def written() -> bool:
-        nonlocal line
-        assert window is not None
+    def written() -> Answer | None:
         entries = entries_of(Path(window["folder"]).parent)
-        line = next((each for each in entries if all(each.get(key) == window[key] for key in keys)), None)
-        return line is not None
+        return next((each for each in entries if all(each.get(key) == window[key] for key in keys)), None)
 
-    if window:
-        _within(deadline, written)
-    return line
+    return _before(deadline, written)
 
 
-def _within(deadline: float, done: Callable[[], bool]) -> bool:
-    """Return whether ``done()`` becomes true before the deadline."""
-    while not done():
-        if time.monotonic() >= deadline:
-            return False
+def _before(deadline: float, read: Callable[[], Answer | None]) -> Answer | None:
+    """Return what ``read()`` returns first other than None; None after the deadline."""
+    while (answer := read()) is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    return True
+    return answer
 
 
 def _print_files(window: Answer | None, line: Answer | None) -> int:
@@ -178,14 +159,14 @@ def _print_files(window: Answer | None, line: Answer | None) -> int:
         return _NO_WINDOW
     if window is None or line is None:
         where = f", and the window's files will be in {window['folder']}" if window else ""
-        print_message(printable(f"no files within the time of --timeout; the request stays{where}"))
+        cli.print_message(printable(f"no files within the time of --timeout; the request stays{where}"))
         return _TOO_LATE
     files = files_of(line)
     for name in files:
         typer.echo(printable(str(Path(window["folder"]).parent / name)))
     if line.get("reason"):
-        print_message(printable(f"window {window['window']} is {line['status']}: {line['reason']}"))
+        cli.print_message(printable(f"window {window['window']} is {line['status']}: {line['reason']}"))
     return 0 if files else _NO_WINDOW
 
 
-subcommand = subcommand_of(trigger)
+subcommand = cli.subcommand_of(trigger)

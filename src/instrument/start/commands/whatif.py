@@ -6,42 +6,31 @@ from pathlib import Path
 
 import typer
 
-from .command import (
-    COLLECTIVES,
-    RANK,
-    STEPS_FROM,
-    TRACE,
-    errors_reported,
-    flag,
-    option,
-    print_message,
-    subcommand_of,
-    writing,
-)
+from .. import cli
 
 
 def whatif_command(
-    trace: str = TRACE,
-    without: list[str] | None = option(
+    trace: str = cli.TRACE,
+    without: list[str] | None = cli.option(
         "CAUSE", "What costs nothing: dataloader, copies, sync, sync:FILE:LINE or region:NAME."
     ),
-    speed: list[str] | None = option(
+    speed: list[str] | None = cli.option(
         "kernel:REGEX=Nx",
         "Kernels that become faster, by a regular expression for their names: --speed kernel:gemm=2x",
     ),
-    overlap: list[str] | None = option(
+    overlap: list[str] | None = cli.option(
         "WORK", "'communication': no other work waits for kernels that communicate."
     ),
-    as_json: bool = flag("--json", "Print the whole prediction as JSON."),
-    lane: Path | None = option(
+    as_json: bool = cli.flag("--json", "Print the whole prediction as JSON."),
+    lane: Path | None = cli.option(
         "OUT",
         "Write a copy of a torch.profiler trace with a lane that shows the critical path of the recorded "
         "steps in Perfetto.",
         "--add-critical-path",
     ),
-    steps_from: str | None = STEPS_FROM,
-    rank: int | None = RANK,
-    collectives: str = COLLECTIVES,
+    steps_from: str | None = cli.STEPS_FROM,
+    rank: int | None = cli.RANK,
+    collectives: str = cli.COLLECTIVES,
 ) -> None:
     """Predict how long a step would be with a change, and show the critical path.
 
@@ -59,7 +48,7 @@ def whatif_command(
     from ...show.terminal.console import new_console, show
     from ...show.terminal.what_if import what_if_report
 
-    with errors_reported():
+    with cli.errors_reported():
         pattern = compile_collectives(collectives)
         chosen = chosen_trace(trace, rank, pattern, None, steps_from)
         reject_snapshot(chosen.trace)
@@ -77,9 +66,9 @@ def whatif_command(
         if chosen.text:
             show(console, [f"Replayed: {chosen.text}."])
     if lane is not None:
-        with writing(lane):
+        with cli.writing(lane):
             parts = add_critical_path(replayer.trace, replayer.recorded_path, lane)
-        print_message(f"{lane} has the critical path in {parts:,} parts")
+        cli.print_message(f"{lane} has the critical path in {parts:,} parts")
 
 
-subcommand = subcommand_of(whatif_command)
+subcommand = cli.subcommand_of(whatif_command)

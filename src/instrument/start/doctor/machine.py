@@ -96,8 +96,8 @@ class Machine:
 
     def package(self, name: str) -> str:
         """Return the version of an installed package; "" if it is not installed."""
-        found = next(iter(Distribution.discover(name=name, path=list(self.packages))), None)
-        return str(found.version) if found else ""
+        installed = next(iter(Distribution.discover(name=name, path=list(self.packages))), None)
+        return str(installed.version) if installed else ""
 
     def tool(self, name: str) -> Tool | None:
         """Return an installed profiler, as `installed.find_tool` does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ...base import tools
+from ...base.compat import tools
 from ..vendors import Tool
 from .machine import Check, Machine
 from .software import USE_ANOTHER_GPU
@@ -152,14 +152,14 @@ def active_profiler(machine: Machine) -> Check:
 
 def recording_profiler() -> str | None:
     """Return the profiler that records this process, if any."""
-    known = {
+    records = {
         "Nsight Systems": tools.nsight_systems,
         "Nsight Compute": tools.nsight_compute,
         "rocprofv3": tools.rocprof,
         "VTune": tools.vtune,
+        "an NVTX tool": tools.nvtx_injected,
     }
-    found = next((name for name, records in known.items() if records()), None)
-    return found or ("an NVTX tool" if tools.nvtx_injected() else None)
+    return next((name for name, does_record in records.items() if does_record()), None)
 
 
 def _version(tool: Tool) -> str:

@@ -94,10 +94,10 @@ def examine(
                 yield CheckResult(section, name, check)
 
 
-def render(found: Iterable[CheckResult], *, console: Console) -> list[CheckResult]:
+def render(results: Iterable[CheckResult], *, console: Console) -> list[CheckResult]:
     """Print each check as it comes, then a conclusion; return all of them."""
     shown: list[CheckResult] = []
-    for item in found:
+    for item in results:
         if not shown or shown[-1].section != item.section:
             print_line(console, item.section, bold=True, space=bool(shown))
         _print(item, console)
@@ -131,15 +131,15 @@ def _conclusion(shown: Sequence[CheckResult]) -> str:
     return f"No problem{noted}: everything installed records here."
 
 
-def to_json(found: Sequence[CheckResult]) -> dict[str, Any]:
+def to_json(results: Sequence[CheckResult]) -> dict[str, Any]:
     """Return the checks as data for JSON."""
     return {
         "instrument": __version__,
-        "problems": problems(found),
-        "checks": [{"section": section, "name": name, **asdict(check)} for section, name, check in found],
+        "problems": problems(results),
+        "checks": [{"section": section, "name": name, **asdict(check)} for section, name, check in results],
     }
 
 
-def problems(found: Sequence[CheckResult]) -> int:
+def problems(results: Sequence[CheckResult]) -> int:
     """Return the number of problems."""
-    return sum(item.check.status == "problem" for item in found)
+    return sum(item.check.status == "problem" for item in results)

@@ -42,20 +42,20 @@ def python(machine: Machine) -> Check:
 
 def torch(machine: Machine) -> Check:
     """Check that torch can be imported and is new enough; return what it is built for."""
-    found = machine.torch
-    if not found.version:
+    trial = machine.torch
+    if not trial.version:
         if not machine.package("torch"):
             return Check("problem", "not installed", f"{sys.executable} -m pip install torch")
         fix = f"{sys.executable} -c 'import torch' shows the error"
-        return Check("problem", f"{machine.package('torch')} cannot be used: {found.failure}", fix)
-    built = f"CUDA {found.cuda}" if found.cuda else f"ROCm {found.rocm}" if found.rocm else "the CPU"
-    sentence = f"{found.version}, built for {built}"
-    facts = {"version": found.version, "cuda": found.cuda, "rocm": found.rocm}
-    if tuple(int(part) for part in re.findall(r"\d+", found.version)[:2]) < OLDEST_TORCH:
+        return Check("problem", f"{machine.package('torch')} cannot be used: {trial.failure}", fix)
+    built = f"CUDA {trial.cuda}" if trial.cuda else f"ROCm {trial.rocm}" if trial.rocm else "the CPU"
+    sentence = f"{trial.version}, built for {built}"
+    facts = {"version": trial.version, "cuda": trial.cuda, "rocm": trial.rocm}
+    if tuple(int(part) for part in re.findall(r"\d+", trial.version)[:2]) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         fix = f"pip install 'torch>={oldest}'"
         return Check("problem", f"{sentence}: older than {oldest}, which this library needs", fix, facts)
-    if found.rocm:
+    if trial.rocm:
         sentence += "; its torch.cuda.profiler.start() does nothing"
         return Check("note", sentence, "instrument run --profiler rocprof", facts)
     return Check("ok", sentence, facts=facts)
@@ -104,8 +104,8 @@ def _unused_gpu(machine: Machine, gpu: str, facts: Mapping[str, object]) -> Chec
 
 
 def _driver(machine: Machine) -> str:
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", machine.text("proc/driver/nvidia/version"))
-    return found[0] if found else ""
+    version = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", machine.text("proc/driver/nvidia/version"))
+    return version[0] if version else ""
 
 
 def frameworks(machine: Machine) -> Check:

@@ -8,8 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from ...base.compat.tools import TOOL_FREE_INJECTION
 from ...base.config import Settings, parse_emitters
-from ...base.tools import TOOL_FREE_INJECTION
 from .machine import ADMIN, PERFMON, PTRACE, Check, Machine
 from .profilers import recording_profiler
 
@@ -49,11 +49,11 @@ def cpu_sampling(machine: Machine) -> Check | None:
 
 def gpu_counters(machine: Machine) -> Check | None:
     """Check that Nsight Compute may read the GPU's counters."""
-    found = re.search(r"RmProfilingAdminOnly: (\d)", machine.text("proc/driver/nvidia/params"))
-    if found is None:
+    admin_only = re.search(r"RmProfilingAdminOnly: (\d)", machine.text("proc/driver/nvidia/params"))
+    if admin_only is None:
         return None
-    facts = {"admin_only": found[1] == "1"}
-    if found[1] == "0" or machine.has_capability(ADMIN):
+    facts = {"admin_only": admin_only[1] == "1"}
+    if admin_only[1] == "0" or machine.has_capability(ADMIN):
         return Check("ok", "this user may read them", facts=facts)
     sentence = "only administrators may read them (ERR_NVGPUCTRPERM in ncu)"
     fix = (
@@ -160,21 +160,20 @@ def injected_libraries(machine: Machine) -> Check | None:
 
 def interfering_settings(machine: Machine) -> Check | None:
     """Return other environment variables that change what is recorded."""
-    environ, found = os.environ, {}
+    environ, meanings = os.environ, {}
     if environ.get("KINETO_USE_DAEMON"):
-        found["KINETO_USE_DAEMON"] = "a daemon may start torch.profiler at any time"
+        meanings["KINETO_USE_DAEMON"] = "a daemon may start torch.profiler at any time"
     if environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
-        found["CUDA_LAUNCH_BLOCKING"] = (
-            "each launch blocks until its kernel ends: times differ from those of a usual run"
-        )
+        blocks = "each launch blocks until its kernel ends: times differ from those of a usual run"
+        meanings["CUDA_LAUNCH_BLOCKING"] = blocks
     if environ.get("TORCH_PROFILER_EMIT_ROCTX", "0") not in ("", "0"):
-        found["TORCH_PROFILER_EMIT_ROCTX"] = "torch emits rocTX ranges itself"
+        meanings["TORCH_PROFILER_EMIT_ROCTX"] = "torch emits rocTX ranges itself"
     preloaded = "" if recording_profiler() else environ.get("LD_PRELOAD", "")  # else it is that profiler's
     names = [Path(path).name for path in preloaded.replace(":", " ").split()]
     profilers = list(filter(_PROFILERS.search, names))
     if profilers:
-        found["LD_PRELOAD"] = f"loads {', '.join(profilers)} into every program"
-    if not found:
+        meanings["LD_PRELOAD"] = f"loads {', '.join(profilers)} into every program"
+    if not meanings:
         return None
-    sentence = "; ".join(f"{name}: {meaning}" for name, meaning in found.items())
-    return Check("note", sentence, f"unset {' '.join(found)}", {name: environ[name] for name in found})
+    sentence = "; ".join(f"{name}: {meaning}" for name, meaning in meanings.items())
+    return Check("note", sentence, f"unset {' '.join(meanings)}", {name: environ[name] for name in meanings})

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...base import gpu
+from ...base.compat import gpu
 from ...base.printable import printable
 
 REGION = "instrument doctor"
@@ -115,8 +115,8 @@ def try_nsys(nsys: str, temp: Path, limit_s: float) -> NsysTrial:
             trace = read_file(report)
     except (OSError, ValueError) as error:  # a TraceError is a ValueError
         return NsysTrial(failure=str(error))
-    found = set(zip(trace.regions.text("name"), trace.regions.text("domain"), strict=True))
-    return NsysTrial((REGION, "instrument") in found, (PLAIN, PLAIN) in found)
+    ranges = set(zip(trace.regions.text("name"), trace.regions.text("domain"), strict=True))
+    return NsysTrial((REGION, "instrument") in ranges, (PLAIN, PLAIN) in ranges)
 
 
 @contextmanager

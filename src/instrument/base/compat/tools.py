@@ -1,8 +1,9 @@
-"""Detects the vendor's tool that this process runs under, by the environment variables that the tool sets."""
+"""Detects the vendor's tool that this process runs under, by its environment variables, and its NVTX domains."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 TOOL_FREE_INJECTION = "./."  # the value of NVTX_INJECTION64_PATH by which a tool disables injection
 
@@ -44,3 +45,27 @@ def gpu_tracer() -> str | None:
     if nsight_compute():
         return "Nsight Compute"
     return "rocprofv3" if rocprof() else None
+
+
+def nvtx_domain(name: str) -> Any:
+    """Return the `nvtx.Domain` called ``name``, or None when no tool listens.
+
+    nvtx asks the tool whether it listens. Nsight Systems up to 2024.2 does not answer, which nvtx takes as "no":
+    every range would be lost. Under these versions the domain is created without that check.
+    """
+    import nvtx
+
+    domain = nvtx.get_domain(name)
+    if type(domain).__name__ != "DummyDomain":
+        return domain
+    if not nvtx_injected():
+        return None
+    from nvtx._lib import lib
+
+    try:
+        domain = object.__new__(lib.Domain)
+        domain.handle = lib.DomainHandle(name)
+        domain.__init__(name)
+    except (AttributeError, TypeError):
+        return None
+    return domain

@@ -1,16 +1,77 @@
-"""CUDA devices: callbacks at synchronizations and at the initialization."""
+"""The program's GPU: its state, without initializing a driver or creating a context; callbacks of torch's CUDA."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import gpu
+from ..interrupts import Suppressed
 
 _TRACE_SWITCH = "_ZN3c104impl8GPUTrace9haveStateE"
+_KINDS = ("cuda", "xpu", "mtia", "hpu", "npu")  # kinds of devices with a module in torch or in an extension of it
+
+
+def in_use() -> Any:
+    """Return torch's module of the GPU that this process has initialized, such as `torch.cuda`; None without one.
+
+    Return None in a child that was forked after its parent initialized CUDA, as it cannot use CUDA.
+    """
+    return next((module for module in map(initialized, _KINDS) if module is not None), None)
+
+
+def initialized(kind: str) -> Any:
+    """Return torch's module of a ``kind`` of GPU such as "cuda" if this process has initialized it; else None."""
+    torch = sys.modules.get("torch")
+    module = vars(torch).get(kind) if torch is not None else None
+    query = getattr(module, "is_initialized", None)
+    return module if query is not None and query() else None
+
+
+def built_for_cuda() -> bool:
+    """Return whether this build of torch is for CUDA or ROCm, which both are `torch.cuda`; needs no GPU."""
+    return _built_for("cuda", "hip")
+
+
+def supported() -> bool:
+    """Return whether this build of torch, or an extension of it, can use a GPU; needs no GPU."""
+    torch = sys.modules.get("torch")
+    extended = torch is not None and any(kind in vars(torch) for kind in ("hpu", "npu"))
+    return extended or _built_for("cuda", "hip", "xpu")
+
+
+def _built_for(*platforms: str) -> bool:
+    version = getattr(sys.modules.get("torch"), "version", None)
+    return any(getattr(version, platform, None) for platform in platforms)
+
+
+def current_stream_capturing() -> bool:
+    """Return whether the current stream captures a CUDA graph: a synchronization would invalidate it.
+
+    False after an error of the GPU, which makes the query raise.
+    """
+    query = getattr(in_use(), "is_current_stream_capturing", None)
+    with Suppressed(RuntimeError):
+        return query is not None and bool(query())
+    return False
+
+
+def current_stream() -> Any:
+    """Return the current stream of the GPU in use; None without one."""
+    query = getattr(in_use(), "current_stream", None)
+    return query() if query is not None else None
+
+
+def stream_capturing(stream: Any) -> bool:
+    """Return whether ``stream``, of the GPU in use, captures a CUDA graph."""
+    module = in_use()
+    if module is None:  # as in a forked child
+        return False
+    with module.stream(stream):
+        return current_stream_capturing()
 
 
 def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
@@ -95,9 +156,9 @@ def when_initialized(call: Callable[[], None]) -> Callable[[], None]:
     queued: list[Any] | None = getattr(torch.cuda, "_queued_calls", None)
     lock = getattr(torch.cuda, "_initialization_lock", None)
     once = _CancellableCall(call)
-    if gpu.initialized("cuda") is None and queued is not None:
+    if initialized("cuda") is None and queued is not None:
         queued.append((once, []))  # not by `_lazy_call`: torch has its lock for as long as it initializes
-    if gpu.initialized("cuda") is not None:
+    if initialized("cuda") is not None:
         once()
 
     def forget() -> None:
@@ -122,4 +183,4 @@ def with_index(device: Any) -> Any:
     module: Any = getattr(torch, device.type, None)
     if device.index is not None or not hasattr(module, "is_initialized"):
         return device
-    return torch.device(device.type, module.current_device() if gpu.initialized(device.type) else 0)
+    return torch.device(device.type, module.current_device() if initialized(device.type) else 0)

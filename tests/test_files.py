@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from instrument.base import part_file as module
+from instrument.base import files as module
 from instrument.base import process_id
-from instrument.base.part_file import part_file, publish, remove_stale_parts
+from instrument.base.files import part_file, publish, remove_stale_parts
 
 
 def names(folder: Path) -> list[str]:
@@ -77,7 +77,7 @@ def killed_part(folder: Path, name: str) -> Path:
 import os
 import re
 from pathlib import Path
-from instrument.base.part_file import part_file
+from instrument.base.files import part_file
 with part_file(Path({str(folder / name)!r})) as part:
     part.write_text("half")
     part.with_name(part.name + ".tmp").write_text("torch writes here")
