@@ -15,8 +15,8 @@ from ...read.tables.nest import NestedRanges
 from ...read.tables.steps import launched_before
 from ...read.tables.table import MEMCPY, Array, Table
 from ..diagnosis.verdict import PARTS
-from ..metrics.groups import sum_by_group
 from ..metrics.idle import INPUT, SHORT_NS, idle_causes
+from ..metrics.tables import sum_by_group
 from ..replay.critical_path import region_path
 from ..rules.trace_facts import TraceFacts
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from ...base.findings import Where
 from ...read.tables.nest import outermost_rows
-from ..metrics.groups import sum_by_group, unique_codes
 from ..metrics.idle import CAUSES
+from ..metrics.tables import sum_by_group, unique_codes
 from ..rules.trace_facts import TraceFacts
 
 _NUMBER = re.compile(r"\d+")

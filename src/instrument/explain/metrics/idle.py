@@ -14,7 +14,7 @@ from ...read.tables.lanes import group_rows
 from ...read.tables.steps import main_thread
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
-from .groups import sum_by_group
+from .tables import sum_by_group
 
 SHORT_NS = 30_000
 """Shorter gaps are launch latency; HTA's default."""

@@ -17,9 +17,8 @@ from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
 from . import idle, launches, steps
 from .collectives import collective_table, group_sizes
-from .groups import GroupedEvents
-from .matmul import matmul_table, on_matrix_units
-from .tables import kernel_table, module_table, operator_table, region_table
+from .operator_work import matmul_table, on_matrix_units
+from .tables import GroupedEvents, kernel_table, module_table, operator_table, region_table
 from .utilization import (
     activity,
     blocks_per_sm,

@@ -24,7 +24,7 @@ from ...read.tables.steps import main_thread
 from ...read.tables.table import MEMCPY, Array, Table
 from ...read.tables.trace import Trace
 from .graph import ANCHORED, CALLED, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, Graph
-from .replay import Replay, step_bounds
+from .replay import Change, Replay, Replayer, replay_changed, step_bounds
 
 _FOREVER = 2**62
 
@@ -111,14 +111,10 @@ class CriticalPath(NamedTuple):
         return dict(sums.most_common())
 
 
-def critical_path(graph: Graph, replayed: Replay, communication: Array) -> CriticalPath:
-    """Return the critical path of a replay.
-
-    Args:
-        graph: the graph.
-        replayed: the replay.
-        communication: a mask of the GPU work that communicates.
-    """
+def critical_path(replayer: Replayer, change: Change | None = None) -> CriticalPath:
+    """Return the critical path of the steps with a change; None for the steps as they were recorded."""
+    graph = replayer.graph
+    replayed = replay_changed(graph, change) if change else replayer.unchanged
     times = replayed.times_ns
     start, last = int(step_bounds(graph, times)[0].min()), _last_node(graph, times)
     path = _binding_edges(replayed, last, start)
@@ -126,7 +122,7 @@ def critical_path(graph: Graph, replayed: Replay, communication: Array) -> Criti
     segments = [
         piece
         for edge in path
-        for part in _parts(graph, replayed, communication, edge)
+        for part in _parts(graph, replayed, replayer.communication, edge)
         for piece in in_regions.pieces(part, replayed)
     ]
     total = int(times[last]) - start

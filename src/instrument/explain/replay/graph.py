@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,28 +10,225 @@ import numpy as np
 
 from ...read.measures.launches import BlockedLaunches, find_blocked_launches
 from ...read.measures.synchronizations import Synchronization, find_synchronizations
-from ...read.tables.intervals import Intervals, merge_overlaps
+from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps
 from ...read.tables.lanes import group_rows
-from ...read.tables.table import Array, Table
+from ...read.tables.steps import launched_before, main_thread, process_of_threads, span
+from ...read.tables.table import Array, Table, table
 from ...read.tables.trace import Trace
-from .cpu_points import (
-    END,
-    FORK,
-    JOIN,
-    LAUNCH,
-    MAX_THREADS,
-    RETURN,
-    START,
-    SYNC,
-    UNBLOCKED,
-    CpuPoints,
-    Handoffs,
-    cpu_points,
-    find_handoffs,
+from .gpu_waits import (
+    MAX_PAIRS,
+    RETURN_NS,
+    GpuOrder,
+    find_event_waits,
+    find_stream_waits,
+    find_sync_targets,
+    gpu_order,
+    measure_delays,
+    median,
+    work_ended_by,
 )
-from .gpu_order import RETURN_NS, GpuOrder, gpu_order, measure_delays, median
-from .gpu_waits import MAX_PAIRS, find_event_waits, find_stream_waits, find_sync_targets, work_ended_by
-from .loop_steps import LoopSteps, loop_steps
+
+
+@dataclass(frozen=True)
+class LoopSteps:
+    """The steps of a trace and the GPU work that belongs to them.
+
+    Attributes:
+        table: the steps; without any, the whole trace counts as one.
+        of_work: for each row of `Trace.gpu`, the step that launched it, or -1.
+        before: whether it was launched before the recording.
+        of_process: the rows of the steps of each process, in order.
+    """
+
+    table: Table
+    of_work: Array
+    before: Array
+    of_process: list[Array]
+
+    def bounds(self, start_ns: Array, end_ns: Array, work_end_ns: Array) -> tuple[Array, Array]:
+        """Return when each step starts and ends in ns; a step starts when the one before it in its process ends.
+
+        A step ends, on the CPU and on the GPU, with all its work and that of the steps before it. Steps of
+        different processes are independent. The first step starts when the GPU has done the work that was launched
+        before the recording, if that is later.
+
+        Args:
+            start_ns: the start of each step on the CPU.
+            end_ns: the end of each step on the CPU.
+            work_end_ns: the end of each row of `Trace.gpu`.
+        """
+        ends = end_ns.copy()
+        rows = np.flatnonzero(self.of_work >= 0)
+        np.maximum.at(ends, self.of_work[rows], work_end_ns[rows])
+        for steps in self.of_process:
+            ends[steps] = np.maximum.accumulate(ends[steps])
+        earlier = work_end_ns[self.before].max(initial=start_ns.min())
+        starts: Array = np.where(earlier < ends, np.maximum(start_ns, earlier), start_ns)
+        for steps in self.of_process:
+            starts[steps[1:]] = ends[steps[:-1]]
+        return starts, ends
+
+    def recorded_bounds(self, trace: Trace) -> tuple[Array, Array]:
+        """Return when each step started and ended in the recording of these steps."""
+        return self.bounds(self.table.start_ns, self.table.end_ns, trace.gpu.end_ns)
+
+    def on_cpu(self, start_ns: Array, end_ns: Array) -> Array:
+        """Return the time on the CPU from the end of the step before, or the start of the first step, in ns."""
+        lengths: Array = end_ns - start_ns
+        for steps in self.of_process:
+            lengths[steps[1:]] = np.diff(end_ns[steps])
+        return lengths
+
+
+def loop_steps(trace: Trace) -> LoopSteps:
+    """Return the steps of a trace with a `loop_thread`."""
+    steps, before = trace.steps or _whole_trace(trace), launched_before(trace)
+    return LoopSteps(
+        steps,
+        trace.gpu.step if trace.steps else np.where(before, -1, 0),
+        before,
+        [rows for _, rows in group_rows(process_of_threads(trace)[steps.thread])],
+    )
+
+
+def loop_thread(trace: Trace) -> int:
+    """Return the main thread or, if nothing is recorded on it, the thread with the most events; -1 without any."""
+    threads = np.concatenate([each.thread for each in _on_cpu(trace)])
+    main, known = main_thread(trace), threads[threads >= 0]
+    return main if (known == main).any() or not len(known) else int(np.argmax(np.bincount(known)))
+
+
+def _on_cpu(trace: Trace) -> tuple[Table, ...]:
+    return trace.operators, trace.regions, trace.runtime
+
+
+def _whole_trace(trace: Trace) -> Table:
+    """Return one step from the first to the last event of the loop's thread."""
+    thread = loop_thread(trace)
+    first, last = span(*(each.where(each.thread == thread) for each in _on_cpu(trace)))
+    columns = {"start_ns": first, "duration_ns": last - first, "thread": thread}
+    return table("steps", {name: np.array([value]) for name, value in columns.items()}, trace.strings)
+
+
+_QUIET_NS = 5_000
+MAX_THREADS = 128
+"""The number of threads above which hand-offs are not looked for."""
+
+
+class Handoffs(NamedTuple):
+    """The moments at which a thread goes on because another thread is done.
+
+    Attributes:
+        thread: the thread that goes on.
+        time_ns: when it goes on.
+        by_thread: the thread that it waited for.
+        by_ns: the last event on that thread before.
+    """
+
+    thread: Array
+    time_ns: Array
+    by_thread: Array
+    by_ns: Array
+
+
+def find_handoffs(trace: Trace, threads: Sequence[int], blocked: dict[int, Intervals]) -> Handoffs:
+    """Return the hand-offs between threads.
+
+    A thread waited for another if nothing starts or ends on it for 5 us or since the beginning, and the other
+    thread has events during at least half of this time. Times in which the thread waits for the GPU do not count.
+    The trace does not show locks and queues.
+
+    Args:
+        trace: the trace.
+        threads: the threads; of more than `MAX_THREADS`, none is compared.
+        blocked: the times during which each thread waits for the GPU.
+    """
+    edges = {thread: _edges(trace, thread) for thread in threads if len(threads) <= MAX_THREADS}
+    first = min((int(own[0]) for own in edges.values() if len(own)), default=0)
+    found = [np.empty((4, 0), np.int64)]
+    for thread, own in edges.items():
+        own = np.concatenate(([first - 1], own))
+        quiet = np.flatnonzero(np.diff(own) >= _QUIET_NS)
+        since, until = own[quiet], own[quiet + 1]
+        if thread in blocked:
+            free = covered_ns(blocked[thread], since, until) == 0
+            since, until = since[free], until[free]
+        last, by = np.full(len(since), -1), np.full(len(since), -1)
+        for other, times in edges.items():
+            if other == thread or not len(times):
+                continue
+            begin = np.searchsorted(times, since, "right")
+            final = np.searchsorted(times, until) - 1
+            inside = final >= begin
+            start, end = times[np.minimum(begin, len(times) - 1)], times[np.maximum(final, 0)]
+            waits = inside & (2 * (end - start) >= until - since) & (end > last)
+            last[waits], by[waits] = end[waits], other
+        some = by >= 0
+        found.append(np.stack((np.full(int(some.sum()), thread), until[some], by[some], last[some])))
+    return Handoffs(*np.concatenate(found, axis=1))
+
+
+def _edges(trace: Trace, thread: int) -> Array:
+    """Return the times at which anything starts or ends on a thread."""
+    tables = [table.where(table.thread == thread) for table in (trace.operators, trace.regions, trace.runtime)]
+    return np.unique(np.concatenate([times for table in tables for times in (table.start_ns, table.end_ns)]))
+
+
+RETURN, UNBLOCKED, END, FORK, JOIN, START, LAUNCH, SYNC = range(8)
+"""Kinds of points, in the order of those at one time."""
+
+
+class CpuPoints(NamedTuple):
+    """Points on threads, in order of thread and time.
+
+    Attributes:
+        thread: the thread.
+        time_ns: the recorded time.
+        kind: what happens: a step starts (START) or ends (END); a call launches work (LAUNCH) or begins to wait
+            for the GPU (SYNC); such a call (RETURN) or a launch into a full queue (UNBLOCKED) goes on; the thread
+            goes on after another one (JOIN), or lets another go on (FORK).
+        of: the row of the step, of the call of `Trace.runtime`, of the synchronization, of the blocked launch, or
+            of the hand-off.
+    """
+
+    thread: Array
+    time_ns: Array
+    kind: Array
+    of: Array
+
+
+def cpu_points(
+    trace: Trace, steps: Table, waits: Iterable[Synchronization], full: BlockedLaunches, handoffs: Handoffs
+) -> CpuPoints:
+    """Return the points of a trace.
+
+    Args:
+        trace: the trace.
+        steps: the steps.
+        waits: the synchronizations.
+        full: the launches that found the queue of the GPU full.
+        handoffs: the hand-offs between threads.
+    """
+    runtime = trace.runtime
+    launches = np.unique(trace.gpu.launch[trace.gpu.launch >= 0])
+    waited = np.array([(wait.thread, wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in waits], np.int64)
+    thread, began, returned = waited.reshape(-1, 3).T
+    parts = (
+        (JOIN, handoffs.thread, handoffs.time_ns, None),
+        (START, steps.thread, steps.start_ns, None),
+        (LAUNCH, runtime.thread[launches], runtime.start_ns[launches], launches),
+        (SYNC, thread, began, None),
+        (RETURN, thread, returned, None),
+        (UNBLOCKED, full.thread, full.end_ns, None),
+        (END, steps.thread, steps.end_ns, None),
+        (FORK, handoffs.by_thread, handoffs.by_ns, None),
+    )
+    threads, times = (np.concatenate([part[column] for part in parts]).astype(np.int64) for column in (1, 2))
+    kinds = np.concatenate([np.full(len(part[1]), part[0]) for part in parts])
+    of = np.concatenate([np.arange(len(part[1])) if part[3] is None else part[3] for part in parts])
+    order = np.lexsort((kinds, times, threads))
+    return CpuPoints(threads[order], times[order], kinds[order], of[order])
+
 
 ANCHORED, ON_CPU, HANDED_OFF, CALLED, LAUNCHED, STREAM, EVENT, RETURNED = range(8)
 """Kinds of edges; see `Edges`."""

@@ -19,10 +19,9 @@ from ...read.tables.steps import main_thread
 from ...read.tables.table import MEMCPY, Array
 from ..metrics.idle import INPUT, named_ranges
 from ..waits.trace_context import CallContext, TraceContext
-from .critical_path import CLASSES, CriticalPath
+from .critical_path import CLASSES, CriticalPath, critical_path
 from .graph import Graph
-from .replay import Change, without_events
-from .replayer import Replayer, mean_ns
+from .replay import Change, Replayer, mean_ns, without_events
 
 _KERNEL = "kernel:"
 _WITHOUT = re.compile(r"dataloader|copies|sync|sync:.+|region:.+", re.DOTALL)
@@ -296,7 +295,7 @@ def what_if(
     figures = float(np.median(errors)), float(errors.max()), len(errors), bool(replayer.trace.steps)
     if replayer.abstained:
         return WhatIf(", ".join(words), before, None, *figures, replayer.abstained)
-    path = replayer.critical_path(change)
+    path = critical_path(replayer, change)
     return WhatIf(", ".join(words), before, replayer.step_ns(change), *figures, None, path)
 
 

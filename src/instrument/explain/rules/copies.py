@@ -15,7 +15,7 @@ from ...read.measures.synchronizations import direction
 from ...read.tables.intervals import clip, merge_overlaps, overlap_ns, total_ns
 from ...read.tables.nest import inside_rows
 from ...read.tables.table import MEMCPY, MEMSET, Array, Table
-from ..metrics.groups import sum_by_group, unique_codes
+from ..metrics.tables import sum_by_group, unique_codes
 from ..replay.replay import Change
 from ..replay.what_if import without_copies
 from .rule import rule

@@ -13,8 +13,8 @@ from ...read.measures.launches import GRAPH_LAUNCH
 from ...read.tables.intervals import merge_overlaps
 from ...read.tables.nest import inside_rows
 from ...read.tables.table import Array
-from ..metrics.groups import sum_by_group
 from ..metrics.idle import INPUT
+from ..metrics.tables import sum_by_group
 from ..replay.replay import Change, without_events
 from .idle import idle_of, percent_of_step
 from .rule import rule

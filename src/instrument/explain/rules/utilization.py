@@ -10,7 +10,7 @@ from ...base.findings import Evidence, Finding, Fix
 from ...base.units import counted, duration
 from ...read.tables.intervals import total_ns
 from ...read.tables.table import KERNEL
-from ..metrics.groups import sum_by_group
+from ..metrics.tables import sum_by_group
 from ..metrics.utilization import activity, blocks_per_sm
 from .rule import rule
 from .trace_facts import TraceFacts, require

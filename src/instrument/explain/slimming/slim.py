@@ -18,13 +18,11 @@ from ...read.kineto.kineto import read_kineto
 from ...read.measures.region_steps import with_steps
 from ...read.tables.notes import kept_steps
 from ...read.tables.trace import Trace
-from ..diagnosis.diagnose import Diagnosis, diagnose
-from ..diagnosis.serialize import as_dict, plain
+from ..diagnosis.diagnose import diagnose
+from ..diagnosis.diagnosis import Diagnosis, as_dict, plain
 from ..metrics.metrics import Metrics
-from .choice import chosen_parts, middle_steps, parts_of_steps
-from .names import Names
-from .parts import may_renumber
-from .stand_ins import StandIns
+from .choice import chosen_parts, may_renumber, middle_steps, parts_of_steps
+from .names import Names, StandIns
 from .write import index_of, trace_bytes
 
 SUFFIX = ".slim.json.gz"

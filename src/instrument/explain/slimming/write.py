@@ -20,8 +20,8 @@ from ...read.tables.lanes import group_rows
 from ...read.tables.notes import about_ranks, note_losses, note_of
 from ...read.tables.table import Array, Interner
 from ...read.tables.trace import Trace
+from .choice import ALL_ARGS, EVENT_IDS, EXTERNAL, FLOW_IN, FLOW_OUT, MEMORY_ARGS, Keys, Part
 from .names import LaneNames, Names, Place, json_object
-from .parts import ALL_ARGS, EVENT_IDS, EXTERNAL, FLOW_IN, FLOW_OUT, MEMORY_ARGS, Keys, Part
 
 _METADATA = (
     *("baseTimeNanoseconds", "deviceProperties", "distributedInfo"),
