@@ -332,9 +332,10 @@ def compare(
         for each in (before, after)
     )
     facts = facts_of(one), facts_of(two)
-    samples = [_Steps(each) for each in facts]
-    before_ns, after_ns = (lower_median(steps.lengths_ns) for steps in samples)
-    tested = significance(*(steps.lengths_ns for steps in samples))
+    bounds = [_bounds(each) for each in facts]
+    samples = [ends - starts for starts, ends in bounds]
+    before_ns, after_ns = map(lower_median, samples)
+    tested = significance(*samples)
     seen = before_ns and after_ns and (tested.p_value is None or tested.p_value <= ALPHA)
     found = differences(one, two, after_ns / before_ns if seen else 1)
     verdict, reasons = _verdict(found, tested, after_ns - before_ns, (one.has_steps, two.has_steps))
@@ -342,38 +343,32 @@ def compare(
         verdict,
         before_ns,
         after_ns,
-        _parts(*(steps.median_parts() for steps in samples)),
+        _parts(*(_median_parts(each, *times) for each, times in zip(facts, bounds, strict=True))),
         tested.p_value,
         tested.detectable,
         reasons,
         tuple(each.text for each in found if not each.prevents),
         _without(one.worth(), two.worth()),
         _without(two.worth(), one.worth()),
-        (tuple(samples[0].lengths_ns.tolist()), tuple(samples[1].lengths_ns.tolist())),
+        (tuple(samples[0].tolist()), tuple(samples[1].tolist())),
         one,
         two,
     )
 
 
-class _Steps:
-    """The steps of one recording.
+def _bounds(facts: TraceFacts) -> tuple[Array, Array]:
+    """Return when the steps of one recording start and end, each from the end of the step before."""
+    reject_snapshot(facts.trace)
+    if not facts.replayer.has_cpu:
+        raise ValueError(f"the trace has no events on the CPU: {facts.trace.path}")
+    return loop_steps(facts.trace).recorded_bounds(facts.trace)
 
-    Attributes:
-        lengths_ns: their lengths, each from the end of the step before.
-    """
 
-    def __init__(self, facts: TraceFacts) -> None:
-        reject_snapshot(facts.trace)
-        if not facts.replayer.has_cpu:
-            raise ValueError(f"the trace has no events on the CPU: {facts.trace.path}")
-        self._facts = facts
-        self._starts, self._ends = loop_steps(facts.trace).recorded_bounds(facts.trace)
-        self.lengths_ns: Array = self._ends - self._starts
-
-    def median_parts(self) -> dict[Key, Amount]:
-        """Return the parts of the first step whose length is the lower median."""
-        step = int(np.flatnonzero(self.lengths_ns == lower_median(self.lengths_ns))[0])
-        return step_parts(self._facts, int(self._starts[step]), int(self._ends[step]))
+def _median_parts(facts: TraceFacts, starts: Array, ends: Array) -> dict[Key, Amount]:
+    """Return the parts of the first step whose length is the lower median."""
+    lengths = ends - starts
+    step = int(np.flatnonzero(lengths == lower_median(lengths))[0])
+    return step_parts(facts, int(starts[step]), int(ends[step]))
 
 
 def _verdict(

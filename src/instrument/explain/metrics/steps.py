@@ -122,7 +122,7 @@ def cpu_parts(trace: Trace, window: tuple[int, int]) -> dict[str, int]:
     """
     main = main_thread(trace)
     operators = trace.operators.where((trace.operators.parent < 0) & (trace.operators.thread == main))
-    collectives = [found.where(found.thread == main) for found in named_ranges(trace, _COLLECTIVE)]
+    collectives = [each.where(each.thread == main) for each in named_ranges(trace, _COLLECTIVE)]
     layers = {"input": input_ranges(trace), "communication": collectives, "compute": [operators]}
     parts, covered, known_ns = dict.fromkeys(CPU_PARTS, 0), times_of([]), 0
     for name, tables in layers.items():

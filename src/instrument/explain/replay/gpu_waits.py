@@ -144,23 +144,19 @@ class RecordedWait(NamedTuple):
     target: int
 
 
-def recorded_waits(trace: Trace, order: GpuOrder) -> list[RecordedWait]:
-    """Return the waits for events whose recording is in the trace; empty if the profiler does not record them."""
-    rows = np.flatnonzero(trace.syncs.matching("name", RECORDED_WAIT))[:_MAX_ROWS]
-    if not len(rows) or trace.look_up is None:
-        return []
-    return list(_recorded(trace, order, rows.tolist()))
-
-
-def _recorded(trace: Trace, order: GpuOrder, rows: list[int]) -> Iterator[RecordedWait]:
-    runtime = trace.runtime
+def recorded_waits(trace: Trace, order: GpuOrder) -> Iterator[RecordedWait]:
+    """Yield the waits for events whose recording is in the trace; none if the profiler does not record them."""
+    runtime, syncs = trace.runtime, trace.syncs
+    rows = np.flatnonzero(syncs.matching("name", RECORDED_WAIT))[:_MAX_ROWS].tolist()
+    if not rows or trace.look_up is None:
+        return
     numbers = _numbers_of_streams(trace, order)
     works = {number: np.flatnonzero(order.stream == number) for number in set(numbers.values())}
     calls = {number: row for row, number in enumerate(runtime.correlation.tolist())}
     for row in rows:
-        about = trace.args(trace.syncs, row)
-        device = int(trace.syncs.device[row])
-        call = calls.get(int(trace.syncs.correlation[row]))
+        about = trace.args(syncs, row)
+        device = int(syncs.device[row])
+        call = calls.get(int(syncs.correlation[row]))
         record = calls.get(about.get("wait_on_cuda_event_record_corr_id", -1))
         awaited = numbers.get((device, about.get("wait_on_stream")))
         if call is None or record is None or awaited is None:
@@ -168,7 +164,7 @@ def _recorded(trace: Trace, order: GpuOrder, rows: list[int]) -> Iterator[Record
         own = works[awaited]
         last = int(np.searchsorted(order.queued_ns[own], runtime.start_ns[record])) - 1
         if last >= 0:
-            stream = numbers.get((device, int(trace.syncs.stream[row])), -1)
+            stream = numbers.get((device, int(syncs.stream[row])), -1)
             yield RecordedWait(int(runtime.thread[call]), int(runtime.start_ns[call]), stream, int(own[last]))
 
 
@@ -186,20 +182,6 @@ _TAIL_NS = 100_000  # before the end of a kernel, its last blocks leave room for
 _SEARCHED = 400  # earlier launches of the thread
 
 
-class StreamWaits(NamedTuple):
-    """The work that waits for another stream.
-
-    Attributes:
-        work: the row of the work that waits; may occur twice.
-        target: the row of the work that it waits for.
-        delay_ns: the time from the end of the target to the start of the work, if nothing else delays it.
-    """
-
-    work: Array
-    target: Array
-    delay_ns: Array
-
-
 def find_event_waits(trace: Trace, order: GpuOrder) -> Array:
     """Return pairs of work that waits for an event and the work before the event, as the rows of an array.
 
@@ -208,12 +190,17 @@ def find_event_waits(trace: Trace, order: GpuOrder) -> Array:
     its thread launched last on another stream and that had ended when this work started.
     """
     recorded = [wait for wait in recorded_waits(trace, order) if wait.stream >= 0]
-    found = _of_recorded(order, recorded) if recorded else _after_event_waits(trace, order)
-    return np.array([*found], np.int64).reshape(-1, 2)
+    pairs = _of_recorded(order, recorded) if recorded else _after_event_waits(trace, order)
+    return np.array([*pairs], np.int64).reshape(-1, 2)
 
 
-def find_stream_waits(trace: Trace, order: GpuOrder, delays: Delays, event_waits: Array) -> StreamWaits:
+def find_stream_waits(
+    trace: Trace, order: GpuOrder, delays: Delays, event_waits: Array
+) -> tuple[Array, Array, Array]:
     """Return the waits between streams of the same GPU: those for events, and those that only times show.
+
+    That is the work that waits, which may occur twice; the work that it waits for; and the time from the end of
+    the latter to the start of the former, if nothing else delays it.
 
     Work that starts over 10 us later than its launch, its stream and events explain is taken to wait for the work
     on another stream whose end is closest to its start: from 100 us after it, as the last blocks of a kernel leave
@@ -225,9 +212,9 @@ def find_stream_waits(trace: Trace, order: GpuOrder, delays: Delays, event_waits
         delays: its delays.
         event_waits: what `find_event_waits` found.
     """
-    gpu, found = trace.gpu, event_waits
+    gpu = trace.gpu
     expected = _expected_start(trace, order, delays)
-    work, target = found.T
+    work, target = event_waits.T
     released = gpu.start_ns[work] - gpu.end_ns[target]
     bound = (gpu.start_ns[work] - expected[work] > _LATE_NS) & (released < _RELEASED_NS)
     usual = median(released[bound], EVENT_NS)
@@ -235,8 +222,8 @@ def find_stream_waits(trace: Trace, order: GpuOrder, delays: Delays, event_waits
     more = np.array([*_after_unexplained_delays(trace, order, expected)], np.int64).reshape(-1, 2)
     gap = gpu.start_ns[more[:, 0]] - gpu.end_ns[more[:, 1]]
     delay = np.where(gap < 0, median(gap[gap < 0], 0), median(gap[gap >= 0], EVENT_NS))
-    work, target = np.concatenate((found, more)).T
-    return StreamWaits(work, target, np.concatenate((np.full(len(found), usual), delay)))
+    work, target = np.concatenate((event_waits, more)).T
+    return work, target, np.concatenate((np.full(len(event_waits), usual), delay))
 
 
 def _expected_start(trace: Trace, order: GpuOrder, delays: Delays) -> Array:
@@ -305,20 +292,8 @@ MAX_PAIRS = 10_000_000
 """The number of pairs of synchronizations and streams above which waits for a whole device are left out."""
 
 
-class SyncTargets(NamedTuple):
-    """The work that synchronizations wait for.
-
-    Attributes:
-        sync: the number of the synchronization; may occur several times.
-        work: the row of the work.
-    """
-
-    sync: Array
-    work: Array
-
-
-def find_sync_targets(trace: Trace, waits: Sequence[Synchronization], order: GpuOrder) -> SyncTargets:
-    """Return the work that each synchronization waits for.
+def find_sync_targets(trace: Trace, waits: Sequence[Synchronization], order: GpuOrder) -> Array:
+    """Return pairs of the number of a synchronization and the row of work that it waits for, in two rows.
 
     A blocking memcpy waits for itself, and a call that waits for the device or frees memory for all work launched
     before. A call that waits for a stream waits for the work launched before into the stream that the driver
@@ -351,7 +326,8 @@ def find_sync_targets(trace: Trace, waits: Sequence[Synchronization], order: Gpu
     for place, number in enumerate(events.tolist()):
         ended[place] = recorded.get((waits[number].thread, waits[number].start_ns), ended[place])
     pairs.append(np.stack((events[ended >= 0], ended[ended >= 0])))
-    return SyncTargets(*np.concatenate(pairs, axis=1))
+    targets: Array = np.concatenate(pairs, axis=1)
+    return targets
 
 
 def _kind(wait: Synchronization) -> str:

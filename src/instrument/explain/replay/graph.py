@@ -189,18 +189,26 @@ class CpuPoints(NamedTuple):
             goes on after another one (JOIN), or lets another go on (FORK).
         of: the row of the step, of the call of `Trace.runtime`, of the synchronization, of the blocked launch, or
             of the hand-off.
+        node: the node of each in the graph.
     """
 
     thread: Array
     time_ns: Array
     kind: Array
     of: Array
+    node: Array
+
+    def nodes(self, kind: int, count: int) -> Array:
+        """Return the nodes of the points of a kind by what they belong to, for this many of these."""
+        nodes, rows = np.zeros(count, np.int64), self.kind == kind
+        nodes[self.of[rows]] = self.node[rows]
+        return nodes
 
 
 def cpu_points(
     trace: Trace, steps: Table, waits: Iterable[Synchronization], full: BlockedLaunches, handoffs: Handoffs
 ) -> CpuPoints:
-    """Return the points of a trace.
+    """Return the points of a trace, which have no nodes yet.
 
     Args:
         trace: the trace.
@@ -227,7 +235,7 @@ def cpu_points(
     kinds = np.concatenate([np.full(len(part[1]), part[0]) for part in parts])
     of = np.concatenate([np.arange(len(part[1])) if part[3] is None else part[3] for part in parts])
     order = np.lexsort((kinds, times, threads))
-    return CpuPoints(threads[order], times[order], kinds[order], of[order])
+    return CpuPoints(threads[order], times[order], kinds[order], of[order], np.full(len(order), -1))
 
 
 ANCHORED, ON_CPU, HANDED_OFF, CALLED, LAUNCHED, STREAM, EVENT, RETURNED = range(8)
@@ -325,24 +333,6 @@ class Graph:
     incomplete: str
 
 
-class _Points:
-    """The points on threads with their nodes.
-
-    Attributes:
-        points: the points.
-        node: the node of each.
-    """
-
-    def __init__(self, points: CpuPoints, node: Array) -> None:
-        self.points, self.node = points, node
-
-    def nodes(self, kind: int, count: int) -> Array:
-        """Return the nodes of the points of a kind by what they belong to, for this many of these."""
-        found, rows = np.zeros(count, np.int64), self.points.kind == kind
-        found[self.points.of[rows]] = self.node[rows]
-        return found
-
-
 def build_graph(trace: Trace) -> Graph:
     """Return the graph of a trace with a `loop_thread`; without steps, the whole trace counts as one step."""
     loop = loop_steps(trace)
@@ -357,13 +347,13 @@ def build_graph(trace: Trace) -> Graph:
     ties = np.concatenate((np.zeros(len(points.kind), np.int64), gpu.start_ns))
     node = np.empty(len(times), np.int64)
     node[np.lexsort((ties, kinds, times))] = np.arange(1, len(times) + 1)
-    on_cpu, work_nodes = _Points(points, node[: len(points.kind)]), node[len(points.kind) :]
+    points, work_nodes = points._replace(node=node[: len(points.kind)]), node[len(points.kind) :]
     recorded = np.concatenate((points.time_ns, gpu.end_ns))
     start = int(min(points.time_ns.min(), gpu.start_ns.min(initial=points.time_ns.min())))
     parts = (
-        *_cpu_edges(on_cpu, handoffs, full, start),
-        *_gpu_edges(trace, order, on_cpu, work_nodes, start),
-        *_return_edges(trace, waits, order, full, on_cpu, work_nodes),
+        *_cpu_edges(points, handoffs, full, start),
+        *_gpu_edges(trace, order, points, work_nodes, start),
+        *_return_edges(trace, waits, order, full, points, work_nodes),
     )
     return Graph(
         trace,
@@ -376,9 +366,9 @@ def build_graph(trace: Trace) -> Graph:
         _by_node(node, np.concatenate((points.thread, np.full(len(gpu), -1))), -1),
         _by_node(node, np.concatenate((np.full(len(points.kind), -1), np.arange(len(gpu)))), -1),
         work_nodes,
-        on_cpu.nodes(START, len(steps)),
-        on_cpu.nodes(END, len(steps)),
-        on_cpu.nodes(RETURN, len(waits)),
+        points.nodes(START, len(steps)),
+        points.nodes(END, len(steps)),
+        points.nodes(RETURN, len(waits)),
         _incomplete(len(threads), len(waits), int(order.stream.max(initial=0)) + 1),
     )
 
@@ -413,9 +403,9 @@ def _blocked(waits: Sequence[Synchronization]) -> dict[int, Intervals]:
     return {number: merge_overlaps(start[rows], end[rows]) for number, rows in group_rows(thread)}
 
 
-def _cpu_edges(on_cpu: _Points, handoffs: Handoffs, full: BlockedLaunches, start_ns: int) -> Iterator[Edges]:
+def _cpu_edges(points: CpuPoints, handoffs: Handoffs, full: BlockedLaunches, start_ns: int) -> Iterator[Edges]:
     """Yield the edges between points on threads."""
-    points, node = on_cpu.points, on_cpu.node
+    node = points.node
     first = np.ones(len(node), bool)
     first[1:] = points.thread[1:] != points.thread[:-1]
     begin = first & (points.kind != JOIN)
@@ -427,17 +417,17 @@ def _cpu_edges(on_cpu: _Points, handoffs: Handoffs, full: BlockedLaunches, start
     until[blocked] = np.maximum(full.start_ns[points.of[after[blocked]]], since[blocked])
     yield edges(ON_CPU, node[after - 1], node[after], 0, since, until)
     count = len(handoffs.thread)
-    forks, joins = on_cpu.nodes(FORK, count), on_cpu.nodes(JOIN, count)
+    forks, joins = points.nodes(FORK, count), points.nodes(JOIN, count)
     yield edges(HANDED_OFF, forks, joins, 0, handoffs.by_ns, handoffs.time_ns)
 
 
 def _gpu_edges(
-    trace: Trace, order: GpuOrder, on_cpu: _Points, work_nodes: Array, start_ns: int
+    trace: Trace, order: GpuOrder, points: CpuPoints, work_nodes: Array, start_ns: int
 ) -> Iterator[Edges]:
     """Yield the edges to the ends of GPU work."""
     gpu, event_waits = trace.gpu, find_event_waits(trace, order)
     delays = measure_delays(trace, order, event_waits[:, 0])
-    launch_nodes = on_cpu.nodes(LAUNCH, len(trace.runtime))
+    launch_nodes = points.nodes(LAUNCH, len(trace.runtime))
     launched = np.flatnonzero((gpu.launch >= 0) & ~order.same_launch)
     yield edges(LAUNCHED, launch_nodes[gpu.launch[launched]], work_nodes[launched], delays.launch[launched])
     queued = np.flatnonzero((order.previous >= 0) & ~order.before)
@@ -453,27 +443,24 @@ def _return_edges(
     waits: Sequence[Synchronization],
     order: GpuOrder,
     full: BlockedLaunches,
-    on_cpu: _Points,
+    points: CpuPoints,
     work_nodes: Array,
 ) -> Iterator[Edges]:
     """Yield the edges to the returns of calls that wait for the GPU."""
     sync, work = find_sync_targets(trace, waits, order)
-    began, returned = (
-        np.array(times, np.int64)
-        for times in ([wait.start_ns for wait in waits], [wait.start_ns + wait.blocked_ns for wait in waits])
-    )
+    began, took = np.array([(wait.start_ns, wait.blocked_ns) for wait in waits], np.int64).reshape(-1, 2).T
     done = began.copy()
     np.maximum.at(done, sync, trace.gpu.end_ns[work])
     blocked, (after, alone) = done > began, np.full((2, len(waits)), RETURN_NS)
     _, call = np.unique([f"{wait.kind} {wait.call}" for wait in waits], return_inverse=True)
     for _, rows in group_rows(call):
         some, others = rows[blocked[rows]], rows[~blocked[rows]]
-        after[rows] = median((returned - done)[some], RETURN_NS)
-        alone[rows] = min(median((returned - began)[others], RETURN_NS), _LONGEST_CALL_NS)
-    nodes, calls = on_cpu.nodes(RETURN, len(waits)), on_cpu.nodes(SYNC, len(waits))
+        after[rows] = median((began + took - done)[some], RETURN_NS)
+        alone[rows] = min(median(took[others], RETURN_NS), _LONGEST_CALL_NS)
+    nodes, calls = points.nodes(RETURN, len(waits)), points.nodes(SYNC, len(waits))
     yield edges(CALLED, calls, nodes, alone)
     yield edges(RETURNED, work_nodes[work], nodes[sync], after[sync])
     freed = work_ended_by(trace, order, full.end_ns, full.start_ns)
     some = np.flatnonzero(freed >= 0)
     delay = median((full.end_ns - trace.gpu.end_ns[freed])[some], 0) if len(some) else 0
-    yield edges(RETURNED, work_nodes[freed[some]], on_cpu.nodes(UNBLOCKED, len(full.end_ns))[some], delay)
+    yield edges(RETURNED, work_nodes[freed[some]], points.nodes(UNBLOCKED, len(full.end_ns))[some], delay)

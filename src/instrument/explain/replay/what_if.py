@@ -116,7 +116,7 @@ def _without(graph: Graph, what: str) -> Change:
 
 def _without_input(graph: Graph) -> Change:
     main = main_thread(graph.trace)
-    tables = [found.where(found.thread == main) for found in named_ranges(graph.trace, INPUT)]
+    tables = [each.where(each.thread == main) for each in named_ranges(graph.trace, INPUT)]
     if not any(tables):
         raise ValueError("the trace has no ranges of a DataLoader")
     return without_events(*tables)

@@ -17,7 +17,7 @@ from ...read.tables.nest import inside_rows
 from ...read.tables.table import Table
 from ..metrics.idle import named_ranges
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import MissingEvidenceError, TraceFacts, require
 
 REGION = re.compile(r"^Torch-Compiled Region: (\d+)/(\d+)")
 """The ranges that torch records around compiled code: its number and its version."""
@@ -27,10 +27,9 @@ LOOK_UP = re.compile("^TorchDynamo Cache Lookup")
 
 def _ranges(facts: TraceFacts, pattern: re.Pattern[str]) -> Table:
     """Return the ranges of compiled code whose names match; abstain if there are none."""
-    found = next(named_ranges(facts.trace, pattern), None)
-    if found is None:
-        raise MissingEvidenceError("nothing ran that torch.compile compiled")
-    return found
+    ranges = named_ranges(facts.trace, pattern)
+    require(ranges, "nothing ran that torch.compile compiled")
+    return ranges[0]
 
 
 @rule("graph-breaks", on_cpu=True)
@@ -42,12 +41,9 @@ def graph_breaks(facts: TraceFacts) -> Iterator[Finding]:
     later piece is inside the range of the first. Functions that are called one after the other do not count as
     breaks. The gain from a whole graph is unknown.
     """
-    for calls in (facts.trace.operators, facts.trace.regions):
-        rows = np.flatnonzero(calls.matching("name", REGION))
-        if len(rows):
-            break
-    else:
-        raise MissingEvidenceError("nothing ran that torch.compile compiled")
+    calls = facts.trace.operators if facts.trace.operators.matching("name", REGION).any() else facts.trace.regions
+    rows = np.flatnonzero(calls.matching("name", REGION))
+    require(len(rows), "nothing ran that torch.compile compiled")
     within = inside_rows(rows, calls.parent)
     rests = rows[(calls.parent[rows] >= 0) & within[calls.parent[rows]]]
     if not len(rests):

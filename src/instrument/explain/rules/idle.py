@@ -172,7 +172,7 @@ def garbage_collection(facts: TraceFacts) -> Iterator[Finding]:
 
     Needs the pauses that torch records with ``record_python_gc_info``, or regions named ``gc.collect``.
     """
-    pauses = [*named_ranges(facts.trace, COLLECTION)]
+    pauses = named_ranges(facts.trace, COLLECTION)
     require(pauses, "the trace has no pauses of the garbage collector")
     yield from _of_cause(
         facts,
@@ -303,14 +303,14 @@ def compilation(facts: TraceFacts) -> Iterator[Finding]:
 
     Needs the phases that torch records while it compiles.
     """
-    phases: Counter[str] = Counter()
-    for events in map(facts.within, named_ranges(facts.trace, COMPILATION)):
+    ranges, phases = named_ranges(facts.trace, COMPILATION), Counter[str]()
+    for events in map(facts.within, ranges):
         for name, took_ns in zip(events.text("name"), events.duration_ns.tolist(), strict=True):
             phases[name.removesuffix(" (dynamo_timed)")] += took_ns
     yield from _of_cause(
         facts,
         "compilation",
-        [*named_ranges(facts.trace, COMPILATION)],
+        ranges,
         "torch.compile compiles while the GPU idles",
         Fix(
             "Record after the warm-up. If torch.compile compiles in every step, shapes or code change: mark the "

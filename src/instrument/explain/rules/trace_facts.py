@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
@@ -95,6 +95,7 @@ class TraceFacts:
         job: the ranks of the job; None if only this trace is known.
         compile_log: the log of torch.compile; None if there is none.
         snapshot: the memory snapshot of the process; None if there is none.
+        looked_up: the threads and times whose regions, modules and lines were looked up so far.
     """
 
     def __init__(
@@ -109,13 +110,18 @@ class TraceFacts:
     ) -> None:
         self.trace, self.collectives, self.timing, self.job = trace.read_only(), collectives, timing, job
         self.compile_log, self.snapshot = compile_log, snapshot
+        self.looked_up: list[tuple[Array, Array]] = []
         self._lengths = lengths
+        self._savings = dict[int, ProcessSavings]()
+        # by identity, the findings with their wins, and the threads and times at which they show
+        self._made = dict[int, tuple[Finding, Win | None, tuple[int, int] | None]]()
 
     @cached_property
     def lengths(self) -> StepLengths | None:
         """The lengths of the steps; None without steps or without GPU work."""
-        known = self._lengths
-        return step_lengths(self.trace, self.collectives) if known == "measure" else known
+        if self._lengths == "measure":
+            return step_lengths(self.trace, self.collectives)
+        return self._lengths
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -326,20 +332,6 @@ class TraceFacts:
         return main_thread(self.trace)
 
     @cached_property
-    def _made(self) -> dict[int, tuple[Finding, Win | None, tuple[int, int] | None]]:
-        """The findings by identity, with their wins, and the threads and times at which they show."""
-        return {}
-
-    @cached_property
-    def _savings(self) -> dict[int, ProcessSavings]:
-        return {}
-
-    @cached_property
-    def looked_up(self) -> list[tuple[Array, Array]]:
-        """The threads and times whose regions, modules and lines were looked up so far."""
-        return []
-
-    @cached_property
     def process_of(self) -> Array:
         """A number for the process of each thread; the last element, for no thread, is -1."""
         return process_of_threads(self.trace)
@@ -351,8 +343,7 @@ class TraceFacts:
 
     def require_gpu(self) -> None:
         """Raise `MissingEvidenceError` if times of the GPU are not known, so that what rests on them abstains."""
-        if self.unknown_gpu:
-            raise MissingEvidenceError(self.unknown_gpu)
+        require(not self.unknown_gpu, self.unknown_gpu)
 
     @property
     def lacks_operators(self) -> str | None:
@@ -364,8 +355,7 @@ class TraceFacts:
 
     def require_shapes(self) -> None:
         """Raise `MissingEvidenceError` if there are no operators, or none with shapes."""
-        if self.lacks_operators:
-            raise MissingEvidenceError(f'{self.lacks_operators}: record with detail="full"')
+        require(not self.lacks_operators, f'{self.lacks_operators}: record with detail="full"')
         require(self.trace.operators.shapes.any(), "the trace has no shapes: record with record_shapes=True")
 
     def per_gpu(self, ns: float) -> int:
@@ -453,7 +443,10 @@ class TraceFacts:
             *without: the events, which a replay leaves out.
             but_ns: the part of their time that the CPU still needs.
         """
-        bounds = [self.cpu_bound_ns(process, times, but_ns) for process, times in self._cpu_times(without)]
+        bounds = [
+            self.cpu_bound_ns(process, times, but_ns)
+            for process, times in times_by_process(self.process_of, without).items()
+        ]
         return Win(self.per_step(max(bounds, default=0)), lambda: without_events(*without))
 
     def cpu_bound_ns(self, process: int, times: Intervals, but_ns: int = 0) -> int:
@@ -479,13 +472,11 @@ class TraceFacts:
         busy = clip(merge_overlaps(work.start_ns, work.end_ns), *self.window)
         return idle_causes(replace(self.trace, gpu=work), busy, self.window, self.waits)
 
-    def _cpu_times(self, events: Sequence[Table]) -> Iterable[tuple[int, Intervals]]:
-        """Return for each process when it was in one of the events."""
-        return times_by_process(self.process_of, events).items() if events else ()
-
     def of_one_process(self, events: Table) -> tuple[Table, int]:
         """Return the events of the process that spends most time in them, and that time in ns."""
-        spent = {process: total_ns(times) for process, times in self._cpu_times([events])}
+        spent = {
+            process: total_ns(times) for process, times in times_by_process(self.process_of, [events]).items()
+        }
         if not spent:
             return events, 0
         most = max(spent, key=lambda process: spent[process])
@@ -546,7 +537,7 @@ class TraceFacts:
         if severity is None:
             share = self.share(win_ns or 0)
             severity = "high" if share >= _HIGH else "medium" if share >= _MEDIUM else "low"
-        found = Finding(
+        finding = Finding(
             severity=severity,
             title=title,
             where=Where(**{"rank": self.trace.rank, **where}),
@@ -558,15 +549,15 @@ class TraceFacts:
             win_bytes=win_bytes,
         )
         place = None if at is None else (operator.index(at[0]), operator.index(at[1]))
-        self._made[id(found)] = found, win_ns if isinstance(win_ns, Win) else None, place
-        return found
+        self._made[id(finding)] = finding, win_ns if isinstance(win_ns, Win) else None, place
+        return finding
 
     def place_of(self, work: Table) -> tuple[int, int] | None:
         """Return the thread and the time of the launch of the longest of these kernels, for ``at``."""
-        known = np.flatnonzero(work.launch >= 0)
-        if not len(known):
+        linked = np.flatnonzero(work.launch >= 0)
+        if not len(linked):
             return None
-        row = work.launch[known[np.argmax(work.duration_ns[known])]]
+        row = work.launch[linked[np.argmax(work.duration_ns[linked])]]
         return int(self.trace.runtime.thread[row]), int(self.trace.runtime.start_ns[row])
 
     def place_of_operator(self, row: int) -> tuple[int, int]:
@@ -577,9 +568,8 @@ class TraceFacts:
         """Return the region, module, operator and line of each of these calls of the runtime; -1 is none."""
         runtime = self.trace.runtime
         threads, times = (np.append(column, -1)[launches] for column in (runtime.thread, runtime.start_ns))
-        contexts = self._contexts(threads, times)
-        found = [contexts.context(row) for row in range(len(launches))]
-        return [Where(each.region, each.module, each.op or "", site=each.site) for each in found]
+        contexts = map(self._contexts(threads, times).context, range(len(launches)))
+        return [Where(each.region, each.module, each.op or "", site=each.site) for each in contexts]
 
     def _contexts(self, threads: Array, times_ns: Array) -> TraceContext:
         self.looked_up.append((threads, times_ns))
@@ -596,20 +586,24 @@ class TraceFacts:
         saved = mean_ns(self.replayer.recorded_ns) - self.replayer.step_ns(change)
         return min(max(saved, 0), int(win))
 
-    def located(self, findings: Iterable[Finding]) -> list[Finding]:
+    def located(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings with the times, regions, modules and lines that are known at their places."""
-        findings = list(findings)
-        known = {
-            index: self._made[id(found)][2] for index, found in enumerate(findings) if id(found) in self._made
+        places = {
+            index: place
+            for index, finding in enumerate(findings)
+            if id(finding) in self._made and (place := self._made[id(finding)][2]) is not None
         }
-        placed = {index: place for index, place in known.items() if place is not None}
-        if not placed:
-            return findings
-        places = np.array([*placed.values()], np.int64)
-        contexts = self._contexts(places[:, 0], places[:, 1])
-        for row, index in enumerate(placed):
-            context, where = contexts.context(row), findings[index].where
-            where = where._replace(region=where.region or context.region, site=where.site or context.site)
-            where = where._replace(module=where.module or context.module)
-            findings[index] = replace(findings[index], where=where, start_ns=int(places[row, 1]) - self.window[0])
-        return findings
+        located = list(findings)
+        if not places:
+            return located
+        threads, times = np.array([*places.values()], np.int64).T
+        contexts = self._contexts(threads, times)
+        for row, (index, (_, at_ns)) in enumerate(places.items()):
+            context, where = contexts.context(row), located[index].where
+            where = where._replace(
+                region=where.region or context.region,
+                site=where.site or context.site,
+                module=where.module or context.module,
+            )
+            located[index] = replace(located[index], where=where, start_ns=at_ns - self.window[0])
+        return located
