@@ -214,8 +214,8 @@ def differences(before: Diagnosis, after: Diagnosis, change: float) -> list[Diff
         after: the other one.
         change: the length of a step after / before, as recorded; 1 if no change was seen.
     """
-    found = [*_of_machines(facts_of(before), facts_of(after)), *_of_recordings(before, after, change)]
-    return sorted(found, key=lambda each: not each.prevents)
+    different = [*_of_machines(facts_of(before), facts_of(after)), *_of_recordings(before, after, change)]
+    return sorted(different, key=lambda each: not each.prevents)
 
 
 def facts_of(diagnosis: Diagnosis) -> TraceFacts:
@@ -337,8 +337,8 @@ def compare(
     before_ns, after_ns = map(lower_median, samples)
     tested = significance(*samples)
     seen = before_ns and after_ns and (tested.p_value is None or tested.p_value <= ALPHA)
-    found = differences(one, two, after_ns / before_ns if seen else 1)
-    verdict, reasons = _verdict(found, tested, after_ns - before_ns, (one.has_steps, two.has_steps))
+    different = differences(one, two, after_ns / before_ns if seen else 1)
+    verdict, reasons = _verdict(different, tested, after_ns - before_ns, (one.has_steps, two.has_steps))
     return Comparison(
         verdict,
         before_ns,
@@ -347,7 +347,7 @@ def compare(
         tested.p_value,
         tested.detectable,
         reasons,
-        tuple(each.text for each in found if not each.prevents),
+        tuple(each.text for each in different if not each.prevents),
         _without(one.worth(), two.worth()),
         _without(two.worth(), one.worth()),
         (tuple(samples[0].tolist()), tuple(samples[1].tolist())),
@@ -372,10 +372,10 @@ def _median_parts(facts: TraceFacts, starts: Array, ends: Array) -> dict[Key, Am
 
 
 def _verdict(
-    found: list[Difference], tested: Significance, delta_ns: int, has_steps: tuple[bool, bool]
+    different: list[Difference], tested: Significance, delta_ns: int, has_steps: tuple[bool, bool]
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict and why it is not "faster" or "slower"."""
-    prevented = tuple(each.text for each in found if each.prevents)
+    prevented = tuple(each.text for each in different if each.prevents)
     if prevented:
         return "not comparable", prevented
     if not all(has_steps):
@@ -401,13 +401,13 @@ def _parts(before: Mapping[Key, Amount], after: Mapping[Key, Amount]) -> tuple[P
 
 def _without(findings: list[Finding], others: list[Finding]) -> tuple[Finding, ...]:
     """Return the findings whose rule and place the others lack."""
-    known = set(map(_rule_and_place, others))
-    return tuple(each for each in findings if _rule_and_place(each) not in known)
+    places = set(map(_rule_and_place, others))
+    return tuple(each for each in findings if _rule_and_place(each) not in places)
 
 
-def _rule_and_place(found: Finding) -> tuple[str, ...]:
+def _rule_and_place(finding: Finding) -> tuple[str, ...]:
     """Return what identifies a finding in both recordings: a DataLoader is the same with and without workers."""
-    return found.rule, *(_LOADER.sub("", str(part)) for part in found.where._replace(step=None, rank=None))
+    return finding.rule, *(_LOADER.sub("", str(part)) for part in finding.where._replace(step=None, rank=None))
 
 
 _NUMBERS = (

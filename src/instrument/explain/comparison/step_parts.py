@@ -75,12 +75,12 @@ def step_parts(facts: TraceFacts, start_ns: int, end_ns: int) -> dict[Key, Amoun
     time, as in a diagnosis, and to the region of the loop's thread at the start of the gap. In a trace without
     GPU work, it belongs to the innermost region and the outermost operator on the loop's thread.
     """
-    found: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
+    amounts: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
     pieces = _of_gpu if facts.trace.gpu else _of_cpu
     for key, ns, calls in pieces(facts, start_ns, end_ns):
-        found[key][0] += ns
-        found[key][1] += calls
-    return {key: Amount(*numbers) for key, numbers in found.items()}
+        amounts[key][0] += ns
+        amounts[key][1] += calls
+    return {key: Amount(*numbers) for key, numbers in amounts.items()}
 
 
 def _of_gpu(facts: TraceFacts, start_ns: int, end_ns: int) -> Iterator[tuple[Key, int, int]]:

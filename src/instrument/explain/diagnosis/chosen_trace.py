@@ -76,14 +76,14 @@ def _recorded(trace: Path) -> Path | None:
     if own is None:
         return None
     folder = trace.absolute().parent.parent
-    found = None
+    snapshot = None
     for entry in entries_of(folder):
         if all(entry.get(key) == own.get(key) for key in ("run", "rank")):
             names = list(existing(folder, snapshots_of(entry)))
-            found = folder / names[-1] if names else found
+            snapshot = folder / names[-1] if names else snapshot
         if entry == own:
             break
-    return found
+    return snapshot
 
 
 StrPath = str | os.PathLike[str]
@@ -159,13 +159,13 @@ def _single(source: Source, rank: int | None) -> ChosenTrace | TraceSet | None:
     if isinstance(source, (str, os.PathLike)):
         path = last_window(os.fspath(source))
         several = path != "-" and (Path(path).is_dir() or not Path(path).exists())  # a pattern, or a mistake
-        found = _files(path, rank) if several else FoundFiles([Path(path)])
-        if len(found.files) == 1:
-            file = found.files[0]
+        files = _files(path, rank) if several else FoundFiles([Path(path)])
+        if len(files.files) == 1:
+            file = files.files[0]
             trace = empty_trace(file) if is_snapshot(file) else read_contents(file)
             if isinstance(trace, TraceSet):
                 return trace
-            return ChosenTrace(trace, None, found.left_out, named=not several)
+            return ChosenTrace(trace, None, files.left_out, named=not several)
     return None
 
 
@@ -175,13 +175,13 @@ def _ranks(source: object) -> TraceSet | str | list[StrPath]:
         return last_window(os.fspath(source))
     if isinstance(source, (bytes, Mapping)) or not isinstance(source, Iterable):
         raise TypeError(f'"trace" must be a trace or a path, or several of them: {source!r:.200}')
-    known = list(source)
-    traces = [each for each in known if isinstance(each, Trace)]
-    paths: list[StrPath] = [each for each in known if isinstance(each, (str, os.PathLike))]
-    if not known:
+    members = list(source)
+    traces = [each for each in members if isinstance(each, Trace)]
+    paths: list[StrPath] = [each for each in members if isinstance(each, (str, os.PathLike))]
+    if not members:
         raise ValueError('"trace" must not be empty')
-    if len(known) not in (len(traces), len(paths)):
-        raise TypeError(f'"trace" must hold traces, or paths, and nothing else: {known!r:.200}')
+    if len(members) not in (len(traces), len(paths)):
+        raise TypeError(f'"trace" must hold traces, or paths, and nothing else: {members!r:.200}')
     return set_of(traces) if traces else paths
 
 

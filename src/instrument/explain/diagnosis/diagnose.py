@@ -102,10 +102,10 @@ def diagnose(
     log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
     memory, steps = snapshot_of(recorded), with_steps(recorded, steps_from)
     facts = TraceFacts(steps, pattern, timing or timing_of(recorded.path), job, log, memory.snapshot)
-    found = diagnosis_of(facts, rules, thresholds, what_if=what_if)
+    diagnosis = diagnosis_of(facts, rules, thresholds, what_if=what_if)
     return replace(
-        found,
-        failed=broken | dict(found.failed),
+        diagnosis,
+        failed=broken | dict(diagnosis.failed),
         ignored=tuple(ignore),
         replaced=tuple(each.name for each in rules if _LIBRARY.get(each.name, each) is not each),
         tuned={name: dict(values) for name, values in thresholds.items()},

@@ -163,13 +163,13 @@ class Diagnosis(Page):
     @property
     def mfu_text(self) -> str:
         """The model FLOPs utilization as a sentence; empty if it is unknown."""
-        known = self.goodput
-        if known["mfu"] is None:
+        goodput = self.goodput
+        if goodput["mfu"] is None:
             return ""
-        said = f": {known['unknown']}" if known["unknown"] else ""
-        if known["recomputed_flops"]:
-            said = f", and {percentage(known['hfu'])} with what the backward pass computes again{said}"
-        return f"Model FLOPs utilization: {percentage(known['mfu'])} of the peak of {known['peak']}{said}."
+        said = f": {goodput['unknown']}" if goodput["unknown"] else ""
+        if goodput["recomputed_flops"]:
+            said = f", and {percentage(goodput['hfu'])} with what the backward pass computes again{said}"
+        return f"Model FLOPs utilization: {percentage(goodput['mfu'])} of the peak of {goodput['peak']}{said}."
 
     @property
     def longest_regions(self) -> list[RegionTimes]:
@@ -402,7 +402,7 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
             name: {"ns": ns, "definition": CAUSES[name]} for name, ns in diagnosis.idle_by_cause.items()
         },
         "goodput": diagnosis.goodput,
-        "findings": [_finding(found, diagnosis.step_ns) for found in diagnosis.findings],
+        "findings": [_finding(finding, diagnosis.step_ns) for finding in diagnosis.findings],
         "idle_gaps": [gap._asdict() | {"where": _where(gap.where)} for gap in diagnosis.idle_gaps],
         "regions": [each._asdict() for each in diagnosis.regions],
         "abstained": diagnosis.abstained,
@@ -456,17 +456,17 @@ def _snapshot(snapshot: MemorySnapshot) -> dict[str, Any] | None:
     return None if device is None else memory_as_dict(snapshot, device)
 
 
-def _finding(found: Finding, step_ns: float) -> dict[str, Any]:
-    rule = RULES.get(found.rule)
+def _finding(finding: Finding, step_ns: float) -> dict[str, Any]:
+    rule = RULES.get(finding.rule)
     return {
-        **{name: getattr(found, name) for name in ("rule", "severity", "confidence", "title")},
+        **{name: getattr(finding, name) for name in ("rule", "severity", "confidence", "title")},
         "meaning": (rule.function.__doc__ or "").partition("\n")[0] if rule else "",
-        "where": _where(found.where),
-        **{name: getattr(found, name) for name in ("start_ns", "win_ns", "replayed_ns", "win_bytes")},
-        "win_share": None if found.win_ns is None or not step_ns else found.win_ns / step_ns,
-        "evidence": [each._asdict() for each in found.evidence],
-        "coverage": found.coverage,
-        "fix": found.fix and vars(found.fix),
+        "where": _where(finding.where),
+        **{name: getattr(finding, name) for name in ("start_ns", "win_ns", "replayed_ns", "win_bytes")},
+        "win_share": None if finding.win_ns is None or not step_ns else finding.win_ns / step_ns,
+        "evidence": [each._asdict() for each in finding.evidence],
+        "coverage": finding.coverage,
+        "fix": finding.fix and vars(finding.fix),
     }
 
 
@@ -498,8 +498,8 @@ def _metrics(metrics: Metrics) -> Iterator[tuple[str, dict[str, Any]]]:
     for key, value in metrics.items():
         if value is None or isinstance(value, (int, float)):
             about = metrics.about(key)
-            known = {name: getattr(about, name) for name in ("unit", "definition", "coverage")}
-            yield key, {"value": value if value is None or math.isfinite(value) else None} | known
+            fields = {name: getattr(about, name) for name in ("unit", "definition", "coverage")}
+            yield key, {"value": value if value is None or math.isfinite(value) else None} | fields
 
 
 def plain(value: Any) -> Any:

@@ -19,6 +19,7 @@ from ..metrics.idle import CAUSES, INPUT
 from ..metrics.operator_work import tile_of
 from ..metrics.roofline import HEAVY
 from ..metrics.steps import CPU_PARTS, cpu_parts
+from ..metrics.tables import one_of
 from ..rules.trace_facts import TraceFacts
 from .chosen_trace import FORMAT
 from .longest import outermost_regions
@@ -151,7 +152,7 @@ def _memory_share(facts: TraceFacts) -> tuple[float | None, str]:
     limits = _limits_by_name(kernels)
     by_roofline = [line.bound_ns("compute"), line.bound_ns("memory")]
     by_name = [int(kernels.duration_ns[limits == sign].sum()) for sign in (1, -1)]
-    priced, named = (min(sum(known) / kernel_ns, 1) if kernel_ns else 0 for known in (by_roofline, by_name))
+    priced, named = (min(sum(parts) / kernel_ns, 1) if kernel_ns else 0 for parts in (by_roofline, by_name))
     if priced >= _COVERAGE:
         evidence = f"the rooflines of operators with {100 * priced:.0f} % of the GPU time"
         return by_roofline[1] / sum(by_roofline), evidence
@@ -167,14 +168,13 @@ def _limits_by_name(kernels: Table) -> Array:
     A matmul is judged by the tile in its name, and is unknown without one: a matmul of few rows, which memory
     limits, can take as long as one of many rows.
     """
-    limits = np.array([_COMPUTE.count(word) - _MEMORY.count(word) for word in kernels.strings])[kernels.family]
-    matmul = np.array([word == "gemm" for word in kernels.strings], bool)[kernels.family]
+    limits = one_of(kernels, "family", _COMPUTE).astype(int) - one_of(kernels, "family", _MEMORY)
+    matmul = one_of(kernels, "family", ("gemm",))
     for code in np.unique(kernels.short_name[matmul]).tolist():
         name = kernels.strings[code]
         tile = (1, 1) if "gemv" in name.lower() else tile_of(name)
         limits[matmul & (kernels.short_name == code)] = 0 if tile is None else 1 if min(tile) > _THIN else -1
-    known: Array = limits
-    return known
+    return limits
 
 
 def _sentence(
@@ -310,8 +310,8 @@ def with_steps_of_run(timing: Timing | None, path: Path) -> Timing | None:
         return timing
     for other in entries_of(path.absolute().parent.parent):
         same = all(other.get(key) == entry.get(key) for key in ("run", "rank"))
-        if same and (known := Timing.from_manifest(other)) and known.around_ns:
-            around = timing + known
+        if same and (neighbor := Timing.from_manifest(other)) and neighbor.around_ns:
+            around = timing + neighbor
             timing = replace(
                 timing,
                 around_ns=around.around_ns,
@@ -345,7 +345,7 @@ def goodput_of(facts: TraceFacts) -> dict[str, Any]:
     ``unknown`` says.
     """
     line = facts.roofline
-    known, reason = _known_share(facts), None
+    share, reason = _known_share(facts), None
     if facts.unknown_gpu:
         reason = facts.unknown_gpu
     elif facts.lacks_operators:
@@ -354,8 +354,8 @@ def goodput_of(facts: TraceFacts) -> dict[str, Any]:
         reason = "no operator with known operations ran on the GPU: record with record_shapes=True"
     elif line.peak_ns is None:
         reason = "the peaks of the GPU are not known" if line.peak is None else "the peak of a type is not known"
-    elif known < _MOSTLY:
-        reason = f"the operations of only {100 * known:.0f} % of the time of matmuls and the like are known"
+    elif share < _MOSTLY:
+        reason = f"the operations of only {100 * share:.0f} % of the time of matmuls and the like are known"
     mfu = hfu = None
     if not reason and line.peak_ns and facts.window_ns:
         whole_ns = facts.window_ns * max(len(facts.gpus), 1)
@@ -378,7 +378,6 @@ def _known_share(facts: TraceFacts) -> float:
     """Return the share of the time of matmuls, attention and convolutions whose operations are known."""
     gpu, line = facts.gpu, facts.roofline
     heavy = np.array([row.work.kind in HEAVY for row in line.rows] + [False])
-    known = heavy[line.of_work]
-    family = np.array([word in ("gemm", "attention", "convolution") for word in gpu.strings], bool)
-    either = known | family[gpu.family]
-    return float(gpu.duration_ns[known].sum() / max(gpu.duration_ns[either].sum(), 1))
+    priced = heavy[line.of_work]
+    either = priced | one_of(gpu, "family", _COMPUTE)
+    return float(gpu.duration_ns[priced].sum() / max(gpu.duration_ns[either].sum(), 1))

@@ -94,11 +94,11 @@ def collective_table(
 
 def group_sizes(trace: Trace) -> dict[str, int]:
     """Return the number of ranks of each process group, as the trace says; groups that disagree are left out."""
-    found: dict[str, set[int]] = {}
+    sizes_by_name: dict[str, set[int]] = {}
     for group in process_groups(trace.metadata):
         if isinstance(size := group.get("pg_size"), int) and size > 0:
-            found.setdefault(str(group.get("pg_name")), set()).add(size)
-    return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1}
+            sizes_by_name.setdefault(str(group.get("pg_name")), set()).add(size)
+    return {name: sizes.pop() for name, sizes in sizes_by_name.items() if len(sizes) == 1}
 
 
 def _bus_factor(name: str, ranks: int | None) -> float | None:
@@ -165,8 +165,8 @@ def arrivals(traces: Mapping[int, Trace], missing: tuple[int, ...] = ()) -> Arri
         traces: the traces by rank; `RankContent` is enough.
         missing: the ranks of the job without a trace.
     """
-    found = {rank: collective_sequences(trace, collective_kernels(trace)) for rank, trace in traces.items()}
-    return arrivals_of(found, missing)
+    sequences = {rank: collective_sequences(trace, collective_kernels(trace)) for rank, trace in traces.items()}
+    return arrivals_of(sequences, missing)
 
 
 def arrivals_of(
@@ -215,13 +215,13 @@ def arrivals_of(
         by_rank[rank] += times
     for rank, times in by_rank.items():
         waited[rank] = _together_ns(times)
-    found = {
+    arrivals_by_rank = {
         rank: RankArrivals(
             last[rank], waited[rank], caused[rank], int(np.median(np.concatenate(times))) if last[rank] else 0
         )
         for rank, times in late.items()
     }
-    return Arrivals(found, count, dict(unmatched), missing)
+    return Arrivals(arrivals_by_rank, count, dict(unmatched), missing)
 
 
 def _together_ns(times: list[tuple[Array, Array]]) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...read.measures.synchronizations import Synchronization
+from ...read.measures.synchronizations import Synchronization, columns_of
 from ...read.tables.intervals import Intervals, clip, covered_ns, merge_overlaps, union
 from ...read.tables.lanes import group_rows
 from ...read.tables.steps import main_thread
@@ -26,8 +26,8 @@ UNKNOWN = np.iinfo(np.int64).min
 def launched_at(gpu: Table, runtime: Table) -> Array:
     """Return when the host began to launch each kernel, memcpy and memset, in ns, or `UNKNOWN`."""
     times = np.full(len(gpu), UNKNOWN)
-    known = gpu.launch >= 0
-    times[known] = runtime.start_ns[gpu.launch[known]]
+    linked = gpu.launch >= 0
+    times[linked] = runtime.start_ns[gpu.launch[linked]]
     return times
 
 
@@ -330,7 +330,7 @@ def process_savings(
     launches = trace.runtime.where(np.unique(trace.gpu.launch[trace.gpu.launch >= 0]))
     launched = launches.start_ns[process_of[launches.thread] == process]
     own = [wait for wait in waits if wait.thread >= 0 and wait.blocked_ns and process_of[wait.thread] == process]
-    called, returned = np.array([(wait.start_ns, wait.end_ns) for wait in own], np.int64).reshape(-1, 2).T
+    called, returned = columns_of(own, "start_ns", "end_ns")
     alone = np.searchsorted(launched, called, "right") == np.searchsorted(launched, returned)
     gap = np.searchsorted(idle.start_ns, returned, "right") - 1
     inside = alone & (gap >= 0) & (returned < np.append(idle.end_ns, 0)[gap])

@@ -358,13 +358,13 @@ def _windows(
     trace: Trace, launched_ns: Array, lengths: StepLengths | None
 ) -> dict[Window, tuple[int, int] | None]:
     gpu = span(trace.gpu) if trace.gpu else None
-    known = launched_ns[trace.gpu.launch >= 0]
+    launches_ns = launched_ns[trace.gpu.launch >= 0]
     return {
         "gpu": gpu,
         "steps": steps.window(trace.steps),
         "lengths": steps.lengths_window(trace.steps, lengths),
         "loop": steps.pace_window(lengths),
-        "launches": (int(known.min()), gpu[1]) if gpu and len(known) else None,
+        "launches": (int(launches_ns.min()), gpu[1]) if gpu and len(launches_ns) else None,
         "trace": _whole(trace),
         "loop_cpu": steps.window(trace.steps) or _whole(trace),
     }
@@ -383,8 +383,8 @@ def _coverage(
     kernels = gpu.category == KERNEL
     sized = ~np.isnan(blocks)
 
-    def of(known: Array, among: Array) -> float | None:
-        return ratio(int(gpu.duration_ns[known & among].sum()), int(gpu.duration_ns[among].sum()))
+    def of(has: Array, among: Array) -> float | None:
+        return ratio(int(gpu.duration_ns[has & among].sum()), int(gpu.duration_ns[among].sum()))
 
     every = np.ones(len(gpu), bool)
     links: tuple[Basis, ...] = ("launch", "operator", "region", "module", "step")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ...read.tables.nest import rows_with_inner
 from ...read.tables.table import KERNEL, Array, Table
-from .tables import GroupedEvents, ancestor_pairs, distinct_values, sum_by_group
+from .tables import GroupedEvents, ancestor_pairs, distinct_values, one_of, sum_by_group
 from .utilization import ratio
 
 VENDORS = {
@@ -83,6 +84,7 @@ _SIZES = {
 """Bytes per element by type, as torch.profiler names the types."""
 
 
+_ERRORS = (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivisionError, RecursionError)
 _TILE = re.compile(r"(?<![\dx])(\d{1,3})x(\d{1,3})(?![\d])")
 
 
@@ -106,7 +108,10 @@ def matmul_table(operators: Table, gpu: Table, work: GroupedEvents) -> list[dict
     ``gpu_ns`` adds up the GPU work under ``gpu_calls`` of the ``calls``, and ``flops_per_s`` is their throughput.
     An operator that calls another matmul is excluded.
     """
-    rows, matmuls, which = _matmuls(operators)
+    rows, strings = innermost_matmuls(operators), operators.strings
+    keys = np.stack((operators.name[rows], operators.shapes[rows], operators.types[rows]), axis=1)
+    matmuls, which = distinct_values(keys, lambda *codes: matmul_of(*(strings[code] for code in codes)))
+    rows, which = rows[which >= 0], which[which >= 0]
     number = np.full(len(operators), -1)
     number[rows] = np.arange(len(rows))
     pairs = ((launched, number[above]) for launched, above in ancestor_pairs(gpu.operator, operators.parent))
@@ -114,7 +119,7 @@ def matmul_table(operators: Table, gpu: Table, work: GroupedEvents) -> list[dict
     calls = sum_by_group(np.ones_like(which), which, len(matmuls)).tolist()
     gpu_calls = sum_by_group(done.count > 0, which, len(matmuls)).tolist()
     gpu_ns = sum_by_group(done.sum, which, len(matmuls)).tolist()
-    found = [
+    table = [
         matmul._asdict()
         | {
             "calls": calls[place],
@@ -124,21 +129,13 @@ def matmul_table(operators: Table, gpu: Table, work: GroupedEvents) -> list[dict
         }
         for place, matmul in enumerate(matmuls)
     ]
-    return sorted(found, key=lambda row: (-row["gpu_ns"], *(row[name] for name in _ORDER)))
-
-
-def _matmuls(operators: Table) -> tuple[Array, list[Matmul], Array]:
-    """Return the rows of the calls, the distinct matmuls, and the index of the matmul of each call."""
-    rows, strings = innermost_matmuls(operators), operators.strings
-    keys = np.stack((operators.name[rows], operators.shapes[rows], operators.types[rows]), axis=1)
-    matmuls, which = distinct_values(keys, lambda *codes: matmul_of(*(strings[code] for code in codes)))
-    return rows[which >= 0], matmuls, which[which >= 0]
+    return sorted(table, key=lambda row: (-row["gpu_ns"], *(row[name] for name in _ORDER)))
 
 
 def tile_of(kernel: str) -> tuple[int, int] | None:
     """Return the rows and columns of the result that a block computes, by the name of its kernel."""
-    found = _TILE.search(kernel)
-    return (int(found[1]), int(found[2])) if found else None
+    tile = _TILE.search(kernel)
+    return (int(tile[1]), int(tile[2])) if tile else None
 
 
 def sizes_of(dims: Any) -> tuple[int, ...]:
@@ -160,8 +157,7 @@ def element_size(kind: str) -> int | None:
 
 def matmul_rows(operators: Table) -> Array:
     """Return the rows of all matmuls."""
-    names = np.array([word in _INPUTS for word in operators.strings], bool)
-    return np.flatnonzero(names[operators.name])
+    return np.flatnonzero(one_of(operators, "name", _INPUTS))
 
 
 def innermost_matmuls(operators: Table) -> Array:
@@ -187,7 +183,7 @@ def matmul_of(name: str, shapes: str, types: str) -> Matmul | None:
             return None
         kind_of = [str(kinds[place]) if place < len(kinds) else "" for place in (one, two)]
         extra = prod(sizes_of(dims[added])) if added is not None and len(dims) > added and dims[added] else 0
-    except (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError):
+    except _ERRORS:
         return None
     left, right = (element_size(kind) for kind in kind_of)
     moved = None
@@ -198,8 +194,6 @@ def matmul_of(name: str, shapes: str, types: str) -> Matmul | None:
 
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
 Results = dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
-
-_ERRORS = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError, RecursionError)
 
 
 class Convolution(NamedTuple):
@@ -249,7 +243,7 @@ class _Parameters(NamedTuple):
     groups: int
 
 
-def forward(shapes: str, scalars: str, results: Results) -> Convolution | None:
+def _forward(shapes: str, scalars: str, results: Results) -> Convolution | None:
     """Return a call of `FORWARD`; None if its shapes do not fit, or the shape of its result is not known.
 
     Args:
@@ -257,34 +251,29 @@ def forward(shapes: str, scalars: str, results: Results) -> Convolution | None:
         scalars: the other inputs, as JSON; empty if the trace does not have them.
         results: as `results_of` returns them, for traces without the other inputs.
     """
-    try:
-        image, weight = map(sizes_of, json.loads(shapes)[:2])
-        known = _parameters(scalars, 3)
-        result = results.get((image, weight)) if known is None else _result(image, weight, known)
-        return _checked(image, weight, result, known is not None and known.transposed, 1)
-    except _ERRORS:
-        return None
+    image, weight = map(sizes_of, json.loads(shapes)[:2])
+    parameters = _parameters(scalars, 3)
+    result = results.get((image, weight)) if parameters is None else _result(image, weight, parameters)
+    return _checked(image, weight, result, parameters is not None and parameters.transposed, 1)
 
 
-def backward(shapes: str, scalars: str) -> Convolution | None:
-    """Return a call of `BACKWARD`, whose first input is the gradient of the result; arguments as of `forward`."""
-    try:
-        result, image, weight = map(sizes_of, json.loads(shapes)[:3])
-        known = _parameters(scalars, 4)
-        mask = json.loads(scalars)[10:11] if known else []
-        passes = json.loads(mask[0].lower())[:2].count(True) if mask and mask[0] else 2
-        return _checked(image, weight, result, known is not None and known.transposed, passes)
-    except _ERRORS:
-        return None
+def _backward(shapes: str, scalars: str) -> Convolution | None:
+    """Return a call of `BACKWARD`, whose first input is the gradient of the result; arguments as of `_forward`."""
+    result, image, weight = map(sizes_of, json.loads(shapes)[:3])
+    parameters = _parameters(scalars, 4)
+    mask = json.loads(scalars)[10:11] if parameters else []
+    passes = json.loads(mask[0].lower())[:2].count(True) if mask and mask[0] else 2
+    return _checked(image, weight, result, parameters is not None and parameters.transposed, passes)
 
 
 def results_of(backward_shapes: Iterable[str]) -> Results:
     """Return the shape of the result by the shapes of image and weight, where all backward convolutions agree."""
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], set[tuple[int, ...]]] = {}
+    by_inputs: dict[tuple[tuple[int, ...], tuple[int, ...]], set[tuple[int, ...]]] = {}
     for shapes in backward_shapes:
-        if call := backward(shapes, ""):
-            found.setdefault((call.image, call.weight), set()).add(call.result)
-    return {key: results.pop() for key, results in found.items() if len(results) == 1}
+        with suppress(*_ERRORS):
+            if call := _backward(shapes, ""):
+                by_inputs.setdefault((call.image, call.weight), set()).add(call.result)
+    return {inputs: results.pop() for inputs, results in by_inputs.items() if len(results) == 1}
 
 
 def _parameters(scalars: str, first: int) -> _Parameters | None:
@@ -295,16 +284,16 @@ def _parameters(scalars: str, first: int) -> _Parameters | None:
     return _Parameters(*(json.loads(text.lower()) for text in texts[first : first + 6]))
 
 
-def _result(image: Sequence[int], weight: Sequence[int], known: _Parameters) -> tuple[int, ...]:
+def _result(image: Sequence[int], weight: Sequence[int], parameters: _Parameters) -> tuple[int, ...]:
     """Return the shape of the result, as the pages of ``torch.nn.Conv2d`` and ``ConvTranspose2d`` give it."""
     stride, padding, dilation, output_padding = (
         list(values) * (len(image) - 2) if len(values) == 1 else values
-        for values in (known.stride, known.padding, known.dilation, known.output_padding)
+        for values in (parameters.stride, parameters.padding, parameters.dilation, parameters.output_padding)
     )
     reach = [each * (size - 1) for each, size in zip(dilation, weight[2:], strict=True)]
     places = zip(image[2:], reach, stride, padding, output_padding, strict=True)
-    if known.transposed:
-        channels = weight[1] * known.groups
+    if parameters.transposed:
+        channels = weight[1] * parameters.groups
         positions = [(size - 1) * step - 2 * pad + more + out + 1 for size, more, step, pad, out in places]
     else:
         channels = weight[0]
@@ -429,7 +418,7 @@ def operator_work(
     """
     try:
         work = _work(name, shapes, types, scalars, results or {})
-    except (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError):
+    except _ERRORS:
         return None
     return work if work and all(work.sizes) else None
 
@@ -439,7 +428,7 @@ def _work(name: str, shapes: str, types: str, scalars: str, results: Results) ->
         sizes = (matmul.batch, matmul.m, matmul.n, matmul.k)
         return Work("matmul", matmul.flops, matmul.bytes, matmul.dtype, sizes)
     if name in (FORWARD, BACKWARD):
-        call = forward(shapes, scalars, results) if name == FORWARD else backward(shapes, scalars)
+        call = _forward(shapes, scalars, results) if name == FORWARD else _backward(shapes, scalars)
         return call and _of_convolution(call, str(json.loads(types)[0]))
     if name in _WORK:
         return _WORK[name](json.loads(shapes), [str(kind) for kind in json.loads(types)])

@@ -15,7 +15,7 @@ from ...read.tables.nest import ancestor_levels, inside_rows, rows_with_inner
 from ...read.tables.table import KERNEL, Array, Table
 from ...read.tables.trace import Trace
 from .operator_work import BACKWARD, FORWARD, Work, operator_work, results_of
-from .tables import distinct_values, sum_by_group
+from .tables import distinct_values, one_of, sum_by_group
 
 _TERA, _GIGA = 1e12, 1e9
 
@@ -256,8 +256,8 @@ def counted_calls(trace: Trace) -> Array:
     """Return the rows of the operators that the roofline counts: those with known work that launched GPU work."""
     rows, _, _ = _priced(trace.operators)
     call = _call_of_work(trace.gpu, trace.operators, rows)
-    found: Array = rows[np.unique(call[call >= 0])]
-    return found
+    counted: Array = rows[np.unique(call[call >= 0])]
+    return counted
 
 
 def _row(name: str, work: Work, rows: Array, gpu_ns: int, tf32: bool, peak: Peak | None) -> RooflineRow:
@@ -289,21 +289,20 @@ def _recomputed(operators: Table) -> Array:
     They are inside a node of autograd's engine, and are either operators that no gradient uses, or inside one.
     """
     engine = np.flatnonzero(operators.matching("name", _ENGINE))
-    forward = np.flatnonzero(np.array([word in _FORWARD for word in operators.strings], bool)[operators.name])
-    mask: Array = inside_rows(engine, operators.parent) & inside_rows(forward, operators.parent)
-    return mask
+    forward = np.flatnonzero(one_of(operators, "name", _FORWARD))
+    return np.logical_and(inside_rows(engine, operators.parent), inside_rows(forward, operators.parent))
 
 
 def _priced(operators: Table) -> tuple[Array, list[Work], Array]:
     """Return the rows of the calls that count, the distinct works, and the index of the work of each call."""
     strings = operators.strings
     keys = np.stack((operators.name, operators.shapes, operators.types, operators.scalars), axis=1)
-    known = np.flatnonzero(operators.shapes)
-    backward = known[np.array([word == BACKWARD for word in strings], bool)[operators.name[known]]]
+    with_shapes = np.flatnonzero(operators.shapes)
+    backward = with_shapes[one_of(operators, "name", (BACKWARD,))[with_shapes]]
     results = results_of(strings[shapes] for shapes in np.unique(operators.shapes[backward]).tolist())
     work_of = partial(operator_work, results=results)
-    works, of_row = distinct_values(keys[known], lambda *codes: work_of(*(strings[code] for code in codes)))
-    rows, of_row = known[of_row >= 0], of_row[of_row >= 0]
+    works, of_row = distinct_values(keys[with_shapes], lambda *codes: work_of(*(strings[code] for code in codes)))
+    rows, of_row = with_shapes[of_row >= 0], of_row[of_row >= 0]
     heavy = np.array([work.kind in HEAVY for work in works], bool)
     counts = _innermost(rows, heavy[of_row] if len(rows) else np.zeros(0, bool), operators.parent)
     return rows[counts], works, of_row[counts]
@@ -313,8 +312,7 @@ def _innermost(rows: Array, heavy: Array, parents: Array) -> Array:
     """Return a mask of the rows that count: heavy ones without a heavy one inside, others outside of those."""
     calls_heavy, calls_another = (rows_with_inner(chosen, parents)[rows] for chosen in (rows[heavy], rows))
     in_heavy = inside_rows(rows[heavy], parents)[rows]
-    mask: Array = np.where(heavy, ~calls_heavy, ~in_heavy & ~calls_another)
-    return mask
+    return np.where(heavy, ~calls_heavy, ~in_heavy & ~calls_another)
 
 
 def _call_of_work(gpu: Table, operators: Table, rows: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -78,12 +78,12 @@ class GroupedEvents:
         before = np.concatenate((start[:1], reach[:-1]))
         before[first] = start[first]
         before = np.maximum(before, reached[group])
-        found = group[first]
-        begin[found] = np.where(result.count[found] > 0, begin[found], start[first])
-        reached[found] = np.maximum(reached[found], reach[last])
-        result.count[found] += last - first + 1
-        result.sum[found] += np.add.reduceat(self._duration[row], first)
-        result.busy[found] += np.add.reduceat(np.maximum(reach - np.maximum(start, before), 0), first)
+        own = group[first]
+        begin[own] = np.where(result.count[own] > 0, begin[own], start[first])
+        reached[own] = np.maximum(reached[own], reach[last])
+        result.count[own] += last - first + 1
+        result.sum[own] += np.add.reduceat(self._duration[row], first)
+        result.busy[own] += np.add.reduceat(np.maximum(reach - np.maximum(start, before), 0), first)
 
 
 def ancestor_pairs(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
@@ -112,11 +112,17 @@ def distinct_values(keys: Array, value_of: Callable[..., Value | None]) -> tuple
     """
     rows, which = np.unique(keys, axis=0, return_inverse=True)
     numbers: dict[Value, int] = {}
-    found = np.full(len(rows), -1)
+    number_of_row = np.full(len(rows), -1)
     for place, codes in enumerate(rows.tolist()):
         if (value := value_of(*codes)) is not None:
-            found[place] = numbers.setdefault(value, len(numbers))
-    return list(numbers), found[which.reshape(-1)]
+            number_of_row[place] = numbers.setdefault(value, len(numbers))
+    return list(numbers), number_of_row[which.reshape(-1)]
+
+
+def one_of(table: Table, column: str, words: Collection[str]) -> Array:
+    """Return a mask of the rows of a table whose text in a column is one of these words."""
+    among = np.array([word in words for word in table.strings], bool)
+    return np.take(among, table[column])
 
 
 def sum_by_group(values: Array, groups: Array, count: int) -> Array:
@@ -205,9 +211,9 @@ def _module_above(parents: Array, is_module: Array) -> Array:
     modules = np.flatnonzero(is_module)
     rows = parents[modules]
     while len(modules):
-        found = (rows < 0) | is_module[rows]
-        result[modules[found]] = rows[found]
-        modules, rows = modules[~found], parents[rows[~found]]
+        arrived = (rows < 0) | is_module[rows]
+        result[modules[arrived]] = rows[arrived]
+        modules, rows = modules[~arrived], parents[rows[~arrived]]
     return result
 
 

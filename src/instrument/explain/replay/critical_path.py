@@ -177,13 +177,13 @@ def _parts(graph: Graph, replayed: Replay, communication: Array, edge: int) -> I
 
 def _without_overlaps(segments: list[Segment]) -> list[Segment]:
     """Shorten what still runs when the next part begins, such as a memcpy whose call returns before its end."""
-    found: list[Segment] = []
+    kept: list[Segment] = []
     for part in segments:
-        while found and part.duration_ns < 0:
-            last = found.pop()
+        while kept and part.duration_ns < 0:
+            last = kept.pop()
             part = last._replace(duration_ns=last.duration_ns + part.duration_ns)
-        found.append(part)
-    return [part for part in found if part.duration_ns > 0]
+        kept.append(part)
+    return [part for part in kept if part.duration_ns > 0]
 
 
 def _without_beginning(segments: list[Segment], surplus_ns: int) -> list[Segment]:
@@ -242,11 +242,11 @@ def _slack(graph: Graph, replayed: Replay, end_ns: int) -> Array:
 
 def _off_path(graph: Graph, slack_ns: Array) -> list[OffPath]:
     gpu, rows = graph.trace.gpu, np.flatnonzero(graph.loop.of_work >= 0)
-    found = [
+    by_name = [
         OffPath(gpu.strings[name], int(gpu.duration_ns[own].sum()), int(slack_ns[own].min()))
         for name, own in ((name, rows[places]) for name, places in group_rows(gpu.short_name[rows]))
     ]
-    return sorted((work for work in found if work.slack_ns > 0), key=lambda work: -work.duration_ns)
+    return sorted((work for work in by_name if work.slack_ns > 0), key=lambda work: -work.duration_ns)
 
 
 def region_path(regions: Table, row: int) -> tuple[str, ...]:

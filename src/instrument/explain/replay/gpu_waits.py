@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...read.measures.synchronizations import COPY, FREE, Synchronization
+from ...read.measures.synchronizations import COPY, FREE, Synchronization, columns_of
 from ...read.tables.lanes import group_rows, latest
 from ...read.tables.steps import launched_before
 from ...read.tables.table import KERNEL, MEMCPY, MEMSET, Array
 from ...read.tables.trace import Trace
-
-NEVER = np.iinfo(np.int64).min
-"""The time of an unknown launch."""
+from ..metrics.idle import UNKNOWN, launched_at
 
 
 class GpuOrder(NamedTuple):
@@ -25,9 +23,9 @@ class GpuOrder(NamedTuple):
     Attributes:
         stream: the number of its stream, from 0; streams of different GPUs differ.
         previous: the row of the work before it on its stream, or -1.
-        launched_ns: the start of the call that launched it, or `NEVER`.
-        queued_ns: the latest launch of any work on its stream up to this one, or `NEVER`: a stream is a queue, so
-            work was launched no earlier than the work before it.
+        launched_ns: the start of the call that launched it, or `UNKNOWN`.
+        queued_ns: the latest launch of any work on its stream up to this one, or `UNKNOWN`: a stream is a queue,
+            so work was launched no earlier than the work before it.
         before: whether it was launched before the recording.
         same_launch: whether the call that launched it also launched the work before it, as for CUDA graphs.
     """
@@ -42,7 +40,7 @@ class GpuOrder(NamedTuple):
     @property
     def unknown(self) -> Array:
         """A mask of the work whose launch is not in the trace, although it was launched while recording."""
-        mask: Array = (self.launched_ns == NEVER) & ~self.before
+        mask: Array = (self.launched_ns == UNKNOWN) & ~self.before
         return mask
 
 
@@ -53,14 +51,12 @@ def gpu_order(trace: Trace) -> GpuOrder:
     streams, stream = np.unique(gpu.stream, return_inverse=True)
     _, stream = np.unique(device * max(len(streams), 1) + stream, return_inverse=True)
     previous = np.full(len(gpu), -1)
-    launched = np.full(len(gpu), NEVER)
-    linked = gpu.launch >= 0
-    launched[linked] = trace.runtime.start_ns[gpu.launch[linked]]
+    launched = launched_at(gpu, trace.runtime)
     queued = launched.copy()
     for _, rows in group_rows(stream):
         previous[rows[1:]] = rows[:-1]
         queued[rows] = np.maximum.accumulate(launched[rows])
-    same = linked & (previous >= 0) & (gpu.launch == gpu.launch[previous])
+    same = (gpu.launch >= 0) & (previous >= 0) & (gpu.launch == gpu.launch[previous])
     return GpuOrder(stream, previous, launched, queued, launched_before(trace), same)
 
 
@@ -101,8 +97,8 @@ def measure_delays(trace: Trace, order: GpuOrder, waiting: Array) -> Delays:
     gpu = trace.gpu
     if not gpu:
         return Delays(np.empty(0, np.int64), np.empty(0, np.int64))
-    has_previous, linked = order.previous >= 0, order.launched_ns != NEVER
-    previous_end = np.where(has_previous, gpu.end_ns[order.previous], NEVER)
+    has_previous, linked = order.previous >= 0, order.launched_ns != UNKNOWN
+    previous_end = np.where(has_previous, gpu.end_ns[order.previous], UNKNOWN)
     waited = gpu.start_ns - np.where(linked, order.launched_ns, 0)
     alone = np.ones(len(gpu), bool)
     alone[waiting] = False
@@ -228,8 +224,8 @@ def find_stream_waits(
 
 def _expected_start(trace: Trace, order: GpuOrder, delays: Delays) -> Array:
     """Return when each work starts if nothing but its launch and the work before it on its stream delays it."""
-    by_launch = np.where(order.launched_ns == NEVER, NEVER, order.launched_ns + delays.launch)
-    by_stream = np.where(order.previous >= 0, trace.gpu.end_ns[order.previous] + delays.stream, NEVER)
+    by_launch = np.where(order.launched_ns == UNKNOWN, UNKNOWN, order.launched_ns + delays.launch)
+    by_stream = np.where(order.previous >= 0, trace.gpu.end_ns[order.previous] + delays.stream, UNKNOWN)
     latest: Array = np.maximum(by_launch, by_stream)
     return latest
 
@@ -255,7 +251,7 @@ def _after_event_waits(trace: Trace, order: GpuOrder) -> Iterator[tuple[int, int
             continue
         rows = linked[some]
         times = order.launched_ns[rows]
-        earlier = np.concatenate(([NEVER], times[:-1]))
+        earlier = np.concatenate(([UNKNOWN], times[:-1]))
         first = np.searchsorted(waits[thread], times) > np.searchsorted(waits[thread], earlier)
         for place in np.flatnonzero(first).tolist():
             work = rows[place]
@@ -270,7 +266,7 @@ def _after_event_waits(trace: Trace, order: GpuOrder) -> Iterator[tuple[int, int
 def _after_unexplained_delays(trace: Trace, order: GpuOrder, expected_ns: Array) -> Iterator[tuple[int, int]]:
     """Yield the work that starts later than expected, and the work on another stream that ends about then."""
     gpu = trace.gpu
-    late = np.flatnonzero((gpu.start_ns - expected_ns > _LATE_NS) & (order.queued_ns != NEVER))
+    late = np.flatnonzero((gpu.start_ns - expected_ns > _LATE_NS) & (order.queued_ns != UNKNOWN))
     by_end = np.argsort(gpu.end_ns, kind="stable")
     ends = gpu.end_ns[by_end]
     first = np.searchsorted(ends, gpu.start_ns[late] - _RELEASED_NS)
@@ -301,27 +297,20 @@ def find_sync_targets(trace: Trace, waits: Sequence[Synchronization], order: Gpu
     call that waits for an event waits for the work before the event, if the driver recorded it, else for the work
     that ended last before the call returned.
     """
-    began = np.array([wait.start_ns for wait in waits], np.int64)
-    pairs = [np.empty((2, 0), np.int64)]
-    kinds = [_kind(wait) for wait in waits]
-    copies = [(number, waits[number].copy) for number, kind in enumerate(kinds) if kind == "copy"]
-    pairs.append(np.array(copies, np.int64).reshape(-1, 2).T)
+    began, took, device, copy = columns_of(waits, "start_ns", "blocked_ns", "device", "copy")
+    kinds = np.array([_kind(wait) for wait in waits], str)
+    copies, whole, events = (np.flatnonzero(kinds == kind) for kind in ("copy", "device", "event"))
+    pairs = [np.stack((copies, copy[copies]))]
     streams = dict(group_rows(order.stream))
-    device_of = trace.gpu.device
-    device_syncs = np.array([number for number, kind in enumerate(kinds) if kind == "device"], np.int64)
-    device = np.array([waits[number].device for number in device_syncs.tolist()], np.int64)
-    if len(device_syncs) * len(streams) > MAX_PAIRS:
-        device_syncs, device = device_syncs[:0], device[:0]
+    if len(whole) * len(streams) > MAX_PAIRS:
+        whole = whole[:0]
     for rows in streams.values():
-        own = device_syncs[(device == device_of[rows[0]]) | (device < 0)]
+        own = whole[(device[whole] == trace.gpu.device[rows[0]]) | (device[whole] < 0)]
         pairs.append(_last_before(rows, order, own, began))
-    chosen = _streams_of(trace, waits, order, kinds)
-    for stream, own in group_rows(chosen):
+    for stream, own in group_rows(_streams_of(trace, waits, order, kinds.tolist())):
         if stream >= 0:
             pairs.append(_last_before(streams[stream], order, own, began))
-    events = np.array([number for number, kind in enumerate(kinds) if kind == "event"], np.int64)
-    until = np.array([waits[number].start_ns + waits[number].blocked_ns for number in events.tolist()], np.int64)
-    ended = work_ended_by(trace, order, until, began[events])
+    ended = work_ended_by(trace, order, (began + took)[events], began[events])
     recorded = {(wait.thread, wait.called_ns): wait.target for wait in recorded_waits(trace, order)}
     for place, number in enumerate(events.tolist()):
         ended[place] = recorded.get((waits[number].thread, waits[number].start_ns), ended[place])
@@ -350,9 +339,11 @@ def _streams_of(trace: Trace, waits: Sequence[Synchronization], order: GpuOrder,
     gpu = trace.gpu
     recorded = _recorded_streams(trace, order)
     linked = np.flatnonzero(gpu.launch >= 0)
-    threads = np.array([wait.thread for wait in waits], np.int64)
-    began = np.array([wait.start_ns for wait in waits], np.int64)
-    last = latest(trace.runtime.thread[gpu.launch[linked]], order.launched_ns[linked], threads, began)
+    last = latest(
+        trace.runtime.thread[gpu.launch[linked]],
+        order.launched_ns[linked],
+        *columns_of(waits, "thread", "start_ns"),
+    )
     chosen = np.full(len(waits), -1)
     for number, (wait, kind) in enumerate(zip(waits, kinds, strict=True)):
         if kind == "stream":
@@ -369,8 +360,8 @@ def _recorded_streams(trace: Trace, order: GpuOrder) -> dict[tuple[int, int], in
     if not syncs:
         return {}
     numbers = _numbers_of_streams(trace, order)
-    known = zip(syncs.correlation.tolist(), syncs.device.tolist(), syncs.stream.tolist(), strict=True)
-    stream_of = {call: numbers.get((device, stream), -1) for call, device, stream in known if call >= 0}
+    records = zip(syncs.correlation.tolist(), syncs.device.tolist(), syncs.stream.tolist(), strict=True)
+    stream_of = {call: numbers.get((device, stream), -1) for call, device, stream in records if call >= 0}
     rows = np.flatnonzero(np.isin(runtime.correlation, list(stream_of)))
     columns = (column[rows].tolist() for column in (runtime.thread, runtime.start_ns, runtime.correlation))
     return {(thread, start): stream_of[call] for thread, start, call in zip(*columns, strict=True)}
@@ -380,10 +371,10 @@ def work_ended_by(trace: Trace, order: GpuOrder, until_ns: Array, launched_ns: A
     """Return the work that ended last before each of these times, among work launched before; -1 for none."""
     by_end = np.argsort(trace.gpu.end_ns, kind="stable")
     after = np.searchsorted(trace.gpu.end_ns[by_end], until_ns + _RETURN_SKEW_NS, "right")
-    found = np.full(len(until_ns), -1)
+    last_work = np.full(len(until_ns), -1)
     for number, (last, launched) in enumerate(zip(after.tolist(), launched_ns.tolist(), strict=True)):
         earlier = by_end[max(last - _SEARCHED_ENDED, 0) : last]
         earlier = earlier[order.queued_ns[earlier] < launched]
         if len(earlier):
-            found[number] = earlier[-1]
-    return found
+            last_work[number] = earlier[-1]
+    return last_work

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ...read.measures.launches import BlockedLaunches, find_blocked_launches
-from ...read.measures.synchronizations import Synchronization, find_synchronizations
+from ...read.measures.synchronizations import Synchronization, columns_of, find_synchronizations
 from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps
 from ...read.tables.lanes import group_rows
 from ...read.tables.steps import launched_before, main_thread, process_of_threads, span
@@ -94,8 +94,8 @@ def loop_steps(trace: Trace) -> LoopSteps:
 def loop_thread(trace: Trace) -> int:
     """Return the main thread or, if nothing is recorded on it, the thread with the most events; -1 without any."""
     threads = np.concatenate([each.thread for each in _on_cpu(trace)])
-    main, known = main_thread(trace), threads[threads >= 0]
-    return main if (known == main).any() or not len(known) else int(np.argmax(np.bincount(known)))
+    main, busy = main_thread(trace), threads[threads >= 0]
+    return main if (busy == main).any() or not len(busy) else int(np.argmax(np.bincount(busy)))
 
 
 def _on_cpu(trace: Trace) -> tuple[Table, ...]:
@@ -145,7 +145,7 @@ def find_handoffs(trace: Trace, threads: Sequence[int], blocked: dict[int, Inter
     """
     edges = {thread: _edges(trace, thread) for thread in threads if len(threads) <= MAX_THREADS}
     first = min((int(own[0]) for own in edges.values() if len(own)), default=0)
-    found = [np.empty((4, 0), np.int64)]
+    handoffs = [np.empty((4, 0), np.int64)]
     for thread, own in edges.items():
         own = np.concatenate(([first - 1], own))
         quiet = np.flatnonzero(np.diff(own) >= _QUIET_NS)
@@ -164,8 +164,8 @@ def find_handoffs(trace: Trace, threads: Sequence[int], blocked: dict[int, Inter
             waits = inside & (2 * (end - start) >= until - since) & (end > last)
             last[waits], by[waits] = end[waits], other
         some = by >= 0
-        found.append(np.stack((np.full(int(some.sum()), thread), until[some], by[some], last[some])))
-    return Handoffs(*np.concatenate(found, axis=1))
+        handoffs.append(np.stack((np.full(int(some.sum()), thread), until[some], by[some], last[some])))
+    return Handoffs(*np.concatenate(handoffs, axis=1))
 
 
 def _edges(trace: Trace, thread: int) -> Array:
@@ -206,7 +206,7 @@ class CpuPoints(NamedTuple):
 
 
 def cpu_points(
-    trace: Trace, steps: Table, waits: Iterable[Synchronization], full: BlockedLaunches, handoffs: Handoffs
+    trace: Trace, steps: Table, waits: Sequence[Synchronization], full: BlockedLaunches, handoffs: Handoffs
 ) -> CpuPoints:
     """Return the points of a trace, which have no nodes yet.
 
@@ -219,14 +219,13 @@ def cpu_points(
     """
     runtime = trace.runtime
     launches = np.unique(trace.gpu.launch[trace.gpu.launch >= 0])
-    waited = np.array([(wait.thread, wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in waits], np.int64)
-    thread, began, returned = waited.reshape(-1, 3).T
+    thread, began, took = columns_of(waits, "thread", "start_ns", "blocked_ns")
     parts = (
         (JOIN, handoffs.thread, handoffs.time_ns, None),
         (START, steps.thread, steps.start_ns, None),
         (LAUNCH, runtime.thread[launches], runtime.start_ns[launches], launches),
         (SYNC, thread, began, None),
-        (RETURN, thread, returned, None),
+        (RETURN, thread, began + took, None),
         (UNBLOCKED, full.thread, full.end_ns, None),
         (END, steps.thread, steps.end_ns, None),
         (FORK, handoffs.by_thread, handoffs.by_ns, None),
@@ -382,25 +381,22 @@ def _incomplete(threads: int, waits: int, streams: int) -> str:
 
 
 def _by_node(node: Array, values: Array, of_start: int) -> Array:
-    found = np.full(len(node) + 1, of_start, np.int64)
-    found[node] = values
-    return found
+    by_node = np.full(len(node) + 1, of_start, np.int64)
+    by_node[node] = values
+    return by_node
 
 
 def _threads(trace: Trace, steps: Table, waits: Sequence[Synchronization]) -> list[int]:
     """Return the threads that run steps, launch work or wait for the GPU."""
     launching = trace.runtime.thread[trace.gpu.launch[trace.gpu.launch >= 0]]
-    waiting = np.array([wait.thread for wait in waits], np.int64)
-    return [
-        number for number in np.unique(np.concatenate((steps.thread, launching, waiting))).tolist() if number >= 0
-    ]
+    threads = np.unique(np.concatenate((steps.thread, launching, *columns_of(waits, "thread"))))
+    return [number for number in threads.tolist() if number >= 0]
 
 
 def _blocked(waits: Sequence[Synchronization]) -> dict[int, Intervals]:
     """Return the times during which each thread waits for the GPU."""
-    times = np.array([(wait.thread, wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in waits], np.int64)
-    thread, start, end = times.reshape(-1, 3).T
-    return {number: merge_overlaps(start[rows], end[rows]) for number, rows in group_rows(thread)}
+    thread, start, took = columns_of(waits, "thread", "start_ns", "blocked_ns")
+    return {number: merge_overlaps(start[rows], (start + took)[rows]) for number, rows in group_rows(thread)}
 
 
 def _cpu_edges(points: CpuPoints, handoffs: Handoffs, full: BlockedLaunches, start_ns: int) -> Iterator[Edges]:
@@ -448,7 +444,7 @@ def _return_edges(
 ) -> Iterator[Edges]:
     """Yield the edges to the returns of calls that wait for the GPU."""
     sync, work = find_sync_targets(trace, waits, order)
-    began, took = np.array([(wait.start_ns, wait.blocked_ns) for wait in waits], np.int64).reshape(-1, 2).T
+    began, took = columns_of(waits, "start_ns", "blocked_ns")
     done = began.copy()
     np.maximum.at(done, sync, trace.gpu.end_ns[work])
     blocked, (after, alone) = done > began, np.full((2, len(waits)), RETURN_NS)

@@ -51,11 +51,11 @@ class Replay(NamedTuple):
 
 def weights(graph: Graph) -> Array:
     """Return the recorded time of each edge in ns."""
-    found: Array = graph.edges.delay_ns + graph.edges.until_ns - graph.edges.since_ns
+    weight_ns: Array = graph.edges.delay_ns + graph.edges.until_ns - graph.edges.since_ns
     work = graph.work[graph.edges.target]
     on_gpu = work >= 0
-    found[on_gpu] += graph.trace.gpu.duration_ns[work[on_gpu]]
-    return found
+    weight_ns[on_gpu] += graph.trace.gpu.duration_ns[work[on_gpu]]
+    return weight_ns
 
 
 def replay(graph: Graph, edges: Edges, weight_ns: Array, removed: Mapping[int, Intervals] = _NOTHING) -> Replay:
@@ -165,15 +165,15 @@ def replay_changed(graph: Graph, change: Change) -> Replay:
 
 def _with_threads_in_its_place(graph: Graph, cpu: Mapping[int, Intervals]) -> dict[int, Intervals]:
     """Add the threads that another thread waited for during the times of that thread."""
-    edges, found = graph.edges, dict(cpu)
+    edges, removed = graph.edges, dict(cpu)
     handed = edges.kind == HANDED_OFF
     by, to, until = graph.thread[edges.source[handed]], graph.thread[edges.target[handed]], edges.until_ns[handed]
     for thread, (starts, ends) in cpu.items():
         for other in np.unique(by[to == thread]).tolist():
             joined = until[(to == thread) & (by == other)]
             held = np.searchsorted(joined, ends, "right") > np.searchsorted(joined, starts)
-            found[other] = union(found.get(other, _NEVER), (starts[held], ends[held]))
-    return found
+            removed[other] = union(removed.get(other, _NEVER), (starts[held], ends[held]))
+    return removed
 
 
 def _remove_cpu_work(graph: Graph, thread: int, times: Intervals, weight: Array, kept: Array) -> None:

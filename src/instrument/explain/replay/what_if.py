@@ -13,11 +13,12 @@ import numpy as np
 
 from ...base.findings import Site
 from ...base.units import counted, duration
-from ...read.measures.synchronizations import COPY, EXPLICIT
+from ...read.measures.synchronizations import COPY, EXPLICIT, columns_of
 from ...read.tables.nest import inside_rows
 from ...read.tables.steps import main_thread
 from ...read.tables.table import MEMCPY, Array
 from ..metrics.idle import INPUT, named_ranges
+from ..metrics.tables import one_of
 from ..waits.trace_context import CallContext, TraceContext
 from .critical_path import CLASSES, CriticalPath, critical_path
 from .graph import Graph
@@ -151,11 +152,11 @@ def _without_syncs(graph: Graph, line: str) -> Change:
     sites = [context.site for context in contexts_of_waits(graph)]
     if not any(sites):
         raise ValueError("the trace has no lines of synchronizations: record with with_stack=True")
-    found = [row for row, site in enumerate(sites) if site and _is_at(site, line)]
-    if not found:
-        known = sorted({str(site) for site in sites if site})
-        raise ValueError(f"no synchronization at {line!r}; the lines are: {', '.join(known) or 'none'}")
-    return Change(asynchronous=frozenset(found))
+    at_line = [row for row, site in enumerate(sites) if site and _is_at(site, line)]
+    if not at_line:
+        lines = sorted({str(site) for site in sites if site})
+        raise ValueError(f"no synchronization at {line!r}; the lines are: {', '.join(lines) or 'none'}")
+    return Change(asynchronous=frozenset(at_line))
 
 
 def _is_at(site: Site, line: str) -> bool:
@@ -166,17 +167,13 @@ def _is_at(site: Site, line: str) -> bool:
 
 def contexts_of_waits(graph: Graph) -> list[CallContext]:
     """Return the context of each synchronization of a graph."""
-    threads, times = (
-        np.array([getattr(wait, name) for wait in graph.waits], np.int64) for name in ("thread", "start_ns")
-    )
-    contexts = TraceContext(graph.trace, threads, times)
+    contexts = TraceContext(graph.trace, *columns_of(graph.waits, "thread", "start_ns"))
     return [contexts.context(row) for row in range(len(graph.waits))]
 
 
 def _without_region(graph: Graph, name: str) -> Change:
     regions, gpu = graph.trace.regions, graph.trace.gpu
-    codes = [code for code in np.unique(regions.name).tolist() if regions.strings[code] == name]
-    rows = np.flatnonzero(np.isin(regions.name, codes))
+    rows = np.flatnonzero(one_of(regions, "name", (name,)))
     if not len(rows):
         names = [regions.strings[code] for code in np.unique(regions.name).tolist()]
         close = get_close_matches(name, names, 3, 0.5)

@@ -215,21 +215,21 @@ def padded_heads(facts: TraceFacts) -> Iterator[Finding]:
     Needs shapes. FlashAttention has kernels for 32, 64, 96, 128, 160, 192, 224 and 256. The time to win is the
     share of the operations that compute padding.
     """
-    found, saved, all_ns = [], dict[int, float](), 0
+    widened, saved, all_ns = [], dict[int, float](), 0
     for index, row in _attention(facts).items():
         size = row.work.sizes[4]
-        padded = next((known for known in _HEAD_SIZES if known >= size), size)
+        padded = next((supported for supported in _HEAD_SIZES if supported >= size), size)
         if padded > size:
             saved[index] = 1 - size / padded
-            found.append((row, size, padded))
+            widened.append((row, size, padded))
             all_ns += row.gpu_ns
     win = facts.roofline_win(saved)
-    if not found:
+    if not widened:
         return
-    row, size, padded = found[0]
+    row, size, padded = widened[0]
     yield facts.finding(
         f"Heads of size {size} are padded to {padded}"
-        + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
+        + (f", and {counted(len(widened) - 1, 'other shape')}" if len(widened) > 1 else ""),
         Evidence("head_size", size, "events", "Head size."),
         Evidence("padded", padded, "events", "Head size that the kernel computes."),
         facts.gpu_time("gpu_ns", all_ns, "GPU time of attention with padded heads per step."),

@@ -129,11 +129,11 @@ def compile_time(facts: TraceFacts, *, seconds: float = 60) -> Iterator[Finding]
     if total_ns < seconds * 1e9:
         return
     most = max(log.compilations, key=lambda each: each.total_ns)
-    known = [each.inductor_ns for each in log.compilations if each.inductor_ns is not None]
+    inductor_ns = [each.inductor_ns for each in log.compilations if each.inductor_ns is not None]
     yield facts.finding(
         f"torch.compile took {duration(total_ns)} in the run, most of it for {most.site.function}",
         Evidence("compile_ns", total_ns, "ns", "Time of all compilations."),
-        Evidence("inductor_ns", sum(known) if known else None, "ns", "Part of it in Inductor."),
+        Evidence("inductor_ns", sum(inductor_ns) if inductor_ns else None, "ns", "Part of it in Inductor."),
         Evidence("compilations", len(log.compilations), "events", "Compilations."),
         severity="low",
         site=most.site,
@@ -153,20 +153,20 @@ def generated_kernels(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
     """
     log, kernels = _log(facts), facts.kernels
     for code in np.unique(kernels.name).tolist():
-        found = log.kernels.get(kernels.strings[code])
+        kernel = log.kernels.get(kernels.strings[code])
         rows = kernels.where(kernels.name == code)
         ns = facts.per_gpu(int(rows.duration_ns.sum()))
-        if found is None or facts.share(ns) < share:
+        if kernel is None or facts.share(ns) < share:
             continue
-        lines = ", ".join(f"{PurePath(site.file).name}:{site.line}" for site in found.sites)
+        lines = ", ".join(f"{PurePath(site.file).name}:{site.line}" for site in kernel.sites)
         yield facts.finding(
-            f"{found.name} takes {duration(ns)} {facts.each_step}" + (f": it computes {lines}" if lines else ""),
+            f"{kernel.name} takes {duration(ns)} {facts.each_step}" + (f": it computes {lines}" if lines else ""),
             Evidence("gpu_ns", ns, "ns", "Its time per step."),
-            Evidence("operators", ", ".join(found.operators) or None, "", "Operators that it computes."),
+            Evidence("operators", ", ".join(kernel.operators) or None, "", "Operators that it computes."),
             Evidence("lines", lines or None, "", "Lines of the program that the operators come from."),
             severity="low",
-            kernel=found.name,
-            site=found.sites[0] if found.sites else None,
+            kernel=kernel.name,
+            site=kernel.sites[0] if kernel.sites else None,
             at=facts.place_of(rows),
         )
 

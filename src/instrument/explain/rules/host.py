@@ -201,9 +201,9 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100) -> Iterator[Fin
     """
     trace = facts.trace
     tables = ((trace.regions, "region"), (trace.operators, "operator"))
-    found = [(table, link, rows) for table, link in tables if len(rows := facts.rows_matching(table, _OPTIMIZER))]
-    require(found, "the trace has no range of an optimizer")
-    table, link, rows = found[0]
+    steps = [(table, link, rows) for table, link in tables if len(rows := facts.rows_matching(table, _OPTIMIZER))]
+    require(steps, "the trace has no range of an optimizer")
+    table, link, rows = steps[0]
     inside = np.append(inside_rows(rows, table.parent), False)
     rows_of_work = np.flatnonzero(inside[facts.gpu[link]])
     work = facts.gpu.where(rows_of_work)

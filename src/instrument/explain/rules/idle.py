@@ -59,21 +59,21 @@ def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     starts, ends = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start_ns", "end_ns"))
     times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
     waited = facts.per_step(total_ns(times))
-    known = not facts.unknown_gpu
+    has_gpu_times = not facts.unknown_gpu
     longest = tables[0]
     row = int(np.argmax(longest.duration_ns))
     name = longest.strings[longest.name[row]]
     single = "SingleProcess" in name
     workers = "MultiProcess" in name
     part = _part_to_win(facts, waited) if single else 1.0
-    all_ns = facts.per_step(facts.idle.total("input")) if known else waited
+    all_ns = facts.per_step(facts.idle.total("input")) if has_gpu_times else waited
     win = Win(round(all_ns * part), lambda: without_events(*tables, part=part))
     why = "The DataLoader has no worker processes" * single + "The workers do not keep up" * workers
-    share_of_step = "the GPU idles " * known + percent_of_step(facts, win)
+    share_of_step = "the GPU idles " * has_gpu_times + percent_of_step(facts, win)
     yield facts.finding(
         f"The loop waits {duration(waited)} {facts.each_step} for the next batch: {share_of_step}",
         Evidence("waited_ns", waited, "ns", "Time per step that the loop spends in the DataLoader."),
-        *([idle_of(facts, "input")] if known else []),
+        *([idle_of(facts, "input")] if has_gpu_times else []),
         win_ns=win,
         fix=_more_workers(facts, why, waited, single),
         at=(int(longest.thread[row]), int(longest.start_ns[row])),
@@ -112,13 +112,13 @@ def _more_workers(facts: TraceFacts, why: str, waited: int, single: bool) -> Fix
         )
     workers = _workers(facts, waited)
     options = [f"num_workers={workers}", "pin_memory=True" * bool(facts.trace.gpu), "persistent_workers=True"]
-    known = (
+    because = (
         ""
         if cores is None
         else f", of which the {counted(cores, 'CPU core')} of the machine that recorded the trace allow {workers}"
     )
     return Fix(
-        f"{text} batches ahead of the loop, in {'more ' * (not single)}worker processes{known}.",
+        f"{text} batches ahead of the loop, in {'more ' * (not single)}worker processes{because}.",
         "DataLoader(dataset, ...)",
         f"DataLoader(dataset, ..., {', '.join(filter(None, options))})",
     )
@@ -134,18 +134,18 @@ def long_synchronization(facts: TraceFacts) -> Iterator[Finding]:
     """
     require(facts.trace.runtime or facts.trace.syncs, "the trace has no calls of the runtime")
     budget = facts.per_step(facts.idle.total("synchronization"))
-    for found in facts.syncs.syncs:
-        win = Win(min(found.win_ns or 0, budget), partial(_asynchronous, facts, found))
+    for sync in facts.syncs.syncs:
+        win = Win(min(sync.win_ns or 0, budget), partial(_asynchronous, facts, sync))
         budget -= win
         yield facts.finding(
-            f"{found.op} makes the CPU wait for the GPU, which then idles {duration(win)} {facts.each_step}",
-            *(_per_step(facts, each) for each in found.evidence),
+            f"{sync.op} makes the CPU wait for the GPU, which then idles {duration(win)} {facts.each_step}",
+            *(_per_step(facts, each) for each in sync.evidence),
             win_ns=win,
-            fix=found.fix,
-            coverage=found.coverage,
-            region=found.region,
-            site=found.site or found.via,
-            operator=found.op,
+            fix=sync.fix,
+            coverage=sync.coverage,
+            region=sync.region,
+            site=sync.site or sync.via,
+            operator=sync.op,
         )
 
 
@@ -158,11 +158,11 @@ def _per_step(facts: TraceFacts, total: Evidence) -> Evidence:
     return total._replace(value=round(value) if total.unit == "ns" else value, definition=about)
 
 
-def _asynchronous(facts: TraceFacts, found: SyncFinding) -> Change:
+def _asynchronous(facts: TraceFacts, sync: SyncFinding) -> Change:
     """Return the change in which the synchronizations of a line no longer wait."""
     contexts = contexts_of_waits(facts.replayer.graph)
-    at = found.site or found.via
-    own = [row for row, each in enumerate(contexts) if (each.site or each.via) == at and each.op == found.op]
+    at = sync.site or sync.via
+    own = [row for row, each in enumerate(contexts) if (each.site or each.via) == at and each.op == sync.op]
     return Change(asynchronous=frozenset(own))
 
 

@@ -175,38 +175,38 @@ def apply_rules(
     return tuple(sorted(findings, key=_order)), abstained, failed
 
 
-def _order(found: Finding) -> tuple[float, int, float, str]:
-    severity = _SEVERITIES.index(found.severity)
-    return -(found.likely_win_ns or 0), severity, -(found.win_bytes or 0), found.rule
+def _order(finding: Finding) -> tuple[float, int, float, str]:
+    severity = _SEVERITIES.index(finding.severity)
+    return -(finding.likely_win_ns or 0), severity, -(finding.win_bytes or 0), finding.rule
 
 
-def check_finding(found: Any, step_ns: float) -> None:
+def check_finding(finding: Any, step_ns: float) -> None:
     """Check what a rule, perhaps a user's, has yielded.
 
     Raises:
         TypeError: it is not a finding, or one of its fields has another type.
         ValueError: a number is negative, infinite, or more than the step; or a word is not one of the known.
     """
-    if not isinstance(found, Finding):
-        raise TypeError(f"a rule must yield findings, such as facts.finding(...) returns: {found!r:.200}")
-    if not isinstance(found.title, str) or not found.title:
-        raise TypeError(f'"title" must be a sentence: {found.title!r}')
+    if not isinstance(finding, Finding):
+        raise TypeError(f"a rule must yield findings, such as facts.finding(...) returns: {finding!r:.200}")
+    if not isinstance(finding.title, str) or not finding.title:
+        raise TypeError(f'"title" must be a sentence: {finding.title!r}')
     for name in ("severity", "confidence"):
-        if getattr(found, name) not in _SEVERITIES:
-            raise ValueError(f'"{name}" must be "high", "medium" or "low": {getattr(found, name)!r}')
-    if found.win_ns is not None:
-        _check_number("win_ns", found.win_ns, most=step_ns * _ROUNDED + 1)
-    if found.win_bytes is not None:
-        _check_number("win_bytes", found.win_bytes)
-    if found.coverage is not None:
-        _check_number("coverage", found.coverage, most=_ROUNDED)
-    if not (found.fix is None or isinstance(found.fix, Fix)):
-        raise TypeError(f'"fix" must be a Fix or None: {found.fix!r:.200}')
-    if not isinstance(found.where, Where) or not _is_place(found.where):
-        raise TypeError(f'"where" must be a Where with fields of its types: {found.where!r:.200}')
-    if not isinstance(found.evidence, tuple):
-        raise TypeError(f'"evidence" must be a tuple: {found.evidence!r:.200}')
-    for each in found.evidence:
+        if getattr(finding, name) not in _SEVERITIES:
+            raise ValueError(f'"{name}" must be "high", "medium" or "low": {getattr(finding, name)!r}')
+    if finding.win_ns is not None:
+        _check_number("win_ns", finding.win_ns, most=step_ns * _ROUNDED + 1)
+    if finding.win_bytes is not None:
+        _check_number("win_bytes", finding.win_bytes)
+    if finding.coverage is not None:
+        _check_number("coverage", finding.coverage, most=_ROUNDED)
+    if not (finding.fix is None or isinstance(finding.fix, Fix)):
+        raise TypeError(f'"fix" must be a Fix or None: {finding.fix!r:.200}')
+    if not isinstance(finding.where, Where) or not _is_place(finding.where):
+        raise TypeError(f'"where" must be a Where with fields of its types: {finding.where!r:.200}')
+    if not isinstance(finding.evidence, tuple):
+        raise TypeError(f'"evidence" must be a tuple: {finding.evidence!r:.200}')
+    for each in finding.evidence:
         if not isinstance(each, Evidence):
             raise TypeError(f'"evidence" must hold instances of Evidence: {each!r:.200}')
         if not (each.value is None or isinstance(each.value, str)):

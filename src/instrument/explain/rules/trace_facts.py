@@ -15,7 +15,7 @@ from ...base.findings import Evidence, Finding, Fix, Severity, Where
 from ...base.trace_marks import DETAIL
 from ...read.measures.step_lengths import StepLengths
 from ...read.measures.step_work import step_lengths
-from ...read.measures.synchronizations import Synchronization
+from ...read.measures.synchronizations import Synchronization, columns_of
 from ...read.measures.timing import Stretch, Timing
 from ...read.memory.snapshot import MemorySnapshot
 from ...read.profilers.compile_log import CompileLog
@@ -32,6 +32,7 @@ from ..metrics.launches import LostWork, lost_work
 from ..metrics.memory_use import MemoryUse, memory_use
 from ..metrics.metrics import Metrics, metrics_of
 from ..metrics.roofline import Peak, Roofline, roofline
+from ..metrics.tables import one_of
 from ..metrics.utilization import Activity, activity
 from ..replay.replay import Change, Replayer, mean_ns, without_events
 from ..waits.audit import audit
@@ -277,8 +278,8 @@ class TraceFacts:
     @cached_property
     def blocked(self) -> Intervals:
         """When the CPU was blocked by synchronizations."""
-        times = np.array([(wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in self.waits], np.int64)
-        return merge_overlaps(*times.reshape(-1, 2).T)
+        starts, took = columns_of(self.waits, "start_ns", "blocked_ns")
+        return merge_overlaps(starts, starts + took)
 
     @cached_property
     def gpu_limited_ns(self) -> int:
@@ -491,8 +492,7 @@ class TraceFacts:
 
     def rows(self, table: Table, *names: str) -> Array:
         """Return the rows of a table with one of these names."""
-        codes = [code for code in np.unique(table.name).tolist() if table.strings[code] in names]
-        return np.flatnonzero(np.isin(table.name, codes))
+        return np.flatnonzero(one_of(table, "name", names))
 
     def rows_matching(self, table: Table, pattern: str) -> Array:
         """Return the rows of a table in whose names the regular expression is found."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...read.measures.region_steps import MIN_CALLS
-from ...read.measures.synchronizations import find_synchronizations
+from ...read.measures.synchronizations import columns_of, find_synchronizations
 from ...read.tables.autograd import autograd_nodes, engine_node_name
 from ...read.tables.nest import NestedRanges, inside_rows, rows_around
 from ...read.tables.steps import main_thread, process_of_threads, span
@@ -68,8 +68,8 @@ def part(table: Table, kept: Array, args: Iterable[tuple[Keys, Array | bool]] = 
 def extremes(table: Table, begin_ns: int, end_ns: int) -> Array:
     """Return a mask of the first row that begins at a time, and of the first that ends at another."""
     kept = np.zeros(len(table), bool)
-    for found in (table.start_ns == begin_ns, table.end_ns == end_ns):
-        kept[np.flatnonzero(found)[:1]] = True
+    for at_edge in (table.start_ns == begin_ns, table.end_ns == end_ns):
+        kept[np.flatnonzero(at_edge)[:1]] = True
     return kept
 
 
@@ -105,13 +105,13 @@ def _with_shapes(trace: Trace) -> Array:
     work and no operator inside them counts.
     """
     operators = trace.operators
-    found = operators.matching("name", _ANYWHERE)
-    found[innermost_matmuls(operators)] = found[counted_calls(trace)] = True
+    counted = operators.matching("name", _ANYWHERE)
+    counted[innermost_matmuls(operators)] = counted[counted_calls(trace)] = True
     has = (operators.shapes > 0) | (operators.types > 0)
-    found &= has
-    if not found.any():  # one shows that shapes were recorded
-        found[np.flatnonzero(has)[:1]] = True
-    return found
+    counted &= has
+    if not counted.any():  # one shows that shapes were recorded
+        counted[np.flatnonzero(has)[:1]] = True
+    return counted
 
 
 def _with_sequence(trace: Trace) -> Array:
@@ -124,10 +124,10 @@ def _with_sequence(trace: Trace) -> Array:
     made = np.unique(autograd_nodes(operators).made.thread)
     if len(np.union1d(made, [main_thread(trace)])) > 2 and trace.regions:
         return numbered
-    found = np.zeros(len(operators), bool)
+    first_of_kind = np.zeros(len(operators), bool)
     for rows in _kinds(operators, np.flatnonzero(numbered)):
-        found[rows[:1]] = True
-    return found
+        first_of_kind[rows[:1]] = True
+    return first_of_kind
 
 
 def _kinds(operators: Table, rows: Array) -> list[Array]:
@@ -202,17 +202,16 @@ def _idle_queries(facts: TraceFacts) -> Array:
     """
     trace, runtime = facts.trace, facts.trace.runtime
     threads = (trace.steps.thread, runtime.thread[trace.gpu.launch[trace.gpu.launch >= 0]])
-    waiting = [np.array([wait.thread for wait in facts.waits], np.int64)]
-    if len(np.unique(np.concatenate((*threads, *waiting)))) > 1:
+    if len(np.unique(np.concatenate((*threads, *columns_of(facts.waits, "thread"))))) > 1:
         return np.zeros(len(runtime), bool)
-    found = runtime.matching("name", QUERIES) & (runtime.duration_ns < SLOW_NS)
+    idle = runtime.matching("name", QUERIES) & (runtime.duration_ns < SLOW_NS)
     starts = np.sort(np.concatenate([each.start_ns for each in (trace.operators, trace.regions, runtime)]))
     first = np.searchsorted(starts, trace.regions.start_ns, "right")
-    found &= ~np.isin(runtime.start_ns, starts[first[first < len(starts)]])
+    idle &= ~np.isin(runtime.start_ns, starts[first[first < len(starts)]])
     order = np.lexsort((runtime.start_ns, runtime.thread))
     waits = np.append(runtime.matching("name", _WAITS)[order], True)[1:]
-    found[order[waits]] = False
-    return found & ~extremes(runtime, int(runtime.start_ns.min(initial=0)), int(runtime.end_ns.max(initial=0)))
+    idle[order[waits]] = False
+    return idle & ~extremes(runtime, int(runtime.start_ns.min(initial=0)), int(runtime.end_ns.max(initial=0)))
 
 
 def kept_gpu(trace: Trace, named: Array) -> Part:
@@ -278,15 +277,15 @@ def kept_memory(trace: Trace, events: Table) -> Array:
         trace: the trace.
         events: its memory events on GPUs.
     """
-    known = events.where(events.allocated_bytes >= 0)
-    kept = np.zeros(len(known), bool)
+    counted = events.where(events.allocated_bytes >= 0)
+    kept = np.zeros(len(counted), bool)
     ends = np.sort(trace.steps.end_ns)
-    kept[_peaks(known)] = True
-    kept[_last_before(known, ends)] = True
-    blocks = np.flatnonzero(known.address >= 0)
-    for device in np.unique(known.device[blocks]).tolist():
-        rows = blocks[known.device[blocks] == device]
-        own, freed = known.where(rows), freed_by(known.where(rows))
+    kept[_peaks(counted)] = True
+    kept[_last_before(counted, ends)] = True
+    blocks = np.flatnonzero(counted.address >= 0)
+    for device in np.unique(counted.device[blocks]).tolist():
+        rows = blocks[counted.device[blocks] == device]
+        own, freed = counted.where(rows), freed_by(counted.where(rows))
         allocated = np.flatnonzero(own.bytes > 0)
         at = [
             int(np.argmax(own.allocated_bytes)),
@@ -297,7 +296,7 @@ def kept_memory(trace: Trace, events: Table) -> Array:
             kept[rows[allocated[(allocated <= row) & (freed[allocated] > row)]]] = True
         frees = freed[kept[rows]]
         kept[rows[frees[frees < len(rows)]]] = True
-    return np.isin(trace.memory.event, known.event[kept])
+    return np.isin(trace.memory.event, counted.event[kept])
 
 
 def _peaks(events: Table) -> list[int]:
@@ -327,7 +326,7 @@ def chosen_parts(trace: Trace, diagnosis: Diagnosis) -> dict[str, Part]:
         trace: the trace as it was read.
         diagnosis: its diagnosis, whose facts say where it looked.
     """
-    facts, rules = diagnosis.facts, {found.rule for found in diagnosis.findings}
+    facts, rules = diagnosis.facts, {finding.rule for finding in diagnosis.findings}
     if facts is None:
         raise ValueError("only a diagnosis from instrument.diagnose says where it looked")
     named = named_by_external(trace)
@@ -358,10 +357,10 @@ def _named(trace: Trace) -> Array:
     others = trace.others
     if trace.unread_devices:
         return others.duration_ns > 0
-    found = np.zeros(len(others), bool)
+    named = np.zeros(len(others), bool)
     for pattern in _NAMED:
-        found |= others.matching("name", pattern)
-    return found
+        named |= others.matching("name", pattern)
+    return named
 
 
 def kept_frames(facts: TraceFacts) -> Array:
@@ -375,9 +374,9 @@ def kept_frames(facts: TraceFacts) -> Array:
     if not frames:
         return kept
     threads, times = _places(facts)
-    found = NestedRanges(frames.start_ns, frames.end_ns, frames.thread).innermost_at(times, threads)
+    innermost = NestedRanges(frames.start_ns, frames.end_ns, frames.thread).innermost_at(times, threads)
     sites = StackSites(facts.trace)
-    for row in np.unique(found[found >= 0]).tolist():
+    for row in np.unique(innermost[innermost >= 0]).tolist():
         stack = rows_around(row, frames.parent)
         names = [frames.strings[code] for code in frames.name[stack].tolist()]
         kept[[stack[place] for place in sites.needed(names)]] = True
@@ -387,9 +386,8 @@ def kept_frames(facts: TraceFacts) -> Array:
 
 def _places(facts: TraceFacts) -> tuple[Array, Array]:
     """Return the threads and times of all synchronizations, and of what was looked up."""
-    waits = np.array([(wait.thread, wait.start_ns) for wait in find_synchronizations(facts.trace)], np.int64)
-    looked_up = [np.stack(each, axis=1) for each in facts.looked_up]
-    threads, times = np.unique(np.concatenate([waits.reshape(-1, 2), *looked_up]), axis=0).T
+    waits = columns_of(find_synchronizations(facts.trace), "thread", "start_ns")
+    threads, times = np.unique(np.concatenate([waits, *map(np.stack, facts.looked_up)], axis=1), axis=1)
     return threads[threads >= 0], times[threads >= 0]
 
 
@@ -403,15 +401,15 @@ def _other_lines(frames: Table, kept: Array) -> list[int]:
     stay = set(np.unique(frames.name[kept]).tolist())
     staying: dict[tuple[str, str], set[str]] = defaultdict(set)
     for code, row in zip(names.tolist(), first.tolist(), strict=True):
-        if found := FRAME.match(frames.strings[code]):
-            function = found["file"], found["function"]
-            lines[function].setdefault(found["line"], row)
+        if frame := FRAME.match(frames.strings[code]):
+            function = frame["file"], frame["function"]
+            lines[function].setdefault(frame["line"], row)
             if code in stay:
-                staying[function].add(found["line"])
+                staying[function].add(frame["line"])
     return [
-        next(row for line, row in lines[function].items() if line not in known)
-        for function, known in staying.items()
-        if len(known) == 1 < len(lines[function])
+        next(row for line, row in lines[function].items() if line not in stay_lines)
+        for function, stay_lines in staying.items()
+        if len(stay_lines) == 1 < len(lines[function])
     ]
 
 
@@ -480,21 +478,21 @@ def parts_of_steps(trace: Trace, chosen: ChosenSteps) -> dict[str, Part]:
 
 def _overlaps(table: Table, begin_ns: int, end_ns: int) -> Array:
     starts = (table.start_ns >= begin_ns) | (table.end_ns > begin_ns)
-    found: Array = starts & (table.start_ns < end_ns)
-    return found
+    overlaps: Array = starts & (table.start_ns < end_ns)
+    return overlaps
 
 
 def _work(trace: Trace, kept: dict[str, Array], chosen: ChosenSteps) -> Array:
     """Return a mask of the GPU work of the steps, and of the work that still runs when they begin."""
     gpu = trace.gpu
     launched, at = np.zeros(len(gpu), bool), np.full(len(gpu), np.iinfo(np.int64).min)
-    known = np.zeros(len(gpu), bool)
+    linked = np.zeros(len(gpu), bool)
     for link, name in (("operator", "operators"), ("launch", "runtime")):  # a launch says more than an operator
         some = np.flatnonzero(gpu[link] >= 0)
         rows = gpu[link][some]
         launched[some], at[some] = kept[name][rows], getattr(trace, name).start_ns[rows]
-        known[some] = True
+        linked[some] = True
     last = int(gpu.end_ns[launched].max(initial=chosen.end_ns))
     running = _overlaps(gpu, chosen.begin_ns, last)
-    found: Array = launched | (running & (~known | (at < chosen.begin_ns)))
-    return found
+    of_steps: Array = launched | (running & (~linked | (at < chosen.begin_ns)))
+    return of_steps

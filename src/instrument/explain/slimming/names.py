@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -156,10 +156,10 @@ class LaneNames:
 def json_object(raw: Raw) -> dict[str, object]:
     """Return a JSON object, whose text may be damaged; an empty one if the text is something else."""
     try:
-        found = json.loads(bytes(raw).decode("utf-8", "replace"), parse_constant=lambda _: None)
+        value = json.loads(bytes(raw).decode("utf-8", "replace"), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 _NUMBER = r"[-+]?\d{1,6}(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
@@ -184,106 +184,6 @@ _QUOTED = re.compile(r"'.*'|\".*\"", re.DOTALL)
 _NUMBERS = re.compile(r"[\d.]{1,20}")
 _STEPS = re.compile(r"\d{1,9}-\d{1,9}")
 _DEVICE_NAME = re.compile(r"[\w .()+-]*", re.ASCII)
-
-
-class AnonymousValues:
-    """Replaces texts that are no numbers, types or names of collectives.
-
-    Args:
-        stand_in: returns the stand-in of a text.
-        mask: returns a name with stand-ins for its unknown words.
-    """
-
-    def __init__(self, stand_in: Callable[[str], str], mask: Callable[[str], str]) -> None:
-        self._stand_in, self._mask = stand_in, mask
-
-    def category(self, name: str | None) -> str | None:
-        """Return the category, or "other" for one that torch does not have."""
-        return name if _CATEGORIES.fullmatch(name or "") else "other"
-
-    def json(self, text: str) -> str:
-        """Return JSON text with stand-ins for the texts in it."""
-        if '"' not in text:
-            return text
-        try:
-            return json.dumps(self._all(json.loads(text)), separators=(",", ":"))
-        except (ValueError, RecursionError):
-            return '""'
-
-    def metadata(self, about: Mapping[str, Any], lane: Callable[[Id], Id]) -> dict[str, Any]:
-        """Return the metadata: numbers, and what is known of the devices, the process groups and the slim trace.
-
-        Args:
-            about: the metadata.
-            lane: returns the stand-in of the id of a process or thread.
-        """
-        found: dict[str, Any] = {}
-        for key, value in about.items():
-            if key == "deviceProperties" and isinstance(value, list):
-                found[key] = [self._device(each) for each in value]
-            elif key == "distributedInfo" and isinstance(value, dict):
-                found[key] = self._groups(value)
-            elif key == SLIM and isinstance(value, dict):
-                found[key] = self._note(value, lane)
-            elif _is_number(value) or (key == STEPS and _STEPS.fullmatch(str(value))):
-                found[key] = value
-        return found
-
-    def _device(self, device: Mapping[str, Any]) -> dict[str, Any]:
-        found = {key: value for key, value in device.items() if key != "name" and _is_number(value)}
-        if isinstance(name := device.get("name"), str):
-            found["name"] = self._mask(name) if _DEVICE_NAME.fullmatch(name) else f"GPU {self._stand_in(name)}"
-        return found
-
-    def _groups(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        known = {name: self._all(info[name]) for name in ("backend", "rank", "world_size") if name in info}
-        if isinstance(groups := info.get("pg_config"), list):
-            kept = [each for each in groups if isinstance(each, dict)]
-            names = ("pg_name", "pg_size", "ranks")
-            known["pg_config"] = [{name: self._all(each[name]) for name in names if name in each} for each in kept]
-        return known
-
-    def _note(self, note: Mapping[str, Any], lane: Callable[[Id], Id]) -> dict[str, Any]:
-        found: dict[str, Any] = {"events": note["events"]} if _is_number(note.get("events")) else {}
-        if isinstance(lost := note.get("lost"), dict):
-            found["lost"] = _numbers(lost, "events", "bytes", "repaired")
-            if isinstance(reasons := lost.get("reasons"), dict):
-                found["lost"]["reasons"] = self._reasons(reasons)
-        if isinstance(lanes := note.get("lanes"), list):
-            rows = [each for each in lanes if isinstance(each, list) and len(each) == 3]
-            found["lanes"] = [
-                list(map(lane, row)) for row in rows if not any(isinstance(each, (list, dict)) for each in row)
-            ]
-        if isinstance(steps := note.get("steps"), dict):
-            found["steps"] = _numbers(steps, "first", "last", "kept", "of")
-        return found
-
-    def _reasons(self, reasons: Mapping[str, Any]) -> dict[str, Any]:
-        """Return why parts of the file could not be read, without the texts that are quoted from it."""
-        found: dict[str, Any] = {}
-        for reason, count in reasons.items():
-            known = self._mask(_QUOTED.sub("'...'", str(reason)))
-            if type(count) is int:
-                found[known] = found.get(known, 0) + count
-        return found
-
-    def _all(self, value: Any) -> Any:
-        """Return a JSON value with stand-ins for all texts but numbers, types and names of collectives."""
-        if isinstance(value, str):
-            return value if _VALUE.fullmatch(value) else self._stand_in(value)
-        if isinstance(value, list):
-            return [self._all(each) for each in value]
-        if isinstance(value, dict):
-            return {self._all(key): self._all(each) for key, each in value.items()}
-        return value
-
-
-def _numbers(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: values[name] for name in names if _is_number(values.get(name))}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) or (isinstance(value, str) and bool(_NUMBERS.fullmatch(value)))
 
 
 _LETTERS = "bcdfghjkmnpqrtvz"  # no word that a pattern of this library knows, such as "nccl"
@@ -347,7 +247,6 @@ class StandIns(Names):
         self._key = blake2b(key.encode("utf-8", "surrogatepass")).digest() if key else b""
         self._known: dict[tuple[str, str], str] = {}
         self._words = KnownWords(self._hash)
-        self._values = AnonymousValues(self._hash, self._words.mask)
         self._rename = {
             "operators": self._operator,
             "frames": self._frame,
@@ -364,11 +263,16 @@ class StandIns(Names):
 
     def category(self, name: str | None) -> str | None:
         """Return the category, or "other" for one that torch does not have."""
-        return self._values.category(name)
+        return name if _CATEGORIES.fullmatch(name or "") else "other"
 
     def value(self, text: str) -> str:
-        """Return a value with stand-ins for the texts in it."""
-        return self._values.json(text)
+        """Return a value, as JSON, with stand-ins for the texts in it."""
+        if '"' not in text:
+            return text
+        try:
+            return json.dumps(self._all(json.loads(text)), separators=(",", ":"))
+        except (ValueError, RecursionError):
+            return '""'
 
     def lane(self, number: Id) -> Id:
         """Return a number as it is, and a stand-in for text."""
@@ -380,12 +284,72 @@ class StandIns(Names):
             return text
         if own := OWN_NAME.search(text):
             return own[0]
-        device = f" {found[0]}" if (found := DEVICE.search(text)) else ""
+        device = f" {number[0]}" if (number := DEVICE.search(text)) else ""
         return f"{kind.partition('_')[0]} {self._hash(text)}{device}"
 
     def metadata(self, about: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the metadata with stand-ins for its texts."""
-        return self._values.metadata(about, self.lane)
+        """Return the metadata: numbers, and what is known of devices, process groups and the slim trace."""
+        kept: dict[str, Any] = {}
+        for key, value in about.items():
+            if key == "deviceProperties" and isinstance(value, list):
+                kept[key] = [self._device(each) for each in value]
+            elif key == "distributedInfo" and isinstance(value, dict):
+                kept[key] = self._groups(value)
+            elif key == SLIM and isinstance(value, dict):
+                kept[key] = self._note(value)
+            elif _is_number(value) or (key == STEPS and _STEPS.fullmatch(str(value))):
+                kept[key] = value
+        return kept
+
+    def _device(self, device: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in device.items() if key != "name" and _is_number(value)}
+        if isinstance(name := device.get("name"), str):
+            kept["name"] = self._words.mask(name) if _DEVICE_NAME.fullmatch(name) else f"GPU {self._hash(name)}"
+        return kept
+
+    def _groups(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        shown = {name: self._all(info[name]) for name in ("backend", "rank", "world_size") if name in info}
+        if isinstance(groups := info.get("pg_config"), list):
+            kept = [each for each in groups if isinstance(each, dict)]
+            names = ("pg_name", "pg_size", "ranks")
+            shown["pg_config"] = [{name: self._all(each[name]) for name in names if name in each} for each in kept]
+        return shown
+
+    def _note(self, note: Mapping[str, Any]) -> dict[str, Any]:
+        kept: dict[str, Any] = {"events": note["events"]} if _is_number(note.get("events")) else {}
+        if isinstance(lost := note.get("lost"), dict):
+            kept["lost"] = _numbers(lost, "events", "bytes", "repaired")
+            if isinstance(reasons := lost.get("reasons"), dict):
+                kept["lost"]["reasons"] = self._reasons(reasons)
+        if isinstance(lanes := note.get("lanes"), list):
+            rows = [each for each in lanes if isinstance(each, list) and len(each) == 3]
+            kept["lanes"] = [
+                list(map(self.lane, row))
+                for row in rows
+                if not any(isinstance(each, (list, dict)) for each in row)
+            ]
+        if isinstance(steps := note.get("steps"), dict):
+            kept["steps"] = _numbers(steps, "first", "last", "kept", "of")
+        return kept
+
+    def _reasons(self, reasons: Mapping[str, Any]) -> dict[str, Any]:
+        """Return why parts of the file could not be read, without the texts that are quoted from it."""
+        counts: dict[str, Any] = {}
+        for reason, count in reasons.items():
+            masked = self._words.mask(_QUOTED.sub("'...'", str(reason)))
+            if type(count) is int:
+                counts[masked] = counts.get(masked, 0) + count
+        return counts
+
+    def _all(self, value: Any) -> Any:
+        """Return a JSON value with stand-ins for all texts but numbers, types and names of collectives."""
+        if isinstance(value, str):
+            return value if _VALUE.fullmatch(value) else self._hash(value)
+        if isinstance(value, list):
+            return [self._all(each) for each in value]
+        if isinstance(value, dict):
+            return {self._all(key): self._all(each) for key, each in value.items()}
+        return value
 
     def _hash(self, text: str) -> str:
         digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=5, key=self._key).digest()
@@ -407,8 +371,8 @@ class StandIns(Names):
             return name
         if _OPERATOR_OF_LIBRARY.fullmatch(name):
             return self._words.mask(name)
-        before = found[0] if (found := _BEFORE.match(name)) else ""
-        after = found[0] if (found := _AFTER.search(name, len(before))) else ""
+        before = match[0] if (match := _BEFORE.match(name)) else ""
+        after = match[0] if (match := _AFTER.search(name, len(before))) else ""
         middle = name[len(before) : len(name) - len(after)]
         library = before or "dynamo_timed" in after
         return before + (self._identifier(middle) if library else self._with_numbers(middle)) + after
@@ -447,8 +411,8 @@ class StandIns(Names):
             return self._hash(name)
         file, function = self._file(frame["file"].replace("\\", "/")), frame["function"]
         if file.startswith("user/"):
-            known = _FUNCTION.fullmatch(function) and is_all_known(function)
-            function = function if known or function in ("<module>", "<lambda>") else self._hash(function)
+            of_python = _FUNCTION.fullmatch(function) and is_all_known(function)
+            function = function if of_python or function in ("<module>", "<lambda>") else self._hash(function)
         elif _FUNCTION_OF_LIBRARY.fullmatch(function):
             function = self._words.mask(function)
         else:
@@ -462,8 +426,8 @@ class StandIns(Names):
         for folder in INSTALLED:
             inside = inside.rpartition(folder.replace("\\", "/"))[2]
         parts = inside.split("/")
-        known = parts[0].removesuffix(".py") in (*PACKAGES, *sys.stdlib_module_names)
-        if known and all(_PART_OF_PATH.fullmatch(part) and part != ".." for part in parts):
+        in_package = parts[0].removesuffix(".py") in (*PACKAGES, *sys.stdlib_module_names)
+        if in_package and all(_PART_OF_PATH.fullmatch(part) and part != ".." for part in parts):
             return "/".join(map(self._words.mask, parts))
         library = "lib/site-packages" if inside != path else "user"
         return f"{library}/{self._hash(path)}.py"
@@ -472,3 +436,11 @@ class StandIns(Names):
 def _class(name: str) -> tuple[str, bool, bool]:
     """Return the family of a kernel, whether it communicates, and whether it runs on matrix units."""
     return family(parse(name)), communicates(name), MATRIX_UNITS.search(name) is not None
+
+
+def _numbers(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: values[name] for name in names if _is_number(values.get(name))}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, str) and bool(_NUMBERS.fullmatch(value)))

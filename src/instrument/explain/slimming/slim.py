@@ -114,11 +114,11 @@ def _cut(trace: Trace, count: int) -> Trace:
     chosen = middle_steps(with_steps(trace, None), count)
     if chosen.kept == chosen.of:
         return trace
-    known = {name: value for name, value in chosen._asdict().items() if not name.endswith("_ns")}
+    note = {name: value for name, value in chosen._asdict().items() if not name.endswith("_ns")}
     if before := kept_steps(trace.metadata):
-        known["of"] = before[1]
+        note["of"] = before[1]
     parts = parts_of_steps(trace, chosen)
-    content = b"".join(trace_bytes(trace, parts, Names(), renumber=False, packed=True, steps=known))
+    content = b"".join(trace_bytes(trace, parts, Names(), renumber=False, packed=True, steps=note))
     return replace(read_kineto(MemoryFile.of(trace.path, content)), path=trace.path)
 
 
@@ -168,16 +168,17 @@ def differences(before: Diagnosis, after: Diagnosis, *, numbers_only: bool = Fal
     pairs = {f"metric {name}": (_metric(metrics[0], name), _metric(metrics[1], name)) for name in metrics[0]}
     pairs |= {name: (one[name], two[name]) for name in one if name not in _ELSEWHERE}
     strip = _without_names if numbers_only else lambda value: value
-    found = [name for name, values in pairs.items() if _text(strip(values[0])) != _text(strip(values[1]))]
-    return (*found, *_findings(*([_text(strip(found)) for found in each["findings"]] for each in (one, two))))
+    changed = [name for name, values in pairs.items() if _text(strip(values[0])) != _text(strip(values[1]))]
+    texts = ([_text(strip(finding)) for finding in each["findings"]] for each in (one, two))
+    return (*changed, *_findings(*texts))
 
 
 def _findings(before: list[str], after: list[str]) -> list[str]:
     count = Counter(before)
     count.subtract(after)
     changed = [(json.loads(text)["rule"], more) for text, more in count.items() if more]
-    found = [f"finding {rule}" if more > 0 else f"new finding {rule}" for rule, more in changed]
-    return found or ["order of the findings"] * (before != after)
+    texts = [f"finding {rule}" if more > 0 else f"new finding {rule}" for rule, more in changed]
+    return texts or ["order of the findings"] * (before != after)
 
 
 def _metric(metrics: Metrics, name: str) -> Any:

@@ -134,34 +134,34 @@ class SyncReport(Page):
         """Rate the findings and order them: the worst first, then the allowed ones, then code not covered."""
         self.findings = sorted(map(self._rate, self.findings), key=self._sort_key)
 
-    def _rate(self, found: SyncFinding) -> SyncFinding:
+    def _rate(self, finding: SyncFinding) -> SyncFinding:
         """Return the finding with what follows from the whole run: severity, title, evidence and time to win."""
-        idle_ns = found.idle_ns
+        idle_ns = finding.idle_ns
         return replace(
-            found,
-            rule=f"synchronization/{found.op}" if found.covered else found.op,
-            severity=self.severity(found),
-            title=f"{found.op}: {found.cause}, {self.pattern(found)}" if found.covered else found.cause,
-            where=Where(region=found.region, step=found.step, site=found.site or found.via),
-            evidence=tuple(Evidence(name, getattr(found, name), *about) for name, about in _EVIDENCE.items()),
+            finding,
+            rule=f"synchronization/{finding.op}" if finding.covered else finding.op,
+            severity=self.severity(finding),
+            title=f"{finding.op}: {finding.cause}, {self.pattern(finding)}" if finding.covered else finding.cause,
+            where=Where(region=finding.region, step=finding.step, site=finding.site or finding.via),
+            evidence=tuple(Evidence(name, getattr(finding, name), *about) for name, about in _EVIDENCE.items()),
             win_ns=None if idle_ns is None else idle_ns // max(self.steps, 1),
-            coverage=found.timed / found.count if found.count else None,
+            coverage=finding.timed / finding.count if finding.count else None,
         )
 
     @property
     def syncs(self) -> list[SyncFinding]:
         """The synchronizations that are not allowed, worst first."""
-        return [found for found in self.findings if found.covered and found.allowed is None]
+        return [finding for finding in self.findings if finding.covered and finding.allowed is None]
 
     @property
     def allowed(self) -> list[SyncFinding]:
         """The synchronizations that are allowed."""
-        return [found for found in self.findings if found.covered and found.allowed is not None]
+        return [finding for finding in self.findings if finding.covered and finding.allowed is not None]
 
     @property
     def not_covered(self) -> list[SyncFinding]:
         """Code that could not be checked, and why."""
-        return [found for found in self.findings if not found.covered]
+        return [finding for finding in self.findings if not finding.covered]
 
     @property
     def ended(self) -> str | None:
@@ -233,12 +233,12 @@ class SyncReport(Page):
         """Return why it is unknown how long ``found`` waited; None if it is known."""
         return _UNTIMED[self.source] if found.blocked_ns is None else None
 
-    def _sort_key(self, found: SyncFinding) -> tuple[object, ...]:
-        order = {"high": 0, "medium": 1, "low": 2}[self.severity(found)]
+    def _sort_key(self, sync: SyncFinding) -> tuple[object, ...]:
+        order = {"high": 0, "medium": 1, "low": 2}[self.severity(sync)]
         return (
-            not found.covered, found.allowed is not None, not found.forbidden, order, -self.pattern(found).share,
-            -(found.blocked_ns or 0), -found.count, found.site.file if found.site else "",
-            found.site.line if found.site else 0,
+            not sync.covered, sync.allowed is not None, not sync.forbidden, order, -self.pattern(sync).share,
+            -(sync.blocked_ns or 0), -sync.count, sync.site.file if sync.site else "",
+            sync.site.line if sync.site else 0,
         )  # fmt: skip
 
     def assert_max(self, most: int | None = None) -> None:
@@ -270,10 +270,10 @@ class SyncReport(Page):
             raise TypeError(f'"most" must be an int: {most!r}')
         if most < 0:
             raise ValueError(f'"most" must be >= 0: {most}')
-        forbidden = sum(found.count for found in self.syncs if found.forbidden)
+        forbidden = sum(finding.count for finding in self.syncs if finding.forbidden)
         if forbidden:
             return f"the CPU waits for the GPU {times(forbidden)} inside no_syncs"
-        wrong = next((found for found in self.not_covered if found.forbidden), None)
+        wrong = next((finding for finding in self.not_covered if finding.forbidden), None)
         if wrong is not None:
             about = "" if wrong.cause.startswith(CHOSEN) else "would not run on a GPU: "
             return f"{about}{wrong.cause} ({wrong.site or wrong.via})"
@@ -379,33 +379,33 @@ def as_dict(results: SyncReport) -> dict[str, Any]:
         "error": results.ended,
         "unavailable": results.unavailable_reason,
         **{name: getattr(results, name) for name in ("dropped", "exceeded", "coverage")},
-        "findings": [_finding(results, found) for found in results.findings],
+        "findings": [_finding(results, finding) for finding in results.findings],
     }
 
 
-def _finding(results: SyncReport, found: SyncFinding) -> dict[str, Any]:
-    pattern = results.pattern(found)
+def _finding(results: SyncReport, finding: SyncFinding) -> dict[str, Any]:
+    pattern = results.pattern(finding)
     return {
-        "status": "not covered" if not found.covered else "sync" if found.allowed is None else "allowed",
-        "severity": results.severity(found),
-        "op": found.op,
-        "cause": found.cause,
-        "site": _site(found.site),
-        "via": _site(found.via),
-        "vias": [{"line": _site(via), "count": count} for via, count in found.vias.most_common()],
-        **{name: getattr(found, name) for name in ("thread", "backward", "region")},
-        "regions": [{"path": path, "count": count} for path, count in found.regions.most_common()],
-        "count": found.count,
+        "status": "not covered" if not finding.covered else "sync" if finding.allowed is None else "allowed",
+        "severity": results.severity(finding),
+        "op": finding.op,
+        "cause": finding.cause,
+        "site": _site(finding.site),
+        "via": _site(finding.via),
+        "vias": [{"line": _site(via), "count": count} for via, count in finding.vias.most_common()],
+        **{name: getattr(finding, name) for name in ("thread", "backward", "region")},
+        "regions": [{"path": path, "count": count} for path, count in finding.regions.most_common()],
+        "count": finding.count,
         "pattern": str(pattern),
         "in_steps": len(pattern.counts),
         "outside": pattern.outside,
-        "per_step": results.per_step(found),
-        "step": found.step,
-        "steps": [{"number": number, "count": count} for number, count in found.steps.items()],
-        **{name: getattr(found, name) for name in ("direction", "bytes", "blocked_ns", "timed")},
-        "untimed": results.why_untimed(found),
-        **{name: getattr(found, name) for name in ("idle_ns", "allowed", "forbidden", "fingerprint")},
-        "fix": found.fix and vars(found.fix),
+        "per_step": results.per_step(finding),
+        "step": finding.step,
+        "steps": [{"number": number, "count": count} for number, count in finding.steps.items()],
+        **{name: getattr(finding, name) for name in ("direction", "bytes", "blocked_ns", "timed")},
+        "untimed": results.why_untimed(finding),
+        **{name: getattr(finding, name) for name in ("idle_ns", "allowed", "forbidden", "fingerprint")},
+        "fix": finding.fix and vars(finding.fix),
     }
 
 

@@ -54,8 +54,8 @@ class StackSites:
         self._lines: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._paths: dict[str, str] = {}
         for code in np.unique(trace.frames.name).tolist():
-            if found := FRAME.match(trace.strings[code]):
-                self._lines[found["file"], found["function"]].add(found["line"])
+            if frame := FRAME.match(trace.strings[code]):
+                self._lines[frame["file"], frame["function"]].add(frame["line"])
 
     def locate(self, stack: list[str]) -> tuple[Site | None, Site | None, bool | None]:
         """Return the sites of the user's and of the library's function, and whether the profiler made the call.
@@ -65,9 +65,9 @@ class StackSites:
         """
         site = via = None
         frames = [
-            (found, stack[row - 1] if row else "")
+            (frame, stack[row - 1] if row else "")
             for row, name in enumerate(stack)
-            if (found := FRAME.match(name[:_MAX_LINE_LENGTH]))
+            if (frame := FRAME.match(name[:_MAX_LINE_LENGTH]))
         ]
         for frame, inner in frames:
             owner = sites.code_owner(self._path(frame["file"]))
@@ -97,8 +97,8 @@ class StackSites:
     def _call_site(self, frame: re.Match[str], inner: str) -> Site:
         called = _BUILT_IN.match(inner) or FRAME.match(inner[:_MAX_LINE_LENGTH])
         path, number = self._path(frame["file"]), int(frame["line"])
-        found = find_call(path, frame["function"], number, called["function"] if called else None)
-        return Site(path, found[1], found[0]) if found else self._function_site(frame)
+        call = find_call(path, frame["function"], number, called["function"] if called else None)
+        return Site(path, call[1], call[0]) if call else self._function_site(frame)
 
     def _function_site(self, frame: re.Match[str]) -> Site:
         file, function = frame["file"], frame["function"]
@@ -267,7 +267,7 @@ class TraceContext:
         """Return the context at the time in ``row``."""
         operators = _row_and_parents(self._trace.operators, self._operators[row])
         regions = _row_and_parents(self._trace.regions, self._regions[row])
-        public = [(each, found[1]) for each, name in operators if (found := _OPERATOR.match(name))]
+        public = [(each, match[1]) for each, name in operators if (match := _OPERATOR.match(name))]
         backward = next((node for _, name in operators if (node := engine_node_name(name))), None)
         if backward is not None and not regions:  # autograd's thread works for the main thread
             regions = _row_and_parents(self._trace.regions, self._main_regions[row])
@@ -302,16 +302,18 @@ def _row_and_parents(table: Table, row: int) -> list[tuple[int, str]]:
 
 def _innermost_rows(table: Table, thread: Array, at_ns: Array) -> Array:
     """Return the innermost row open on each thread at each time, or -1."""
-    found = NestedRanges(table.start_ns, table.end_ns, table.thread).innermost_at(at_ns, thread)
-    return np.where(thread >= 0, found, -1)
+    innermost = NestedRanges(table.start_ns, table.end_ns, table.thread).innermost_at(at_ns, thread)
+    return np.where(thread >= 0, innermost, -1)
 
 
 def _steps(trace: Trace, thread: Array, at_ns: Array) -> Array:
     """Return the number of the step of each thread's process at each time, or -1."""
     process = process_of_threads(trace)
     steps = trace.steps
-    found = NestedRanges(steps.start_ns, steps.end_ns, process[steps.thread]).innermost_at(at_ns, process[thread])
-    held = (found >= 0) & (thread >= 0)
+    innermost = NestedRanges(steps.start_ns, steps.end_ns, process[steps.thread]).innermost_at(
+        at_ns, process[thread]
+    )
+    held = (innermost >= 0) & (thread >= 0)
     result = np.full(len(thread), -1)
-    result[held] = steps.number[found[held]]
+    result[held] = steps.number[innermost[held]]
     return result
