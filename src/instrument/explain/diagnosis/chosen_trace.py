@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from ...base.errors import TraceError
@@ -28,13 +27,6 @@ from ..metrics.job import Job, job_of
 FORMAT = "memory snapshot"
 
 
-class FoundSnapshot(NamedTuple):
-    """The memory snapshot of a process; or the file that cannot be read, with the reason."""
-
-    snapshot: MemorySnapshot | None = None
-    failed: Mapping[Path, str] = MappingProxyType({})
-
-
 def empty_trace(path: Path) -> Trace:
     """Return a trace without events, for a snapshot that is diagnosed on its own."""
     rank, nothing = rank_from_name(path), Strings()
@@ -51,8 +43,8 @@ def reject_snapshot(trace: Trace) -> None:
         raise TraceError(trace.path, IS_PICKLE)
 
 
-def snapshot_of(trace: Trace) -> FoundSnapshot:
-    """Return the memory snapshot of the process of a trace.
+def snapshot_of(trace: Trace) -> tuple[MemorySnapshot | None, dict[Path, str]]:
+    """Return the memory snapshot of the process of a trace; and the file that cannot be read, with the reason.
 
     It is that of the window of the trace or, as not each window has one, of the last window before it with one.
 
@@ -60,14 +52,14 @@ def snapshot_of(trace: Trace) -> FoundSnapshot:
         TraceError, OSError: the trace is that of `empty_trace`, and its file cannot be read.
     """
     if trace.format == FORMAT:
-        return FoundSnapshot(read_memory(trace.path))
+        return read_memory(trace.path), {}
     path = _recorded(trace.path)
     if path is None:
-        return FoundSnapshot()
+        return None, {}
     try:
-        return FoundSnapshot(read_memory(path))
+        return read_memory(path), {}
     except (TraceError, OSError) as error:  # the trace can be diagnosed without
-        return FoundSnapshot(None, {path: str(error)})
+        return None, {path: str(error)}
 
 
 def _recorded(trace: Path) -> Path | None:

@@ -100,8 +100,8 @@ def diagnose(
     chosen = chosen_trace(trace, rank, pattern, executor, steps_from)
     recorded, job = chosen.trace, chosen.job
     log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
-    memory, steps = snapshot_of(recorded), with_steps(recorded, steps_from)
-    facts = TraceFacts(steps, pattern, timing or timing_of(recorded.path), job, log, memory.snapshot)
+    (snapshot, unreadable), steps = snapshot_of(recorded), with_steps(recorded, steps_from)
+    facts = TraceFacts(steps, pattern, timing or timing_of(recorded.path), job, log, snapshot)
     diagnosis = diagnosis_of(facts, rules, thresholds, what_if=what_if)
     return replace(
         diagnosis,
@@ -110,7 +110,7 @@ def diagnose(
         replaced=tuple(each.name for each in rules if _LIBRARY.get(each.name, each) is not each),
         tuned={name: dict(values) for name, values in thresholds.items()},
         source=chosen.text,
-        left_out={str(path): reason for path, reason in {**chosen.left_out, **memory.failed}.items()},
+        left_out={str(path): reason for path, reason in {**chosen.left_out, **unreadable}.items()},
     )
 
 

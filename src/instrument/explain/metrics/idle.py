@@ -31,11 +31,6 @@ def launched_at(gpu: Table, runtime: Table) -> Array:
     return times
 
 
-def in_order(gpu: Table) -> Array:
-    """Return the rows in order of start; equal starts stay in the order of the file."""
-    return np.lexsort((gpu.event, gpu.start_ns))
-
-
 def idle_streams(gpu: Table, launched_ns: Array, order: Array) -> dict[str, dict[str, int]]:
     """Return for each stream the gaps between successive work, by cause.
 

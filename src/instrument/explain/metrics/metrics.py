@@ -318,7 +318,7 @@ def metrics_of(trace: Trace, collectives: Collectives, lengths: StepLengths | No
     communicate = communication_mask(gpu, collectives)
     work = GroupedEvents(gpu.start_ns, gpu.end_ns)
     done, (start, end) = activity(gpu, communicate), span(gpu)
-    launched, order = idle.launched_at(gpu, runtime), idle.in_order(gpu)
+    launched, order = idle.launched_at(gpu, runtime), np.lexsort((gpu.event, gpu.start_ns))
     blocks = blocks_per_sm(gpu, runtime, trace.devices)
     limits = of_device(gpu, {device.id: device.threads_per_sm for device in trace.devices})
     kernel_ns = gpu.duration_ns[gpu.category == KERNEL].sum()
@@ -359,14 +359,15 @@ def _windows(
 ) -> dict[Window, tuple[int, int] | None]:
     gpu = span(trace.gpu) if trace.gpu else None
     launches_ns = launched_ns[trace.gpu.launch >= 0]
+    on_cpu, ends = steps.window(trace.steps), steps.gpu_ends(lengths)
     return {
         "gpu": gpu,
-        "steps": steps.window(trace.steps),
-        "lengths": steps.lengths_window(trace.steps, lengths),
-        "loop": steps.pace_window(lengths),
+        "steps": on_cpu,
+        "lengths": on_cpu and (on_cpu[0], max([on_cpu[1], *ends])),
+        "loop": (ends[0], max(ends)) if lengths and lengths.totals.gpu_ns else None,
         "launches": (int(launches_ns.min()), gpu[1]) if gpu and len(launches_ns) else None,
         "trace": _whole(trace),
-        "loop_cpu": steps.window(trace.steps) or _whole(trace),
+        "loop_cpu": on_cpu or _whole(trace),
     }
 
 

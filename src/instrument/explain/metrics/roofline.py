@@ -240,16 +240,10 @@ def roofline(trace: Trace) -> Roofline:
     heavy = [row for row in result.values() if row.work.kind in HEAVY]
     covered_ns = int(gpu.duration_ns[of_work >= 0].sum())
     again = _recomputed(operators)
-    counts = {id(row): (row.calls, int(again[row.rows].sum())) for row in heavy}
-    totals = [
-        (
-            sum(row.work.flops * counts[id(row)][which] for row in heavy),
-            _peak_ns([(row, counts[id(row)][which]) for row in heavy], peak),
-        )
-        for which in (0, 1)
-    ]
+    calls_again = [(row, int(again[row.rows].sum())) for row in heavy]
+    useful, recomputed = _work_at_peak([(row, row.calls) for row in heavy], peak), _work_at_peak(calls_again, peak)
     rows_in_order = [result[group] for group in order]
-    return Roofline(rows_in_order, covered_ns, of_ns, peak, *totals[0], *totals[1], place[of_work])
+    return Roofline(rows_in_order, covered_ns, of_ns, peak, *useful, *recomputed, place[of_work])
 
 
 def counted_calls(trace: Trace) -> Array:
@@ -277,10 +271,12 @@ def _row(name: str, work: Work, rows: Array, gpu_ns: int, tf32: bool, peak: Peak
     return RooflineRow(name, work, len(rows), gpu_ns, kind, bound, share, rows)
 
 
-def _peak_ns(calls: list[tuple[RooflineRow, int]], peak: Peak | None) -> float | None:
+def _work_at_peak(calls: list[tuple[RooflineRow, int]], peak: Peak | None) -> tuple[int, float | None]:
+    """Return the operations of so many calls, and how long they would take at the peak of their types."""
+    flops = sum(row.work.flops * count for row, count in calls)
     if peak is None or any(row.kind not in peak.flops_per_s for row, _ in calls):
-        return None
-    return math.fsum(1e9 * row.work.flops * count / peak.flops_per_s[row.kind] for row, count in calls)
+        return flops, None
+    return flops, math.fsum(1e9 * row.work.flops * count / peak.flops_per_s[row.kind] for row, count in calls)
 
 
 def _recomputed(operators: Table) -> Array:

@@ -90,18 +90,9 @@ def loop(lengths: StepLengths | None) -> dict[str, Any] | None:
     }
 
 
-def pace_window(lengths: StepLengths | None) -> tuple[int, int] | None:
-    """Return the last end of the GPU work of the first step and of all steps, in ns; None without a period."""
-    ends = [step.gpu_last_ns for step in lengths.steps if step.gpu_last_ns is not None] if lengths else []
-    return (ends[0], max(ends)) if lengths and lengths.totals.gpu_ns else None
-
-
-def lengths_window(steps: Table, lengths: StepLengths | None) -> tuple[int, int] | None:
-    """Return the start of the first step, and the end of the last step or of the steps' GPU work, in ns."""
-    if (bounds := window(steps)) is None:
-        return None
-    ends = [step.gpu_last_ns for step in lengths.steps if step.gpu_last_ns is not None] if lengths else []
-    return bounds[0], max([bounds[1], *ends])
+def gpu_ends(lengths: StepLengths | None) -> list[int]:
+    """Return the last end of the GPU work of each step that has any, in ns."""
+    return [step.gpu_last_ns for step in lengths.steps if step.gpu_last_ns is not None] if lengths else []
 
 
 CPU_PARTS = {

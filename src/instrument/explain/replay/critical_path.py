@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from ...read.kineto.insert_events import (
     microseconds,
     taken_lanes,
 )
-from ...read.tables.intervals import covered_ns
+from ...read.tables.intervals import Intervals, covered_ns
 from ...read.tables.lanes import group_rows
 from ...read.tables.nest import NestedRanges, rows_around
 from ...read.tables.steps import main_thread
@@ -117,16 +117,13 @@ def critical_path(replayer: Replayer, change: Change | None = None) -> CriticalP
     replayed = replay_changed(graph, change) if change else replayer.unchanged
     times = replayed.times_ns
     start, last = int(step_bounds(graph, times)[0].min()), _last_node(graph, times)
-    path = _binding_edges(replayed, last, start)
-    in_regions = _Regions(graph.trace.regions)
-    segments = [
-        piece
-        for edge in path
+    parts = (
+        part
+        for edge in _binding_edges(replayed, last, start)
         for part in _parts(graph, replayed, replayer.communication, edge)
-        for piece in in_regions.pieces(part, replayed)
-    ]
+    )
+    segments = _without_overlaps(_in_regions(graph.trace.regions, parts, replayed.removed))
     total = int(times[last]) - start
-    segments = _without_overlaps(segments)
     segments = _without_beginning(segments, sum(part.duration_ns for part in segments) - total)
     slack = _slack(graph, replayed, int(times[last]))
     return CriticalPath(tuple(segments), total, slack, tuple(_off_path(graph, slack)))
@@ -175,7 +172,7 @@ def _parts(graph: Graph, replayed: Replay, communication: Array, edge: int) -> I
         yield Segment(what, gpu.strings[gpu.short_name[row]], region, begun, ran, -1, row)
 
 
-def _without_overlaps(segments: list[Segment]) -> list[Segment]:
+def _without_overlaps(segments: Iterable[Segment]) -> list[Segment]:
     """Shorten what still runs when the next part begins, such as a memcpy whose call returns before its end."""
     kept: list[Segment] = []
     for part in segments:
@@ -197,32 +194,29 @@ def _without_beginning(segments: list[Segment], surplus_ns: int) -> list[Segment
     return segments
 
 
-class _Regions:
-    """Splits the work of the CPU where regions begin and end."""
-
-    def __init__(self, regions: Table) -> None:
-        self._regions = regions
-        self._nested = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
-        self._edges = {
-            thread: np.unique(np.concatenate((regions.start_ns[rows], regions.end_ns[rows])))
-            for thread, rows in group_rows(regions.thread)
-        }
-
-    def pieces(self, part: Segment, replayed: Replay) -> Iterator[Segment]:
-        """Yield the pieces of a segment, without the work of the CPU that the change removes."""
+def _in_regions(
+    regions: Table, segments: Iterable[Segment], removed: Mapping[int, Intervals]
+) -> Iterator[Segment]:
+    """Split the work of the CPU where regions begin and end, and leave out what a change removes."""
+    nested = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
+    edges = {
+        thread: np.unique(np.concatenate((regions.start_ns[rows], regions.end_ns[rows])))
+        for thread, rows in group_rows(regions.thread)
+    }
+    for part in segments:
         if part.thread < 0:
             yield part
-            return
+            continue
         since, until = part.start_ns, part.start_ns + part.duration_ns
-        own = self._edges.get(part.thread, np.empty(0, np.int64))
+        own = edges.get(part.thread, np.empty(0, np.int64))
         inside = own[np.searchsorted(own, since, "right") : np.searchsorted(own, until)]
         starts, ends = np.concatenate(([since], inside)), np.concatenate((inside, [until]))
         took = ends - starts
-        if part.kind == "cpu" and part.thread in replayed.removed:
-            took = took - covered_ns(replayed.removed[part.thread], starts, ends)
-        rows = self._nested.innermost_at(starts, np.full(len(starts), part.thread)).tolist()
+        if part.kind == "cpu" and part.thread in removed:
+            took = took - covered_ns(removed[part.thread], starts, ends)
+        rows = nested.innermost_at(starts, np.full(len(starts), part.thread)).tolist()
         for start, ns, row in zip(starts.tolist(), took.tolist(), rows, strict=True):
-            yield part._replace(region=region_path(self._regions, row), start_ns=start, duration_ns=ns)
+            yield part._replace(region=region_path(regions, row), start_ns=start, duration_ns=ns)
 
 
 def _slack(graph: Graph, replayed: Replay, end_ns: int) -> Array:

@@ -82,11 +82,6 @@ def step_lengths(graph: Graph, times_ns: Array) -> Array:
     return lengths
 
 
-def steps_on_cpu(graph: Graph, times_ns: Array) -> Array:
-    """Return the lengths of the steps on the CPU in a replay; see `LoopSteps.on_cpu`."""
-    return graph.loop.on_cpu(times_ns[graph.start_nodes], times_ns[graph.end_nodes])
-
-
 _NEVER: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -307,6 +302,7 @@ class Replayer:
         longer = step_lengths(self.graph, after) - step_lengths(self.graph, before)
         predicted = mean_ns(np.maximum(self.recorded_ns + longer, 0))
         if not change.slows:
-            recorded = mean_ns(self.recorded_ns)
-            predicted = min(max(predicted, mean_ns(steps_on_cpu(self.graph, after))), recorded)
+            graph, recorded = self.graph, mean_ns(self.recorded_ns)
+            on_cpu = graph.loop.on_cpu(after[graph.start_nodes], after[graph.end_nodes])
+            predicted = min(max(predicted, mean_ns(on_cpu)), recorded)
         return predicted

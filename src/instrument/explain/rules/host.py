@@ -145,9 +145,8 @@ def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Fin
     dead = np.minimum(events[following], regions.end_ns[rows]) - regions.start_ns[rows]
     names, of = np.unique(regions.name[rows], return_inverse=True)
     process, starts = int(facts.process_of[facts.main_thread]), regions.start_ns[rows]
-    for place, (name, ns) in enumerate(
-        zip(names.tolist(), sum_by_group(dead, of, len(names)).tolist(), strict=True)
-    ):
+    sums = sum_by_group(dead, of, len(names)).tolist()
+    for place, (name, ns) in enumerate(zip(names.tolist(), sums, strict=True)):
         if facts.share(facts.per_step(ns)) < share:
             continue
         own = of == place

@@ -82,16 +82,12 @@ def fp32_matmuls(facts: TraceFacts) -> Iterator[Finding]:
         ratios[chosen & ~by_memory] = ratio
     win = facts.gpu_win(rows, 1 - 1 / ratios)
     gpu_ns = int(gpu.duration_ns[rows].sum())
+    tf32_ns = float(gpu.duration_ns[rows[tf32]].sum())
     kinds = " and ".join(name for name, some in (("TF32", tf32.any()), ("FP32", (~tf32).any())) if some)
     yield facts.finding(
         f"Matmuls and convolutions in {kinds} take {duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step}",
         facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these kernels per step."),
-        Evidence(
-            "tf32_share",
-            float(gpu.duration_ns[rows[tf32]].sum()) / max(gpu_ns, 1),
-            "1",
-            "Share of it in TF32.",
-        ),
+        Evidence("tf32_share", tf32_ns / max(gpu_ns, 1), "1", "Share of it in TF32."),
         Evidence("peak", peak.name if peak else None, "", "GPU whose peaks are compared."),
         win_ns=win,
         kernel=longest(facts, rows),
@@ -170,16 +166,13 @@ def old_kernels(facts: TraceFacts) -> Iterator[Finding]:
     oldest = int(np.bincount(written_for[rows], gpu.duration_ns[rows]).argmax())
     unaligned = _named(gpu, rows, re.compile(r"align1\b"))
     gpu_ns = int(gpu.duration_ns[rows].sum())
-    misaligned = bool(2 * gpu.duration_ns[unaligned].sum() > gpu_ns)
+    unaligned_ns = int(gpu.duration_ns[unaligned].sum())
+    misaligned = 2 * unaligned_ns > gpu_ns
     yield facts.finding(
         f"Matmuls of {duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step} run kernels written for sm{oldest} "
         f"on an sm{peak.generation} GPU" + (", with alignment 1: a dimension is odd" if misaligned else ""),
         facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these kernels per step."),
-        facts.gpu_time(
-            "align1_ns",
-            int(gpu.duration_ns[unaligned].sum()),
-            "Part of it in kernels that read one element at a time.",
-        ),
+        facts.gpu_time("align1_ns", unaligned_ns, "Part of it in kernels that read one element at a time."),
         *_shapes(facts, rows),
         win_ns=win,
         kernel=longest(facts, rows),
@@ -352,14 +345,12 @@ def thin_matmuls(facts: TraceFacts, *, thin: int = 16) -> Iterator[Finding]:
     win = facts.roofline_win(dict.fromkeys(narrow, 0.5))
     if not narrow:
         return
-    row = next(iter(narrow.values()))
+    row, gpu_ns = next(iter(narrow.values())), sum(each.gpu_ns for each in narrow.values())
     m, n, k = row.work.sizes[1:]
     yield facts.finding(
         f"Matmuls with a side of {min(m, n)} mostly read their weights: {m} x {n} x {k}"
         + (f", and {counted(len(narrow) - 1, 'other shape')}" if len(narrow) > 1 else ""),
-        facts.gpu_time(
-            "gpu_ns", sum(each.gpu_ns for each in narrow.values()), "GPU time of these matmuls per step."
-        ),
+        facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these matmuls per step."),
         Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
         win_ns=win,
         operator=row.name,

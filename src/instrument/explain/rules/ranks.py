@@ -40,19 +40,15 @@ def late_rank(facts: TraceFacts) -> Iterator[Finding]:
     rank = arrivals.latest
     if rank is None:
         return
-    others = len(arrivals.ranks) - 1
-    win = _in_a_step(facts, arrivals.ranks[rank].caused_ns / max(others, 1))
+    own, others = arrivals.ranks[rank], len(arrivals.ranks) - 1
+    win = _in_a_step(facts, own.caused_ns / max(others, 1))
     yield facts.finding(
         f"The other ranks wait for rank {rank}, {duration(win)} {facts.each_step} each; it arrives last at "
-        f"{arrivals.ranks[rank].last} of {counted(arrivals.collectives, 'collective')}",
-        Evidence("last", arrivals.ranks[rank].last, "events", "Collectives at which it arrives last."),
+        f"{own.last} of {counted(arrivals.collectives, 'collective')}",
+        Evidence("last", own.last, "events", "Collectives at which it arrives last."),
         Evidence("collectives", arrivals.collectives, "events", "Collectives that were compared."),
-        facts.step_time(
-            "caused_ns", arrivals.ranks[rank].caused_ns, "Time per step that all other ranks together wait for it."
-        ),
-        facts.step_time(
-            "waited_ns", arrivals.ranks[rank].waited_ns, "Time per step that this rank waits for others."
-        ),
+        facts.step_time("caused_ns", own.caused_ns, "Time per step that all other ranks together wait for it."),
+        facts.step_time("waited_ns", own.waited_ns, "Time per step that this rank waits for others."),
         win_ns=win,
         rank=rank,
         fix=Fix(

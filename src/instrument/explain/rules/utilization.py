@@ -30,13 +30,11 @@ def low_utilization(facts: TraceFacts, *, idle: float = 0.1) -> Iterator[Finding
     if part < idle:
         return
     causes = facts.idle.totals()
-    longest = ", ".join(
-        f"{cause.replace('_', ' ')} {duration(facts.per_step(ns))}" for cause, ns in causes.items()
-    )
+    parts = [f"{cause.replace('_', ' ')} {duration(facts.per_step(ns))}" for cause, ns in causes.items()]
     yield facts.finding(
         f"The GPU is busy {100 * (1 - part):.0f} % of the time",
         facts.step_time("idle_ns", facts.window_ns - facts.busy_ns, "Idle time per step."),
-        Evidence("causes", longest, "", "Idle time per step by cause."),
+        Evidence("causes", ", ".join(parts), "", "Idle time per step by cause."),
         severity="low",
     )
 
@@ -57,7 +55,8 @@ def low_sm_efficiency(facts: TraceFacts) -> Iterator[Finding]:
     empty = np.where(sized & ~communicates, np.maximum(1 - blocks, 0), 0)
     unused = empty * kernels.duration_ns
     busy_ns = total_ns(facts.activity.kernels)
-    together = (1 - (facts.metrics["sm_eff_kernel_time"] or 1)) * busy_ns  # other kernels may fill the rest
+    efficiency = facts.metrics["sm_eff_kernel_time"]
+    together = (1 - (efficiency or 1)) * busy_ns  # other kernels may fill the rest
     win = facts.gpu_win(facts.kernel_rows, empty).at_most(facts.per_step(together))
     if sized.sum() < _FEW:
         return
@@ -74,10 +73,7 @@ def low_sm_efficiency(facts: TraceFacts) -> Iterator[Finding]:
             "Time per step of the kernels, times the share of multiprocessors without a block.",
         ),
         Evidence(
-            "sm_efficiency",
-            facts.metrics["sm_eff_kernel_time"],
-            "1",
-            "Mean share of the multiprocessors with a block while kernels run.",
+            "sm_efficiency", efficiency, "1", "Mean share of the multiprocessors with a block while kernels run."
         ),
         win_ns=win,
         kernel=short,

@@ -169,11 +169,6 @@ def has_correlations(trace: Trace) -> bool:
     return bool((trace.gpu.correlation >= 0).any() or (trace.runtime.correlation >= 0).any())
 
 
-def used_correlations(trace: Trace) -> Array:
-    """Return the correlation ids of the GPU work and of the synchronizations that CUPTI recorded."""
-    return np.unique(np.concatenate((trace.gpu.correlation, trace.syncs.correlation)))
-
-
 def kept_runtime(facts: TraceFacts, named: Array, *, queries: bool) -> Part:
     """Return the calls of the runtime that stay: all but queries that no finding counts.
 
@@ -185,7 +180,8 @@ def kept_runtime(facts: TraceFacts, named: Array, *, queries: bool) -> Part:
     trace = facts.trace
     runtime, launches = trace.runtime, np.zeros(len(trace.runtime), bool)
     launches[trace.gpu.launch[trace.gpu.launch >= 0]] = True
-    linked = np.isin(runtime.correlation, used_correlations(trace)) & (runtime.correlation >= 0)
+    used = np.concatenate((trace.gpu.correlation, trace.syncs.correlation))
+    linked = np.isin(runtime.correlation, used) & (runtime.correlation >= 0)
     if trace.syncs.matching("name", _WAIT).any():
         linked |= runtime.matching("name", _RECORD)
     by_external = np.isin(runtime.external, named) & (not has_correlations(trace))

@@ -374,11 +374,8 @@ class StandIns(Names):
         before = match[0] if (match := _BEFORE.match(name)) else ""
         after = match[0] if (match := _AFTER.search(name, len(before))) else ""
         middle = name[len(before) : len(name) - len(after)]
-        library = before or "dynamo_timed" in after
-        return before + (self._identifier(middle) if library else self._with_numbers(middle)) + after
-
-    def _identifier(self, text: str) -> str:
-        return self._words.mask(text) if _IDENTIFIER.fullmatch(text) else self._with_numbers(text)
+        library = (before or "dynamo_timed" in after) and _IDENTIFIER.fullmatch(middle)
+        return before + (self._words.mask(middle) if library else self._with_numbers(middle)) + after
 
     def _operator(self, name: str) -> str:
         """Return the name of an operator or of a node of autograd."""

@@ -20,7 +20,6 @@ from ...read.tables.notes import kept_steps
 from ...read.tables.trace import Trace
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.diagnosis import Diagnosis, as_dict, plain
-from ..metrics.metrics import Metrics
 from .choice import chosen_parts, may_renumber, middle_steps, parts_of_steps
 from .names import Names, StandIns
 from .write import index_of, trace_bytes
@@ -165,8 +164,8 @@ def differences(before: Diagnosis, after: Diagnosis, *, numbers_only: bool = Fal
     """
     one, two = as_dict(before), as_dict(after)
     metrics = before.metrics, after.metrics
-    pairs = {f"metric {name}": (_metric(metrics[0], name), _metric(metrics[1], name)) for name in metrics[0]}
-    pairs |= {name: (one[name], two[name]) for name in one if name not in _ELSEWHERE}
+    pairs = {f"metric {name}": [(each[name], each.about(name)) for each in metrics] for name in metrics[0]}
+    pairs |= {name: [one[name], two[name]] for name in one if name not in _ELSEWHERE}
     strip = _without_names if numbers_only else lambda value: value
     changed = [name for name, values in pairs.items() if _text(strip(values[0])) != _text(strip(values[1]))]
     texts = ([_text(strip(finding)) for finding in each["findings"]] for each in (one, two))
@@ -179,10 +178,6 @@ def _findings(before: list[str], after: list[str]) -> list[str]:
     changed = [(json.loads(text)["rule"], more) for text, more in count.items() if more]
     texts = [f"finding {rule}" if more > 0 else f"new finding {rule}" for rule, more in changed]
     return texts or ["order of the findings"] * (before != after)
-
-
-def _metric(metrics: Metrics, name: str) -> Any:
-    return [metrics[name], metrics.about(name)]
 
 
 def _without_names(value: Any) -> Any:

@@ -64,7 +64,7 @@ def audit(recorded: Trace, live: SyncReport | None = None) -> tuple[SyncReport, 
     # A function says less than a line: its copies in each direction, and its regions, are separate findings.
     recorders: dict[object, Recorder] = defaultdict(Recorder)
     unattributed = 0
-    for rows in _rows_of_events(waits, contexts, program, own):
+    for rows in _rows_of_events(recorded, waits, contexts, own):
         event = _event(recorded, program, [waits[row] for row in rows], contexts[rows[0]])
         somewhere = event.site is not None or event.via is not None
         recorders[event.direction, () if somewhere else event.region].add(event)
@@ -171,7 +171,7 @@ def _rows_of_profiler(trace: Trace, waits: list[Synchronization], contexts: list
 
 
 def _rows_of_events(
-    waits: list[Synchronization], contexts: list[CallContext], program: TraceContext, without: set[int]
+    trace: Trace, waits: list[Synchronization], contexts: list[CallContext], without: set[int]
 ) -> Iterable[list[int]]:
     """Yield the rows of each event: those of one operator, or of one copy outside operators."""
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -181,23 +181,23 @@ def _rows_of_events(
         key: tuple[object, ...] = (row,)
         if context.operator is not None:
             key = wait.thread, context.operator
-        elif _is_copy(wait, program):
+        elif _is_copy(wait, trace):
             key = wait.thread, "copy", wait.copy
         groups.setdefault(key, []).append(row)
     return groups.values()
 
 
-def _is_copy(wait: Synchronization, program: TraceContext) -> bool:
+def _is_copy(wait: Synchronization, trace: Trace) -> bool:
     """Return whether a wait outside operators is a copy outside operators, or directly follows one."""
     follows = wait.kind == COPY or "Stream" in wait.call
-    return wait.adjacent and wait.copy >= 0 and follows and not program.launched_by_operator(wait.copy)
+    return wait.adjacent and wait.copy >= 0 and follows and bool(trace.gpu.operator[wait.copy] < 0)
 
 
 def _event(trace: Trace, program: TraceContext, waits: list[Synchronization], context: CallContext) -> SyncEvent:
     if context.op is not None:
         copies = [wait.copy for wait in waits if wait.copy >= 0 and wait.copy_ns >= context.since_ns]
     else:
-        copies = [wait.copy for wait in waits if _is_copy(wait, program)]
+        copies = [wait.copy for wait in waits if _is_copy(wait, trace)]
     copies = list(dict.fromkeys(copies))
     names = trace.gpu.where(np.array(copies, np.int64)).text("name")
     sizes = [size for size in trace.gpu.bytes[copies].tolist() if size >= 0] if copies else []

@@ -283,10 +283,6 @@ class TraceContext:
         number = None if step < 0 else int(step)
         return CallContext(op, operator, since, backward, named, number, site, via, profiler, module)
 
-    def launched_by_operator(self, work: int) -> bool:
-        """Return whether a row of `Trace.gpu` was launched inside an operator."""
-        return bool(self._trace.gpu.operator[work] >= 0)
-
     def thread(self, number: int) -> str:
         """Return the name of the thread, or its number."""
         if number < 0:
