@@ -391,12 +391,10 @@ def _verdict(
 
 def _parts(before: Mapping[Key, Amount], after: Mapping[Key, Amount]) -> tuple[Part, ...]:
     parts = []
-    for key in before.keys() | after.keys():
+    for key in sorted(before.keys() | after.keys()):
         one, two = before.get(key, _NOTHING), after.get(key, _NOTHING)
         parts.append(Part(*key, one.ns, two.ns, one.calls, two.calls))
-    return tuple(
-        sorted(parts, key=lambda part: (-abs(part.ns), part.kind, part.region, part.operator, part.kernel))
-    )
+    return tuple(sorted(parts, key=lambda part: -abs(part.ns)))
 
 
 def _without(findings: list[Finding], others: list[Finding]) -> tuple[Finding, ...]:

@@ -111,11 +111,7 @@ class ChosenTrace(NamedTuple):
 
 
 def chosen_trace(
-    source: Source,
-    rank: int | None,
-    collectives: Collectives,
-    executor: Executor | None,
-    steps_from: str | None,
+    source: Source, rank: int | None, collectives: Collectives, executor: Executor | None, steps_from: str | None
 ) -> ChosenTrace:
     """Return the trace to look at and, of several ranks, their job.
 

@@ -246,13 +246,7 @@ class Diagnosis(Page):
         """Return the findings that can win at least this share of a step, or an unknown time."""
         return [found for found in self.findings if found.win_ns is None or found.win_ns >= share * self.step_ns]
 
-    def what_if(
-        self,
-        *,
-        without: Words = (),
-        speed: Speed = (),
-        overlap: Words = (),
-    ) -> WhatIf:
+    def what_if(self, *, without: Words = (), speed: Speed = (), overlap: Words = ()) -> WhatIf:
         """Return the step as it would be with a change; see `instrument.explain.replay.what_if.what_if`.
 
         >>> diagnosis.what_if(without="dataloader").step_ns  # doctest: +SKIP

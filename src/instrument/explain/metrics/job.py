@@ -99,12 +99,5 @@ def job_of(
     else:
         files, whole = read_ranks(traces, rank_content_reader(collectives, steps_from), executor), {}
         ranks = {rank: trace for rank, trace in files.items() if isinstance(trace, RankContent)}
-    return Job(
-        ranks,
-        files.world_size,
-        tuple(files.missing),
-        files.failed,
-        files.left_out,
-        whole,
-        tuple(files.guessed),
-    )
+    missing, guessed = tuple(files.missing), tuple(files.guessed)
+    return Job(ranks, files.world_size, missing, files.failed, files.left_out, whole, guessed)

@@ -253,13 +253,7 @@ class WhatIf:
         return json.dumps(as_dict(self), indent=2, allow_nan=False)
 
 
-def what_if(
-    replayer: Replayer,
-    *,
-    without: Words = (),
-    speed: Speed | None = (),
-    overlap: Words = (),
-) -> WhatIf:
+def what_if(replayer: Replayer, *, without: Words = (), speed: Speed | None = (), overlap: Words = ()) -> WhatIf:
     """Return the step as it would be with a change.
 
     The trace is replayed: each event happens as soon as what it waits for is done. The CPU's own work, the

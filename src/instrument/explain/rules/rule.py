@@ -194,12 +194,9 @@ def check_finding(finding: Any, step_ns: float) -> None:
     for name in ("severity", "confidence"):
         if getattr(finding, name) not in _SEVERITIES:
             raise ValueError(f'"{name}" must be "high", "medium" or "low": {getattr(finding, name)!r}')
-    if finding.win_ns is not None:
-        _check_number("win_ns", finding.win_ns, most=step_ns * _ROUNDED + 1)
-    if finding.win_bytes is not None:
-        _check_number("win_bytes", finding.win_bytes)
-    if finding.coverage is not None:
-        _check_number("coverage", finding.coverage, most=_ROUNDED)
+    for name, most in (("win_ns", step_ns * _ROUNDED + 1), ("win_bytes", math.inf), ("coverage", _ROUNDED)):
+        if getattr(finding, name) is not None:
+            _check_number(name, getattr(finding, name), most=most)
     if not (finding.fix is None or isinstance(finding.fix, Fix)):
         raise TypeError(f'"fix" must be a Fix or None: {finding.fix!r:.200}')
     if not isinstance(finding.where, Where) or not _is_place(finding.where):

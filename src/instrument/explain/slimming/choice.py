@@ -124,19 +124,13 @@ def _with_sequence(trace: Trace) -> Array:
     made = np.unique(autograd_nodes(operators).made.thread)
     if len(np.union1d(made, [main_thread(trace)])) > 2 and trace.regions:
         return numbered
-    first_of_kind = np.zeros(len(operators), bool)
-    for rows in _kinds(operators, np.flatnonzero(numbered)):
-        first_of_kind[rows[:1]] = True
-    return first_of_kind
-
-
-def _kinds(operators: Table, rows: Array) -> list[Array]:
-    """Return the rows by thread, and by whether they run or create nodes."""
-    made = np.isin(operators.event[rows], autograd_nodes(operators).made.event)
+    rows = np.flatnonzero(numbered)
+    creates = np.isin(operators.event[rows], autograd_nodes(operators).made.event)
     runs = np.array([engine_node_name(word) is not None for word in operators.strings])[operators.name[rows]]
-    key = operators.thread[rows].astype(np.int64) * 4 + made * 2 + runs
-    order = np.argsort(key, kind="stable")
-    return np.split(rows[order], np.flatnonzero(np.diff(key[order])) + 1)
+    _, first = np.unique(operators.thread[rows].astype(np.int64) * 4 + creates * 2 + runs, return_index=True)
+    first_of_kind = np.zeros(len(operators), bool)
+    first_of_kind[rows[first]] = True
+    return first_of_kind
 
 
 FLOW_OUT, FLOW_IN = ("flow_out",), ("flow_in",)

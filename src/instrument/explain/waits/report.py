@@ -52,14 +52,6 @@ class StepPattern:
     steps: int
     outside: int
 
-    @classmethod
-    def of(cls, by_step: Counter[int | None], steps: int) -> StepPattern:
-        """Return the pattern of synchronizations counted by step number, in ``steps`` steps."""
-        if not steps:
-            return cls((), 0, by_step.total())
-        counts = sorted(number for step, number in by_step.items() if step is not None and number)
-        return cls(tuple(counts), steps, by_step[None])
-
     @property
     def share(self) -> float:
         """The share of steps with a synchronization, from 0 to 1; 1 if no steps are known."""
@@ -202,7 +194,10 @@ class SyncReport(Page):
 
     def pattern(self, found: SyncFinding) -> StepPattern:
         """Return in how many steps ``found`` synchronizes, and how often."""
-        return StepPattern.of(found.steps if self.steps else Counter({None: found.count}), self.steps)
+        if not self.steps:
+            return StepPattern((), 0, found.count)
+        counts = sorted(number for step, number in found.steps.items() if step is not None and number)
+        return StepPattern(tuple(counts), self.steps, found.steps[None])
 
     def negligible(self, found: SyncFinding) -> bool:
         """Return whether ``found`` is known to take less than a thousandth of the time."""

@@ -63,36 +63,30 @@ class StackSites:
         Args:
             stack: the names of the frames, innermost first; the last result is None if there are none.
         """
-        site = via = None
-        frames = [
-            (frame, stack[row - 1] if row else "")
-            for row, name in enumerate(stack)
-            if (frame := FRAME.match(name[:_MAX_LINE_LENGTH]))
-        ]
-        for frame, inner in frames:
-            owner = sites.code_owner(self._path(frame["file"]))
-            if owner == sites.USER:
-                site = self._call_site(frame, inner)
-                break
-            if owner == sites.LIBRARY and via is None:
-                via = self._function_site(frame)
-        profiler = any(_of_profiler(frame) for frame, _ in frames)
-        return site, via, profiler if stack else None
+        frames = _frames_of(stack)
+        user, library = self._places(frames)
+        site = None if user is None else self._call_site(frames[user], stack[user - 1] if user else "")
+        via = None if library is None else self._function_site(frames[library])
+        return site, via, any(map(_of_profiler, frames.values())) if stack else None
 
     def needed(self, stack: list[str]) -> set[int]:
         """Return the places in a stack, innermost first, of the frames that `locate` needs for its result."""
-        kept, via, site = {0}, False, False
-        for place, name in enumerate(stack):
-            if not (frame := FRAME.match(name[:_MAX_LINE_LENGTH])):
-                continue
+        frames = _frames_of(stack)
+        user, library = self._places(frames)
+        kept = {0} | {place for place, frame in frames.items() if _of_profiler(frame)}
+        kept |= set() if user is None else {max(user - 1, 0), user}
+        return kept if library is None else kept | {library}
+
+    def _places(self, frames: dict[int, re.Match[str]]) -> tuple[int | None, int | None]:
+        """Return the places of the user's function, and of the innermost one of a library that it called."""
+        library = None
+        for place, frame in frames.items():
             owner = sites.code_owner(self._path(frame["file"]))
-            if owner == sites.USER and not site:
-                kept |= {max(place - 1, 0), place}
-                site = True
-            elif (owner == sites.LIBRARY and not via and not site) or _of_profiler(frame):
-                kept.add(place)
-            via |= owner == sites.LIBRARY
-        return kept
+            if owner == sites.USER:
+                return place, library
+            if owner == sites.LIBRARY and library is None:
+                library = place
+        return None, library
 
     def _call_site(self, frame: re.Match[str], inner: str) -> Site:
         called = _BUILT_IN.match(inner) or FRAME.match(inner[:_MAX_LINE_LENGTH])
@@ -109,6 +103,12 @@ class StackSites:
         if file not in self._paths:
             self._paths[file] = _absolute_path(file)
         return self._paths[file]
+
+
+def _frames_of(stack: list[str]) -> dict[int, re.Match[str]]:
+    """Return the Python functions in a stack by their places."""
+    matches = ((place, FRAME.match(name[:_MAX_LINE_LENGTH])) for place, name in enumerate(stack))
+    return {place: frame for place, frame in matches if frame}
 
 
 def _of_profiler(frame: re.Match[str]) -> bool:
