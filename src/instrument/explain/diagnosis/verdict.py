@@ -13,7 +13,7 @@ from ...base.run_folder import entries_of, entry_of
 from ...base.units import counted, duration
 from ...read.measures.timing import Timing
 from ...read.memory.snapshot import peak_text
-from ...read.tables.intervals import clip, merge_overlaps, total_ns
+from ...read.tables.intervals import total_ns
 from ...read.tables.table import Array, Table
 from ..metrics.idle import CAUSES, INPUT
 from ..metrics.operator_work import tile_of
@@ -84,11 +84,8 @@ class Verdict:
 
 def verdict_of(facts: TraceFacts) -> Verdict:
     """Return what bounds the recorded steps."""
-    bound: Bound | None
     if uses_no_gpu(facts):
-        bound, text, parts = cpu_verdict(facts, _what(facts))
-        because = "what the thread of the loop does" if bound else "no part takes a third of the time"
-        return Verdict(bound, text, parts, because)
+        return cpu_verdict(facts)
     if facts.unknown_gpu:
         return Verdict(None, _without_gpu(facts), {}, facts.unknown_gpu)
     parts = _parts(facts)
@@ -102,7 +99,7 @@ def verdict_of(facts: TraceFacts) -> Verdict:
         classes |= {"compute": busy * (1 - memory), "memory": busy * memory + parts["copies"]}
     window = max(facts.window_ns, 1)
     order = sorted(classes, key=lambda name: -classes[name])
-    bound = order[0]
+    bound: Bound | None = order[0]
     per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
     rest = max(("latency", "other"), key=lambda name: parts[name])
     if parts[rest] >= max(_LEAST * window, classes[order[0]], busy if memory is None else 0):
@@ -208,10 +205,7 @@ def _sentence(
 def _uneven_gpus(facts: TraceFacts) -> str:
     """Return for how much of the window each GPU is busy, if they differ: the parts are those of all together."""
     window = max(facts.window_ns, 1)
-    shares = {}
-    for gpu, rows in facts.gpus.items():
-        busy = merge_overlaps(facts.gpu.start_ns[rows], facts.gpu.end_ns[rows])
-        shares[gpu] = total_ns(clip(busy, *facts.window)) / window
+    shares = {gpu: total_ns(facts.times_of(rows)) / window for gpu, rows in facts.gpus.items()}
     if max(shares.values(), default=0) - min(shares.values(), default=0) < _UNEVEN:
         return ""
     each = [f"GPU {gpu} is busy {100 * share:.0f} %" for gpu, share in shares.items()]
@@ -272,19 +266,14 @@ def uses_no_gpu(facts: TraceFacts) -> bool:
     )
 
 
-def cpu_verdict(facts: TraceFacts, what: str) -> tuple[CpuBound | None, str, Mapping[str, int]]:
-    """Return the part that bounds the steps of a program without a GPU, the verdict, and the parts per step.
-
-    Args:
-        facts: what the trace says.
-        what: the steps in words, such as "3 steps of 50.4 ms each".
-    """
+def cpu_verdict(facts: TraceFacts) -> Verdict:
+    """Return what bounds the steps of a program without a GPU."""
     parts = cpu_parts(facts.trace, facts.window)
     largest = max(_BOUND_BY, key=lambda name: parts[name])
     share = parts[largest] / facts.window_ns
     bound = largest if share >= _LEAST else None
     said = _BOUND_BY[bound] if bound else f"No clear bound: the largest part, {largest}, is"
-    text = f"{said} {100 * share:.0f} % of {what}"
+    text = f"{said} {100 * share:.0f} % of {_what(facts)}"
     regions = [region for region in outermost_regions(facts) if not INPUT.search(region.name)]
     part = regions[0].cpu_ns / facts.step_ns if regions else 0.0
     if largest in ("compute", "overhead") and _LEAST_REGION <= part <= 1:
@@ -292,7 +281,8 @@ def cpu_verdict(facts: TraceFacts, what: str) -> tuple[CpuBound | None, str, Map
     elif largest in ("compute", "overhead") and part < _LEAST_REGION:
         text += ", most of it in no region: name its parts with instrument.annotate"
     per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
-    return bound, f"{text}. No GPU is used.", per_step
+    because = "what the thread of the loop does" if bound else "no part takes a third of the time"
+    return Verdict(bound, f"{text}. No GPU is used.", per_step, because)
 
 
 def timing_of(path: Path) -> Timing | None:

@@ -150,11 +150,6 @@ def sizes_of(dims: Any) -> tuple[int, ...]:
     return sizes
 
 
-def element_size(kind: str) -> int | None:
-    """Return the bytes per element of a type as torch.profiler names it; None if it is unknown."""
-    return _SIZES.get(kind)
-
-
 def matmul_rows(operators: Table) -> Array:
     """Return the rows of all matmuls."""
     return np.flatnonzero(one_of(operators, "name", _INPUTS))
@@ -185,7 +180,7 @@ def matmul_of(name: str, shapes: str, types: str) -> Matmul | None:
         extra = prod(sizes_of(dims[added])) if added is not None and len(dims) > added and dims[added] else 0
     except _ERRORS:
         return None
-    left, right = (element_size(kind) for kind in kind_of)
+    left, right = (_SIZES.get(kind) for kind in kind_of)
     moved = None
     if left and right and name not in _OTHER_RESULT:
         moved = prod(first) * left + prod(second) * right + (extra + batch * m * n) * left
@@ -370,7 +365,7 @@ def _attention(dims: Dims, kinds: Sequence[str], first: int, products: int, tens
     if (k[0], k[3], v[0], v[2]) != (batch, size, batch, keys):
         return None
     flops = products * batch * heads * queries * keys * (size + value_size)
-    each = element_size(kinds[first])
+    each = _SIZES.get(kinds[first])
     moved = (prod(q) + prod(k) + prod(v) + batch * heads * queries * value_size) * tensors
     sizes = (batch, heads, queries, keys, size, value_size)
     return Work("attention", flops, moved * each if each else None, kinds[first], sizes)
@@ -383,7 +378,7 @@ def _of_elements(kind: Kind, per_element: int, reads: int) -> Callable[[Dims, Se
         if not shapes or not shapes[0]:
             return None
         most = max(prod(shape) for shape in shapes)
-        each = element_size(kinds[0])
+        each = _SIZES.get(kinds[0])
         moved = (sum(prod(shape) for shape in shapes if shape) + most) * each if each else None
         return Work(kind, per_element * most, moved, kinds[0], (most,))
 
@@ -436,5 +431,5 @@ def _work(name: str, shapes: str, types: str, scalars: str, results: Results) ->
 
 
 def _of_convolution(call: Convolution, kind: str) -> Work:
-    each = element_size(kind)
+    each = _SIZES.get(kind)
     return Work("convolution", call.flops, call.elements * each if each else None, kind, call.sizes)

@@ -167,8 +167,6 @@ def operator_table(operators: Table, gpu: Table, work: GroupedEvents) -> Rows:
     operators that they called, and ``gpu_busy_ns`` is the time during which any of that runs. Work under an
     operator that calls an operator of the same name counts once.
     """
-    if not operators:
-        return []
     inside = np.flatnonzero(operators.parent >= 0)
     children = GroupedEvents(operators.start_ns[inside], operators.end_ns[inside]).totals(
         [(np.arange(len(inside)), operators.parent[inside])], len(operators)
@@ -199,8 +197,6 @@ def region_table(regions: Table, gpu: Table, work: GroupedEvents) -> Rows:
 
 def module_table(frames: Table, gpu: Table, work: GroupedEvents) -> Rows:
     """Return the modules, with the columns of `region_table`; they need a trace recorded with stacks."""
-    if not frames:
-        return []
     is_module = frames.matching("name", MODULE)
     return _nested(frames, work, gpu.module, _module_above(frames.parent, is_module), is_module)
 

@@ -95,8 +95,6 @@ def measure_delays(trace: Trace, order: GpuOrder, waiting: Array) -> Delays:
         waiting: the rows of work that waits for other streams, whose delays do not count.
     """
     gpu = trace.gpu
-    if not gpu:
-        return Delays(np.empty(0, np.int64), np.empty(0, np.int64))
     has_previous, linked = order.previous >= 0, order.launched_ns != UNKNOWN
     previous_end = np.where(has_previous, gpu.end_ns[order.previous], UNKNOWN)
     waited = gpu.start_ns - np.where(linked, order.launched_ns, 0)

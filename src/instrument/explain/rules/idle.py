@@ -11,7 +11,7 @@ import numpy as np
 from ...base.findings import Evidence, Finding, Fix, SyncFinding
 from ...base.trace_marks import CORES
 from ...base.units import count, counted, duration
-from ...read.tables.intervals import covered_ns, merge_overlaps, total_ns
+from ...read.tables.intervals import clip, covered_ns, total_ns
 from ...read.tables.table import Table
 from ..metrics.idle import (
     ALLOCATION,
@@ -22,6 +22,7 @@ from ..metrics.idle import (
     input_ranges,
     named_ranges,
     slow_calls,
+    times_of,
 )
 from ..replay.replay import Change, without_events
 from ..replay.what_if import contexts_of_waits
@@ -55,10 +56,7 @@ def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     """
     tables = input_ranges(facts.trace)
     require(tables, "the trace has no ranges of a DataLoader")
-    first, last = facts.recorded
-    starts, ends = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start_ns", "end_ns"))
-    times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
-    waited = facts.per_step(total_ns(times))
+    waited = facts.per_step(total_ns(clip(times_of(tables), *facts.recorded)))
     has_gpu_times = not facts.unknown_gpu
     longest = tables[0]
     row = int(np.argmax(longest.duration_ns))
@@ -221,14 +219,13 @@ def module_loading(facts: TraceFacts) -> Iterator[Finding]:
     moves the loading out of the window.
     """
     loading = facts.within(facts.trace.runtime.where(facts.trace.runtime.matching("name", LOADING)))
-    calls = len(loading)
     yield from _of_cause(
         facts,
         "module_loading",
         [loading],
-        f"The driver loads the code of kernels in {counted(calls, 'call')}",
+        f"The driver loads the code of kernels in {counted(len(loading), 'call')}",
         Fix("Record after a warm-up. In production, CUDA_MODULE_LOADING=EAGER loads everything at the start."),
-        Evidence("calls", calls, "events", "Calls that load code."),
+        Evidence("calls", len(loading), "events", "Calls that load code."),
     )
 
 

@@ -409,7 +409,7 @@ class TraceFacts:
         computes, most = ~self.communication & (self.gpu.category != MEMCPY), 0.0
         for own in self.gpus.values():
             mine, others = own[part[own] > 0], own[(part[own] <= 0) & computes[own]]
-            times, beside = self._times(mine), self._times(others)
+            times, beside = self.times_of(mine), self.times_of(others)
             saved_ns = float((self.gpu.duration_ns[mine] * part[mine]).sum())
             most = max(most, min(saved_ns, total_ns(times) - overlap_ns(times, beside)))
         return Win(self.per_step(min(most, self.gpu_limited_ns)), lambda: self.saving(rows, saved))
@@ -432,7 +432,8 @@ class TraceFacts:
         rows = np.flatnonzero(of_work)
         return self.gpu_win(rows, of_work[rows])
 
-    def _times(self, rows: Array) -> Intervals:
+    def times_of(self, rows: Array) -> Intervals:
+        """Return when any of these rows of `gpu` runs in the window."""
         return clip(merge_overlaps(self.gpu.start_ns[rows], self.gpu.end_ns[rows]), *self.window)
 
     def cpu_win(self, *without: Table, but_ns: int = 0) -> Win:
@@ -469,9 +470,9 @@ class TraceFacts:
         used = [rows for rows in self.gpus.values() if np.isin(rows, launched[by == process]).any()]
         if len(used) in (0, len(self.gpus)) or self.unknown_gpu:
             return self.idle
-        work = self.gpu.where(np.sort(np.concatenate(used)))
-        busy = clip(merge_overlaps(work.start_ns, work.end_ns), *self.window)
-        return idle_causes(replace(self.trace, gpu=work), busy, self.window, self.waits)
+        rows = np.sort(np.concatenate(used))
+        own = replace(self.trace, gpu=self.gpu.where(rows))
+        return idle_causes(own, self.times_of(rows), self.window, self.waits)
 
     def of_one_process(self, events: Table) -> tuple[Table, int]:
         """Return the events of the process that spends most time in them, and that time in ns."""
