@@ -93,9 +93,8 @@ def _of_gpu(facts: TraceFacts, start_ns: int, end_ns: int) -> Iterator[tuple[Key
     codes = np.stack((rank, gpu.region[rows], names, gpu.short_name[rows]))
     kinds, of, calls = np.unique(codes, axis=1, return_inverse=True, return_counts=True)
     sums = sum_by_group(ns, of.reshape(-1), kinds.shape[1])
-    for (kind, region, name, kernel), total, count in zip(
-        kinds.T.tolist(), sums.tolist(), calls.tolist(), strict=True
-    ):
+    columns = (column.tolist() for column in (*kinds, sums, calls))
+    for kind, region, name, kernel, total, count in zip(*columns, strict=True):
         path = _path(facts.trace.regions, region)
         yield Key(_CLASSES[kind], path, facts.trace.strings[name], gpu.strings[kernel]), total, count
     idle = idle_causes(facts.trace, merge_overlaps(starts, ends), (start_ns, end_ns), facts.waits)

@@ -281,9 +281,8 @@ class ProcessSavings(NamedTuple):
         """
         saved = np.diff(covered_ns(times, np.full(len(self.at_ns), np.iinfo(np.int64).min), self.at_ns), prepend=0)
         lead = won = 0
-        for more, idle, is_return in zip(
-            saved.tolist(), self.idle_ns.tolist(), self.returns.tolist(), strict=True
-        ):
+        columns = (column.tolist() for column in (saved, self.idle_ns, self.returns))
+        for more, idle, is_return in zip(*columns, strict=True):
             lead += more
             if is_return:
                 lead = min(lead, idle)

@@ -91,6 +91,11 @@ def loop_steps(trace: Trace) -> LoopSteps:
     )
 
 
+def has_cpu(trace: Trace) -> bool:
+    """Return whether a trace has events on a thread; without them, there is no graph."""
+    return bool(trace.steps) or loop_thread(trace) >= 0
+
+
 def loop_thread(trace: Trace) -> int:
     """Return the main thread or, if nothing is recorded on it, the thread with the most events; -1 without any."""
     threads = np.concatenate([each.thread for each in _on_cpu(trace)])
@@ -332,7 +337,7 @@ class Graph:
     incomplete: str
 
 
-def build_graph(trace: Trace) -> Graph:
+def graph_of(trace: Trace) -> Graph:
     """Return the graph of a trace with a `loop_thread`; without steps, the whole trace counts as one step."""
     loop = loop_steps(trace)
     steps, gpu, order, full = loop.table, trace.gpu, gpu_order(trace), find_blocked_launches(trace)

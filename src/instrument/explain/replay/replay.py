@@ -15,19 +15,7 @@ from ...read.tables.lanes import group_rows
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
-from .graph import (
-    CALLED,
-    EVENT,
-    HANDED_OFF,
-    LAUNCHED,
-    ON_CPU,
-    RETURNED,
-    STREAM,
-    Edges,
-    Graph,
-    build_graph,
-    loop_thread,
-)
+from .graph import CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, Graph, graph_of, has_cpu
 
 _LONG_AGO = -(2**62)
 _NOTHING: Mapping[int, Intervals] = MappingProxyType({})
@@ -242,12 +230,12 @@ class Replayer:
     @property
     def has_cpu(self) -> bool:
         """Whether the trace has events on a thread; without them, there is no graph."""
-        return bool(self.trace.steps) or loop_thread(self.trace) >= 0
+        return has_cpu(self.trace)
 
     @cached_property
     def graph(self) -> Graph:
         """The graph of the trace."""
-        return build_graph(self.trace)
+        return graph_of(self.trace)
 
     @cached_property
     def communication(self) -> Array:

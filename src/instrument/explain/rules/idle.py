@@ -13,17 +13,7 @@ from ...base.trace_marks import CORES
 from ...base.units import count, counted, duration
 from ...read.tables.intervals import clip, covered_ns, total_ns
 from ...read.tables.table import Table
-from ..metrics.idle import (
-    ALLOCATION,
-    CAUSES,
-    COLLECTION,
-    COMPILATION,
-    LOADING,
-    input_ranges,
-    named_ranges,
-    slow_calls,
-    times_of,
-)
+from ..metrics import idle
 from ..replay.replay import Change, without_events
 from ..replay.what_if import contexts_of_waits
 from .rule import rule
@@ -35,7 +25,7 @@ _FEW_CORES = 2  # fewer than a loop and several workers can use
 
 def idle_of(facts: TraceFacts, cause: str) -> Evidence:
     """Return the idle time with this cause as evidence."""
-    about = f"Idle time of the GPU per step while {CAUSES[cause]}."
+    about = f"Idle time of the GPU per step while {idle.CAUSES[cause]}."
     return facts.step_time(f"{cause}_ns", facts.idle.total(cause), about)
 
 
@@ -54,9 +44,9 @@ def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     off: they load no batch in less than its time divided by their number, nor the cores all work in less than its
     time divided by theirs. The default threshold, 5 % of the step, is that of torch_tb_profiler.
     """
-    tables = input_ranges(facts.trace)
+    tables = idle.input_ranges(facts.trace)
     require(tables, "the trace has no ranges of a DataLoader")
-    waited = facts.per_step(total_ns(clip(times_of(tables), *facts.recorded)))
+    waited = facts.per_step(total_ns(clip(idle.times_of(tables), *facts.recorded)))
     has_gpu_times = not facts.unknown_gpu
     longest = tables[0]
     row = int(np.argmax(longest.duration_ns))
@@ -170,7 +160,7 @@ def garbage_collection(facts: TraceFacts) -> Iterator[Finding]:
 
     Needs the pauses that torch records with ``record_python_gc_info``, or regions named ``gc.collect``.
     """
-    pauses = named_ranges(facts.trace, COLLECTION)
+    pauses = idle.named_ranges(facts.trace, idle.COLLECTION)
     require(pauses, "the trace has no pauses of the garbage collector")
     yield from _of_cause(
         facts,
@@ -193,7 +183,7 @@ def driver_allocation(facts: TraceFacts) -> Iterator[Finding]:
     frees in later steps come from an allocator that is short of memory and retries, or from ``empty_cache()``.
     """
     runtime = facts.trace.runtime
-    calls = facts.within(runtime.where(runtime.matching("name", ALLOCATION)))
+    calls = facts.within(runtime.where(runtime.matching("name", idle.ALLOCATION)))
     frees = len(facts.rows_matching(calls, "Free|Unmap|Release"))
     yield from _of_cause(
         facts,
@@ -218,7 +208,7 @@ def module_loading(facts: TraceFacts) -> Iterator[Finding]:
     Needs calls of the driver. CUDA loads a kernel at its first launch (lazy loading): a warm-up with all shapes
     moves the loading out of the window.
     """
-    loading = facts.within(facts.trace.runtime.where(facts.trace.runtime.matching("name", LOADING)))
+    loading = facts.within(facts.trace.runtime.where(facts.trace.runtime.matching("name", idle.LOADING)))
     yield from _of_cause(
         facts,
         "module_loading",
@@ -237,7 +227,7 @@ def initialization(facts: TraceFacts) -> Iterator[Finding]:
     copy, synchronize or pin memory; at the start of a program, the first launch and the first ``cudaFree`` take
     seconds. The cost occurs once.
     """
-    slow = facts.within(slow_calls(facts.trace))
+    slow = facts.within(idle.slow_calls(facts.trace))
     idle_ns = covered_ns((facts.idle.start_ns, facts.idle.end_ns), slow.start_ns, slow.end_ns)
     by_name: Counter[str] = Counter()
     for name, ns in zip(slow.text("name"), idle_ns.tolist(), strict=True):
@@ -300,7 +290,7 @@ def compilation(facts: TraceFacts) -> Iterator[Finding]:
 
     Needs the phases that torch records while it compiles.
     """
-    ranges, phases = named_ranges(facts.trace, COMPILATION), Counter[str]()
+    ranges, phases = idle.named_ranges(facts.trace, idle.COMPILATION), Counter[str]()
     for events in map(facts.within, ranges):
         for name, took_ns in zip(events.text("name"), events.duration_ns.tolist(), strict=True):
             phases[name.removesuffix(" (dynamo_timed)")] += took_ns
