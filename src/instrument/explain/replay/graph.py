@@ -15,18 +15,8 @@ from ...read.tables.lanes import group_rows
 from ...read.tables.steps import launched_before, main_thread, process_of_threads, span
 from ...read.tables.table import Array, Table, table
 from ...read.tables.trace import Trace
-from .gpu_waits import (
-    MAX_PAIRS,
-    RETURN_NS,
-    GpuOrder,
-    find_event_waits,
-    find_stream_waits,
-    find_sync_targets,
-    gpu_order,
-    measure_delays,
-    median,
-    work_ended_by,
-)
+from . import gpu_waits
+from .gpu_waits import RETURN_NS, GpuOrder, median
 
 
 @dataclass(frozen=True)
@@ -340,7 +330,7 @@ class Graph:
 def graph_of(trace: Trace) -> Graph:
     """Return the graph of a trace with a `loop_thread`; without steps, the whole trace counts as one step."""
     loop = loop_steps(trace)
-    steps, gpu, order, full = loop.table, trace.gpu, gpu_order(trace), find_blocked_launches(trace)
+    steps, gpu, order, full = loop.table, trace.gpu, gpu_waits.gpu_order(trace), find_blocked_launches(trace)
     waits = [wait for wait in find_synchronizations(trace) if wait.thread >= 0 and wait.blocked_ns > 0]
     threads = _threads(trace, steps, waits)
     handoffs = find_handoffs(trace, threads, _blocked(waits))
@@ -380,7 +370,7 @@ def graph_of(trace: Trace) -> Graph:
 def _incomplete(threads: int, waits: int, streams: int) -> str:
     if threads > MAX_THREADS:
         return f"{threads:,} threads launch work or wait for the GPU, more than {MAX_THREADS}"
-    if waits * streams > MAX_PAIRS:
+    if waits * streams > gpu_waits.MAX_PAIRS:
         return f"the trace has {waits:,} synchronizations and {streams:,} streams"
     return ""
 
@@ -426,8 +416,8 @@ def _gpu_edges(
     trace: Trace, order: GpuOrder, points: CpuPoints, work_nodes: Array, start_ns: int
 ) -> Iterator[Edges]:
     """Yield the edges to the ends of GPU work."""
-    gpu, event_waits = trace.gpu, find_event_waits(trace, order)
-    delays = measure_delays(trace, order, event_waits[:, 0])
+    gpu, event_waits = trace.gpu, gpu_waits.find_event_waits(trace, order)
+    delays = gpu_waits.measure_delays(trace, order, event_waits[:, 0])
     launch_nodes = points.nodes(LAUNCH, len(trace.runtime))
     launched = np.flatnonzero((gpu.launch >= 0) & ~order.same_launch)
     yield edges(LAUNCHED, launch_nodes[gpu.launch[launched]], work_nodes[launched], delays.launch[launched])
@@ -435,7 +425,7 @@ def _gpu_edges(
     yield edges(STREAM, work_nodes[order.previous[queued]], work_nodes[queued], delays.stream[queued])
     first = np.flatnonzero(order.before | ((order.previous < 0) & (gpu.launch < 0)))
     yield edges(ANCHORED, 0, work_nodes[first], gpu.start_ns[first] - start_ns)
-    work, target, delay = find_stream_waits(trace, order, delays, event_waits)
+    work, target, delay = gpu_waits.find_stream_waits(trace, order, delays, event_waits)
     yield edges(EVENT, work_nodes[target], work_nodes[work], delay)
 
 
@@ -448,7 +438,7 @@ def _return_edges(
     work_nodes: Array,
 ) -> Iterator[Edges]:
     """Yield the edges to the returns of calls that wait for the GPU."""
-    sync, work = find_sync_targets(trace, waits, order)
+    sync, work = gpu_waits.find_sync_targets(trace, waits, order)
     began, took = columns_of(waits, "start_ns", "blocked_ns")
     done = began.copy()
     np.maximum.at(done, sync, trace.gpu.end_ns[work])
@@ -461,7 +451,7 @@ def _return_edges(
     nodes, calls = points.nodes(RETURN, len(waits)), points.nodes(SYNC, len(waits))
     yield edges(CALLED, calls, nodes, alone)
     yield edges(RETURNED, work_nodes[work], nodes[sync], after[sync])
-    freed = work_ended_by(trace, order, full.end_ns, full.start_ns)
+    freed = gpu_waits.work_ended_by(trace, order, full.end_ns, full.start_ns)
     some = np.flatnonzero(freed >= 0)
     delay = median((full.end_ns - trace.gpu.end_ns[freed])[some], 0) if len(some) else 0
     yield edges(RETURNED, work_nodes[freed[some]], points.nodes(UNBLOCKED, len(full.end_ns))[some], delay)
