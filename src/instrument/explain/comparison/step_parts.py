@@ -14,7 +14,7 @@ from ...read.tables.intervals import merge_overlaps
 from ...read.tables.nest import NestedRanges
 from ...read.tables.steps import launched_before
 from ...read.tables.table import MEMCPY, Array, Table
-from ..diagnosis.verdict import PARTS
+from ..diagnosis.verdict import PART_OF_CAUSE, PARTS
 from ..metrics.idle import INPUT, SHORT_NS, idle_causes
 from ..metrics.tables import sum_by_group
 from ..replay.critical_path import region_path
@@ -25,15 +25,6 @@ KINDS = PARTS | {
     "cpu": "work of the CPU, in a trace without GPU work",
 }
 """The kinds of parts: those of a diagnosis, what cannot be assigned, and work of the CPU."""
-
-PART_OF_CAUSE = {
-    "input": "input",
-    "synchronization": "synchronization",
-    "launch_latency": "latency",
-    "unknown": "unassigned",
-    **dict.fromkeys(("initialization", "other"), "other"),
-}
-"""The kind of each cause of idle time; all others are overhead."""
 
 _CLASSES = ("compute", "communication", "copies")
 
@@ -102,7 +93,7 @@ def _of_gpu(facts: TraceFacts, start_ns: int, end_ns: int) -> Iterator[tuple[Key
     at, early = _regions_at(facts, idle.start_ns), np.append(launched_before(facts.trace), False)[following]
     for cause, times in idle.by_cause.items():
         for gap in np.flatnonzero(times).tolist():
-            kind = PART_OF_CAUSE.get(cause, "overhead")
+            kind = "unassigned" if cause == "unknown" else PART_OF_CAUSE[cause]
             if kind == "unassigned" and early[gap]:  # launched in time, as before the recording
                 kind = "latency" if idle.end_ns[gap] - idle.start_ns[gap] < SHORT_NS else "other"
             yield Key(kind, at[gap], "", ""), int(times[gap]), 1

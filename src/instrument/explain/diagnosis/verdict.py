@@ -46,6 +46,14 @@ _OVERHEAD = {
     "module_loading": "idles while the driver loads the code of kernels",
 }
 _OTHER = ("initialization", "other", "unknown")
+PART_OF_CAUSE = {
+    "input": "input",
+    "synchronization": "synchronization",
+    "launch_latency": "latency",
+    **dict.fromkeys(_OVERHEAD, "overhead"),
+    **dict.fromkeys(_OTHER, "other"),
+}
+"""The part to which each cause of idle time belongs."""
 _COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
     "normalization", "softmax", "elementwise", "reduction", "copy", "optimizer", "embedding", "memory",
 )  # fmt: skip
@@ -126,18 +134,15 @@ def _of_rest(facts: TraceFacts, name: str, share: float) -> str:
 
 
 def _parts(facts: TraceFacts) -> dict[str, int]:
-    done, idle = facts.activity, facts.idle.totals()
+    done = facts.activity
     compute, working, busy = map(total_ns, (done.compute, done.working, done.busy))
-    parts = {
+    parts = dict.fromkeys(PARTS, 0) | {
         "compute": compute,
         "communication": working - compute,
         "copies": busy - working,
-        "input": idle.get("input", 0),
-        "synchronization": idle.get("synchronization", 0),
-        "overhead": sum(idle.get(cause, 0) for cause in _OVERHEAD),
-        "latency": idle.get("launch_latency", 0),
-        "other": sum(idle.get(cause, 0) for cause in _OTHER),
     }
+    for cause, ns in facts.idle.totals().items():
+        parts[PART_OF_CAUSE[cause]] += ns
     assert sum(parts.values()) == facts.window_ns
     return parts
 
