@@ -121,8 +121,11 @@ def distinct_values(keys: Array, value_of: Callable[..., Value | None]) -> tuple
 
 def one_of(table: Table, column: str, words: Collection[str]) -> Array:
     """Return a mask of the rows of a table whose text in a column is one of these words."""
-    among = np.array([word in words for word in table.strings], bool)
-    return np.take(among, table[column])
+    codes = table[column]
+    among = np.bincount(codes, minlength=1) > 0
+    for code in np.flatnonzero(among).tolist():
+        among[code] = table.strings[code] in words
+    return among[codes]
 
 
 def sum_by_group(values: Array, groups: Array, count: int) -> Array:
