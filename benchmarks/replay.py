@@ -21,8 +21,7 @@ from tests.replay.machine import Machine
 
 from instrument.explain.comparison.comparison import compare
 from instrument.explain.diagnosis.diagnose import diagnose
-from instrument.explain.replay.replay import Change
-from instrument.explain.replay.replayer import Replayer
+from instrument.explain.replay.replay import Change, Replayer
 from instrument.read.jobs.read import read_trace
 
 REAL = Path(os.environ.get("INSTRUMENT_TRACES", "build/traces")) / "tl_h100_owlv2.json.gz"

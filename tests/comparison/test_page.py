@@ -9,8 +9,7 @@ from urllib.parse import quote
 import pytest
 
 import instrument
-from instrument.explain.comparison.comparison import Comparison
-from instrument.explain.comparison.comparison_data import Part
+from instrument.explain.comparison.comparison import Comparison, Part
 from instrument.show.sections.comparison import page_of
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenedPage, OpenPage, in_notebook

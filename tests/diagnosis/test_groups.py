@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.explain.metrics.groups import GroupedEvents, ancestor_pairs, sum_by_group, unique_codes
+from instrument.explain.metrics.tables import GroupedEvents, ancestor_pairs, sum_by_group, unique_codes
 
 EVENTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=10).map(sorted)
 
@@ -41,7 +41,7 @@ def test_totals_of_huge_times() -> None:
 def test_ancestor_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event is paired with all its ancestors, in parts of any size."""
     for pairs in (1, 3, 1 << 20):
-        monkeypatch.setattr("instrument.explain.metrics.groups._PAIRS", pairs)
+        monkeypatch.setattr("instrument.explain.metrics.tables._PAIRS", pairs)
         parts = list(ancestor_pairs(np.array([2, -1, 0]), np.array([-1, 0, 1])))
         found = [pair for events, above in parts for pair in zip(events.tolist(), above.tolist(), strict=True)]
         assert sorted(found) == [(0, 0), (0, 1), (0, 2), (2, 0)]

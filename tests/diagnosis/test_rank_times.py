@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.explain.metrics.collectives import arrivals, arrivals_of
-from instrument.explain.metrics.rank_times import RankTimes, format_rank_times, merge_rank_times, parse_rank_times
+from instrument.explain.metrics.collectives import (
+    RankTimes,
+    arrivals,
+    arrivals_of,
+    format_rank_times,
+    merge_rank_times,
+    parse_rank_times,
+)
 from instrument.show.terminal.ranks import describe_ranks
 
 from .made_loops import MadeLoop

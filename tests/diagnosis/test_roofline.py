@@ -17,8 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from instrument.explain.diagnosis.diagnose import diagnose
 from instrument.explain.metrics.operator_work import operator_work
-from instrument.explain.metrics.peaks import PRODUCTS, peak_of
-from instrument.explain.metrics.roofline import roofline
+from instrument.explain.metrics.roofline import PRODUCTS, peak_of, roofline
 from instrument.read.jobs.read import read_file
 from instrument.read.tables.trace import Device
 from tests.support.shared_traces import shared

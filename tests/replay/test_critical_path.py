@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from instrument.explain.replay.critical_path import add_critical_path
-from instrument.explain.replay.replay import Change
-from instrument.explain.replay.replayer import Replayer
+from instrument.explain.replay.critical_path import add_critical_path, critical_path
+from instrument.explain.replay.replay import Change, Replayer
 from instrument.explain.replay.what_if import requested_change
 from instrument.read.kineto.kineto import read_kineto
 from tests.support.loops import Loop
@@ -21,16 +20,16 @@ from .test_exact import CASES, MS, NCCL, US, run
 def test_gpu_bound() -> None:
     """In a loop that the GPU bounds, its kernels are the path, and the CPU is not."""
     replayer = Replayer(run(CASES["a faster kernel"], changed=False).trace())
-    classes = replayer.recorded_path.by_class()
+    classes = critical_path(replayer).by_class()
     assert classes == {"compute": 8 * MS, "latency": 99 * US, "launch": 5 * US}
-    assert replayer.recorded_path.off_path == ()
-    assert not replayer.recorded_path.slack_ns.any()
+    assert critical_path(replayer).off_path == ()
+    assert not critical_path(replayer).slack_ns.any()
 
 
 def test_cpu_bound() -> None:
     """In a loop that the CPU bounds, the path is its work, by region, and kernels have slack."""
     replayer = Replayer(run(CASES["a sleep"], changed=False).trace())
-    path = replayer.recorded_path
+    path = critical_path(replayer)
     by_region = path.by_region()
     assert by_region[("sleep",), "cpu"] == 5 * 300 * US
     assert (
@@ -45,23 +44,23 @@ def test_slack() -> None:
     case = CASES["a faster kernel that nothing waits for"]
     machine = run(case, changed=False)
     replayer = Replayer(machine.trace())
-    (work,) = replayer.recorded_path.off_path
+    (work,) = critical_path(replayer).off_path
     assert (work.name, work.duration_ns) == ("softmax", 5 * 200 * US)
     names = replayer.trace.gpu.text("name")
     for longer, steps_are in ((work.slack_ns, machine.ends[-1]), (work.slack_ns + 1, machine.ends[-1] + 1)):
         factor = -longer / (200 * US)
         last = max(row for row, name in enumerate(names) if name == "softmax")
         saved = [factor if row == last else 0.0 for row in range(len(names))]
-        path = replayer.critical_path(Change(saved=np.array(saved)))
+        path = critical_path(replayer, Change(saved=np.array(saved)))
         assert path.total_ns == steps_are - (machine.start or 0)
 
 
 def test_communication() -> None:
     """Exposed communication is on the path by its own class."""
-    path = Replayer(run(CASES["overlapped communication"], changed=False).trace()).recorded_path
+    path = critical_path(Replayer(run(CASES["overlapped communication"], changed=False).trace()))
     assert path.by_class()["communication"] == 5 * 300 * US
     changed = Replayer(run(CASES["overlapped communication"], changed=False).trace())
-    overlapped = changed.critical_path(Change(overlapped=changed.communication))
+    overlapped = critical_path(changed, Change(overlapped=changed.communication))
     assert {part.name for part in overlapped.segments if part.kind == "communication"} <= {NCCL}
 
 
@@ -69,7 +68,7 @@ def test_path_without_a_region() -> None:
     """The path of the steps without a region has no work of this region, and adds up."""
     for name, region in (("a sleep", "sleep"), ("a sleep without a GPU", "sleep")):
         replayer = Replayer(run(CASES[name], changed=False).trace())
-        path = replayer.critical_path(requested_change(replayer, [f"region:{region}"], {}, []))
+        path = critical_path(replayer, requested_change(replayer, [f"region:{region}"], {}, []))
         assert {part.region for part in path.segments if part.kind == "cpu"} == {()}
         assert sum(part.duration_ns for part in path.segments) == path.total_ns
 
@@ -82,7 +81,7 @@ def test_synchronization() -> None:
             machine.launch(100 * US)
             machine.synchronize()
             machine.work(50 * US)
-    path = Replayer(machine.trace()).recorded_path
+    path = critical_path(Replayer(machine.trace()))
     assert path.by_class() == {"compute": 300 * US, "cpu": 150 * US, "launch": 15 * US, "synchronization": 9 * US}
 
 
@@ -97,9 +96,9 @@ def test_lane_in_a_copy(tmp_path: Path) -> None:
     trace = loop.trace(tmp_path)
     out = tmp_path / "with_path.json"
     replayer = Replayer(trace)
-    count = add_critical_path(trace, replayer.recorded_path, out)
+    count = add_critical_path(trace, critical_path(replayer), out)
     events = [event for event in json.loads(out.read_text())["traceEvents"] if event.get("cat") == "critical_path"]
-    assert len(events) == count == len(replayer.recorded_path.segments)
+    assert len(events) == count == len(critical_path(replayer).segments)
     ends = [event["ts"] + event["dur"] for event in events]
     assert all(end <= event["ts"] + 1e-6 for end, event in zip(ends, events[1:], strict=False))
     assert {event["name"] for event in events} >= {"cpu", "volta_sgemm_128x64_tn"}

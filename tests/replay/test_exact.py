@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from instrument.explain.replay.replay import step_lengths
-from instrument.explain.replay.replayer import Replayer
+from instrument.explain.replay.replay import Replayer, step_lengths
 from instrument.explain.replay.what_if import WhatIf, what_if
 from instrument.read.jobs.read import read_trace
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.explain.replay.replayer import mean_ns
+from instrument.explain.replay.replay import mean_ns
 from tests.support.simulated_gpu import skip_if_cpus_are_busy
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from instrument.explain.replay.replay import Change, step_lengths
-from instrument.explain.replay.replayer import Replayer
+from instrument.explain.replay.replay import Change, Replayer, step_lengths
 from instrument.explain.replay.what_if import what_if
 
 from .machine import Costs, Machine

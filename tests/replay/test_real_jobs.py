@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from instrument.explain.diagnosis.diagnose import diagnose
-from instrument.explain.replay.replayer import Replayer, lower_median
+from instrument.explain.replay.critical_path import critical_path
+from instrument.explain.replay.replay import Replayer, lower_median
 from instrument.read.jobs.read import read_trace
 from tests.support.shared_traces import shared
 
@@ -33,7 +34,7 @@ def test_error_without_a_change(job: str) -> None:
     replayer = Replayer(read_trace(shared(f"{job}.json.gz")))
     assert replayer.abstained is None
     assert np.median(replayer.errors) <= JOBS[job]
-    path = replayer.recorded_path
+    path = critical_path(replayer)
     assert sum(part.duration_ns for part in path.segments) == path.total_ns
     assert min(part.duration_ns for part in path.segments) > 0
     on_path = [part.row for part in path.segments if part.row >= 0]

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, Dataset
 
 import instrument
-from instrument.explain.replay.replayer import Replayer, mean_ns
+from instrument.explain.replay.replay import Replayer, mean_ns
 from instrument.explain.replay.what_if import WhatIf, what_if
 from instrument.read.jobs.read import read_trace
 

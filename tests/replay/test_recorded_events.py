@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from instrument.explain.replay.gpu_order import gpu_order
-from instrument.explain.replay.gpu_waits import find_event_waits, recorded_waits
-from instrument.explain.replay.replayer import Replayer
+from instrument.explain.replay.gpu_waits import find_event_waits, gpu_order, recorded_waits
+from instrument.explain.replay.replay import Replayer
 from instrument.read.jobs.read import read_trace
 from tests.support.shared_traces import shared
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from instrument.base.units import counted
 from instrument.explain.metrics import metrics as metrics_module
-from instrument.explain.rules import window_facts
+from instrument.explain.rules import trace_facts
 from instrument.explain.rules.trace_facts import TraceFacts
 from instrument.read.measures import summary
 from instrument.read.measures.step_lengths import StepLengths
@@ -89,7 +89,7 @@ def test_step_lengths_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None
         measured.append(trace)
         return step_lengths(trace, collectives)
 
-    for module in (summary, metrics_module, window_facts):
+    for module in (summary, metrics_module, trace_facts):
         monkeypatch.setattr(module, "step_lengths", count_calls)
     windows = [graph_trace(), graph_trace()]
     print_windows([(trace, None) for trace in windows], "auto", console=Console(file=StringIO()))

@@ -18,7 +18,7 @@ from instrument import slim
 from instrument.base.trace_marks import SLIM
 from instrument.explain.slimming import known_words
 from instrument.explain.slimming.known_words import VOCABULARY, is_all_known
-from instrument.explain.slimming.stand_ins import StandIns
+from instrument.explain.slimming.names import StandIns
 
 from .random_traces import DEVICE, RandomTrace
 from .test_slim import complete, write

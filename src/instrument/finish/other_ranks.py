@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..base.files import part_file
-from ..explain.metrics.rank_times import RankTimes, format_rank_times, merge_rank_times, parse_rank_times
+from ..explain.metrics.collectives import RankTimes, format_rank_times, merge_rank_times, parse_rank_times
 from ..read.tables.trace import Trace
 
 _POLL_S = 0.2

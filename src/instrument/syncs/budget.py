@@ -9,7 +9,7 @@ from typing import Any
 
 from ..base.findings import Site
 from ..explain.waits.events import SyncEvent
-from ..explain.waits.report_data import times
+from ..explain.waits.report import times
 
 _MAX_LISTED = 5
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,13 +22,169 @@ from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, count_gpus
 from ..diagnosis.chosen_trace import reject_snapshot
 from ..diagnosis.diagnose import Diagnosis, diagnose
-from ..diagnosis.diagnosis_data import DiagnosisData
-from ..replay.loop_steps import loop_steps
-from ..replay.replayer import lower_median
+from ..replay.graph import loop_steps
+from ..replay.replay import lower_median
 from ..rules.trace_facts import TraceFacts
-from .comparison_data import ComparisonData, Part, Verdict
 from .significance import ALPHA, Significance, significance
 from .step_parts import KINDS, Amount, Key, step_parts
+
+Verdict = Literal["faster", "slower", "no change seen", "not comparable"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the difference of two steps.
+
+    Attributes:
+        kind: one of `step_parts.KINDS`.
+        region: the names of the regions, outermost first.
+        operator: the operator; empty if there is none.
+        kernel: the kernel, memcpy or memset; empty for other kinds.
+        before_ns: its time in the step before the change.
+        after_ns: its time in the step after the change.
+        before_calls: how often it occurs in the step before.
+        after_calls: how often it occurs in the step after.
+    """
+
+    kind: str
+    region: tuple[str, ...]
+    operator: str
+    kernel: str
+    before_ns: int
+    after_ns: int
+    before_calls: int
+    after_calls: int
+
+    @property
+    def ns(self) -> int:
+        """The time after - the time before."""
+        return self.after_ns - self.before_ns
+
+    @property
+    def change(self) -> Literal["appeared", "gone", "changed"]:
+        """Whether it occurs on one side only."""
+        if not self.before_calls:
+            return "appeared"
+        return "changed" if self.after_calls else "gone"
+
+
+@dataclass(frozen=True)
+class Comparison(Page):
+    """What changed between two recordings.
+
+    Attributes:
+        verdict: "faster" or "slower" if the steps differ by more than chance; "no change seen"; "not comparable".
+        before_ns: the lower median of the lengths of the steps before the change.
+        after_ns: that after it.
+        parts: the difference of the two median steps by kind, region, operator and kernel, the largest first;
+            the sum of their ``ns`` is ``delta_ns``.
+        p_value: the probability of such a difference if the true change is at most 0.5 %; None with fewer than
+            four steps on a side.
+        detectable: the smallest relative change that these samples show in 80 % of cases; None like ``p_value``.
+        reasons: why the recordings cannot be compared, or why "no change seen" says little.
+        notes: other differences between the recordings.
+        gone: the findings of the first diagnosis that the second one lacks.
+        new: the findings of the second that the first one lacks.
+        lengths_ns: the lengths of the steps before and after, in their order.
+        before: the first diagnosis.
+        after: the second diagnosis.
+    """
+
+    verdict: Verdict
+    before_ns: int
+    after_ns: int
+    parts: tuple[Part, ...]
+    p_value: float | None
+    detectable: float | None
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    gone: tuple[Finding, ...]
+    new: tuple[Finding, ...]
+    lengths_ns: tuple[tuple[int, ...], tuple[int, ...]]
+    before: Diagnosis
+    after: Diagnosis
+
+    @property
+    def have_steps(self) -> bool:
+        """Whether both recordings have steps."""
+        return self.before.has_steps and self.after.has_steps
+
+    @property
+    def delta_ns(self) -> int:
+        """``after_ns`` - ``before_ns``."""
+        return self.after_ns - self.before_ns
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The numbers of steps before and after."""
+        before, after = self.lengths_ns
+        return len(before), len(after)
+
+    @property
+    def relative(self) -> float | None:
+        """``delta_ns`` / ``before_ns``; None if the latter is 0."""
+        return self.delta_ns / self.before_ns if self.before_ns else None
+
+    def by_kind(self) -> dict[str, int]:
+        """Return the difference of each kind of part in ns, the largest first; they add up to ``delta_ns``."""
+        return self._sums("kind")
+
+    def by_region(self) -> dict[tuple[str, ...], int]:
+        """Return the difference of each region in ns, the largest first; they add up to ``delta_ns``."""
+        return self._sums("region")
+
+    def _sums(self, name: str) -> dict[Any, int]:
+        sums: Counter[Any] = Counter()
+        for part in self.parts:
+            sums[getattr(part, name)] += part.ns
+        return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
+
+    def to_json(self) -> str:
+        """Return the comparison as JSON text; see `as_dict` for its keys."""
+        return json.dumps(as_dict(self), indent=2, allow_nan=False)
+
+    def __repr__(self) -> str:
+        lengths = f"{duration(self.before_ns)} -> {duration(self.after_ns)}"
+        return f"<comparison: {self.verdict}, {lengths}, {counted(len(self.parts), 'part')}>"
+
+    def _page(self) -> str:
+        from ...show.sections.comparison import page_of
+
+        return page_of(self)
+
+
+def headline(change: Comparison) -> str:
+    """Return the verdict in one sentence."""
+    what = "a step takes" if change.have_steps else "the whole trace takes"
+    medians = f"{what} {duration(change.after_ns)} instead of {duration(change.before_ns)} ({change_text(change)}"
+    if change.have_steps:
+        medians += f"; medians of {change.steps[0]} steps before and {change.steps[1]} after"
+    medians += ")"
+    if change.verdict == "not comparable":
+        return f"Not comparable: {'; '.join(change.reasons)}; {medians}."
+    if change.verdict == "no change seen" and change.reasons:
+        return f"Cannot tell whether it changed: {'; '.join(change.reasons)}; {medians}."
+    if change.verdict == "no change seen":
+        seen = "" if change.detectable is None else f" ({100 * change.detectable:.1f} % would have been)"
+        return f"No change seen{seen}: {medians}."
+    return f"{change.verdict.capitalize()}: {medians}."
+
+
+def change_text(change: Comparison) -> str:
+    """Return the relative change in words."""
+    return "from nothing" if change.relative is None else f"{100 * change.relative:+.1f} %"
+
+
+def details(change: Comparison) -> Iterator[str]:
+    """Yield sentences on what the verdict rests on, and on other differences between the recordings."""
+    if change.p_value is not None and change.detectable is not None:
+        yield (
+            f"p = {change.p_value:.4f} against a change of at most 0.5 %; a change of "
+            f"{100 * change.detectable:.1f} % would be seen in 80 % of cases."
+        )
+    for note in change.notes:
+        yield f"Note: {note}."
+
 
 _STRETCH = 1.3  # times: a profile that stretches one side so much more than the other hides the change
 _VERSIONS = {
@@ -48,7 +206,7 @@ class Difference(NamedTuple):
     prevents: bool
 
 
-def differences(before: DiagnosisData, after: DiagnosisData, change: float) -> list[Difference]:
+def differences(before: Diagnosis, after: Diagnosis, change: float) -> list[Difference]:
     """Return the differences, those that prevent a comparison first.
 
     Args:
@@ -56,11 +214,11 @@ def differences(before: DiagnosisData, after: DiagnosisData, change: float) -> l
         after: the other one.
         change: the length of a step after / before, as recorded; 1 if no change was seen.
     """
-    found = [*_of_machines(facts_of(before), facts_of(after)), *_of_recordings(before, after, change)]
-    return sorted(found, key=lambda each: not each.prevents)
+    different = [*_of_machines(facts_of(before), facts_of(after)), *_of_recordings(before, after, change)]
+    return sorted(different, key=lambda each: not each.prevents)
 
 
-def facts_of(diagnosis: DiagnosisData) -> TraceFacts:
+def facts_of(diagnosis: Diagnosis) -> TraceFacts:
     """Return the facts of a diagnosis.
 
     Raises:
@@ -95,7 +253,7 @@ def _unequal(what: str, values: list[Any], *, prevents: bool = False) -> Iterato
         yield Difference(f"the {what} differ: {values[0]} and {values[1]}", prevents)
 
 
-def _of_recordings(before: DiagnosisData, after: DiagnosisData, change: float) -> Iterator[Difference]:
+def _of_recordings(before: Diagnosis, after: Diagnosis, change: float) -> Iterator[Difference]:
     one, two = _stretch_of(before), _stretch_of(after)
     if one is not None and two is not None:
         less, more = sorted((one, two))
@@ -112,7 +270,7 @@ def _of_recordings(before: DiagnosisData, after: DiagnosisData, change: float) -
         yield Difference("only one was recorded with stacks, which slows the CPU", prevents=False)
 
 
-def _stretch_of(diagnosis: DiagnosisData) -> Stretch | None:
+def _stretch_of(diagnosis: Diagnosis) -> Stretch | None:
     ratio = diagnosis.stretch
     return None if ratio is None else Stretch(ratio, *(diagnosis.stretch_range or (ratio, ratio)))
 
@@ -136,23 +294,6 @@ def _value(metadata: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 Recording = Diagnosis | Trace | TraceSet | str | os.PathLike[str]
 _NOTHING = Amount(0, 0)
 _LOADER = re.compile(r"_(?:SingleProcess|MultiProcessing)(?=DataLoaderIter)")
-
-
-class Comparison(ComparisonData, Page):
-    """What changed between two recordings; read the attributes of `ComparisonData`."""
-
-    def to_json(self) -> str:
-        """Return the comparison as JSON text; see `as_dict` for its keys."""
-        return json.dumps(as_dict(self), indent=2, allow_nan=False)
-
-    def __repr__(self) -> str:
-        lengths = f"{duration(self.before_ns)} -> {duration(self.after_ns)}"
-        return f"<comparison: {self.verdict}, {lengths}, {counted(len(self.parts), 'part')}>"
-
-    def _page(self) -> str:
-        from ...show.sections.comparison import page_of
-
-        return page_of(self)
 
 
 def compare(
@@ -191,55 +332,50 @@ def compare(
         for each in (before, after)
     )
     facts = facts_of(one), facts_of(two)
-    samples = [_Steps(each) for each in facts]
-    before_ns, after_ns = (lower_median(steps.lengths_ns) for steps in samples)
-    tested = significance(*(steps.lengths_ns for steps in samples))
+    bounds = [_bounds(each) for each in facts]
+    samples = [ends - starts for starts, ends in bounds]
+    before_ns, after_ns = map(lower_median, samples)
+    tested = significance(*samples)
     seen = before_ns and after_ns and (tested.p_value is None or tested.p_value <= ALPHA)
-    found = differences(one, two, after_ns / before_ns if seen else 1)
-    verdict, reasons = _verdict(found, tested, after_ns - before_ns, (one.has_steps, two.has_steps))
+    different = differences(one, two, after_ns / before_ns if seen else 1)
+    verdict, reasons = _verdict(different, tested, after_ns - before_ns, (one.has_steps, two.has_steps))
     return Comparison(
         verdict,
         before_ns,
         after_ns,
-        _parts(*(steps.median_parts() for steps in samples)),
+        _parts(*(_median_parts(each, *times) for each, times in zip(facts, bounds, strict=True))),
         tested.p_value,
         tested.detectable,
         reasons,
-        tuple(each.text for each in found if not each.prevents),
+        tuple(each.text for each in different if not each.prevents),
         _without(one.worth(), two.worth()),
         _without(two.worth(), one.worth()),
-        (tuple(samples[0].lengths_ns.tolist()), tuple(samples[1].lengths_ns.tolist())),
+        (tuple(samples[0].tolist()), tuple(samples[1].tolist())),
         one,
         two,
     )
 
 
-class _Steps:
-    """The steps of one recording.
+def _bounds(facts: TraceFacts) -> tuple[Array, Array]:
+    """Return when the steps of one recording start and end, each from the end of the step before."""
+    reject_snapshot(facts.trace)
+    if not facts.replayer.has_cpu:
+        raise ValueError(f"the trace has no events on the CPU: {facts.trace.path}")
+    return loop_steps(facts.trace).recorded_bounds(facts.trace)
 
-    Attributes:
-        lengths_ns: their lengths, each from the end of the step before.
-    """
 
-    def __init__(self, facts: TraceFacts) -> None:
-        reject_snapshot(facts.trace)
-        if not facts.replayer.has_cpu:
-            raise ValueError(f"the trace has no events on the CPU: {facts.trace.path}")
-        self._facts = facts
-        self._starts, self._ends = loop_steps(facts.trace).recorded_bounds(facts.trace)
-        self.lengths_ns: Array = self._ends - self._starts
-
-    def median_parts(self) -> dict[Key, Amount]:
-        """Return the parts of the first step whose length is the lower median."""
-        step = int(np.flatnonzero(self.lengths_ns == lower_median(self.lengths_ns))[0])
-        return step_parts(self._facts, int(self._starts[step]), int(self._ends[step]))
+def _median_parts(facts: TraceFacts, starts: Array, ends: Array) -> dict[Key, Amount]:
+    """Return the parts of the first step whose length is the lower median."""
+    lengths = ends - starts
+    step = int(np.flatnonzero(lengths == lower_median(lengths))[0])
+    return step_parts(facts, int(starts[step]), int(ends[step]))
 
 
 def _verdict(
-    found: list[Difference], tested: Significance, delta_ns: int, has_steps: tuple[bool, bool]
+    different: list[Difference], tested: Significance, delta_ns: int, has_steps: tuple[bool, bool]
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict and why it is not "faster" or "slower"."""
-    prevented = tuple(each.text for each in found if each.prevents)
+    prevented = tuple(each.text for each in different if each.prevents)
     if prevented:
         return "not comparable", prevented
     if not all(has_steps):
@@ -255,23 +391,21 @@ def _verdict(
 
 def _parts(before: Mapping[Key, Amount], after: Mapping[Key, Amount]) -> tuple[Part, ...]:
     parts = []
-    for key in before.keys() | after.keys():
+    for key in sorted(before.keys() | after.keys()):
         one, two = before.get(key, _NOTHING), after.get(key, _NOTHING)
         parts.append(Part(*key, one.ns, two.ns, one.calls, two.calls))
-    return tuple(
-        sorted(parts, key=lambda part: (-abs(part.ns), part.kind, part.region, part.operator, part.kernel))
-    )
+    return tuple(sorted(parts, key=lambda part: -abs(part.ns)))
 
 
 def _without(findings: list[Finding], others: list[Finding]) -> tuple[Finding, ...]:
     """Return the findings whose rule and place the others lack."""
-    known = set(map(_rule_and_place, others))
-    return tuple(each for each in findings if _rule_and_place(each) not in known)
+    places = set(map(_rule_and_place, others))
+    return tuple(each for each in findings if _rule_and_place(each) not in places)
 
 
-def _rule_and_place(found: Finding) -> tuple[str, ...]:
+def _rule_and_place(finding: Finding) -> tuple[str, ...]:
     """Return what identifies a finding in both recordings: a DataLoader is the same with and without workers."""
-    return found.rule, *(_LOADER.sub("", str(part)) for part in found.where._replace(step=None, rank=None))
+    return finding.rule, *(_LOADER.sub("", str(part)) for part in finding.where._replace(step=None, rank=None))
 
 
 _NUMBERS = (

@@ -14,9 +14,9 @@ from ...read.tables.intervals import merge_overlaps
 from ...read.tables.nest import NestedRanges
 from ...read.tables.steps import launched_before
 from ...read.tables.table import MEMCPY, Array, Table
-from ..diagnosis.verdict import PARTS
-from ..metrics.groups import sum_by_group
+from ..diagnosis.verdict import PART_OF_CAUSE, PARTS
 from ..metrics.idle import INPUT, SHORT_NS, idle_causes
+from ..metrics.tables import sum_by_group
 from ..replay.critical_path import region_path
 from ..rules.trace_facts import TraceFacts
 
@@ -25,15 +25,6 @@ KINDS = PARTS | {
     "cpu": "work of the CPU, in a trace without GPU work",
 }
 """The kinds of parts: those of a diagnosis, what cannot be assigned, and work of the CPU."""
-
-PART_OF_CAUSE = {
-    "input": "input",
-    "synchronization": "synchronization",
-    "launch_latency": "latency",
-    "unknown": "unassigned",
-    **dict.fromkeys(("initialization", "other"), "other"),
-}
-"""The kind of each cause of idle time; all others are overhead."""
 
 _CLASSES = ("compute", "communication", "copies")
 
@@ -75,12 +66,12 @@ def step_parts(facts: TraceFacts, start_ns: int, end_ns: int) -> dict[Key, Amoun
     time, as in a diagnosis, and to the region of the loop's thread at the start of the gap. In a trace without
     GPU work, it belongs to the innermost region and the outermost operator on the loop's thread.
     """
-    found: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
+    amounts: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
     pieces = _of_gpu if facts.trace.gpu else _of_cpu
     for key, ns, calls in pieces(facts, start_ns, end_ns):
-        found[key][0] += ns
-        found[key][1] += calls
-    return {key: Amount(*numbers) for key, numbers in found.items()}
+        amounts[key][0] += ns
+        amounts[key][1] += calls
+    return {key: Amount(*numbers) for key, numbers in amounts.items()}
 
 
 def _of_gpu(facts: TraceFacts, start_ns: int, end_ns: int) -> Iterator[tuple[Key, int, int]]:
@@ -93,9 +84,8 @@ def _of_gpu(facts: TraceFacts, start_ns: int, end_ns: int) -> Iterator[tuple[Key
     codes = np.stack((rank, gpu.region[rows], names, gpu.short_name[rows]))
     kinds, of, calls = np.unique(codes, axis=1, return_inverse=True, return_counts=True)
     sums = sum_by_group(ns, of.reshape(-1), kinds.shape[1])
-    for (kind, region, name, kernel), total, count in zip(
-        kinds.T.tolist(), sums.tolist(), calls.tolist(), strict=True
-    ):
+    columns = (column.tolist() for column in (*kinds, sums, calls))
+    for kind, region, name, kernel, total, count in zip(*columns, strict=True):
         path = _path(facts.trace.regions, region)
         yield Key(_CLASSES[kind], path, facts.trace.strings[name], gpu.strings[kernel]), total, count
     idle = idle_causes(facts.trace, merge_overlaps(starts, ends), (start_ns, end_ns), facts.waits)
@@ -103,7 +93,7 @@ def _of_gpu(facts: TraceFacts, start_ns: int, end_ns: int) -> Iterator[tuple[Key
     at, early = _regions_at(facts, idle.start_ns), np.append(launched_before(facts.trace), False)[following]
     for cause, times in idle.by_cause.items():
         for gap in np.flatnonzero(times).tolist():
-            kind = PART_OF_CAUSE.get(cause, "overhead")
+            kind = "unassigned" if cause == "unknown" else PART_OF_CAUSE[cause]
             if kind == "unassigned" and early[gap]:  # launched in time, as before the recording
                 kind = "latency" if idle.end_ns[gap] - idle.start_ns[gap] < SHORT_NS else "other"
             yield Key(kind, at[gap], "", ""), int(times[gap]), 1

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from ...base.errors import TraceError
@@ -28,13 +27,6 @@ from ..metrics.job import Job, job_of
 FORMAT = "memory snapshot"
 
 
-class FoundSnapshot(NamedTuple):
-    """The memory snapshot of a process; or the file that cannot be read, with the reason."""
-
-    snapshot: MemorySnapshot | None = None
-    failed: Mapping[Path, str] = MappingProxyType({})
-
-
 def empty_trace(path: Path) -> Trace:
     """Return a trace without events, for a snapshot that is diagnosed on its own."""
     rank, nothing = rank_from_name(path), Strings()
@@ -51,8 +43,8 @@ def reject_snapshot(trace: Trace) -> None:
         raise TraceError(trace.path, IS_PICKLE)
 
 
-def snapshot_of(trace: Trace) -> FoundSnapshot:
-    """Return the memory snapshot of the process of a trace.
+def snapshot_of(trace: Trace) -> tuple[MemorySnapshot | None, dict[Path, str]]:
+    """Return the memory snapshot of the process of a trace; and the file that cannot be read, with the reason.
 
     It is that of the window of the trace or, as not each window has one, of the last window before it with one.
 
@@ -60,14 +52,14 @@ def snapshot_of(trace: Trace) -> FoundSnapshot:
         TraceError, OSError: the trace is that of `empty_trace`, and its file cannot be read.
     """
     if trace.format == FORMAT:
-        return FoundSnapshot(read_memory(trace.path))
+        return read_memory(trace.path), {}
     path = _recorded(trace.path)
     if path is None:
-        return FoundSnapshot()
+        return None, {}
     try:
-        return FoundSnapshot(read_memory(path))
+        return read_memory(path), {}
     except (TraceError, OSError) as error:  # the trace can be diagnosed without
-        return FoundSnapshot(None, {path: str(error)})
+        return None, {path: str(error)}
 
 
 def _recorded(trace: Path) -> Path | None:
@@ -76,14 +68,14 @@ def _recorded(trace: Path) -> Path | None:
     if own is None:
         return None
     folder = trace.absolute().parent.parent
-    found = None
+    snapshot = None
     for entry in entries_of(folder):
         if all(entry.get(key) == own.get(key) for key in ("run", "rank")):
             names = list(existing(folder, snapshots_of(entry)))
-            found = folder / names[-1] if names else found
+            snapshot = folder / names[-1] if names else snapshot
         if entry == own:
             break
-    return found
+    return snapshot
 
 
 StrPath = str | os.PathLike[str]
@@ -119,11 +111,7 @@ class ChosenTrace(NamedTuple):
 
 
 def chosen_trace(
-    source: Source,
-    rank: int | None,
-    collectives: Collectives,
-    executor: Executor | None,
-    steps_from: str | None,
+    source: Source, rank: int | None, collectives: Collectives, executor: Executor | None, steps_from: str | None
 ) -> ChosenTrace:
     """Return the trace to look at and, of several ranks, their job.
 
@@ -159,13 +147,13 @@ def _single(source: Source, rank: int | None) -> ChosenTrace | TraceSet | None:
     if isinstance(source, (str, os.PathLike)):
         path = last_window(os.fspath(source))
         several = path != "-" and (Path(path).is_dir() or not Path(path).exists())  # a pattern, or a mistake
-        found = _files(path, rank) if several else FoundFiles([Path(path)])
-        if len(found.files) == 1:
-            file = found.files[0]
+        files = _files(path, rank) if several else FoundFiles([Path(path)])
+        if len(files.files) == 1:
+            file = files.files[0]
             trace = empty_trace(file) if is_snapshot(file) else read_contents(file)
             if isinstance(trace, TraceSet):
                 return trace
-            return ChosenTrace(trace, None, found.left_out, named=not several)
+            return ChosenTrace(trace, None, files.left_out, named=not several)
     return None
 
 
@@ -175,13 +163,13 @@ def _ranks(source: object) -> TraceSet | str | list[StrPath]:
         return last_window(os.fspath(source))
     if isinstance(source, (bytes, Mapping)) or not isinstance(source, Iterable):
         raise TypeError(f'"trace" must be a trace or a path, or several of them: {source!r:.200}')
-    known = list(source)
-    traces = [each for each in known if isinstance(each, Trace)]
-    paths: list[StrPath] = [each for each in known if isinstance(each, (str, os.PathLike))]
-    if not known:
+    members = list(source)
+    traces = [each for each in members if isinstance(each, Trace)]
+    paths: list[StrPath] = [each for each in members if isinstance(each, (str, os.PathLike))]
+    if not members:
         raise ValueError('"trace" must not be empty')
-    if len(known) not in (len(traces), len(paths)):
-        raise TypeError(f'"trace" must hold traces, or paths, and nothing else: {known!r:.200}')
+    if len(members) not in (len(traces), len(paths)):
+        raise TypeError(f'"trace" must hold traces, or paths, and nothing else: {members!r:.200}')
     return set_of(traces) if traces else paths
 
 

@@ -10,19 +10,15 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from ...base.errors import TraceError
-from ...base.page_file import Page
 from ...base.run_folder import COMPILE_LOG
 from ...base.trace_marks import OPENED_BY
-from ...base.units import counted
 from ...read.measures.region_steps import with_steps
 from ...read.measures.timing import Timing
 from ...read.profilers.compile_log import PATTERN, CompileLog, read_compile_logs
 from ...read.tables.notes import about_ranks
 from ...read.tables.work_classes import Collectives, compile_collectives
-from ..replay.what_if import Speed, WhatIf, Words, what_if
 from ..rules import (
     allocator,
     attention,
@@ -40,15 +36,10 @@ from ..rules import (
 )
 from ..rules.rule import RULES, Rule, apply_rules, load_rules, rule
 from ..rules.trace_facts import TraceFacts
-from . import serialize
 from .chosen_trace import Source, chosen_trace, snapshot_of
-from .diagnosis_data import DiagnosisData
-from .goodput import goodput_of
+from .diagnosis import Diagnosis
 from .longest import longest_gaps, outermost_regions
-from .verdict import Verdict, timing_of, verdict_of, verdict_text
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+from .verdict import Verdict, goodput_of, timing_of, verdict_of, verdict_text
 
 __all__ = ["Diagnosis", "diagnose", "rule"]  # from here, so that a user's rule comes after those of the library
 
@@ -58,60 +49,6 @@ BUILT_IN = (
 )  # fmt: skip
 """The modules that define rules, in the order of docs/rules.md."""
 _LIBRARY = dict(RULES)
-
-
-class Diagnosis(DiagnosisData, Page):
-    """What is slow in a trace, and why; print it, or read the attributes of `DiagnosisData`."""
-
-    def what_if(
-        self,
-        *,
-        without: Words = (),
-        speed: Speed = (),
-        overlap: Words = (),
-    ) -> WhatIf:
-        """Return the step as it would be with a change; see `instrument.explain.replay.what_if.what_if`.
-
-        >>> diagnosis.what_if(without="dataloader").step_ns  # doctest: +SKIP
-        118246000
-        """
-        if self.replayer is None:
-            raise ValueError("only a diagnosis from instrument.diagnose has a trace to replay")
-        return what_if(self.replayer, without=without, speed=speed, overlap=overlap)
-
-    def to_json(self) -> str:
-        """Return the diagnosis as JSON text; see `instrument.explain.diagnosis.serialize.as_dict` for its keys."""
-        return serialize.to_json(self)
-
-    def to_markdown(self) -> str:
-        """Return the diagnosis as Markdown, for a pull request."""
-        from ...show.text.diagnosis import to_markdown
-
-        return to_markdown(self)
-
-    def __str__(self) -> str:
-        from ...show.text.diagnosis import lines
-        from ...show.text.lines import as_text
-
-        return as_text(lines(self)).rstrip("\n")
-
-    def __repr__(self) -> str:
-        return f"<diagnosis of {self.path!r}: {counted(len(self.findings), 'finding')}. {self.verdict}>"
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from ...show.text.diagnosis import lines
-        from ...show.text.lines import as_rich
-
-        return as_rich(lines(self, options.max_width))
-
-    def _page(self) -> str:
-        from ...show.sections.diagnosis import page_of
-
-        return page_of(self)
-
-    def _repr_markdown_(self) -> str:
-        # for viewers that show no frames, exports to PDF, and traces with pages too large for a notebook
-        return self.to_markdown()
 
 
 def diagnose(
@@ -163,17 +100,17 @@ def diagnose(
     chosen = chosen_trace(trace, rank, pattern, executor, steps_from)
     recorded, job = chosen.trace, chosen.job
     log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
-    memory, steps = snapshot_of(recorded), with_steps(recorded, steps_from)
-    facts = TraceFacts(steps, pattern, timing or timing_of(recorded.path), job, log, memory.snapshot)
-    found = diagnosis_of(facts, rules, thresholds, what_if=what_if)
+    (snapshot, unreadable), steps = snapshot_of(recorded), with_steps(recorded, steps_from)
+    facts = TraceFacts(steps, pattern, timing or timing_of(recorded.path), job, log, snapshot)
+    diagnosis = diagnosis_of(facts, rules, thresholds, what_if=what_if)
     return replace(
-        found,
-        failed=broken | dict(found.failed),
+        diagnosis,
+        failed=broken | dict(diagnosis.failed),
         ignored=tuple(ignore),
         replaced=tuple(each.name for each in rules if _LIBRARY.get(each.name, each) is not each),
         tuned={name: dict(values) for name, values in thresholds.items()},
         source=chosen.text,
-        left_out={str(path): reason for path, reason in {**chosen.left_out, **memory.failed}.items()},
+        left_out={str(path): reason for path, reason in {**chosen.left_out, **unreadable}.items()},
     )
 
 

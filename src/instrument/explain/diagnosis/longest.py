@@ -11,8 +11,8 @@ import numpy as np
 
 from ...base.findings import Where
 from ...read.tables.nest import outermost_rows
-from ..metrics.groups import sum_by_group, unique_codes
 from ..metrics.idle import CAUSES
+from ..metrics.tables import sum_by_group, unique_codes
 from ..rules.trace_facts import TraceFacts
 
 _NUMBER = re.compile(r"\d+")
@@ -105,10 +105,10 @@ def longest_gaps(facts: TraceFacts) -> tuple[IdleGap, ...]:
     causes = np.stack([idle.by_cause[cause][order] for cause in CAUSES])
     most = np.argmax(causes, axis=0)
     following = np.searchsorted(gpu.start_ns, idle.end_ns[order])
-    known = np.append(np.arange(len(gpu)), -1)[np.minimum(following, len(gpu))]
-    places = facts.places_of(np.append(gpu.launch, -1)[known])
+    ended_by = np.append(np.arange(len(gpu)), -1)[np.minimum(following, len(gpu))]
+    places = facts.places_of(np.append(gpu.launch, -1)[ended_by])
     gaps = []
-    for gap, cause, row, where in zip(order.tolist(), most.tolist(), known.tolist(), places, strict=True):
+    for gap, cause, row, where in zip(order.tolist(), most.tolist(), ended_by.tolist(), places, strict=True):
         step = int(gpu.step[row]) if row >= 0 else -1
         where = where._replace(
             kernel=gpu.strings[gpu.short_name[row]] or gpu.strings[gpu.name[row]] if row >= 0 else "",

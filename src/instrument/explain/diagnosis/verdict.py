@@ -1,11 +1,11 @@
-"""The verdict: the parts of a step, which of them bounds it, and how much longer recording made it."""
+"""The verdict: the parts of a step and what bounds it; its goodput, and how much longer recording made it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,11 +13,13 @@ from ...base.run_folder import entries_of, entry_of
 from ...base.units import counted, duration
 from ...read.measures.timing import Timing
 from ...read.memory.snapshot import peak_text
-from ...read.tables.intervals import clip, merge_overlaps, total_ns
+from ...read.tables.intervals import total_ns
 from ...read.tables.table import Array, Table
 from ..metrics.idle import CAUSES, INPUT
-from ..metrics.matmul import tile_of
+from ..metrics.operator_work import tile_of
+from ..metrics.roofline import HEAVY
 from ..metrics.steps import CPU_PARTS, cpu_parts
+from ..metrics.tables import one_of
 from ..rules.trace_facts import TraceFacts
 from .chosen_trace import FORMAT
 from .longest import outermost_regions
@@ -44,6 +46,14 @@ _OVERHEAD = {
     "module_loading": "idles while the driver loads the code of kernels",
 }
 _OTHER = ("initialization", "other", "unknown")
+PART_OF_CAUSE = {
+    "input": "input",
+    "synchronization": "synchronization",
+    "launch_latency": "latency",
+    **dict.fromkeys(_OVERHEAD, "overhead"),
+    **dict.fromkeys(_OTHER, "other"),
+}
+"""The part to which each cause of idle time belongs."""
 _COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
     "normalization", "softmax", "elementwise", "reduction", "copy", "optimizer", "embedding", "memory",
 )  # fmt: skip
@@ -82,11 +92,8 @@ class Verdict:
 
 def verdict_of(facts: TraceFacts) -> Verdict:
     """Return what bounds the recorded steps."""
-    bound: Bound | None
     if uses_no_gpu(facts):
-        bound, text, parts = cpu_verdict(facts, _what(facts))
-        because = "what the thread of the loop does" if bound else "no part takes a third of the time"
-        return Verdict(bound, text, parts, because)
+        return cpu_verdict(facts)
     if facts.unknown_gpu:
         return Verdict(None, _without_gpu(facts), {}, facts.unknown_gpu)
     parts = _parts(facts)
@@ -100,7 +107,7 @@ def verdict_of(facts: TraceFacts) -> Verdict:
         classes |= {"compute": busy * (1 - memory), "memory": busy * memory + parts["copies"]}
     window = max(facts.window_ns, 1)
     order = sorted(classes, key=lambda name: -classes[name])
-    bound = order[0]
+    bound: Bound | None = order[0]
     per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
     rest = max(("latency", "other"), key=lambda name: parts[name])
     if parts[rest] >= max(_LEAST * window, classes[order[0]], busy if memory is None else 0):
@@ -127,18 +134,15 @@ def _of_rest(facts: TraceFacts, name: str, share: float) -> str:
 
 
 def _parts(facts: TraceFacts) -> dict[str, int]:
-    done, idle = facts.activity, facts.idle.totals()
+    done = facts.activity
     compute, working, busy = map(total_ns, (done.compute, done.working, done.busy))
-    parts = {
+    parts = dict.fromkeys(PARTS, 0) | {
         "compute": compute,
         "communication": working - compute,
         "copies": busy - working,
-        "input": idle.get("input", 0),
-        "synchronization": idle.get("synchronization", 0),
-        "overhead": sum(idle.get(cause, 0) for cause in _OVERHEAD),
-        "latency": idle.get("launch_latency", 0),
-        "other": sum(idle.get(cause, 0) for cause in _OTHER),
     }
+    for cause, ns in facts.idle.totals().items():
+        parts[PART_OF_CAUSE[cause]] += ns
     assert sum(parts.values()) == facts.window_ns
     return parts
 
@@ -150,7 +154,7 @@ def _memory_share(facts: TraceFacts) -> tuple[float | None, str]:
     limits = _limits_by_name(kernels)
     by_roofline = [line.bound_ns("compute"), line.bound_ns("memory")]
     by_name = [int(kernels.duration_ns[limits == sign].sum()) for sign in (1, -1)]
-    priced, named = (min(sum(known) / kernel_ns, 1) if kernel_ns else 0 for known in (by_roofline, by_name))
+    priced, named = (min(sum(parts) / kernel_ns, 1) if kernel_ns else 0 for parts in (by_roofline, by_name))
     if priced >= _COVERAGE:
         evidence = f"the rooflines of operators with {100 * priced:.0f} % of the GPU time"
         return by_roofline[1] / sum(by_roofline), evidence
@@ -166,14 +170,13 @@ def _limits_by_name(kernels: Table) -> Array:
     A matmul is judged by the tile in its name, and is unknown without one: a matmul of few rows, which memory
     limits, can take as long as one of many rows.
     """
-    limits = np.array([_COMPUTE.count(word) - _MEMORY.count(word) for word in kernels.strings])[kernels.family]
-    matmul = np.array([word == "gemm" for word in kernels.strings], bool)[kernels.family]
+    limits = one_of(kernels, "family", _COMPUTE).astype(int) - one_of(kernels, "family", _MEMORY)
+    matmul = one_of(kernels, "family", ("gemm",))
     for code in np.unique(kernels.short_name[matmul]).tolist():
         name = kernels.strings[code]
         tile = (1, 1) if "gemv" in name.lower() else tile_of(name)
         limits[matmul & (kernels.short_name == code)] = 0 if tile is None else 1 if min(tile) > _THIN else -1
-    known: Array = limits
-    return known
+    return limits
 
 
 def _sentence(
@@ -207,10 +210,7 @@ def _sentence(
 def _uneven_gpus(facts: TraceFacts) -> str:
     """Return for how much of the window each GPU is busy, if they differ: the parts are those of all together."""
     window = max(facts.window_ns, 1)
-    shares = {}
-    for gpu, rows in facts.gpus.items():
-        busy = merge_overlaps(facts.gpu.start_ns[rows], facts.gpu.end_ns[rows])
-        shares[gpu] = total_ns(clip(busy, *facts.window)) / window
+    shares = {gpu: total_ns(facts.times_of(rows)) / window for gpu, rows in facts.gpus.items()}
     if max(shares.values(), default=0) - min(shares.values(), default=0) < _UNEVEN:
         return ""
     each = [f"GPU {gpu} is busy {100 * share:.0f} %" for gpu, share in shares.items()]
@@ -271,19 +271,14 @@ def uses_no_gpu(facts: TraceFacts) -> bool:
     )
 
 
-def cpu_verdict(facts: TraceFacts, what: str) -> tuple[CpuBound | None, str, Mapping[str, int]]:
-    """Return the part that bounds the steps of a program without a GPU, the verdict, and the parts per step.
-
-    Args:
-        facts: what the trace says.
-        what: the steps in words, such as "3 steps of 50.4 ms each".
-    """
+def cpu_verdict(facts: TraceFacts) -> Verdict:
+    """Return what bounds the steps of a program without a GPU."""
     parts = cpu_parts(facts.trace, facts.window)
     largest = max(_BOUND_BY, key=lambda name: parts[name])
     share = parts[largest] / facts.window_ns
     bound = largest if share >= _LEAST else None
     said = _BOUND_BY[bound] if bound else f"No clear bound: the largest part, {largest}, is"
-    text = f"{said} {100 * share:.0f} % of {what}"
+    text = f"{said} {100 * share:.0f} % of {_what(facts)}"
     regions = [region for region in outermost_regions(facts) if not INPUT.search(region.name)]
     part = regions[0].cpu_ns / facts.step_ns if regions else 0.0
     if largest in ("compute", "overhead") and _LEAST_REGION <= part <= 1:
@@ -291,7 +286,8 @@ def cpu_verdict(facts: TraceFacts, what: str) -> tuple[CpuBound | None, str, Map
     elif largest in ("compute", "overhead") and part < _LEAST_REGION:
         text += ", most of it in no region: name its parts with instrument.annotate"
     per_step = {name: facts.per_step(ns) for name, ns in parts.items()}
-    return bound, f"{text}. No GPU is used.", per_step
+    because = "what the thread of the loop does" if bound else "no part takes a third of the time"
+    return Verdict(bound, f"{text}. No GPU is used.", per_step, because)
 
 
 def timing_of(path: Path) -> Timing | None:
@@ -309,8 +305,8 @@ def with_steps_of_run(timing: Timing | None, path: Path) -> Timing | None:
         return timing
     for other in entries_of(path.absolute().parent.parent):
         same = all(other.get(key) == entry.get(key) for key in ("run", "rank"))
-        if same and (known := Timing.from_manifest(other)) and known.around_ns:
-            around = timing + known
+        if same and (neighbor := Timing.from_manifest(other)) and neighbor.around_ns:
+            around = timing + neighbor
             timing = replace(
                 timing,
                 around_ns=around.around_ns,
@@ -329,3 +325,54 @@ def verdict_text(facts: TraceFacts, text: str | None = None) -> str:
     if stretch.ratio < 1:
         return f"{text} A recorded step took {stretch:.2f} times as long as the steps outside the window."
     return f"{text} Recording made a step {stretch:.2f} times as long."
+
+
+_MOSTLY = 0.8  # of the time: with less known, the utilization would say too little
+
+
+def goodput_of(facts: TraceFacts) -> dict[str, Any]:
+    """Return the useful work of the window.
+
+    ``flops`` are the operations of matmuls, attention and convolutions per step, ``recomputed_flops`` those that a
+    backward pass computes again, ``mfu`` the time that the others would take at the peak of all GPUs / the time of
+    the step, ``hfu`` the same with the recomputed ones, ``coverage`` the share of the kernels' time whose
+    operations are known, and ``unknown`` why there is no ``mfu``. Above 1, the figures or the peak are wrong, as
+    ``unknown`` says.
+    """
+    line = facts.roofline
+    share, reason = _known_share(facts), None
+    if facts.unknown_gpu:
+        reason = facts.unknown_gpu
+    elif facts.lacks_operators:
+        reason = f'{facts.lacks_operators}: record with detail="full"'
+    elif not line.flops:
+        reason = "no operator with known operations ran on the GPU: record with record_shapes=True"
+    elif line.peak_ns is None:
+        reason = "the peaks of the GPU are not known" if line.peak is None else "the peak of a type is not known"
+    elif share < _MOSTLY:
+        reason = f"the operations of only {100 * share:.0f} % of the time of matmuls and the like are known"
+    mfu = hfu = None
+    if not reason and line.peak_ns and facts.window_ns:
+        whole_ns = facts.window_ns * max(len(facts.gpus), 1)
+        hfu = line.peak_ns / whole_ns
+        mfu = hfu - (line.recomputed_peak_ns or 0) / whole_ns
+    if hfu is not None and hfu > 1:
+        reason = "more operations than the peak allows: the recorded shapes or the peak cannot be right"
+    return {
+        "flops": facts.per_step(line.flops),
+        "recomputed_flops": facts.per_step(line.recomputed_flops),
+        "mfu": mfu,
+        "hfu": hfu,
+        "coverage": line.coverage,
+        "peak": line.peak.name if line.peak else None,
+        "unknown": reason,
+    }
+
+
+def _known_share(facts: TraceFacts) -> float:
+    """Return the share of the time of matmuls, attention and convolutions whose operations are known."""
+    gpu, line = facts.gpu, facts.roofline
+    heavy = np.array([row.work.kind in HEAVY for row in line.rows] + [False])
+    priced = heavy[line.of_work]
+    either = priced | one_of(gpu, "family", _COMPUTE)
+    return float(gpu.duration_ns[priced].sum() / max(gpu.duration_ns[either].sum(), 1))

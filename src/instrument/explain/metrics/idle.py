@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...read.measures.synchronizations import Synchronization
+from ...read.measures.synchronizations import Synchronization, columns_of
 from ...read.tables.intervals import Intervals, clip, covered_ns, merge_overlaps, union
 from ...read.tables.lanes import group_rows
 from ...read.tables.steps import main_thread
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
-from .groups import sum_by_group
+from .tables import sum_by_group
 
 SHORT_NS = 30_000
 """Shorter gaps are launch latency; HTA's default."""
@@ -26,14 +26,9 @@ UNKNOWN = np.iinfo(np.int64).min
 def launched_at(gpu: Table, runtime: Table) -> Array:
     """Return when the host began to launch each kernel, memcpy and memset, in ns, or `UNKNOWN`."""
     times = np.full(len(gpu), UNKNOWN)
-    known = gpu.launch >= 0
-    times[known] = runtime.start_ns[gpu.launch[known]]
+    linked = gpu.launch >= 0
+    times[linked] = runtime.start_ns[gpu.launch[linked]]
     return times
-
-
-def in_order(gpu: Table) -> Array:
-    """Return the rows in order of start; equal starts stay in the order of the file."""
-    return np.lexsort((gpu.event, gpu.start_ns))
 
 
 def idle_streams(gpu: Table, launched_ns: Array, order: Array) -> dict[str, dict[str, int]]:
@@ -78,11 +73,10 @@ def gaps(gpu: Table, launched_ns: Array, order: Array) -> dict[str, Any]:
     start, reach = gpu.start_ns[order], np.maximum.accumulate(gpu.end_ns[order])
     after = np.flatnonzero(start[1:] > reach[:-1]) + 1
     begins, gap, launched = reach[after - 1], start[after] - reach[after - 1], launched_ns[order[after]]
-    classes = _by_delay("host_wait", begins, gap, launched)
-    found = {name: rows for name, rows in classes.items() if rows.any()}
+    by_cause = {name: rows for name, rows in _by_delay("host_wait", begins, gap, launched).items() if rows.any()}
     return {
-        "gaps_device_ns": {name: int(gap[rows].sum()) for name, rows in found.items()},
-        "gaps_device_n": {name: int(rows.sum()) for name, rows in found.items()},
+        "gaps_device_ns": {name: int(gap[rows].sum()) for name, rows in by_cause.items()},
+        "gaps_device_n": {name: int(rows.sum()) for name, rows in by_cause.items()},
         "max_gap_ns": int(gap.max(initial=0)),
         "n_gaps": len(gap),
     }
@@ -121,7 +115,6 @@ CAUSES = {
 }
 """The causes of idle time, as clauses that follow "while"."""
 
-_LAYERS = ("input", "compilation", "garbage_collection", "initialization", "allocation", "module_loading")
 _LONG_NS = 1_000_000
 SLOW_NS = 100_000_000  # far longer than any call takes in a loop while the GPU idles
 _LONG_BY_NATURE = re.compile(r"Synchronize|Memcpy|Memset|^(?:cuda|hip)Host|^cuMemHost")
@@ -178,30 +171,36 @@ def idle_causes(
     left = ends - starts
     by_cause = {cause: np.zeros(len(starts), np.int64) for cause in CAUSES}
     done: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
-    for cause, layer in zip(_LAYERS, _layers(trace), strict=True):
-        both = union(done, layer)
+    layers = {
+        "input": input_ranges(trace),
+        "compilation": named_ranges(trace, COMPILATION),
+        "garbage_collection": named_ranges(trace, COLLECTION),
+        "initialization": [slow_calls(trace)],
+        "allocation": [trace.runtime.where(trace.runtime.matching("name", ALLOCATION))],
+        "module_loading": [trace.runtime.where(trace.runtime.matching("name", LOADING))],
+    }
+    for cause, tables in layers.items():
+        both = union(done, times_of(tables))
         by_cause[cause] = covered_ns(both, starts, ends) - covered_ns(done, starts, ends)
         left, done = left - by_cause[cause], both
     by_cause["synchronization"] = np.minimum(left, _blocked(starts, ends, waits))
     left = left - by_cause["synchronization"]
-    kinds = _delays(trace, starts, ends)
-    for cause, rows in kinds.items():
+    for cause, rows in _delays(trace, starts, ends).items():
         by_cause[cause][rows] = left[rows]
     return IdleCauses(starts, ends, by_cause)
 
 
-def named_ranges(trace: Trace, pattern: re.Pattern[str]) -> Iterator[Table]:
-    """Yield the operators, regions and other events whose names match, if there are any."""
-    for events in (trace.operators, trace.regions, trace.others):
-        if found := events.where(events.matching("name", pattern)):
-            yield found
+def named_ranges(trace: Trace, pattern: re.Pattern[str]) -> list[Table]:
+    """Return the operators, regions and other events whose names match, without empty tables."""
+    tables = (trace.operators, trace.regions, trace.others)
+    return [ranges for each in tables if (ranges := each.where(each.matching("name", pattern)))]
 
 
 def input_ranges(trace: Trace) -> list[Table]:
     """Return the ranges in which the loop itself waits for its next batch; other threads may wait without harm."""
     loop = np.append(trace.steps.thread, main_thread(trace))
-    tables = [found.where(np.isin(found.thread, loop)) for found in named_ranges(trace, INPUT)]
-    return [found for found in tables if found]
+    tables = [each.where(np.isin(each.thread, loop)) for each in named_ranges(trace, INPUT)]
+    return [each for each in tables if each]
 
 
 def _gaps(busy: Intervals, window: tuple[int, int]) -> Intervals:
@@ -210,15 +209,6 @@ def _gaps(busy: Intervals, window: tuple[int, int]) -> Intervals:
     ends = np.concatenate((inside[0], [window[1]]))
     some = ends > starts
     return starts[some], ends[some]
-
-
-def _layers(trace: Trace) -> Iterator[Intervals]:
-    yield times_of(input_ranges(trace))
-    for pattern in (COMPILATION, COLLECTION):
-        yield times_of([*named_ranges(trace, pattern)])
-    yield times_of([slow_calls(trace)])
-    for pattern in (ALLOCATION, LOADING):
-        yield times_of([trace.runtime.where(trace.runtime.matching("name", pattern))])
 
 
 def slow_calls(trace: Trace) -> Table:
@@ -250,12 +240,8 @@ def _blocked(starts: Array, ends: Array, waits: list[Synchronization]) -> Array:
 
 def _delays(trace: Trace, starts: Array, ends: Array) -> dict[str, Array]:
     """Return the gaps by what delayed the work that ends them."""
-    gpu = trace.gpu
-    launched = launched_at(gpu, trace.runtime)
-    following = np.searchsorted(gpu.start_ns, ends)
-    known = following < len(gpu)
-    at = np.full(len(starts), UNKNOWN)  # also if no work follows
-    at[known] = launched[following[known]]
+    gpu, launched = trace.gpu, launched_at(trace.gpu, trace.runtime)
+    at = np.append(launched, UNKNOWN)[np.searchsorted(gpu.start_ns, ends)]  # also unknown if no work follows
     return _by_delay("launch_overhead", starts, ends - starts, at)
 
 
@@ -295,9 +281,8 @@ class ProcessSavings(NamedTuple):
         """
         saved = np.diff(covered_ns(times, np.full(len(self.at_ns), np.iinfo(np.int64).min), self.at_ns), prepend=0)
         lead = won = 0
-        for more, idle, is_return in zip(
-            saved.tolist(), self.idle_ns.tolist(), self.returns.tolist(), strict=True
-        ):
+        columns = (column.tolist() for column in (saved, self.idle_ns, self.returns))
+        for more, idle, is_return in zip(*columns, strict=True):
             lead += more
             if is_return:
                 lead = min(lead, idle)
@@ -309,10 +294,9 @@ class ProcessSavings(NamedTuple):
 
 def times_by_process(process_of: Array, events: Sequence[Table]) -> dict[int, Intervals]:
     """Return for each process when any of its threads was in one of these events."""
-    columns = (
+    thread, starts, ends = (
         np.concatenate([getattr(each, name) for each in events]) for name in ("thread", "start_ns", "end_ns")
     )
-    thread, starts, ends = columns
     return {process: merge_overlaps(starts[rows], ends[rows]) for process, rows in group_rows(process_of[thread])}
 
 
@@ -340,7 +324,7 @@ def process_savings(
     launches = trace.runtime.where(np.unique(trace.gpu.launch[trace.gpu.launch >= 0]))
     launched = launches.start_ns[process_of[launches.thread] == process]
     own = [wait for wait in waits if wait.thread >= 0 and wait.blocked_ns and process_of[wait.thread] == process]
-    called, returned = np.array([(wait.start_ns, wait.end_ns) for wait in own], np.int64).reshape(-1, 2).T
+    called, returned = columns_of(own, "start_ns", "end_ns")
     alone = np.searchsorted(launched, called, "right") == np.searchsorted(launched, returned)
     gap = np.searchsorted(idle.start_ns, returned, "right") - 1
     inside = alone & (gap >= 0) & (returned < np.append(idle.end_ns, 0)[gap])

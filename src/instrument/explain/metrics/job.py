@@ -94,17 +94,10 @@ def job_of(
         TraceError, OSError: as `read_traces`.
     """
     if isinstance(traces, TraceSet):
-        found, whole = traces, dict(traces)
+        files, whole = traces, dict(traces)
         ranks = {rank: content_of(with_steps(trace, steps_from), collectives) for rank, trace in traces.items()}
     else:
-        found, whole = read_ranks(traces, rank_content_reader(collectives, steps_from), executor), {}
-        ranks = {rank: trace for rank, trace in found.items() if isinstance(trace, RankContent)}
-    return Job(
-        ranks,
-        found.world_size,
-        tuple(found.missing),
-        found.failed,
-        found.left_out,
-        whole,
-        tuple(found.guessed),
-    )
+        files, whole = read_ranks(traces, rank_content_reader(collectives, steps_from), executor), {}
+        ranks = {rank: trace for rank, trace in files.items() if isinstance(trace, RankContent)}
+    missing, guessed = tuple(files.missing), tuple(files.guessed)
+    return Job(ranks, files.world_size, missing, files.failed, files.left_out, whole, guessed)

@@ -107,8 +107,14 @@ def lost_work(trace: Trace, since_ns: int) -> LostWork:
 
     Launches after the launch of the last recorded work do not count: their work ran after the recording.
     """
-    gpu = trace.gpu
-    early, at_zero, empty = _early(trace), _at_zero(trace), _without_duration(trace)
+    gpu, launched_ns = trace.gpu, trace.runtime.start_ns
+    early = gpu.launch >= 0
+    early[early] = gpu.start_ns[early] < launched_ns[gpu.launch[early]] - _SKEW_NS
+    on_cpu = [int(table.start_ns.min()) for table in (trace.steps, trace.operators, trace.runtime) if table]
+    at_zero = (gpu.start_ns == 0) & (min(on_cpu, default=0) > _SKEW_NS)
+    kernels = gpu.category == KERNEL
+    empty = kernels & (gpu.duration_ns <= 0)
+    empty &= 2 * int(empty.sum()) > int(kernels.sum())  # a few may be shorter than the clock's tick
     wrong = early | at_zero | empty
     launches = _until_last_recorded(trace, since_ns)
     lacking = _until_last_recorded(trace, since_ns, gpu.where(~wrong)) if wrong.any() else launches
@@ -132,25 +138,3 @@ def _until_last_recorded(trace: Trace, since_ns: int, work: Table | None = None)
     last_ns = int(start_ns[trace.gpu.launch[trace.gpu.launch >= 0]].max(initial=since_ns))
     at = start_ns[launches.rows]
     return launches.where((at >= since_ns) & (at <= last_ns))
-
-
-def _early(trace: Trace) -> Array:
-    """Return a mask of the GPU work that begins before its launch."""
-    mask = trace.gpu.launch >= 0
-    mask[mask] = trace.gpu.start_ns[mask] < trace.runtime.start_ns[trace.gpu.launch[mask]] - _SKEW_NS
-    early: Array = mask
-    return early
-
-
-def _at_zero(trace: Trace) -> Array:
-    """Return a mask of the GPU work at time 0, if everything on the CPU happens later."""
-    starts = [int(table.start_ns.min()) for table in (trace.steps, trace.operators, trace.runtime) if table]
-    mask: Array = trace.gpu.start_ns == 0
-    return mask & (min(starts, default=0) > _SKEW_NS)
-
-
-def _without_duration(trace: Trace) -> Array:
-    """Return a mask of the kernels without a duration, if most are; a few may be shorter than the clock's tick."""
-    kernels = trace.gpu.category == KERNEL
-    mask: Array = kernels & (trace.gpu.duration_ns <= 0)
-    return mask & (2 * int(mask.sum()) > int(kernels.sum()))

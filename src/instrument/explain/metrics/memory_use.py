@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -64,19 +63,29 @@ def memory_use(trace: Trace, events: Table) -> MemoryUse | None:
         return None
     device = int(events.device[np.argmax(events.allocated_bytes)])
     events = events.where(events.device == device)
-    blocks = _blocks(trace, events)
+    allocated = np.flatnonzero(events.bytes > 0)
+    freed = freed_by(events)[allocated]
+    categories = _categories(trace, events, allocated, freed)
+
+    def by_category(at: int) -> dict[str, int]:
+        """Return the allocated bytes after the event in this row."""
+        alive = (allocated <= at) & (freed > at)
+        parts = {name: int(events.bytes[allocated[alive & (categories == name)]].sum()) for name in CATEGORIES}
+        total = int(events.allocated_bytes[at]) if at >= 0 else 0
+        return parts | {"before_recording": max(total - sum(parts.values()), 0)}
+
     peak, steps = int(np.argmax(events.allocated_bytes)), trace.steps
     reserved = int(events.reserved_bytes[peak])
     growth = None
     if len(steps) > 1:
         ends = np.searchsorted(events.start_ns, [steps.end_ns[0], steps.end_ns[-1]], "right") - 1
-        first, last = (_by_category(blocks, events, int(end)) for end in ends)
+        first, last = map(by_category, ends.tolist())
         growth = {name: round((last[name] - first[name]) / (len(steps) - 1)) for name in CATEGORIES}
     return MemoryUse(
         device,
         int(events.allocated_bytes[peak]),
         reserved if reserved >= 0 else None,
-        _by_category(blocks, events, peak),
+        by_category(peak),
         growth,
     )
 
@@ -89,15 +98,6 @@ def megabytes(parts: Mapping[str, int]) -> str:
     )
 
 
-class _Blocks(NamedTuple):
-    """Blocks of memory: the rows of the events that allocated and freed them, their sizes and categories."""
-
-    allocated: Array
-    freed: Array
-    sizes: Array
-    categories: Array
-
-
 def freed_by(events: Table) -> Array:
     """Return for each event that allocates the row of the event that frees it; the number of rows for none."""
     order = np.argsort(events.address, kind="stable")
@@ -108,25 +108,14 @@ def freed_by(events: Table) -> Array:
     return freed
 
 
-def _blocks(trace: Trace, events: Table) -> _Blocks:
-    freed = freed_by(events)
-    allocated = np.flatnonzero(events.bytes > 0)
+def _categories(trace: Trace, events: Table, allocated: Array, freed: Array) -> Array:
+    """Return the category of each block of memory, by the rows of the events that allocated and freed it."""
     kinds, numbers = _passes(trace, events)
-    ended = np.append(kinds, _NEVER)[freed[allocated]]
-    same = np.append(numbers, -1)[freed[allocated]] == numbers[allocated]
-    begun = kinds[allocated]
+    begun, ended = kinds[allocated], np.append(kinds, _NEVER)[freed]
+    same = np.append(numbers, -1)[freed] == numbers[allocated]
     activation = (begun == _FORWARD_PASS) & (ended == _BACKWARD_PASS)
     chosen = [same, begun == _OPTIMIZER_STEP, begun == _BACKWARD_PASS, activation]
-    names = ["temporary", "optimizer", "gradients", "activations"]
-    return _Blocks(allocated, freed[allocated], events.bytes[allocated], np.select(chosen, names, "kept"))
-
-
-def _by_category(blocks: _Blocks, events: Table, at: int) -> dict[str, int]:
-    """Return the allocated bytes after the event in this row by category."""
-    alive = (blocks.allocated <= at) & (blocks.freed > at)
-    found = {name: int(blocks.sizes[alive & (blocks.categories == name)].sum()) for name in CATEGORIES}
-    total = int(events.allocated_bytes[at]) if at >= 0 else 0
-    return found | {"before_recording": max(total - sum(found.values()), 0)}
+    return np.select(chosen, ["temporary", "optimizer", "gradients", "activations"], "kept")
 
 
 def _passes(trace: Trace, events: Table) -> tuple[Array, Array]:

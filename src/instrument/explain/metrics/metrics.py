@@ -15,22 +15,11 @@ from ...read.tables.steps import span
 from ...read.tables.table import KERNEL, Array, Table
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
-from . import idle, launches, steps
+from . import idle, launches, steps, utilization
 from .collectives import collective_table, group_sizes
-from .groups import GroupedEvents
-from .matmul import matmul_table, on_matrix_units
-from .tables import kernel_table, module_table, operator_table, region_table
-from .utilization import (
-    activity,
-    blocks_per_sm,
-    counts,
-    occupancy,
-    of_device,
-    per_gpu,
-    ratio,
-    sm_efficiency,
-    split,
-)
+from .operator_work import matmul_table, on_matrix_units
+from .tables import GroupedEvents, kernel_table, module_table, operator_table, region_table
+from .utilization import ratio
 
 Window = Literal["gpu", "steps", "lengths", "loop", "launches", "trace", "loop_cpu"]
 Basis = Literal["all", "launch", "operator", "region", "module", "step", "loop", "blocks", "occupancy", "threads"]
@@ -318,19 +307,19 @@ def metrics_of(trace: Trace, collectives: Collectives, lengths: StepLengths | No
     gpu, runtime = trace.gpu, trace.runtime
     communicate = communication_mask(gpu, collectives)
     work = GroupedEvents(gpu.start_ns, gpu.end_ns)
-    done, (start, end) = activity(gpu, communicate), span(gpu)
-    launched, order = idle.launched_at(gpu, runtime), idle.in_order(gpu)
-    blocks = blocks_per_sm(gpu, runtime, trace.devices)
-    limits = of_device(gpu, {device.id: device.threads_per_sm for device in trace.devices})
+    done, (start, end) = utilization.activity(gpu, communicate), span(gpu)
+    launched, order = idle.launched_at(gpu, runtime), np.lexsort((gpu.event, gpu.start_ns))
+    blocks = utilization.blocks_per_sm(gpu, runtime, trace.devices)
+    limits = utilization.of_device(gpu, {device.id: device.threads_per_sm for device in trace.devices})
     kernel_ns = gpu.duration_ns[gpu.category == KERNEL].sum()
     matrix_ns = int(gpu.duration_ns[on_matrix_units(gpu)].sum())
     loop = steps.window(trace.steps) or _whole(trace)
     numbers = {
-        **counts(gpu),
-        **split(done, end - start),
-        "per_gpu": per_gpu(gpu, communicate, end - start),
-        **sm_efficiency(gpu, blocks, end - start),
-        **occupancy(gpu, blocks, limits),
+        **utilization.counts(gpu),
+        **utilization.split(done, end - start),
+        "per_gpu": utilization.per_gpu(gpu, communicate, end - start),
+        **utilization.sm_efficiency(gpu, blocks, end - start),
+        **utilization.occupancy(gpu, blocks, limits),
         "tensor_core_ns": matrix_ns,
         "tensor_core_share": ratio(matrix_ns, kernel_ns),
         "idle_streams_ns": idle.idle_streams(gpu, launched, order),
@@ -359,15 +348,16 @@ def _windows(
     trace: Trace, launched_ns: Array, lengths: StepLengths | None
 ) -> dict[Window, tuple[int, int] | None]:
     gpu = span(trace.gpu) if trace.gpu else None
-    known = launched_ns[trace.gpu.launch >= 0]
+    launches_ns = launched_ns[trace.gpu.launch >= 0]
+    on_cpu, ends = steps.window(trace.steps), steps.gpu_ends(lengths)
     return {
         "gpu": gpu,
-        "steps": steps.window(trace.steps),
-        "lengths": steps.lengths_window(trace.steps, lengths),
-        "loop": steps.pace_window(lengths),
-        "launches": (int(known.min()), gpu[1]) if gpu and len(known) else None,
+        "steps": on_cpu,
+        "lengths": on_cpu and (on_cpu[0], max([on_cpu[1], *ends])),
+        "loop": (ends[0], max(ends)) if lengths and lengths.totals.gpu_ns else None,
+        "launches": (int(launches_ns.min()), gpu[1]) if gpu and len(launches_ns) else None,
         "trace": _whole(trace),
-        "loop_cpu": steps.window(trace.steps) or _whole(trace),
+        "loop_cpu": on_cpu or _whole(trace),
     }
 
 
@@ -384,8 +374,8 @@ def _coverage(
     kernels = gpu.category == KERNEL
     sized = ~np.isnan(blocks)
 
-    def of(known: Array, among: Array) -> float | None:
-        return ratio(int(gpu.duration_ns[known & among].sum()), int(gpu.duration_ns[among].sum()))
+    def of(has: Array, among: Array) -> float | None:
+        return ratio(int(gpu.duration_ns[has & among].sum()), int(gpu.duration_ns[among].sum()))
 
     every = np.ones(len(gpu), bool)
     links: tuple[Basis, ...] = ("launch", "operator", "region", "module", "step")

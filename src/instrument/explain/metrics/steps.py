@@ -90,18 +90,9 @@ def loop(lengths: StepLengths | None) -> dict[str, Any] | None:
     }
 
 
-def pace_window(lengths: StepLengths | None) -> tuple[int, int] | None:
-    """Return the last end of the GPU work of the first step and of all steps, in ns; None without a period."""
-    ends = [step.gpu_last_ns for step in lengths.steps if step.gpu_last_ns is not None] if lengths else []
-    return (ends[0], max(ends)) if lengths and lengths.totals.gpu_ns else None
-
-
-def lengths_window(steps: Table, lengths: StepLengths | None) -> tuple[int, int] | None:
-    """Return the start of the first step, and the end of the last step or of the steps' GPU work, in ns."""
-    if (bounds := window(steps)) is None:
-        return None
-    ends = [step.gpu_last_ns for step in lengths.steps if step.gpu_last_ns is not None] if lengths else []
-    return bounds[0], max([bounds[1], *ends])
+def gpu_ends(lengths: StepLengths | None) -> list[int]:
+    """Return the last end of the GPU work of each step that has any, in ns."""
+    return [step.gpu_last_ns for step in lengths.steps if step.gpu_last_ns is not None] if lengths else []
 
 
 CPU_PARTS = {
@@ -122,7 +113,7 @@ def cpu_parts(trace: Trace, window: tuple[int, int]) -> dict[str, int]:
     """
     main = main_thread(trace)
     operators = trace.operators.where((trace.operators.parent < 0) & (trace.operators.thread == main))
-    collectives = [found.where(found.thread == main) for found in named_ranges(trace, _COLLECTIVE)]
+    collectives = [each.where(each.thread == main) for each in named_ranges(trace, _COLLECTIVE)]
     layers = {"input": input_ranges(trace), "communication": collectives, "compute": [operators]}
     parts, covered, known_ns = dict.fromkeys(CPU_PARTS, 0), times_of([]), 0
     for name, tables in layers.items():

@@ -146,12 +146,12 @@ def blocks_per_sm(gpu: Table, runtime: Table, devices: Sequence[Device]) -> Arra
     NaN if neither is known.
     """
     sms = of_device(gpu, {device.id: device.sms for device in devices})
-    known = (gpu.blocks >= 0) & (sms > 0)
+    computable = (gpu.blocks >= 0) & (sms > 0)
     blocks = gpu.blocks.astype(float)
     if runtime:
         by_threads = (gpu.launch >= 0) & runtime.matching("name", _BY_THREADS)[gpu.launch]
         blocks = np.where(by_threads, np.ceil(blocks / np.maximum(gpu.block_threads, 1)), blocks)
-    derived = np.where(known, blocks / np.maximum(sms, 1), np.nan)
+    derived = np.where(computable, blocks / np.maximum(sms, 1), np.nan)
     return np.where(np.isnan(gpu.blocks_per_sm), derived, gpu.blocks_per_sm)
 
 

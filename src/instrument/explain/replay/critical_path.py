@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,14 +17,14 @@ from ...read.kineto.insert_events import (
     microseconds,
     taken_lanes,
 )
-from ...read.tables.intervals import covered_ns
+from ...read.tables.intervals import Intervals, covered_ns
 from ...read.tables.lanes import group_rows
 from ...read.tables.nest import NestedRanges, rows_around
 from ...read.tables.steps import main_thread
 from ...read.tables.table import MEMCPY, Array, Table
 from ...read.tables.trace import Trace
 from .graph import ANCHORED, CALLED, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, Graph
-from .replay import Replay, step_bounds
+from .replay import Change, Replay, Replayer, replay_changed, step_bounds
 
 _FOREVER = 2**62
 
@@ -111,26 +111,19 @@ class CriticalPath(NamedTuple):
         return dict(sums.most_common())
 
 
-def critical_path(graph: Graph, replayed: Replay, communication: Array) -> CriticalPath:
-    """Return the critical path of a replay.
-
-    Args:
-        graph: the graph.
-        replayed: the replay.
-        communication: a mask of the GPU work that communicates.
-    """
+def critical_path(replayer: Replayer, change: Change | None = None) -> CriticalPath:
+    """Return the critical path of the steps with a change; None for the steps as they were recorded."""
+    graph = replayer.graph
+    replayed = replay_changed(graph, change) if change else replayer.unchanged
     times = replayed.times_ns
     start, last = int(step_bounds(graph, times)[0].min()), _last_node(graph, times)
-    path = _binding_edges(replayed, last, start)
-    in_regions = _Regions(graph.trace.regions)
-    segments = [
-        piece
-        for edge in path
-        for part in _parts(graph, replayed, communication, edge)
-        for piece in in_regions.pieces(part, replayed)
-    ]
+    parts = (
+        part
+        for edge in _binding_edges(replayed, last, start)
+        for part in _parts(graph, replayed, replayer.communication, edge)
+    )
+    segments = _without_overlaps(_in_regions(graph.trace.regions, parts, replayed.removed))
     total = int(times[last]) - start
-    segments = _without_overlaps(segments)
     segments = _without_beginning(segments, sum(part.duration_ns for part in segments) - total)
     slack = _slack(graph, replayed, int(times[last]))
     return CriticalPath(tuple(segments), total, slack, tuple(_off_path(graph, slack)))
@@ -179,15 +172,15 @@ def _parts(graph: Graph, replayed: Replay, communication: Array, edge: int) -> I
         yield Segment(what, gpu.strings[gpu.short_name[row]], region, begun, ran, -1, row)
 
 
-def _without_overlaps(segments: list[Segment]) -> list[Segment]:
+def _without_overlaps(segments: Iterable[Segment]) -> list[Segment]:
     """Shorten what still runs when the next part begins, such as a memcpy whose call returns before its end."""
-    found: list[Segment] = []
+    kept: list[Segment] = []
     for part in segments:
-        while found and part.duration_ns < 0:
-            last = found.pop()
+        while kept and part.duration_ns < 0:
+            last = kept.pop()
             part = last._replace(duration_ns=last.duration_ns + part.duration_ns)
-        found.append(part)
-    return [part for part in found if part.duration_ns > 0]
+        kept.append(part)
+    return [part for part in kept if part.duration_ns > 0]
 
 
 def _without_beginning(segments: list[Segment], surplus_ns: int) -> list[Segment]:
@@ -201,32 +194,29 @@ def _without_beginning(segments: list[Segment], surplus_ns: int) -> list[Segment
     return segments
 
 
-class _Regions:
-    """Splits the work of the CPU where regions begin and end."""
-
-    def __init__(self, regions: Table) -> None:
-        self._regions = regions
-        self._nested = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
-        self._edges = {
-            thread: np.unique(np.concatenate((regions.start_ns[rows], regions.end_ns[rows])))
-            for thread, rows in group_rows(regions.thread)
-        }
-
-    def pieces(self, part: Segment, replayed: Replay) -> Iterator[Segment]:
-        """Yield the pieces of a segment, without the work of the CPU that the change removes."""
+def _in_regions(
+    regions: Table, segments: Iterable[Segment], removed: Mapping[int, Intervals]
+) -> Iterator[Segment]:
+    """Split the work of the CPU where regions begin and end, and leave out what a change removes."""
+    nested = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
+    edges = {
+        thread: np.unique(np.concatenate((regions.start_ns[rows], regions.end_ns[rows])))
+        for thread, rows in group_rows(regions.thread)
+    }
+    for part in segments:
         if part.thread < 0:
             yield part
-            return
+            continue
         since, until = part.start_ns, part.start_ns + part.duration_ns
-        own = self._edges.get(part.thread, np.empty(0, np.int64))
+        own = edges.get(part.thread, np.empty(0, np.int64))
         inside = own[np.searchsorted(own, since, "right") : np.searchsorted(own, until)]
         starts, ends = np.concatenate(([since], inside)), np.concatenate((inside, [until]))
         took = ends - starts
-        if part.kind == "cpu" and part.thread in replayed.removed:
-            took = took - covered_ns(replayed.removed[part.thread], starts, ends)
-        rows = self._nested.innermost_at(starts, np.full(len(starts), part.thread)).tolist()
+        if part.kind == "cpu" and part.thread in removed:
+            took = took - covered_ns(removed[part.thread], starts, ends)
+        rows = nested.innermost_at(starts, np.full(len(starts), part.thread)).tolist()
         for start, ns, row in zip(starts.tolist(), took.tolist(), rows, strict=True):
-            yield part._replace(region=region_path(self._regions, row), start_ns=start, duration_ns=ns)
+            yield part._replace(region=region_path(regions, row), start_ns=start, duration_ns=ns)
 
 
 def _slack(graph: Graph, replayed: Replay, end_ns: int) -> Array:
@@ -246,11 +236,11 @@ def _slack(graph: Graph, replayed: Replay, end_ns: int) -> Array:
 
 def _off_path(graph: Graph, slack_ns: Array) -> list[OffPath]:
     gpu, rows = graph.trace.gpu, np.flatnonzero(graph.loop.of_work >= 0)
-    found = [
+    by_name = [
         OffPath(gpu.strings[name], int(gpu.duration_ns[own].sum()), int(slack_ns[own].min()))
         for name, own in ((name, rows[places]) for name, places in group_rows(gpu.short_name[rows]))
     ]
-    return sorted((work for work in found if work.slack_ns > 0), key=lambda work: -work.duration_ns)
+    return sorted((work for work in by_name if work.slack_ns > 0), key=lambda work: -work.duration_ns)
 
 
 def region_path(regions: Table, row: int) -> tuple[str, ...]:

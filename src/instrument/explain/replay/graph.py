@@ -9,29 +9,228 @@ from typing import NamedTuple
 import numpy as np
 
 from ...read.measures.launches import BlockedLaunches, find_blocked_launches
-from ...read.measures.synchronizations import Synchronization, find_synchronizations
-from ...read.tables.intervals import Intervals, merge_overlaps
+from ...read.measures.synchronizations import Synchronization, columns_of, find_synchronizations
+from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps
 from ...read.tables.lanes import group_rows
-from ...read.tables.table import Array, Table
+from ...read.tables.steps import launched_before, main_thread, process_of_threads, span
+from ...read.tables.table import Array, Table, table
 from ...read.tables.trace import Trace
-from .cpu_points import (
-    END,
-    FORK,
-    JOIN,
-    LAUNCH,
-    MAX_THREADS,
-    RETURN,
-    START,
-    SYNC,
-    UNBLOCKED,
-    CpuPoints,
-    Handoffs,
-    cpu_points,
-    find_handoffs,
-)
-from .gpu_order import RETURN_NS, GpuOrder, gpu_order, measure_delays, median
-from .gpu_waits import MAX_PAIRS, find_event_waits, find_stream_waits, find_sync_targets, work_ended_by
-from .loop_steps import LoopSteps, loop_steps
+from . import gpu_waits
+from .gpu_waits import RETURN_NS, GpuOrder, median
+
+
+@dataclass(frozen=True)
+class LoopSteps:
+    """The steps of a trace and the GPU work that belongs to them.
+
+    Attributes:
+        table: the steps; without any, the whole trace counts as one.
+        of_work: for each row of `Trace.gpu`, the step that launched it, or -1.
+        before: whether it was launched before the recording.
+        of_process: the rows of the steps of each process, in order.
+    """
+
+    table: Table
+    of_work: Array
+    before: Array
+    of_process: list[Array]
+
+    def bounds(self, start_ns: Array, end_ns: Array, work_end_ns: Array) -> tuple[Array, Array]:
+        """Return when each step starts and ends in ns; a step starts when the one before it in its process ends.
+
+        A step ends, on the CPU and on the GPU, with all its work and that of the steps before it. Steps of
+        different processes are independent. The first step starts when the GPU has done the work that was launched
+        before the recording, if that is later.
+
+        Args:
+            start_ns: the start of each step on the CPU.
+            end_ns: the end of each step on the CPU.
+            work_end_ns: the end of each row of `Trace.gpu`.
+        """
+        ends = end_ns.copy()
+        rows = np.flatnonzero(self.of_work >= 0)
+        np.maximum.at(ends, self.of_work[rows], work_end_ns[rows])
+        for steps in self.of_process:
+            ends[steps] = np.maximum.accumulate(ends[steps])
+        earlier = work_end_ns[self.before].max(initial=start_ns.min())
+        starts: Array = np.where(earlier < ends, np.maximum(start_ns, earlier), start_ns)
+        for steps in self.of_process:
+            starts[steps[1:]] = ends[steps[:-1]]
+        return starts, ends
+
+    def recorded_bounds(self, trace: Trace) -> tuple[Array, Array]:
+        """Return when each step started and ended in the recording of these steps."""
+        return self.bounds(self.table.start_ns, self.table.end_ns, trace.gpu.end_ns)
+
+    def on_cpu(self, start_ns: Array, end_ns: Array) -> Array:
+        """Return the time on the CPU from the end of the step before, or the start of the first step, in ns."""
+        lengths: Array = end_ns - start_ns
+        for steps in self.of_process:
+            lengths[steps[1:]] = np.diff(end_ns[steps])
+        return lengths
+
+
+def loop_steps(trace: Trace) -> LoopSteps:
+    """Return the steps of a trace with a `loop_thread`."""
+    steps, before = trace.steps or _whole_trace(trace), launched_before(trace)
+    return LoopSteps(
+        steps,
+        trace.gpu.step if trace.steps else np.where(before, -1, 0),
+        before,
+        [rows for _, rows in group_rows(process_of_threads(trace)[steps.thread])],
+    )
+
+
+def has_cpu(trace: Trace) -> bool:
+    """Return whether a trace has events on a thread; without them, there is no graph."""
+    return bool(trace.steps) or loop_thread(trace) >= 0
+
+
+def loop_thread(trace: Trace) -> int:
+    """Return the main thread or, if nothing is recorded on it, the thread with the most events; -1 without any."""
+    threads = np.concatenate([each.thread for each in _on_cpu(trace)])
+    main, busy = main_thread(trace), threads[threads >= 0]
+    return main if (busy == main).any() or not len(busy) else int(np.argmax(np.bincount(busy)))
+
+
+def _on_cpu(trace: Trace) -> tuple[Table, ...]:
+    return trace.operators, trace.regions, trace.runtime
+
+
+def _whole_trace(trace: Trace) -> Table:
+    """Return one step from the first to the last event of the loop's thread."""
+    thread = loop_thread(trace)
+    first, last = span(*(each.where(each.thread == thread) for each in _on_cpu(trace)))
+    columns = {"start_ns": first, "duration_ns": last - first, "thread": thread}
+    return table("steps", {name: np.array([value]) for name, value in columns.items()}, trace.strings)
+
+
+_QUIET_NS = 5_000
+MAX_THREADS = 128
+"""The number of threads above which hand-offs are not looked for."""
+
+
+class Handoffs(NamedTuple):
+    """The moments at which a thread goes on because another thread is done.
+
+    Attributes:
+        thread: the thread that goes on.
+        time_ns: when it goes on.
+        by_thread: the thread that it waited for.
+        by_ns: the last event on that thread before.
+    """
+
+    thread: Array
+    time_ns: Array
+    by_thread: Array
+    by_ns: Array
+
+
+def find_handoffs(trace: Trace, threads: Sequence[int], blocked: dict[int, Intervals]) -> Handoffs:
+    """Return the hand-offs between threads.
+
+    A thread waited for another if nothing starts or ends on it for 5 us or since the beginning, and the other
+    thread has events during at least half of this time. Times in which the thread waits for the GPU do not count.
+    The trace does not show locks and queues.
+
+    Args:
+        trace: the trace.
+        threads: the threads; of more than `MAX_THREADS`, none is compared.
+        blocked: the times during which each thread waits for the GPU.
+    """
+    edges = {thread: _edges(trace, thread) for thread in threads if len(threads) <= MAX_THREADS}
+    first = min((int(own[0]) for own in edges.values() if len(own)), default=0)
+    handoffs = [np.empty((4, 0), np.int64)]
+    for thread, own in edges.items():
+        own = np.concatenate(([first - 1], own))
+        quiet = np.flatnonzero(np.diff(own) >= _QUIET_NS)
+        since, until = own[quiet], own[quiet + 1]
+        if thread in blocked:
+            free = covered_ns(blocked[thread], since, until) == 0
+            since, until = since[free], until[free]
+        last, by = np.full(len(since), -1), np.full(len(since), -1)
+        for other, times in edges.items():
+            if other == thread or not len(times):
+                continue
+            begin = np.searchsorted(times, since, "right")
+            final = np.searchsorted(times, until) - 1
+            inside = final >= begin
+            start, end = times[np.minimum(begin, len(times) - 1)], times[np.maximum(final, 0)]
+            waits = inside & (2 * (end - start) >= until - since) & (end > last)
+            last[waits], by[waits] = end[waits], other
+        some = by >= 0
+        handoffs.append(np.stack((np.full(int(some.sum()), thread), until[some], by[some], last[some])))
+    return Handoffs(*np.concatenate(handoffs, axis=1))
+
+
+def _edges(trace: Trace, thread: int) -> Array:
+    """Return the times at which anything starts or ends on a thread."""
+    tables = [table.where(table.thread == thread) for table in (trace.operators, trace.regions, trace.runtime)]
+    return np.unique(np.concatenate([times for table in tables for times in (table.start_ns, table.end_ns)]))
+
+
+RETURN, UNBLOCKED, END, FORK, JOIN, START, LAUNCH, SYNC = range(8)
+"""Kinds of points, in the order of those at one time."""
+
+
+class CpuPoints(NamedTuple):
+    """Points on threads, in order of thread and time.
+
+    Attributes:
+        thread: the thread.
+        time_ns: the recorded time.
+        kind: what happens: a step starts (START) or ends (END); a call launches work (LAUNCH) or begins to wait
+            for the GPU (SYNC); such a call (RETURN) or a launch into a full queue (UNBLOCKED) goes on; the thread
+            goes on after another one (JOIN), or lets another go on (FORK).
+        of: the row of the step, of the call of `Trace.runtime`, of the synchronization, of the blocked launch, or
+            of the hand-off.
+        node: the node of each in the graph.
+    """
+
+    thread: Array
+    time_ns: Array
+    kind: Array
+    of: Array
+    node: Array
+
+    def nodes(self, kind: int, count: int) -> Array:
+        """Return the nodes of the points of a kind by what they belong to, for this many of these."""
+        nodes, rows = np.zeros(count, np.int64), self.kind == kind
+        nodes[self.of[rows]] = self.node[rows]
+        return nodes
+
+
+def cpu_points(
+    trace: Trace, steps: Table, waits: Sequence[Synchronization], full: BlockedLaunches, handoffs: Handoffs
+) -> CpuPoints:
+    """Return the points of a trace, which have no nodes yet.
+
+    Args:
+        trace: the trace.
+        steps: the steps.
+        waits: the synchronizations.
+        full: the launches that found the queue of the GPU full.
+        handoffs: the hand-offs between threads.
+    """
+    runtime = trace.runtime
+    launches = np.unique(trace.gpu.launch[trace.gpu.launch >= 0])
+    thread, began, took = columns_of(waits, "thread", "start_ns", "blocked_ns")
+    parts = (
+        (JOIN, handoffs.thread, handoffs.time_ns, None),
+        (START, steps.thread, steps.start_ns, None),
+        (LAUNCH, runtime.thread[launches], runtime.start_ns[launches], launches),
+        (SYNC, thread, began, None),
+        (RETURN, thread, began + took, None),
+        (UNBLOCKED, full.thread, full.end_ns, None),
+        (END, steps.thread, steps.end_ns, None),
+        (FORK, handoffs.by_thread, handoffs.by_ns, None),
+    )
+    threads, times = (np.concatenate([part[column] for part in parts]).astype(np.int64) for column in (1, 2))
+    kinds = np.concatenate([np.full(len(part[1]), part[0]) for part in parts])
+    of = np.concatenate([np.arange(len(part[1])) if part[3] is None else part[3] for part in parts])
+    order = np.lexsort((kinds, times, threads))
+    return CpuPoints(threads[order], times[order], kinds[order], of[order], np.full(len(order), -1))
+
 
 ANCHORED, ON_CPU, HANDED_OFF, CALLED, LAUNCHED, STREAM, EVENT, RETURNED = range(8)
 """Kinds of edges; see `Edges`."""
@@ -128,28 +327,10 @@ class Graph:
     incomplete: str
 
 
-class _Points:
-    """The points on threads with their nodes.
-
-    Attributes:
-        points: the points.
-        node: the node of each.
-    """
-
-    def __init__(self, points: CpuPoints, node: Array) -> None:
-        self.points, self.node = points, node
-
-    def nodes(self, kind: int, count: int) -> Array:
-        """Return the nodes of the points of a kind by what they belong to, for this many of these."""
-        found, rows = np.zeros(count, np.int64), self.points.kind == kind
-        found[self.points.of[rows]] = self.node[rows]
-        return found
-
-
-def build_graph(trace: Trace) -> Graph:
+def graph_of(trace: Trace) -> Graph:
     """Return the graph of a trace with a `loop_thread`; without steps, the whole trace counts as one step."""
     loop = loop_steps(trace)
-    steps, gpu, order, full = loop.table, trace.gpu, gpu_order(trace), find_blocked_launches(trace)
+    steps, gpu, order, full = loop.table, trace.gpu, gpu_waits.gpu_order(trace), find_blocked_launches(trace)
     waits = [wait for wait in find_synchronizations(trace) if wait.thread >= 0 and wait.blocked_ns > 0]
     threads = _threads(trace, steps, waits)
     handoffs = find_handoffs(trace, threads, _blocked(waits))
@@ -160,13 +341,13 @@ def build_graph(trace: Trace) -> Graph:
     ties = np.concatenate((np.zeros(len(points.kind), np.int64), gpu.start_ns))
     node = np.empty(len(times), np.int64)
     node[np.lexsort((ties, kinds, times))] = np.arange(1, len(times) + 1)
-    on_cpu, work_nodes = _Points(points, node[: len(points.kind)]), node[len(points.kind) :]
+    points, work_nodes = points._replace(node=node[: len(points.kind)]), node[len(points.kind) :]
     recorded = np.concatenate((points.time_ns, gpu.end_ns))
     start = int(min(points.time_ns.min(), gpu.start_ns.min(initial=points.time_ns.min())))
     parts = (
-        *_cpu_edges(on_cpu, handoffs, full, start),
-        *_gpu_edges(trace, order, on_cpu, work_nodes, start),
-        *_return_edges(trace, waits, order, full, on_cpu, work_nodes),
+        *_cpu_edges(points, handoffs, full, start),
+        *_gpu_edges(trace, order, points, work_nodes, start),
+        *_return_edges(trace, waits, order, full, points, work_nodes),
     )
     return Graph(
         trace,
@@ -179,9 +360,9 @@ def build_graph(trace: Trace) -> Graph:
         _by_node(node, np.concatenate((points.thread, np.full(len(gpu), -1))), -1),
         _by_node(node, np.concatenate((np.full(len(points.kind), -1), np.arange(len(gpu)))), -1),
         work_nodes,
-        on_cpu.nodes(START, len(steps)),
-        on_cpu.nodes(END, len(steps)),
-        on_cpu.nodes(RETURN, len(waits)),
+        points.nodes(START, len(steps)),
+        points.nodes(END, len(steps)),
+        points.nodes(RETURN, len(waits)),
         _incomplete(len(threads), len(waits), int(order.stream.max(initial=0)) + 1),
     )
 
@@ -189,36 +370,33 @@ def build_graph(trace: Trace) -> Graph:
 def _incomplete(threads: int, waits: int, streams: int) -> str:
     if threads > MAX_THREADS:
         return f"{threads:,} threads launch work or wait for the GPU, more than {MAX_THREADS}"
-    if waits * streams > MAX_PAIRS:
+    if waits * streams > gpu_waits.MAX_PAIRS:
         return f"the trace has {waits:,} synchronizations and {streams:,} streams"
     return ""
 
 
 def _by_node(node: Array, values: Array, of_start: int) -> Array:
-    found = np.full(len(node) + 1, of_start, np.int64)
-    found[node] = values
-    return found
+    by_node = np.full(len(node) + 1, of_start, np.int64)
+    by_node[node] = values
+    return by_node
 
 
 def _threads(trace: Trace, steps: Table, waits: Sequence[Synchronization]) -> list[int]:
     """Return the threads that run steps, launch work or wait for the GPU."""
     launching = trace.runtime.thread[trace.gpu.launch[trace.gpu.launch >= 0]]
-    waiting = np.array([wait.thread for wait in waits], np.int64)
-    return [
-        number for number in np.unique(np.concatenate((steps.thread, launching, waiting))).tolist() if number >= 0
-    ]
+    threads = np.unique(np.concatenate((steps.thread, launching, *columns_of(waits, "thread"))))
+    return [number for number in threads.tolist() if number >= 0]
 
 
 def _blocked(waits: Sequence[Synchronization]) -> dict[int, Intervals]:
     """Return the times during which each thread waits for the GPU."""
-    times = np.array([(wait.thread, wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in waits], np.int64)
-    thread, start, end = times.reshape(-1, 3).T
-    return {number: merge_overlaps(start[rows], end[rows]) for number, rows in group_rows(thread)}
+    thread, start, took = columns_of(waits, "thread", "start_ns", "blocked_ns")
+    return {number: merge_overlaps(start[rows], (start + took)[rows]) for number, rows in group_rows(thread)}
 
 
-def _cpu_edges(on_cpu: _Points, handoffs: Handoffs, full: BlockedLaunches, start_ns: int) -> Iterator[Edges]:
+def _cpu_edges(points: CpuPoints, handoffs: Handoffs, full: BlockedLaunches, start_ns: int) -> Iterator[Edges]:
     """Yield the edges between points on threads."""
-    points, node = on_cpu.points, on_cpu.node
+    node = points.node
     first = np.ones(len(node), bool)
     first[1:] = points.thread[1:] != points.thread[:-1]
     begin = first & (points.kind != JOIN)
@@ -230,24 +408,24 @@ def _cpu_edges(on_cpu: _Points, handoffs: Handoffs, full: BlockedLaunches, start
     until[blocked] = np.maximum(full.start_ns[points.of[after[blocked]]], since[blocked])
     yield edges(ON_CPU, node[after - 1], node[after], 0, since, until)
     count = len(handoffs.thread)
-    forks, joins = on_cpu.nodes(FORK, count), on_cpu.nodes(JOIN, count)
+    forks, joins = points.nodes(FORK, count), points.nodes(JOIN, count)
     yield edges(HANDED_OFF, forks, joins, 0, handoffs.by_ns, handoffs.time_ns)
 
 
 def _gpu_edges(
-    trace: Trace, order: GpuOrder, on_cpu: _Points, work_nodes: Array, start_ns: int
+    trace: Trace, order: GpuOrder, points: CpuPoints, work_nodes: Array, start_ns: int
 ) -> Iterator[Edges]:
     """Yield the edges to the ends of GPU work."""
-    gpu, event_waits = trace.gpu, find_event_waits(trace, order)
-    delays = measure_delays(trace, order, event_waits[:, 0])
-    launch_nodes = on_cpu.nodes(LAUNCH, len(trace.runtime))
+    gpu, event_waits = trace.gpu, gpu_waits.find_event_waits(trace, order)
+    delays = gpu_waits.measure_delays(trace, order, event_waits[:, 0])
+    launch_nodes = points.nodes(LAUNCH, len(trace.runtime))
     launched = np.flatnonzero((gpu.launch >= 0) & ~order.same_launch)
     yield edges(LAUNCHED, launch_nodes[gpu.launch[launched]], work_nodes[launched], delays.launch[launched])
     queued = np.flatnonzero((order.previous >= 0) & ~order.before)
     yield edges(STREAM, work_nodes[order.previous[queued]], work_nodes[queued], delays.stream[queued])
     first = np.flatnonzero(order.before | ((order.previous < 0) & (gpu.launch < 0)))
     yield edges(ANCHORED, 0, work_nodes[first], gpu.start_ns[first] - start_ns)
-    work, target, delay = find_stream_waits(trace, order, delays, event_waits)
+    work, target, delay = gpu_waits.find_stream_waits(trace, order, delays, event_waits)
     yield edges(EVENT, work_nodes[target], work_nodes[work], delay)
 
 
@@ -256,27 +434,24 @@ def _return_edges(
     waits: Sequence[Synchronization],
     order: GpuOrder,
     full: BlockedLaunches,
-    on_cpu: _Points,
+    points: CpuPoints,
     work_nodes: Array,
 ) -> Iterator[Edges]:
     """Yield the edges to the returns of calls that wait for the GPU."""
-    sync, work = find_sync_targets(trace, waits, order)
-    began, returned = (
-        np.array(times, np.int64)
-        for times in ([wait.start_ns for wait in waits], [wait.start_ns + wait.blocked_ns for wait in waits])
-    )
+    sync, work = gpu_waits.find_sync_targets(trace, waits, order)
+    began, took = columns_of(waits, "start_ns", "blocked_ns")
     done = began.copy()
     np.maximum.at(done, sync, trace.gpu.end_ns[work])
     blocked, (after, alone) = done > began, np.full((2, len(waits)), RETURN_NS)
     _, call = np.unique([f"{wait.kind} {wait.call}" for wait in waits], return_inverse=True)
     for _, rows in group_rows(call):
         some, others = rows[blocked[rows]], rows[~blocked[rows]]
-        after[rows] = median((returned - done)[some], RETURN_NS)
-        alone[rows] = min(median((returned - began)[others], RETURN_NS), _LONGEST_CALL_NS)
-    nodes, calls = on_cpu.nodes(RETURN, len(waits)), on_cpu.nodes(SYNC, len(waits))
+        after[rows] = median((began + took - done)[some], RETURN_NS)
+        alone[rows] = min(median(took[others], RETURN_NS), _LONGEST_CALL_NS)
+    nodes, calls = points.nodes(RETURN, len(waits)), points.nodes(SYNC, len(waits))
     yield edges(CALLED, calls, nodes, alone)
     yield edges(RETURNED, work_nodes[work], nodes[sync], after[sync])
-    freed = work_ended_by(trace, order, full.end_ns, full.start_ns)
+    freed = gpu_waits.work_ended_by(trace, order, full.end_ns, full.start_ns)
     some = np.flatnonzero(freed >= 0)
     delay = median((full.end_ns - trace.gpu.end_ns[freed])[some], 0) if len(some) else 0
-    yield edges(RETURNED, work_nodes[freed[some]], on_cpu.nodes(UNBLOCKED, len(full.end_ns))[some], delay)
+    yield edges(RETURNED, work_nodes[freed[some]], points.nodes(UNBLOCKED, len(full.end_ns))[some], delay)

@@ -1,9 +1,10 @@
-"""Replays a graph, unchanged or with a `Change`: the time of each event, and the lengths of the steps."""
+"""Replays a trace, unchanged or with a `Change`: the time of each event, and the lengths of the steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -12,7 +13,9 @@ import numpy as np
 from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps, union
 from ...read.tables.lanes import group_rows
 from ...read.tables.table import Array, Table
-from .graph import CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, Graph
+from ...read.tables.trace import Trace
+from ...read.tables.work_classes import Collectives, communication_mask
+from .graph import CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, Graph, graph_of, has_cpu
 
 _LONG_AGO = -(2**62)
 _NOTHING: Mapping[int, Intervals] = MappingProxyType({})
@@ -36,11 +39,11 @@ class Replay(NamedTuple):
 
 def weights(graph: Graph) -> Array:
     """Return the recorded time of each edge in ns."""
-    found: Array = graph.edges.delay_ns + graph.edges.until_ns - graph.edges.since_ns
+    weight_ns: Array = graph.edges.delay_ns + graph.edges.until_ns - graph.edges.since_ns
     work = graph.work[graph.edges.target]
     on_gpu = work >= 0
-    found[on_gpu] += graph.trace.gpu.duration_ns[work[on_gpu]]
-    return found
+    weight_ns[on_gpu] += graph.trace.gpu.duration_ns[work[on_gpu]]
+    return weight_ns
 
 
 def replay(graph: Graph, edges: Edges, weight_ns: Array, removed: Mapping[int, Intervals] = _NOTHING) -> Replay:
@@ -65,11 +68,6 @@ def step_lengths(graph: Graph, times_ns: Array) -> Array:
     starts, ends = step_bounds(graph, times_ns)
     lengths: Array = ends - starts
     return lengths
-
-
-def steps_on_cpu(graph: Graph, times_ns: Array) -> Array:
-    """Return the lengths of the steps on the CPU in a replay; see `LoopSteps.on_cpu`."""
-    return graph.loop.on_cpu(times_ns[graph.start_nodes], times_ns[graph.end_nodes])
 
 
 _NEVER: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
@@ -150,15 +148,15 @@ def replay_changed(graph: Graph, change: Change) -> Replay:
 
 def _with_threads_in_its_place(graph: Graph, cpu: Mapping[int, Intervals]) -> dict[int, Intervals]:
     """Add the threads that another thread waited for during the times of that thread."""
-    edges, found = graph.edges, dict(cpu)
+    edges, removed = graph.edges, dict(cpu)
     handed = edges.kind == HANDED_OFF
     by, to, until = graph.thread[edges.source[handed]], graph.thread[edges.target[handed]], edges.until_ns[handed]
     for thread, (starts, ends) in cpu.items():
         for other in np.unique(by[to == thread]).tolist():
             joined = until[(to == thread) & (by == other)]
             held = np.searchsorted(joined, ends, "right") > np.searchsorted(joined, starts)
-            found[other] = union(found.get(other, _NEVER), (starts[held], ends[held]))
-    return found
+            removed[other] = union(removed.get(other, _NEVER), (starts[held], ends[held]))
+    return removed
 
 
 def _remove_cpu_work(graph: Graph, thread: int, times: Intervals, weight: Array, kept: Array) -> None:
@@ -202,3 +200,97 @@ def _overlap_work(graph: Graph, overlapped: Array, source: Array, kept: Array) -
     earlier = before[row[on_stream]]
     kept[on_stream[earlier < 0]] = False
     source[on_stream] = np.where(earlier >= 0, graph.work_nodes[earlier], source[on_stream])
+
+
+_MAX_ERROR = 0.05  # of a step, in the replay of the unchanged trace
+_MAX_UNKNOWN = 0.1  # of the GPU work, without a known launch
+
+
+def mean_ns(values: Array) -> int:
+    """Return the mean of times in ns, rounded: what a loop takes, divided by its steps."""
+    return round(float(np.mean(values)))
+
+
+def lower_median(values: Array) -> int:
+    """Return the median of integers; of an even number, the lower of the middle two."""
+    return int(np.sort(values)[(len(values) - 1) // 2])
+
+
+class Replayer:
+    """Replays one trace; the graph is built once.
+
+    Args:
+        trace: the trace.
+        collectives: which kernels communicate, as in `instrument.metrics`.
+    """
+
+    def __init__(self, trace: Trace, collectives: Collectives = "auto") -> None:
+        self.trace, self.collectives = trace, collectives
+
+    @property
+    def has_cpu(self) -> bool:
+        """Whether the trace has events on a thread; without them, there is no graph."""
+        return has_cpu(self.trace)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph of the trace."""
+        return graph_of(self.trace)
+
+    @cached_property
+    def communication(self) -> Array:
+        """A mask of the GPU work that communicates."""
+        return communication_mask(self.trace.gpu, self.collectives)
+
+    @cached_property
+    def unchanged(self) -> Replay:
+        """The replay without a change."""
+        return replay(self.graph, self.graph.edges, weights(self.graph))
+
+    @cached_property
+    def recorded_ns(self) -> Array:
+        """The recorded lengths of the steps in ns; see `LoopSteps.bounds`."""
+        starts, ends = self.graph.loop.recorded_bounds(self.trace)
+        lengths: Array = ends - starts
+        return lengths
+
+    @cached_property
+    def errors(self) -> Array:
+        """For each step, |replayed - recorded| / recorded, without a change."""
+        replayed = step_lengths(self.graph, self.unchanged.times_ns)
+        errors: Array = np.abs(replayed - self.recorded_ns) / np.maximum(self.recorded_ns, 1)
+        return errors
+
+    @cached_property
+    def abstained(self) -> str | None:
+        """Why nothing is predicted; None if something can be."""
+        if not self.has_cpu:
+            return "the trace has no events on the CPU"
+        if self.graph.incomplete:
+            return self.graph.incomplete
+        unknown, work = int(self.graph.order.unknown.sum()), len(self.trace.gpu)
+        if unknown > _MAX_UNKNOWN * work:
+            return f"the launches of {unknown:,} of {work:,} kernels, memcpys and memsets are not in the trace"
+        before_ns = int(self.trace.gpu.duration_ns[self.graph.order.before].sum())
+        if not self.trace.steps and before_ns > _MAX_UNKNOWN * int(self.trace.gpu.duration_ns.sum()):
+            return "much of the GPU work was launched before the recording, and the trace has no steps"
+        error = float(np.median(self.errors))
+        if error > _MAX_ERROR:
+            return f"the replay without a change is {100 * error:.1f} % off, more than {100 * _MAX_ERROR:.0f} %"
+        return None
+
+    def step_ns(self, change: Change) -> int:
+        """Return the length of a step with a change in ns: the mean of the steps.
+
+        Each step is as long as recorded, plus the difference between its replays with and without the change. In
+        the long run, steps take no less than on the CPU, even if the GPU lags behind at first; and no longer than
+        recorded, if nothing becomes slower.
+        """
+        before, after = self.unchanged.times_ns, replay_changed(self.graph, change).times_ns
+        longer = step_lengths(self.graph, after) - step_lengths(self.graph, before)
+        predicted = mean_ns(np.maximum(self.recorded_ns + longer, 0))
+        if not change.slows:
+            graph, recorded = self.graph, mean_ns(self.recorded_ns)
+            on_cpu = graph.loop.on_cpu(after[graph.start_nodes], after[graph.end_nodes])
+            predicted = min(max(predicted, mean_ns(on_cpu)), recorded)
+        return predicted

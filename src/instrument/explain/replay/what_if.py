@@ -13,16 +13,16 @@ import numpy as np
 
 from ...base.findings import Site
 from ...base.units import counted, duration
-from ...read.measures.synchronizations import COPY, EXPLICIT
+from ...read.measures.synchronizations import COPY, EXPLICIT, columns_of
 from ...read.tables.nest import inside_rows
 from ...read.tables.steps import main_thread
 from ...read.tables.table import MEMCPY, Array
 from ..metrics.idle import INPUT, named_ranges
+from ..metrics.tables import one_of
 from ..waits.trace_context import CallContext, TraceContext
-from .critical_path import CLASSES, CriticalPath
+from .critical_path import CLASSES, CriticalPath, critical_path
 from .graph import Graph
-from .replay import Change, without_events
-from .replayer import Replayer, mean_ns
+from .replay import Change, Replayer, mean_ns, without_events
 
 _KERNEL = "kernel:"
 _WITHOUT = re.compile(r"dataloader|copies|sync|sync:.+|region:.+", re.DOTALL)
@@ -117,7 +117,7 @@ def _without(graph: Graph, what: str) -> Change:
 
 def _without_input(graph: Graph) -> Change:
     main = main_thread(graph.trace)
-    tables = [found.where(found.thread == main) for found in named_ranges(graph.trace, INPUT)]
+    tables = [each.where(each.thread == main) for each in named_ranges(graph.trace, INPUT)]
     if not any(tables):
         raise ValueError("the trace has no ranges of a DataLoader")
     return without_events(*tables)
@@ -152,11 +152,11 @@ def _without_syncs(graph: Graph, line: str) -> Change:
     sites = [context.site for context in contexts_of_waits(graph)]
     if not any(sites):
         raise ValueError("the trace has no lines of synchronizations: record with with_stack=True")
-    found = [row for row, site in enumerate(sites) if site and _is_at(site, line)]
-    if not found:
-        known = sorted({str(site) for site in sites if site})
-        raise ValueError(f"no synchronization at {line!r}; the lines are: {', '.join(known) or 'none'}")
-    return Change(asynchronous=frozenset(found))
+    at_line = [row for row, site in enumerate(sites) if site and _is_at(site, line)]
+    if not at_line:
+        lines = sorted({str(site) for site in sites if site})
+        raise ValueError(f"no synchronization at {line!r}; the lines are: {', '.join(lines) or 'none'}")
+    return Change(asynchronous=frozenset(at_line))
 
 
 def _is_at(site: Site, line: str) -> bool:
@@ -167,17 +167,13 @@ def _is_at(site: Site, line: str) -> bool:
 
 def contexts_of_waits(graph: Graph) -> list[CallContext]:
     """Return the context of each synchronization of a graph."""
-    threads, times = (
-        np.array([getattr(wait, name) for wait in graph.waits], np.int64) for name in ("thread", "start_ns")
-    )
-    contexts = TraceContext(graph.trace, threads, times)
+    contexts = TraceContext(graph.trace, *columns_of(graph.waits, "thread", "start_ns"))
     return [contexts.context(row) for row in range(len(graph.waits))]
 
 
 def _without_region(graph: Graph, name: str) -> Change:
     regions, gpu = graph.trace.regions, graph.trace.gpu
-    codes = [code for code in np.unique(regions.name).tolist() if regions.strings[code] == name]
-    rows = np.flatnonzero(np.isin(regions.name, codes))
+    rows = np.flatnonzero(one_of(regions, "name", (name,)))
     if not len(rows):
         names = [regions.strings[code] for code in np.unique(regions.name).tolist()]
         close = get_close_matches(name, names, 3, 0.5)
@@ -257,13 +253,7 @@ class WhatIf:
         return json.dumps(as_dict(self), indent=2, allow_nan=False)
 
 
-def what_if(
-    replayer: Replayer,
-    *,
-    without: Words = (),
-    speed: Speed | None = (),
-    overlap: Words = (),
-) -> WhatIf:
+def what_if(replayer: Replayer, *, without: Words = (), speed: Speed | None = (), overlap: Words = ()) -> WhatIf:
     """Return the step as it would be with a change.
 
     The trace is replayed: each event happens as soon as what it waits for is done. The CPU's own work, the
@@ -296,7 +286,7 @@ def what_if(
     figures = float(np.median(errors)), float(errors.max()), len(errors), bool(replayer.trace.steps)
     if replayer.abstained:
         return WhatIf(", ".join(words), before, None, *figures, replayer.abstained)
-    path = replayer.critical_path(change)
+    path = critical_path(replayer, change)
     return WhatIf(", ".join(words), before, replayer.step_ns(change), *figures, None, path)
 
 

@@ -70,17 +70,17 @@ def _peak(facts: TraceFacts) -> tuple[MemorySnapshot, Breakdown, int]:
     snapshot = _history(facts)
     device = snapshot.fullest_device
     assert device is not None  # there are events
-    found = snapshot.break_down(device)
-    require(found.peak.event >= 0, "the peak in the memory snapshot is before all events of its history")
-    return snapshot, found, int(snapshot.passes.kind[found.peak.event])
+    breakdown = snapshot.break_down(device)
+    require(breakdown.peak.event >= 0, "the peak in the memory snapshot is before all events of its history")
+    return snapshot, breakdown, int(snapshot.passes.kind[breakdown.peak.event])
 
 
-def _bytes(found: Breakdown, category: str) -> int:
-    return sum(found.by_category()[category])
+def _bytes(breakdown: Breakdown, category: str) -> int:
+    return sum(breakdown.by_category()[category])
 
 
-def _in_use(found: Breakdown) -> Evidence:
-    return Evidence("peak", found.peak.bytes, "bytes", "Memory in use at the peak.")
+def _in_use(breakdown: Breakdown) -> Evidence:
+    return Evidence("peak", breakdown.peak.bytes, "bytes", "Memory in use at the peak.")
 
 
 @rule("failed-allocation")
@@ -149,22 +149,24 @@ def activation_memory(facts: TraceFacts, *, share: float = 0.4) -> Iterator[Find
     Needs a memory snapshot with a history. What is kept for the backward pass can be computed again there, which
     costs up to a third more time. 40 % is this library's choice.
     """
-    _, found, _ = _peak(facts)
-    kept = _bytes(found, "activations")
-    if kept < share * found.peak.bytes:
+    _, breakdown, _ = _peak(facts)
+    kept = _bytes(breakdown, "activations")
+    if kept < share * breakdown.peak.bytes:
         return
     by_line = [
-        (place, number) for (place, category), (number, _) in found.by_line().items() if category == "activations"
+        (place, number)
+        for (place, category), (number, _) in breakdown.by_line().items()
+        if category == "activations"
     ]
     listed = ", ".join(f"{place} {size(number)}" for place, number in by_line[:_LISTED])
     yield facts.finding(
-        f"Activations are {percentage(kept / found.peak.bytes)} of the memory at the peak",
+        f"Activations are {percentage(kept / breakdown.peak.bytes)} of the memory at the peak",
         Evidence("activations", kept, "bytes", "Activations at the peak: the most that recomputing saves."),
-        _in_use(found),
+        _in_use(breakdown),
         Evidence("lines", listed or None, "", "The lines that allocate most of them."),
         severity="low",
         confidence="medium",
-        coverage=1 - found.unknown_bytes / found.peak.bytes,
+        coverage=1 - breakdown.unknown_bytes / breakdown.peak.bytes,
         win_bytes=kept,
         fix=Fix("Recompute activations in the backward pass.", *CHECKPOINT),
         site=site_of(by_line[0][0]) if by_line else None,
@@ -178,15 +180,15 @@ def optimizer_temporaries(facts: TraceFacts, *, share: float = 0.1) -> Iterator[
     Needs a memory snapshot with a history. Optimizers that compute for all parameters at once (``foreach``) hold
     temporaries as large as the parameters; fused ones need none. 10 % is this library's choice.
     """
-    _, found, pass_ = _peak(facts)
-    temporary = _bytes(found, "temporaries")
-    if pass_ != OPTIMIZER_STEP or temporary < share * found.peak.bytes:
+    _, breakdown, pass_ = _peak(facts)
+    temporary = _bytes(breakdown, "temporaries")
+    if pass_ != OPTIMIZER_STEP or temporary < share * breakdown.peak.bytes:
         return
-    lines = [place for (place, category), _ in found.by_line().items() if category == "temporaries"]
+    lines = [place for (place, category), _ in breakdown.by_line().items() if category == "temporaries"]
     yield facts.finding(
         f"The step of the optimizer holds {size(temporary)} of temporaries at the peak",
         Evidence("temporaries", temporary, "bytes", "Temporaries at the peak."),
-        _in_use(found),
+        _in_use(breakdown),
         severity="medium",
         win_bytes=temporary,
         fix=Fix(
@@ -205,14 +207,14 @@ def kept_gradients(facts: TraceFacts, *, share: float = 0.1) -> Iterator[Finding
     Needs a memory snapshot with a history. Gradients that are set to None before the forward pass need no memory
     in it; those that are accumulated over micro-steps are meant to stay. 10 % is this library's choice.
     """
-    _, found, pass_ = _peak(facts)
-    kept = _bytes(found, "gradients")
-    if pass_ != FORWARD_PASS or kept < share * found.peak.bytes:
+    _, breakdown, pass_ = _peak(facts)
+    kept = _bytes(breakdown, "gradients")
+    if pass_ != FORWARD_PASS or kept < share * breakdown.peak.bytes:
         return
     yield facts.finding(
         f"Gradients of the step before, {size(kept)}, are in use at the peak of the forward pass",
         Evidence("gradients", kept, "bytes", "Gradients at the peak."),
-        _in_use(found),
+        _in_use(breakdown),
         severity="medium",
         confidence="medium",
         win_bytes=kept,

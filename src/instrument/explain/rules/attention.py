@@ -11,6 +11,7 @@ from ...base.findings import Evidence, Finding, Fix
 from ...base.units import counted, duration
 from ...read.tables.table import Array, Table
 from ..metrics.roofline import RooflineRow
+from ..metrics.tables import one_of
 from .rule import rule
 from .trace_facts import MissingEvidenceError, TraceFacts
 
@@ -37,8 +38,8 @@ def unfused_attention(facts: TraceFacts) -> Iterator[Finding]:
     kernel: the operations of both matmuls at half of the peak or, if the peak is unknown, the time of the matmuls.
     """
     operators = facts.trace.operators
-    chosen = np.sort(np.concatenate([facts.rows(operators, *_SOFTMAX), facts.rows(operators, *_PRODUCTS)]))
-    softmax = np.isin(chosen, facts.rows(operators, *_SOFTMAX))
+    chosen = facts.rows(operators, *_SOFTMAX, *_PRODUCTS)
+    softmax = one_of(operators, "name", _SOFTMAX)[chosen]
     if not softmax.any():
         return
     order = np.lexsort((operators.start_ns[chosen], operators.thread[chosen]))
@@ -46,18 +47,11 @@ def unfused_attention(facts: TraceFacts) -> Iterator[Finding]:
     thread = operators.thread[chosen]
     middle = np.flatnonzero(softmax[1:-1] & ~softmax[:-2] & ~softmax[2:]) + 1
     middle = middle[(thread[middle - 1] == thread[middle]) & (thread[middle + 1] == thread[middle])]
-    fits: dict[tuple[int, int, int], bool] = {}
-    shapes = operators.shapes[chosen]
-    kept = []
-    for place in middle.tolist():
-        key = tuple(shapes[place - 1 : place + 2].tolist())
-        if key not in fits:
-            fits[key] = _fits(*(operators.strings[code] for code in key))
-        if fits[key]:
-            kept.append(place)
-    if not kept:
+    shapes = [tuple(operators.shapes[chosen[place - 1 : place + 2]].tolist()) for place in middle.tolist()]
+    fits = {codes: _fits(*(operators.strings[code] for code in codes)) for codes in set(shapes)}
+    at = middle[np.array([fits[codes] for codes in shapes], bool)]
+    if not len(at):
         return
-    at = np.array(kept)
     first, last, scores = chosen[at - 1], chosen[at + 1], chosen[at]
     rows = _launched_between(facts, operators, first, last)
     gpu_ns = int(facts.gpu.duration_ns[rows].sum())
@@ -70,7 +64,7 @@ def unfused_attention(facts: TraceFacts) -> Iterator[Finding]:
     yield facts.finding(
         "Attention is not fused: softmax and its matmuls take "
         f"{duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step}",
-        facts.gpu_count("calls", len(kept), "Calls of unfused attention per step."),
+        facts.gpu_count("calls", len(at), "Calls of unfused attention per step."),
         facts.gpu_time("gpu_ns", gpu_ns, "GPU time per step, both matmuls included."),
         facts.gpu_time("softmax_ns", softmax_ns, "Part of it in the softmax."),
         facts.gpu_time("fused_ns", fused_ns, "Time of a fused kernel at half of the GPU's peak."),
@@ -215,21 +209,21 @@ def padded_heads(facts: TraceFacts) -> Iterator[Finding]:
     Needs shapes. FlashAttention has kernels for 32, 64, 96, 128, 160, 192, 224 and 256. The time to win is the
     share of the operations that compute padding.
     """
-    found, saved, all_ns = [], dict[int, float](), 0
+    widened, saved, all_ns = [], dict[int, float](), 0
     for index, row in _attention(facts).items():
         size = row.work.sizes[4]
-        padded = next((known for known in _HEAD_SIZES if known >= size), size)
+        padded = next((supported for supported in _HEAD_SIZES if supported >= size), size)
         if padded > size:
             saved[index] = 1 - size / padded
-            found.append((row, size, padded))
+            widened.append((row, size, padded))
             all_ns += row.gpu_ns
     win = facts.roofline_win(saved)
-    if not found:
+    if not widened:
         return
-    row, size, padded = found[0]
+    row, size, padded = widened[0]
     yield facts.finding(
         f"Heads of size {size} are padded to {padded}"
-        + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
+        + (f", and {counted(len(widened) - 1, 'other shape')}" if len(widened) > 1 else ""),
         Evidence("head_size", size, "events", "Head size."),
         Evidence("padded", padded, "events", "Head size that the kernel computes."),
         facts.gpu_time("gpu_ns", all_ns, "GPU time of attention with padded heads per step."),

@@ -33,7 +33,8 @@ def exposed_communication(facts: TraceFacts) -> Iterator[Finding]:
     of the time. The threshold of 5 % is that of TraceLens.
     """
     require(facts.communication.any(), "nothing communicates")
-    win = Win(facts.per_step(_exposed_ns(facts)), lambda: Change(overlapped=facts.replayer.communication))
+    exposed_ns = _exposed_ns(facts)
+    win = Win(facts.per_step(exposed_ns), lambda: Change(overlapped=facts.replayer.communication))
     gpu = facts.gpu
     rows = np.flatnonzero(facts.communication)
     alone = gpu.duration_ns[rows] - covered_ns(facts.activity.compute, gpu.start_ns[rows], gpu.end_ns[rows])
@@ -44,15 +45,10 @@ def exposed_communication(facts: TraceFacts) -> Iterator[Finding]:
         f"{percent_of_step(facts, win)}",
         Evidence("exposed_comm_ns", win, "ns", "Time per step of communication outside compute."),
         facts.step_time("comm_ns", total, "Time of communication per step."),
-        Evidence(
-            "overlapped",
-            1 - _exposed_ns(facts) / max(total, 1),
-            "1",
-            "Share of it that overlaps with compute.",
-        ),
+        Evidence("overlapped", 1 - exposed_ns / max(total, 1), "1", "Share of it that overlaps with compute."),
         *_bandwidth(facts),
         win_ns=win,
-        confidence="high" if facts.gpu_limited_ns >= _exposed_ns(facts) else "medium",
+        confidence="high" if facts.gpu_limited_ns >= exposed_ns else "medium",
         kernel=gpu.strings[gpu.short_name[longest]],
         fix=_fix(facts, longest),
         at=facts.place_of(gpu.where(rows[np.argsort(-alone)[:1]])),

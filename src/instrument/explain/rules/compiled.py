@@ -17,7 +17,7 @@ from ...read.tables.nest import inside_rows
 from ...read.tables.table import Table
 from ..metrics.idle import named_ranges
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts
+from .trace_facts import MissingEvidenceError, TraceFacts, require
 
 REGION = re.compile(r"^Torch-Compiled Region: (\d+)/(\d+)")
 """The ranges that torch records around compiled code: its number and its version."""
@@ -27,10 +27,9 @@ LOOK_UP = re.compile("^TorchDynamo Cache Lookup")
 
 def _ranges(facts: TraceFacts, pattern: re.Pattern[str]) -> Table:
     """Return the ranges of compiled code whose names match; abstain if there are none."""
-    found = next(named_ranges(facts.trace, pattern), None)
-    if found is None:
-        raise MissingEvidenceError("nothing ran that torch.compile compiled")
-    return found
+    ranges = named_ranges(facts.trace, pattern)
+    require(ranges, "nothing ran that torch.compile compiled")
+    return ranges[0]
 
 
 @rule("graph-breaks", on_cpu=True)
@@ -42,12 +41,9 @@ def graph_breaks(facts: TraceFacts) -> Iterator[Finding]:
     later piece is inside the range of the first. Functions that are called one after the other do not count as
     breaks. The gain from a whole graph is unknown.
     """
-    for calls in (facts.trace.operators, facts.trace.regions):
-        rows = np.flatnonzero(calls.matching("name", REGION))
-        if len(rows):
-            break
-    else:
-        raise MissingEvidenceError("nothing ran that torch.compile compiled")
+    calls = facts.trace.operators if facts.trace.operators.matching("name", REGION).any() else facts.trace.regions
+    rows = np.flatnonzero(calls.matching("name", REGION))
+    require(len(rows), "nothing ran that torch.compile compiled")
     within = inside_rows(rows, calls.parent)
     rests = rows[(calls.parent[rows] >= 0) & within[calls.parent[rows]]]
     if not len(rests):
@@ -133,11 +129,11 @@ def compile_time(facts: TraceFacts, *, seconds: float = 60) -> Iterator[Finding]
     if total_ns < seconds * 1e9:
         return
     most = max(log.compilations, key=lambda each: each.total_ns)
-    known = [each.inductor_ns for each in log.compilations if each.inductor_ns is not None]
+    inductor_ns = [each.inductor_ns for each in log.compilations if each.inductor_ns is not None]
     yield facts.finding(
         f"torch.compile took {duration(total_ns)} in the run, most of it for {most.site.function}",
         Evidence("compile_ns", total_ns, "ns", "Time of all compilations."),
-        Evidence("inductor_ns", sum(known) if known else None, "ns", "Part of it in Inductor."),
+        Evidence("inductor_ns", sum(inductor_ns) if inductor_ns else None, "ns", "Part of it in Inductor."),
         Evidence("compilations", len(log.compilations), "events", "Compilations."),
         severity="low",
         site=most.site,
@@ -157,20 +153,20 @@ def generated_kernels(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Fin
     """
     log, kernels = _log(facts), facts.kernels
     for code in np.unique(kernels.name).tolist():
-        found = log.kernels.get(kernels.strings[code])
+        kernel = log.kernels.get(kernels.strings[code])
         rows = kernels.where(kernels.name == code)
         ns = facts.per_gpu(int(rows.duration_ns.sum()))
-        if found is None or facts.share(ns) < share:
+        if kernel is None or facts.share(ns) < share:
             continue
-        lines = ", ".join(f"{PurePath(site.file).name}:{site.line}" for site in found.sites)
+        lines = ", ".join(f"{PurePath(site.file).name}:{site.line}" for site in kernel.sites)
         yield facts.finding(
-            f"{found.name} takes {duration(ns)} {facts.each_step}" + (f": it computes {lines}" if lines else ""),
+            f"{kernel.name} takes {duration(ns)} {facts.each_step}" + (f": it computes {lines}" if lines else ""),
             Evidence("gpu_ns", ns, "ns", "Its time per step."),
-            Evidence("operators", ", ".join(found.operators) or None, "", "Operators that it computes."),
+            Evidence("operators", ", ".join(kernel.operators) or None, "", "Operators that it computes."),
             Evidence("lines", lines or None, "", "Lines of the program that the operators come from."),
             severity="low",
-            kernel=found.name,
-            site=found.sites[0] if found.sites else None,
+            kernel=kernel.name,
+            site=kernel.sites[0] if kernel.sites else None,
             at=facts.place_of(rows),
         )
 

@@ -12,10 +12,10 @@ from ...base.findings import Evidence, Finding, Fix
 from ...base.units import count, duration
 from ...read.measures.launches import GRAPH_LAUNCH
 from ...read.measures.synchronizations import direction
-from ...read.tables.intervals import clip, merge_overlaps, overlap_ns, total_ns
+from ...read.tables.intervals import overlap_ns, total_ns
 from ...read.tables.nest import inside_rows
 from ...read.tables.table import MEMCPY, MEMSET, Array, Table
-from ..metrics.groups import sum_by_group, unique_codes
+from ..metrics.tables import sum_by_group, unique_codes
 from ..replay.replay import Change
 from ..replay.what_if import without_copies
 from .rule import rule
@@ -41,7 +41,7 @@ def exposed_copies(facts: TraceFacts) -> Iterator[Finding]:
         if not len(rows):
             continue
         copies = facts.gpu.where(rows)
-        times = clip(merge_overlaps(copies.start_ns, copies.end_ns), *facts.window)
+        times = facts.times_of(rows)
         exposed = total_ns(times) - overlap_ns(times, facts.activity.working)
         win = Win(facts.per_step(exposed), partial(_without, facts, rows))
         pageable = float(np.mean(copies.matching("name", _PAGEABLE)))

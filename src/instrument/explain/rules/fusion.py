@@ -10,6 +10,7 @@ import numpy as np
 from ...base.findings import Finding, Fix
 from ...base.units import count, duration
 from ...read.tables.table import KERNEL, Array
+from ..metrics.tables import one_of
 from .rule import rule
 from .trace_facts import TraceFacts
 
@@ -36,8 +37,7 @@ def elementwise_chains(facts: TraceFacts) -> Iterator[Finding]:
     gpu = facts.gpu
     order = np.flatnonzero(gpu.category == KERNEL)
     order = order[np.lexsort((gpu.start_ns[order], gpu.stream[order], gpu.device[order]))]
-    family = np.array([word == "elementwise" for word in gpu.strings], bool)
-    simple = family[gpu.family[order]] & ~gpu.where(order).matching("short_name", _GENERATED)
+    simple = one_of(gpu, "family", ("elementwise",))[order] & ~gpu.where(order).matching("short_name", _GENERATED)
     simple &= ~np.isin(order, _norm_work(facts))
     stream = np.diff(gpu.stream[order], prepend=-1) != 0
     begins = simple & (np.concatenate(([True], ~simple[:-1])) | stream)

@@ -13,8 +13,8 @@ from ...read.measures.launches import GRAPH_LAUNCH
 from ...read.tables.intervals import merge_overlaps
 from ...read.tables.nest import inside_rows
 from ...read.tables.table import Array
-from ..metrics.groups import sum_by_group
 from ..metrics.idle import INPUT
+from ..metrics.tables import sum_by_group
 from ..replay.replay import Change, without_events
 from .idle import idle_of, percent_of_step
 from .rule import rule
@@ -145,9 +145,8 @@ def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Fin
     dead = np.minimum(events[following], regions.end_ns[rows]) - regions.start_ns[rows]
     names, of = np.unique(regions.name[rows], return_inverse=True)
     process, starts = int(facts.process_of[facts.main_thread]), regions.start_ns[rows]
-    for place, (name, ns) in enumerate(
-        zip(names.tolist(), sum_by_group(dead, of, len(names)).tolist(), strict=True)
-    ):
+    sums = sum_by_group(dead, of, len(names)).tolist()
+    for place, (name, ns) in enumerate(zip(names.tolist(), sums, strict=True)):
         if facts.share(facts.per_step(ns)) < share:
             continue
         own = of == place
@@ -201,9 +200,9 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100) -> Iterator[Fin
     """
     trace = facts.trace
     tables = ((trace.regions, "region"), (trace.operators, "operator"))
-    found = [(table, link, rows) for table, link in tables if len(rows := facts.rows_matching(table, _OPTIMIZER))]
-    require(found, "the trace has no range of an optimizer")
-    table, link, rows = found[0]
+    steps = [(table, link, rows) for table, link in tables if len(rows := facts.rows_matching(table, _OPTIMIZER))]
+    require(steps, "the trace has no range of an optimizer")
+    table, link, rows = steps[0]
     inside = np.append(inside_rows(rows, table.parent), False)
     rows_of_work = np.flatnonzero(inside[facts.gpu[link]])
     work = facts.gpu.where(rows_of_work)

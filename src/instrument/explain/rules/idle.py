@@ -11,18 +11,9 @@ import numpy as np
 from ...base.findings import Evidence, Finding, Fix, SyncFinding
 from ...base.trace_marks import CORES
 from ...base.units import count, counted, duration
-from ...read.tables.intervals import covered_ns, merge_overlaps, total_ns
+from ...read.tables.intervals import clip, covered_ns, total_ns
 from ...read.tables.table import Table
-from ..metrics.idle import (
-    ALLOCATION,
-    CAUSES,
-    COLLECTION,
-    COMPILATION,
-    LOADING,
-    input_ranges,
-    named_ranges,
-    slow_calls,
-)
+from ..metrics import idle
 from ..replay.replay import Change, without_events
 from ..replay.what_if import contexts_of_waits
 from .rule import rule
@@ -34,7 +25,7 @@ _FEW_CORES = 2  # fewer than a loop and several workers can use
 
 def idle_of(facts: TraceFacts, cause: str) -> Evidence:
     """Return the idle time with this cause as evidence."""
-    about = f"Idle time of the GPU per step while {CAUSES[cause]}."
+    about = f"Idle time of the GPU per step while {idle.CAUSES[cause]}."
     return facts.step_time(f"{cause}_ns", facts.idle.total(cause), about)
 
 
@@ -53,27 +44,24 @@ def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     off: they load no batch in less than its time divided by their number, nor the cores all work in less than its
     time divided by theirs. The default threshold, 5 % of the step, is that of torch_tb_profiler.
     """
-    tables = input_ranges(facts.trace)
+    tables = idle.input_ranges(facts.trace)
     require(tables, "the trace has no ranges of a DataLoader")
-    first, last = facts.recorded
-    starts, ends = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start_ns", "end_ns"))
-    times = merge_overlaps(np.maximum(starts, first), np.minimum(ends, last))
-    waited = facts.per_step(total_ns(times))
-    known = not facts.unknown_gpu
+    waited = facts.per_step(total_ns(clip(idle.times_of(tables), *facts.recorded)))
+    has_gpu_times = not facts.unknown_gpu
     longest = tables[0]
     row = int(np.argmax(longest.duration_ns))
     name = longest.strings[longest.name[row]]
     single = "SingleProcess" in name
     workers = "MultiProcess" in name
     part = _part_to_win(facts, waited) if single else 1.0
-    all_ns = facts.per_step(facts.idle.total("input")) if known else waited
+    all_ns = facts.per_step(facts.idle.total("input")) if has_gpu_times else waited
     win = Win(round(all_ns * part), lambda: without_events(*tables, part=part))
     why = "The DataLoader has no worker processes" * single + "The workers do not keep up" * workers
-    share_of_step = "the GPU idles " * known + percent_of_step(facts, win)
+    share_of_step = "the GPU idles " * has_gpu_times + percent_of_step(facts, win)
     yield facts.finding(
         f"The loop waits {duration(waited)} {facts.each_step} for the next batch: {share_of_step}",
         Evidence("waited_ns", waited, "ns", "Time per step that the loop spends in the DataLoader."),
-        *([idle_of(facts, "input")] if known else []),
+        *([idle_of(facts, "input")] if has_gpu_times else []),
         win_ns=win,
         fix=_more_workers(facts, why, waited, single),
         at=(int(longest.thread[row]), int(longest.start_ns[row])),
@@ -112,13 +100,13 @@ def _more_workers(facts: TraceFacts, why: str, waited: int, single: bool) -> Fix
         )
     workers = _workers(facts, waited)
     options = [f"num_workers={workers}", "pin_memory=True" * bool(facts.trace.gpu), "persistent_workers=True"]
-    known = (
+    because = (
         ""
         if cores is None
         else f", of which the {counted(cores, 'CPU core')} of the machine that recorded the trace allow {workers}"
     )
     return Fix(
-        f"{text} batches ahead of the loop, in {'more ' * (not single)}worker processes{known}.",
+        f"{text} batches ahead of the loop, in {'more ' * (not single)}worker processes{because}.",
         "DataLoader(dataset, ...)",
         f"DataLoader(dataset, ..., {', '.join(filter(None, options))})",
     )
@@ -134,18 +122,18 @@ def long_synchronization(facts: TraceFacts) -> Iterator[Finding]:
     """
     require(facts.trace.runtime or facts.trace.syncs, "the trace has no calls of the runtime")
     budget = facts.per_step(facts.idle.total("synchronization"))
-    for found in facts.syncs.syncs:
-        win = Win(min(found.win_ns or 0, budget), partial(_asynchronous, facts, found))
+    for sync in facts.syncs.syncs:
+        win = Win(min(sync.win_ns or 0, budget), partial(_asynchronous, facts, sync))
         budget -= win
         yield facts.finding(
-            f"{found.op} makes the CPU wait for the GPU, which then idles {duration(win)} {facts.each_step}",
-            *(_per_step(facts, each) for each in found.evidence),
+            f"{sync.op} makes the CPU wait for the GPU, which then idles {duration(win)} {facts.each_step}",
+            *(_per_step(facts, each) for each in sync.evidence),
             win_ns=win,
-            fix=found.fix,
-            coverage=found.coverage,
-            region=found.region,
-            site=found.site or found.via,
-            operator=found.op,
+            fix=sync.fix,
+            coverage=sync.coverage,
+            region=sync.region,
+            site=sync.site or sync.via,
+            operator=sync.op,
         )
 
 
@@ -158,11 +146,11 @@ def _per_step(facts: TraceFacts, total: Evidence) -> Evidence:
     return total._replace(value=round(value) if total.unit == "ns" else value, definition=about)
 
 
-def _asynchronous(facts: TraceFacts, found: SyncFinding) -> Change:
+def _asynchronous(facts: TraceFacts, sync: SyncFinding) -> Change:
     """Return the change in which the synchronizations of a line no longer wait."""
     contexts = contexts_of_waits(facts.replayer.graph)
-    at = found.site or found.via
-    own = [row for row, each in enumerate(contexts) if (each.site or each.via) == at and each.op == found.op]
+    at = sync.site or sync.via
+    own = [row for row, each in enumerate(contexts) if (each.site or each.via) == at and each.op == sync.op]
     return Change(asynchronous=frozenset(own))
 
 
@@ -172,7 +160,7 @@ def garbage_collection(facts: TraceFacts) -> Iterator[Finding]:
 
     Needs the pauses that torch records with ``record_python_gc_info``, or regions named ``gc.collect``.
     """
-    pauses = [*named_ranges(facts.trace, COLLECTION)]
+    pauses = idle.named_ranges(facts.trace, idle.COLLECTION)
     require(pauses, "the trace has no pauses of the garbage collector")
     yield from _of_cause(
         facts,
@@ -195,7 +183,7 @@ def driver_allocation(facts: TraceFacts) -> Iterator[Finding]:
     frees in later steps come from an allocator that is short of memory and retries, or from ``empty_cache()``.
     """
     runtime = facts.trace.runtime
-    calls = facts.within(runtime.where(runtime.matching("name", ALLOCATION)))
+    calls = facts.within(runtime.where(runtime.matching("name", idle.ALLOCATION)))
     frees = len(facts.rows_matching(calls, "Free|Unmap|Release"))
     yield from _of_cause(
         facts,
@@ -220,15 +208,14 @@ def module_loading(facts: TraceFacts) -> Iterator[Finding]:
     Needs calls of the driver. CUDA loads a kernel at its first launch (lazy loading): a warm-up with all shapes
     moves the loading out of the window.
     """
-    loading = facts.within(facts.trace.runtime.where(facts.trace.runtime.matching("name", LOADING)))
-    calls = len(loading)
+    loading = facts.within(facts.trace.runtime.where(facts.trace.runtime.matching("name", idle.LOADING)))
     yield from _of_cause(
         facts,
         "module_loading",
         [loading],
-        f"The driver loads the code of kernels in {counted(calls, 'call')}",
+        f"The driver loads the code of kernels in {counted(len(loading), 'call')}",
         Fix("Record after a warm-up. In production, CUDA_MODULE_LOADING=EAGER loads everything at the start."),
-        Evidence("calls", calls, "events", "Calls that load code."),
+        Evidence("calls", len(loading), "events", "Calls that load code."),
     )
 
 
@@ -240,7 +227,7 @@ def initialization(facts: TraceFacts) -> Iterator[Finding]:
     copy, synchronize or pin memory; at the start of a program, the first launch and the first ``cudaFree`` take
     seconds. The cost occurs once.
     """
-    slow = facts.within(slow_calls(facts.trace))
+    slow = facts.within(idle.slow_calls(facts.trace))
     idle_ns = covered_ns((facts.idle.start_ns, facts.idle.end_ns), slow.start_ns, slow.end_ns)
     by_name: Counter[str] = Counter()
     for name, ns in zip(slow.text("name"), idle_ns.tolist(), strict=True):
@@ -303,14 +290,14 @@ def compilation(facts: TraceFacts) -> Iterator[Finding]:
 
     Needs the phases that torch records while it compiles.
     """
-    phases: Counter[str] = Counter()
-    for events in map(facts.within, named_ranges(facts.trace, COMPILATION)):
+    ranges, phases = idle.named_ranges(facts.trace, idle.COMPILATION), Counter[str]()
+    for events in map(facts.within, ranges):
         for name, took_ns in zip(events.text("name"), events.duration_ns.tolist(), strict=True):
             phases[name.removesuffix(" (dynamo_timed)")] += took_ns
     yield from _of_cause(
         facts,
         "compilation",
-        [*named_ranges(facts.trace, COMPILATION)],
+        ranges,
         "torch.compile compiles while the GPU idles",
         Fix(
             "Record after the warm-up. If torch.compile compiles in every step, shapes or code change: mark the "

@@ -11,8 +11,9 @@ import numpy as np
 from ...base.findings import Evidence, Finding, Fix
 from ...base.units import counted, duration
 from ...read.tables.table import KERNEL, Array, Table
-from ..metrics.matmul import on_matrix_units, tile_of
+from ..metrics.operator_work import on_matrix_units, tile_of
 from ..metrics.roofline import RooflineRow
+from ..metrics.tables import one_of
 from .rule import rule
 from .trace_facts import MissingEvidenceError, TraceFacts
 
@@ -38,9 +39,7 @@ def pad(multiple: int, bits: int) -> Fix:
 
 def _matmul_kernels(facts: TraceFacts) -> Array:
     """Return the rows of `TraceFacts.gpu` that are matmuls or convolutions."""
-    gpu = facts.gpu
-    family = np.array([word in _MATMUL_FAMILIES for word in gpu.strings], bool)
-    return np.flatnonzero((gpu.category == KERNEL) & family[gpu.family])
+    return np.flatnonzero((facts.gpu.category == KERNEL) & one_of(facts.gpu, "family", _MATMUL_FAMILIES))
 
 
 def _named(gpu: Table, rows: Array, pattern: re.Pattern[str]) -> Array:
@@ -83,16 +82,12 @@ def fp32_matmuls(facts: TraceFacts) -> Iterator[Finding]:
         ratios[chosen & ~by_memory] = ratio
     win = facts.gpu_win(rows, 1 - 1 / ratios)
     gpu_ns = int(gpu.duration_ns[rows].sum())
+    tf32_ns = float(gpu.duration_ns[rows[tf32]].sum())
     kinds = " and ".join(name for name, some in (("TF32", tf32.any()), ("FP32", (~tf32).any())) if some)
     yield facts.finding(
         f"Matmuls and convolutions in {kinds} take {duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step}",
         facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these kernels per step."),
-        Evidence(
-            "tf32_share",
-            float(gpu.duration_ns[rows[tf32]].sum()) / max(gpu_ns, 1),
-            "1",
-            "Share of it in TF32.",
-        ),
+        Evidence("tf32_share", tf32_ns / max(gpu_ns, 1), "1", "Share of it in TF32."),
         Evidence("peak", peak.name if peak else None, "", "GPU whose peaks are compared."),
         win_ns=win,
         kernel=longest(facts, rows),
@@ -141,11 +136,11 @@ def tensor_cores_unused(facts: TraceFacts) -> Iterator[Finding]:
 def generations(facts: TraceFacts) -> Array:
     """Return the GPU generation that each kernel of `TraceFacts.gpu` was written for, such as 80; 0 if unknown."""
     gpu = facts.gpu
-    known = np.zeros(len(gpu.strings), np.int64)
+    by_name = np.zeros(len(gpu.strings), np.int64)
     for code in np.unique(gpu.name).tolist():
-        if found := _GENERATION.search(gpu.strings[code][:512]):
-            known[code] = int(found[1] or found[2]) if found[1] or found[2] else _GENERATIONS[found[3]]
-    generations: Array = known[gpu.name]
+        if match := _GENERATION.search(gpu.strings[code][:512]):
+            by_name[code] = int(match[1] or match[2]) if match[1] or match[2] else _GENERATIONS[match[3]]
+    generations: Array = by_name[gpu.name]
     return generations
 
 
@@ -171,16 +166,13 @@ def old_kernels(facts: TraceFacts) -> Iterator[Finding]:
     oldest = int(np.bincount(written_for[rows], gpu.duration_ns[rows]).argmax())
     unaligned = _named(gpu, rows, re.compile(r"align1\b"))
     gpu_ns = int(gpu.duration_ns[rows].sum())
-    misaligned = bool(2 * gpu.duration_ns[unaligned].sum() > gpu_ns)
+    unaligned_ns = int(gpu.duration_ns[unaligned].sum())
+    misaligned = 2 * unaligned_ns > gpu_ns
     yield facts.finding(
         f"Matmuls of {duration(facts.per_gpu(gpu_ns))} {facts.each_gpu_step} run kernels written for sm{oldest} "
         f"on an sm{peak.generation} GPU" + (", with alignment 1: a dimension is odd" if misaligned else ""),
         facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these kernels per step."),
-        facts.gpu_time(
-            "align1_ns",
-            int(gpu.duration_ns[unaligned].sum()),
-            "Part of it in kernels that read one element at a time.",
-        ),
+        facts.gpu_time("align1_ns", unaligned_ns, "Part of it in kernels that read one element at a time."),
         *_shapes(facts, rows),
         win_ns=win,
         kernel=longest(facts, rows),
@@ -196,9 +188,9 @@ def old_kernels(facts: TraceFacts) -> Iterator[Finding]:
 def _shapes(facts: TraceFacts, rows: Array) -> Iterator[Evidence]:
     """Yield the sizes of the matmul that takes the most time in these rows."""
     of = facts.roofline.of_work[rows]
-    known = of >= 0
-    if known.any():
-        sums = np.bincount(of[known], facts.gpu.duration_ns[rows[known]])
+    priced = of >= 0
+    if priced.any():
+        sums = np.bincount(of[priced], facts.gpu.duration_ns[rows[priced]])
         row = facts.roofline.rows[int(np.argmax(sums))]
         text = " x ".join(map(str, row.work.sizes))
         yield Evidence("sizes", text, "", "Sizes of the longest (for matmuls: batch x m x n x k).")
@@ -231,29 +223,29 @@ def misaligned_matmuls(facts: TraceFacts) -> Iterator[Finding]:
     facts.require_shapes()
     gpu, peak = facts.gpu, facts.peak
     written_for = generations(facts)
-    found, saved = [], dict[int, float]()
+    misaligned, saved = [], dict[int, float]()
     for index, row in facts.roofline.of_kind("matmul").items():
         multiple = _ALIGNMENT.get(row.kind)
         m, n, k = row.work.sizes[1:]
         if multiple is None or min(m, n, k) < 2 * multiple or not any(size % multiple for size in (m, n, k)):
             continue
         rows = np.flatnonzero(facts.roofline.of_work == index)
-        known = written_for[rows][written_for[rows] > 0]
-        if peak and peak.generation and (known // 10 < peak.generation // 10).any():
+        targets = written_for[rows][written_for[rows] > 0]
+        if peak and peak.generation and (targets // 10 < peak.generation // 10).any():
             continue
         waste = 1 - row.share if row.share else _tile_waste(gpu, rows, m, n)
         if waste > 0:
             saved[index] = waste
-            found.append((row, rows))
+            misaligned.append((row, rows))
     win = facts.roofline_win(saved)
-    if not found:
+    if not misaligned:
         return
-    row, rows = found[0]
+    row, rows = misaligned[0]
     m, n, k = row.work.sizes[1:]
-    gpu_ns = sum(each.gpu_ns for each, _ in found)
+    gpu_ns = sum(each.gpu_ns for each, _ in misaligned)
     yield facts.finding(
         f"Matmuls of {m} x {n} x {k} are not aligned to {_ALIGNMENT[row.kind]} elements"
-        + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
+        + (f", and {counted(len(misaligned) - 1, 'other shape')}" if len(misaligned) > 1 else ""),
         facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these matmuls per step."),
         Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
         win_ns=win,
@@ -295,27 +287,27 @@ def few_tiles(facts: TraceFacts) -> Iterator[Finding]:
     gpu = facts.gpu
     sms = {device.sms for device in facts.trace.devices}
     size = sms.pop() if len(sms) == 1 else 0
-    most, saved, found = size or _FEWEST_SMS, dict[int, float](), []
+    most, saved, small = size or _FEWEST_SMS, dict[int, float](), []
     for index, row in facts.roofline.of_kind("matmul").items():
         rows = np.flatnonzero(facts.roofline.of_work == index)
         tiles = _tiles(gpu, rows, row)
         if tiles is None or tiles >= most:
             continue
         saved[index] = 1 - tiles / most
-        found.append((row, rows, tiles))
+        small.append((row, rows, tiles))
     win = facts.roofline_win(saved)
-    if not found:
+    if not small:
         return
-    row, rows, tiles = max(found, key=lambda each: each[0].gpu_ns * (1 - each[2] / most))
+    row, rows, tiles = max(small, key=lambda each: each[0].gpu_ns * (1 - each[2] / most))
     m, n, k = row.work.sizes[1:]
     yield facts.finding(
         f"A matmul of {m} x {n} x {k} has {counted(tiles, 'tile')} for {most} multiprocessors"
         + ("" if size else " or more")
-        + (f", and {counted(len(found) - 1, 'other shape')} as well" if len(found) > 1 else ""),
+        + (f", and {counted(len(small) - 1, 'other shape')} as well" if len(small) > 1 else ""),
         Evidence("tiles", tiles, "events", "Tiles: thread blocks of the kernel, or result / tile in its name."),
         Evidence("multiprocessors", size or None, "events", "Multiprocessors of the GPU."),
         facts.gpu_time("gpu_ns", row.gpu_ns, "GPU time of this matmul per step."),
-        facts.gpu_time("all_ns", sum(each.gpu_ns for each, *_ in found), "GPU time of all such matmuls per step."),
+        facts.gpu_time("all_ns", sum(each.gpu_ns for each, *_ in small), "GPU time of all such matmuls per step."),
         Evidence("long_side", k / max(m, n), "1", "k / the larger of m and n; if above 1, splitting k can help."),
         win_ns=win,
         operator=row.name,
@@ -349,18 +341,16 @@ def thin_matmuls(facts: TraceFacts, *, thin: int = 16) -> Iterator[Finding]:
     """
     facts.require_shapes()
     matmuls = facts.roofline.of_kind("matmul").items()
-    found = {index: row for index, row in matmuls if min(row.work.sizes[1:3]) <= thin}
-    win = facts.roofline_win(dict.fromkeys(found, 0.5))
-    if not found:
+    narrow = {index: row for index, row in matmuls if min(row.work.sizes[1:3]) <= thin}
+    win = facts.roofline_win(dict.fromkeys(narrow, 0.5))
+    if not narrow:
         return
-    row = next(iter(found.values()))
+    row, gpu_ns = next(iter(narrow.values())), sum(each.gpu_ns for each in narrow.values())
     m, n, k = row.work.sizes[1:]
     yield facts.finding(
         f"Matmuls with a side of {min(m, n)} mostly read their weights: {m} x {n} x {k}"
-        + (f", and {counted(len(found) - 1, 'other shape')}" if len(found) > 1 else ""),
-        facts.gpu_time(
-            "gpu_ns", sum(each.gpu_ns for each in found.values()), "GPU time of these matmuls per step."
-        ),
+        + (f", and {counted(len(narrow) - 1, 'other shape')}" if len(narrow) > 1 else ""),
+        facts.gpu_time("gpu_ns", gpu_ns, "GPU time of these matmuls per step."),
         Evidence("share_of_peak", row.share, "1", "Share of the roofline that the longest reaches."),
         win_ns=win,
         operator=row.name,

@@ -59,9 +59,11 @@ def memory_growth(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding
     in use half-way. In a trace, the allocated bytes grow from the end of each step to the end of the next. In all,
     they grow by at least ``share``: the program keeps tensors, such as a list of losses with their graphs.
     """
-    known = _snapshot(facts)
-    if known is not None and (known[0].complete_steps(known[1]) >= LEAST_STEPS or not facts.memory_events):
-        yield from _growing_lines(facts, *known, share)
+    recorded = _snapshot(facts)
+    if recorded is not None and (
+        recorded[0].complete_steps(recorded[1]) >= LEAST_STEPS or not facts.memory_events
+    ):
+        yield from _growing_lines(facts, *recorded, share)
         return
     rows = _on_gpu(facts)
     ends = facts.trace.steps.end_ns
@@ -89,12 +91,12 @@ def _growing_lines(facts: TraceFacts, snapshot: MemorySnapshot, device: int, sha
         snapshot.complete_steps(device) >= LEAST_STEPS,
         "fewer than two complete steps are in the history of the memory snapshot",
     )
-    found = snapshot.break_down(device)
+    breakdown = snapshot.break_down(device)
     at_peak = Counter[Place]()
-    for (place, _), (number, _) in found.by_line().items():
+    for (place, _), (number, _) in breakdown.by_line().items():
         at_peak[place] += number
     for place, growth in snapshot.growth(device):
-        if growth.bytes < share * found.peak.bytes:
+        if growth.bytes < share * breakdown.peak.bytes:
             continue
         per_step = growth.bytes / growth.steps
         yield facts.finding(
@@ -136,11 +138,11 @@ def fragmented_memory(facts: TraceFacts, *, share: float = 0.3, gigabytes: float
 
 def _at_peak(facts: TraceFacts) -> tuple[int, int]:
     """Return the reserved and the allocated bytes at the peak of the latter."""
-    if (known := _snapshot(facts)) is not None:
-        snapshot, device = known
-        found = snapshot.break_down(device)
-        require(found.recorded, "the memory snapshot has no history, and so no peak")
-        return found.reserved_bytes, found.peak.bytes
+    if (recorded := _snapshot(facts)) is not None:
+        snapshot, device = recorded
+        breakdown = snapshot.break_down(device)
+        require(breakdown.recorded, "the memory snapshot has no history, and so no peak")
+        return breakdown.reserved_bytes, breakdown.peak.bytes
     rows = _on_gpu(facts)
     rows = rows.where(rows.reserved_bytes >= 0)
     require(rows, "the memory events have no totals")
@@ -171,11 +173,11 @@ def memory_nearly_full(facts: TraceFacts, *, share: float = 0.9) -> Iterator[Fin
 
 def _most(facts: TraceFacts) -> tuple[int, Mapping[str, int] | None]:
     """Return the highest value of allocated or reserved bytes, and the allocated bytes by category."""
-    if (known := _snapshot(facts)) is not None:
-        snapshot, device = known
+    if (recorded := _snapshot(facts)) is not None:
+        snapshot, device = recorded
         timeline = snapshot.timeline(device)
-        found = snapshot.break_down(device)
-        parts = {name: sum(both) for name, both in found.by_category().items()} if found.recorded else None
+        breakdown = snapshot.break_down(device)
+        parts = {name: sum(both) for name, both in breakdown.by_category().items()} if breakdown.recorded else None
         return int(max(timeline.reserved_bytes.max(), timeline.used_bytes.max())), parts
     rows, use = _on_gpu(facts), facts.memory_use
     return int(np.maximum(rows.allocated_bytes, rows.reserved_bytes).max()), use.by_category if use else None
@@ -186,8 +188,8 @@ def _whole(facts: TraceFacts) -> int:
     sizes = {device.memory_bytes for device in facts.trace.devices if device.memory_bytes}
     if len(sizes) == 1:
         return sizes.pop()
-    known = _snapshot(facts)
-    limit = known[0].known_limit(known[1]) if known else None
+    recorded = _snapshot(facts)
+    limit = recorded[0].known_limit(recorded[1]) if recorded else None
     if limit is None:
         raise MissingEvidenceError("the size of the GPU's memory is not known")
     return limit

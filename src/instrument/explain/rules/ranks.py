@@ -35,24 +35,20 @@ def late_rank(facts: TraceFacts) -> Iterator[Finding]:
     """
     job = _job(facts)
     facts.require_gpu()
-    found = job.arrivals
-    require(found.collectives, found.unknown)
-    rank = found.latest
+    arrivals = job.arrivals
+    require(arrivals.collectives, arrivals.unknown)
+    rank = arrivals.latest
     if rank is None:
         return
-    others = len(found.ranks) - 1
-    win = _in_a_step(facts, found.ranks[rank].caused_ns / max(others, 1))
+    own, others = arrivals.ranks[rank], len(arrivals.ranks) - 1
+    win = _in_a_step(facts, own.caused_ns / max(others, 1))
     yield facts.finding(
         f"The other ranks wait for rank {rank}, {duration(win)} {facts.each_step} each; it arrives last at "
-        f"{found.ranks[rank].last} of {counted(found.collectives, 'collective')}",
-        Evidence("last", found.ranks[rank].last, "events", "Collectives at which it arrives last."),
-        Evidence("collectives", found.collectives, "events", "Collectives that were compared."),
-        facts.step_time(
-            "caused_ns", found.ranks[rank].caused_ns, "Time per step that all other ranks together wait for it."
-        ),
-        facts.step_time(
-            "waited_ns", found.ranks[rank].waited_ns, "Time per step that this rank waits for others."
-        ),
+        f"{own.last} of {counted(arrivals.collectives, 'collective')}",
+        Evidence("last", own.last, "events", "Collectives at which it arrives last."),
+        Evidence("collectives", arrivals.collectives, "events", "Collectives that were compared."),
+        facts.step_time("caused_ns", own.caused_ns, "Time per step that all other ranks together wait for it."),
+        facts.step_time("waited_ns", own.waited_ns, "Time per step that this rank waits for others."),
         win_ns=win,
         rank=rank,
         fix=Fix(
@@ -99,9 +95,9 @@ def missing_ranks(facts: TraceFacts) -> Iterator[Finding]:
     if not job.missing and not job.failed:
         return
     listed = ", ".join(map(str, job.missing[:_LISTED])) + ", ..." * (len(job.missing) > _LISTED)
-    known = f"{len(job.ranks)} of {counted(job.world_size, 'rank')}"
+    with_trace = f"{len(job.ranks)} of {counted(job.world_size, 'rank')}"
     yield facts.finding(
-        f"Only {known} have a trace" + (f"; missing: {listed}" if listed else ""),
+        f"Only {with_trace} have a trace" + (f"; missing: {listed}" if listed else ""),
         Evidence("missing", len(job.missing), "events", "Ranks without a trace."),
         Evidence("unreadable", len(job.failed), "events", "Files that cannot be read."),
         Evidence("known", len(job.ranks) / job.world_size, "1", "Share of the ranks with a trace that was read."),

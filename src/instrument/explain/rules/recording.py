@@ -187,11 +187,10 @@ def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
     wrong = _impossible(lost)
     if not (lost.at_zero or max(missing, lost.misplaced) >= max(share * (launches + lost.graphs), 1)):
         return
-    lacking = [f"{counted(missing, 'launch', 'launches')} of {launches:,} have no kernel in the trace"] * bool(
-        missing
-    )
+    if missing:
+        wrong.insert(0, f"{counted(missing, 'launch', 'launches')} of {launches:,} have no kernel in the trace")
     yield facts.finding(
-        ", and ".join(lacking + wrong) + (": GPU times are too low" if missing else ": some GPU times are wrong"),
+        ", and ".join(wrong) + (": GPU times are too low" if missing else ": some GPU times are wrong"),
         Evidence("missing", missing, "events", "Launches without a kernel."),
         Evidence("launches", launches, "events", "Launches in the window."),
         Evidence("early", lost.early, "events", "Kernels that begin before their launch."),
@@ -204,13 +203,10 @@ def lost_kernels(facts: TraceFacts, *, share: float = 0.01) -> Iterator[Finding]
 
 def _impossible(lost: LostWork) -> list[str]:
     """Return how many kernels have impossible times, in words."""
-    early = f"{counted(lost.early, 'kernel')} begin{'s' * (lost.early == 1)} before "
-    return [
-        text
-        for number, text in (
-            (lost.early, early + ("its launch" if lost.early == 1 else "their launch")),
-            (lost.at_zero, f"{counted(lost.at_zero, 'kernel')} {'is' if lost.at_zero == 1 else 'are'} at time 0"),
-            (lost.without_duration, f"{counted(lost.without_duration, 'kernel')} have no duration"),
-        )
-        if number
-    ]
+    one, at_zero = lost.early == 1, "is" if lost.at_zero == 1 else "are"
+    texts = {
+        f"begin{'s' * one} before {'its launch' if one else 'their launch'}": lost.early,
+        f"{at_zero} at time 0": lost.at_zero,
+        "have no duration": lost.without_duration,
+    }
+    return [f"{counted(number, 'kernel')} {text}" for text, number in texts.items() if number]

@@ -54,10 +54,10 @@ class Rule:
             facts.require_gpu()
         values = dict(changed)
         share = None if self.share is None else values.pop("share", self.share)
-        for found in self.function(facts, **values):
-            check_finding(found, facts.step_ns)
-            if share is None or facts.share(found.win_ns or 0) >= share:
-                yield found
+        for finding in self.function(facts, **values):
+            check_finding(finding, facts.step_ns)
+            if share is None or facts.share(finding.win_ns or 0) >= share:
+                yield finding
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Check thresholds that a user gives.
@@ -72,8 +72,8 @@ class Rule:
             )
         for name, value in values.items():
             if name not in self.thresholds:
-                known = ", ".join(self.thresholds) or "none"
-                raise ValueError(f'the rule "{self.name}" has no threshold {name!r}; it has: {known}')
+                names = ", ".join(self.thresholds) or "none"
+                raise ValueError(f'the rule "{self.name}" has no threshold {name!r}; it has: {names}')
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ValueError(
                     f'the threshold "{name}" of the rule "{self.name}" must be a finite number: {value!r}'
@@ -157,63 +157,53 @@ def apply_rules(
         what_if: whether the steps are replayed without the cause of each finding worth more than 1 % of a step.
     """
     abstained, failed = dict[str, str](), dict[str, str]()
-    found: list[tuple[Rule, Finding]] = []
-    for each_rule in rules:
+    made: list[tuple[Rule, Finding]] = []
+    for by in rules:
         try:
-            found.extend(
-                (each_rule, each) for each in each_rule.findings(facts, thresholds.get(each_rule.name, {}))
-            )
+            made.extend((by, finding) for finding in by.findings(facts, thresholds.get(by.name, {})))
         except MissingEvidenceError as reason:
-            abstained[each_rule.name] = str(reason)
+            abstained[by.name] = str(reason)
         except (Exception, SystemExit) as error:  # one rule must not hide what the others found
             if settings.strict:
                 raise
-            failed[each_rule.name] = repr(error)
-    wins = [facts.win_of(each) for _, each in found]
-    located = facts.located([each for _, each in found])
-    findings = [_finished(facts, by, each) for (by, _), each in zip(found, located, strict=True)]
-    if what_if:
-        findings = [_replayed(facts, each, win) for each, win in zip(findings, wins, strict=True)]
-    findings.sort(key=_order)
-    return tuple(findings), abstained, failed
+            failed[by.name] = repr(error)
+    located = facts.located([finding for _, finding in made])
+    findings = [
+        _finished(facts, by, finding, facts.win_of(as_made) if what_if else None)
+        for (by, as_made), finding in zip(made, located, strict=True)
+    ]
+    return tuple(sorted(findings, key=_order)), abstained, failed
 
 
-def _order(found: Finding) -> tuple[float, int, float, str]:
-    return (
-        -(found.likely_win_ns or 0),
-        _SEVERITIES.index(found.severity),
-        -(found.win_bytes or 0),
-        found.rule,
-    )
+def _order(finding: Finding) -> tuple[float, int, float, str]:
+    severity = _SEVERITIES.index(finding.severity)
+    return -(finding.likely_win_ns or 0), severity, -(finding.win_bytes or 0), finding.rule
 
 
-def check_finding(found: Any, step_ns: float) -> None:
+def check_finding(finding: Any, step_ns: float) -> None:
     """Check what a rule, perhaps a user's, has yielded.
 
     Raises:
         TypeError: it is not a finding, or one of its fields has another type.
         ValueError: a number is negative, infinite, or more than the step; or a word is not one of the known.
     """
-    if not isinstance(found, Finding):
-        raise TypeError(f"a rule must yield findings, such as facts.finding(...) returns: {found!r:.200}")
-    if not isinstance(found.title, str) or not found.title:
-        raise TypeError(f'"title" must be a sentence: {found.title!r}')
+    if not isinstance(finding, Finding):
+        raise TypeError(f"a rule must yield findings, such as facts.finding(...) returns: {finding!r:.200}")
+    if not isinstance(finding.title, str) or not finding.title:
+        raise TypeError(f'"title" must be a sentence: {finding.title!r}')
     for name in ("severity", "confidence"):
-        if getattr(found, name) not in _SEVERITIES:
-            raise ValueError(f'"{name}" must be "high", "medium" or "low": {getattr(found, name)!r}')
-    if found.win_ns is not None:
-        _check_number("win_ns", found.win_ns, most=step_ns * _ROUNDED + 1)
-    if found.win_bytes is not None:
-        _check_number("win_bytes", found.win_bytes)
-    if found.coverage is not None:
-        _check_number("coverage", found.coverage, most=_ROUNDED)
-    if not (found.fix is None or isinstance(found.fix, Fix)):
-        raise TypeError(f'"fix" must be a Fix or None: {found.fix!r:.200}')
-    if not isinstance(found.where, Where) or not _is_place(found.where):
-        raise TypeError(f'"where" must be a Where with fields of its types: {found.where!r:.200}')
-    if not isinstance(found.evidence, tuple):
-        raise TypeError(f'"evidence" must be a tuple: {found.evidence!r:.200}')
-    for each in found.evidence:
+        if getattr(finding, name) not in _SEVERITIES:
+            raise ValueError(f'"{name}" must be "high", "medium" or "low": {getattr(finding, name)!r}')
+    for name, most in (("win_ns", step_ns * _ROUNDED + 1), ("win_bytes", math.inf), ("coverage", _ROUNDED)):
+        if getattr(finding, name) is not None:
+            _check_number(name, getattr(finding, name), most=most)
+    if not (finding.fix is None or isinstance(finding.fix, Fix)):
+        raise TypeError(f'"fix" must be a Fix or None: {finding.fix!r:.200}')
+    if not isinstance(finding.where, Where) or not _is_place(finding.where):
+        raise TypeError(f'"where" must be a Where with fields of its types: {finding.where!r:.200}')
+    if not isinstance(finding.evidence, tuple):
+        raise TypeError(f'"evidence" must be a tuple: {finding.evidence!r:.200}')
+    for each in finding.evidence:
         if not isinstance(each, Evidence):
             raise TypeError(f'"evidence" must hold instances of Evidence: {each!r:.200}')
         if not (each.value is None or isinstance(each.value, str)):
@@ -237,21 +227,15 @@ def _check_number(name: str, value: Any, least: float = 0, most: float = math.in
         raise ValueError(f'"{name}" must be {accepted}: {value!r}')
 
 
-def _finished(facts: TraceFacts, by: Rule, found: Finding) -> Finding:
-    """Return a finding with the name of its rule and, if it rests on inflated times, a statement of that."""
-    found = replace(found, rule=by.name)
+def _finished(facts: TraceFacts, by: Rule, finding: Finding, win: Win | None) -> Finding:
+    """Return a finding with the name of its rule, with what a replay wins, and with a note on inflated times."""
+    replayed_ns = facts.replayed_ns(win) if win is not None and facts.share(win) > _WORTH else finding.replayed_ns
+    finding = replace(finding, rule=by.name, replayed_ns=replayed_ns)
     stretch = facts.stretch
     if not by.on_cpu or stretch is None or not stretch.differs or stretch.ratio <= _STRETCHED:
-        return found
+        return finding
     inflated = Evidence(
         "stretch", stretch.ratio, "1", "Times on the CPU are inflated: step in the window / step outside."
     )
-    title = f"{found.title} (inflated: recording made steps {stretch:.2f} times as long)"
-    return replace(found, title=title, evidence=(*found.evidence, inflated), confidence="low")
-
-
-def _replayed(facts: TraceFacts, found: Finding, win: Win | None) -> Finding:
-    """Return a finding with the time that a replay without its cause wins, if it may be worth more than 1 %."""
-    if win is None or facts.share(win) <= _WORTH:
-        return found
-    return replace(found, replayed_ns=facts.replayed_ns(win))
+    title = f"{finding.title} (inflated: recording made steps {stretch:.2f} times as long)"
+    return replace(finding, title=title, evidence=(*finding.evidence, inflated), confidence="low")

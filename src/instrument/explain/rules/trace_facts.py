@@ -4,24 +4,44 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ...base.findings import Evidence, Finding, Fix, Severity, Where
 from ...base.trace_marks import DETAIL
+from ...read.measures.step_lengths import StepLengths
+from ...read.measures.step_work import step_lengths
+from ...read.measures.synchronizations import Synchronization, columns_of
+from ...read.measures.timing import Stretch, Timing
+from ...read.memory.snapshot import MemorySnapshot
+from ...read.profilers.compile_log import CompileLog
 from ...read.tables.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
+from ...read.tables.lanes import group_rows
 from ...read.tables.nest import inside_rows
-from ...read.tables.steps import process_of_threads
-from ...read.tables.table import MEMCPY, Array, Table
+from ...read.tables.steps import launched_before, main_thread, process_of_threads, steps_of_process
+from ...read.tables.table import KERNEL, MEMCPY, Array, Table
+from ...read.tables.trace import Trace
+from ...read.tables.work_classes import Collectives, communication_mask, gpu_numbers
 from ..metrics.idle import IdleCauses, ProcessSavings, idle_causes, process_savings, times_by_process
-from ..replay.replay import Change, without_events
-from ..replay.replayer import Replayer, mean_ns
+from ..metrics.job import Job
+from ..metrics.launches import LostWork, lost_work
+from ..metrics.memory_use import MemoryUse, memory_use
+from ..metrics.metrics import Metrics, metrics_of
+from ..metrics.roofline import Peak, Roofline, roofline
+from ..metrics.tables import one_of
+from ..metrics.utilization import Activity, activity
+from ..replay.replay import Change, Replayer, mean_ns, without_events
+from ..waits.audit import audit
+from ..waits.report import SyncReport
 from ..waits.trace_context import TraceContext
-from .window_facts import WindowFacts
+
+_OVERLAP = 1.1  # times as long as the time that the steps cover
+_BUSY = 0.9  # share of the step from which the GPU sets its length
+_CPU = 0  # torch's number of this type of device
 
 
 class Win(int):
@@ -62,22 +82,255 @@ def require(evidence: object, lacking: str) -> None:
         raise MissingEvidenceError(lacking)
 
 
-class TraceFacts(WindowFacts):
-    """What rules read of one trace, with what they say in common."""
+class TraceFacts:
+    """What rules read of one trace: its window, the steps and the work that they launched, and what they can win.
+
+    Args:
+        trace: as the attribute, and so are ``collectives``, ``timing``, ``job``, ``compile_log`` and ``snapshot``.
+        lengths: the lengths of the steps; "measure" if they were not measured before.
+
+    Attributes:
+        trace: the trace, whose tables cannot be written: one rule must not change what another one reads.
+        collectives: which kernels communicate.
+        timing: the timing of the run from the manifest; None if there is none.
+        job: the ranks of the job; None if only this trace is known.
+        compile_log: the log of torch.compile; None if there is none.
+        snapshot: the memory snapshot of the process; None if there is none.
+        looked_up: the threads and times whose regions, modules and lines were looked up so far.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        collectives: Collectives = "auto",
+        timing: Timing | None = None,
+        job: Job | None = None,
+        compile_log: CompileLog | None = None,
+        snapshot: MemorySnapshot | None = None,
+        lengths: StepLengths | Literal["measure"] | None = "measure",
+    ) -> None:
+        self.trace, self.collectives, self.timing, self.job = trace.read_only(), collectives, timing, job
+        self.compile_log, self.snapshot = compile_log, snapshot
+        self.looked_up: list[tuple[Array, Array]] = []
+        self._lengths = lengths
+        self._savings = dict[int, ProcessSavings]()
+        # by identity, the findings with their wins, and the threads and times at which they show
+        self._made = dict[int, tuple[Finding, Win | None, tuple[int, int] | None]]()
 
     @cached_property
-    def _made(self) -> dict[int, tuple[Finding, Win | None, tuple[int, int] | None]]:
-        """The findings by identity, with their wins, and the threads and times at which they show."""
-        return {}
+    def lengths(self) -> StepLengths | None:
+        """The lengths of the steps; None without steps or without GPU work."""
+        if self._lengths == "measure":
+            return step_lengths(self.trace, self.collectives)
+        return self._lengths
 
     @cached_property
-    def _savings(self) -> dict[int, ProcessSavings]:
-        return {}
+    def metrics(self) -> Metrics:
+        """The metrics of the trace."""
+        return metrics_of(self.trace, self.collectives, self.lengths)
 
     @cached_property
-    def looked_up(self) -> list[tuple[Array, Array]]:
-        """The threads and times whose regions, modules and lines were looked up so far."""
-        return []
+    def _steps_of_process(self) -> Array:
+        """The starts and ends of the steps of the process that recorded most; repeated steps count once."""
+        return steps_of_process(self.trace)
+
+    @property
+    def steps(self) -> int:
+        """The number of recorded steps; 1 without steps, as the whole window then counts as one."""
+        return max(len(self._steps_of_process), 1)
+
+    @property
+    def steps_overlap(self) -> bool:
+        """Whether more than a tenth of the time of the steps is that of several."""
+        starts, ends = self._steps_of_process.T
+        once = total_ns(merge_overlaps(starts, ends))
+        return bool((ends - starts).sum() > _OVERLAP * once)
+
+    @cached_property
+    def recorded(self) -> tuple[int, int]:
+        """The time in ns from the first step's start to the end of the last step's work; else that of GPU work."""
+        for name in ("step_lengths", "span_ns"):
+            if (bounds := self.metrics.about(name).window_ns) is not None:
+                return bounds
+        return self.metrics.about("sync_calls").window_ns or (0, 0)
+
+    @cached_property
+    def earlier(self) -> Array:
+        """A mask of the rows of `Trace.gpu` launched before the recording; none in a trace without steps."""
+        if not self.trace.steps:
+            return np.zeros(len(self.trace.gpu), bool)
+        return launched_before(self.trace)
+
+    @cached_property
+    def window(self) -> tuple[int, int]:
+        """The time that counts, in ns: `recorded`, from the end of the work launched before the recording on.
+
+        A GPU that lags behind the CPU does the work of earlier steps first, and ends that of the last step later
+        than the CPU: from the end of the former to the end of the latter, the work of each step runs once.
+        """
+        first, last = self.recorded
+        done = int(self.trace.gpu.end_ns[self.earlier].max(initial=first))
+        return (done if first < done < last else first), last
+
+    @property
+    def window_ns(self) -> int:
+        """The length of the window."""
+        return self.window[1] - self.window[0]
+
+    @property
+    def step_ns(self) -> float:
+        """The mean time of a step: the window divided by the number of steps."""
+        return self.window_ns / self.steps
+
+    @property
+    def usual_step_ns(self) -> float | None:
+        """The median time of the steps around the window, from the manifest; None if it is not known."""
+        around = self.timing.around if self.timing else None
+        return around[1] if around else None
+
+    @cached_property
+    def stretch(self) -> Stretch | None:
+        """How many times as long a step takes in the window as outside; None if that is not known."""
+        return Stretch.of(self.trace.steps.duration_ns.tolist(), self.timing, self.lengths)
+
+    @cached_property
+    def gpu(self) -> Table:
+        """The GPU work of the window, without that launched before the recording."""
+        return self.trace.gpu.where(self.gpu_rows).read_only()
+
+    @cached_property
+    def gpu_rows(self) -> Array:
+        """The rows of `Trace.gpu` that `gpu` holds."""
+        starts = self.trace.gpu.start_ns
+        return np.flatnonzero((starts >= self.recorded[0]) & (starts < self.recorded[1]) & ~self.earlier)
+
+    @cached_property
+    def gpus(self) -> dict[int, Array]:
+        """The rows of `gpu` on each GPU."""
+        return dict(group_rows(gpu_numbers(self.gpu)))
+
+    @cached_property
+    def kernel_rows(self) -> Array:
+        """The rows of `gpu` that are kernels."""
+        return np.flatnonzero(self.gpu.category == KERNEL)
+
+    @cached_property
+    def kernels(self) -> Table:
+        """The kernels of the window: `kernel_rows` of `gpu`."""
+        return self.gpu.where(self.kernel_rows).read_only()
+
+    @cached_property
+    def communication(self) -> Array:
+        """A mask of the rows of `gpu` that communicate."""
+        return communication_mask(self.gpu, self.collectives)
+
+    @cached_property
+    def activity(self) -> Activity:
+        """When the GPUs were busy with each kind of work in the window."""
+        done = activity(self.gpu, self.communication)
+        return Activity(*(clip(times, *self.window) for times in done))
+
+    @cached_property
+    def busy_ns(self) -> int:
+        """The time of the window during which any GPU works."""
+        return total_ns(self.activity.busy)
+
+    @cached_property
+    def _audit(self) -> tuple[SyncReport, list[Synchronization]]:
+        return audit(self.trace)
+
+    @property
+    def syncs(self) -> SyncReport:
+        """The synchronizations of the program by line."""
+        return self._audit[0]
+
+    @property
+    def waits(self) -> list[Synchronization]:
+        """The synchronizations of the program, one by one, without those of the profiler."""
+        return self._audit[1]
+
+    @cached_property
+    def idle(self) -> IdleCauses:
+        """The idle time of the GPUs in the window by cause; none if times of the GPU are not known."""
+        window = (self.window[0], self.window[0]) if self.unknown_gpu else self.window
+        return idle_causes(self.trace, self.activity.busy, window, self.waits)
+
+    @property
+    def peak(self) -> Peak | None:
+        """What the GPU can do; None if it is not known."""
+        return self.roofline.peak
+
+    @cached_property
+    def roofline(self) -> Roofline:
+        """The operators with their FLOPs, bytes and shares of the peak, for the work in the window."""
+        return roofline(replace(self.trace, gpu=self.gpu))
+
+    @cached_property
+    def memory_events(self) -> Table:
+        """The allocations and frees on GPUs."""
+        return self.trace.memory.where(self.trace.memory.device_type != _CPU)
+
+    @cached_property
+    def memory_use(self) -> MemoryUse | None:
+        """What the memory of the GPU is used for; None if that is not recorded."""
+        return memory_use(self.trace, self.memory_events)
+
+    @cached_property
+    def blocked(self) -> Intervals:
+        """When the CPU was blocked by synchronizations."""
+        starts, took = columns_of(self.waits, "start_ns", "blocked_ns")
+        return merge_overlaps(starts, starts + took)
+
+    @cached_property
+    def gpu_limited_ns(self) -> int:
+        """The part of the window whose length depends on the GPU.
+
+        That is the whole window if the GPU works 90 % of it, else the time during which the CPU waited for it.
+        """
+        if self.busy_ns >= _BUSY * self.window_ns:
+            return self.window_ns
+        waited = overlap_ns(self.activity.busy, self.blocked)
+        steps = self.trace.steps  # the GPU may work on after the last one has ended on the CPU
+        tail = max(self.window[1] - int(steps.end_ns.max()), 0) if steps else 0
+        queue_ns = self.lengths.totals.queue_waits_ns if self.lengths else 0
+        return min(waited + tail + queue_ns, self.window_ns)
+
+    @cached_property
+    def lost(self) -> LostWork:
+        """The launches whose work is not in the trace, or has impossible times."""
+        return lost_work(self.trace, self.recorded[0])
+
+    @property
+    def unknown_gpu(self) -> str:
+        """Why times of the GPU are not known; empty if they are."""
+        if not self.trace.gpu:
+            return "the trace has no GPU work"
+        if self.trace.steps and not self.trace.steps.duration_ns.any():
+            return "the recorded steps have no duration"
+        return self.lost.too_much or ("" if self.gpu else "the recorded steps have no GPU work")
+
+    def within(self, events: Table) -> Table:
+        """Return the events that overlap with the recorded time."""
+        first, last = self.recorded
+        return events.where((events.end_ns > first) & (events.start_ns < last))
+
+    def per_step(self, ns: float) -> int:
+        """Return a time in the window as time per step."""
+        return round(ns / self.steps)
+
+    @property
+    def each_step(self) -> str:
+        """What times per step are said to be in titles, as a trace without steps has none."""
+        return "per step" if self.trace.steps else "in the window"
+
+    def share(self, win_ns: float) -> float:
+        """Return a time per step as a share of the step."""
+        return win_ns / self.step_ns if self.step_ns else 0.0
+
+    @property
+    def main_thread(self) -> int:
+        """The number of the thread of the program's loop."""
+        return main_thread(self.trace)
 
     @cached_property
     def process_of(self) -> Array:
@@ -91,8 +344,7 @@ class TraceFacts(WindowFacts):
 
     def require_gpu(self) -> None:
         """Raise `MissingEvidenceError` if times of the GPU are not known, so that what rests on them abstains."""
-        if self.unknown_gpu:
-            raise MissingEvidenceError(self.unknown_gpu)
+        require(not self.unknown_gpu, self.unknown_gpu)
 
     @property
     def lacks_operators(self) -> str | None:
@@ -104,8 +356,7 @@ class TraceFacts(WindowFacts):
 
     def require_shapes(self) -> None:
         """Raise `MissingEvidenceError` if there are no operators, or none with shapes."""
-        if self.lacks_operators:
-            raise MissingEvidenceError(f'{self.lacks_operators}: record with detail="full"')
+        require(not self.lacks_operators, f'{self.lacks_operators}: record with detail="full"')
         require(self.trace.operators.shapes.any(), "the trace has no shapes: record with record_shapes=True")
 
     def per_gpu(self, ns: float) -> int:
@@ -158,7 +409,7 @@ class TraceFacts(WindowFacts):
         computes, most = ~self.communication & (self.gpu.category != MEMCPY), 0.0
         for own in self.gpus.values():
             mine, others = own[part[own] > 0], own[(part[own] <= 0) & computes[own]]
-            times, beside = self._times(mine), self._times(others)
+            times, beside = self.times_of(mine), self.times_of(others)
             saved_ns = float((self.gpu.duration_ns[mine] * part[mine]).sum())
             most = max(most, min(saved_ns, total_ns(times) - overlap_ns(times, beside)))
         return Win(self.per_step(min(most, self.gpu_limited_ns)), lambda: self.saving(rows, saved))
@@ -181,7 +432,8 @@ class TraceFacts(WindowFacts):
         rows = np.flatnonzero(of_work)
         return self.gpu_win(rows, of_work[rows])
 
-    def _times(self, rows: Array) -> Intervals:
+    def times_of(self, rows: Array) -> Intervals:
+        """Return when any of these rows of `gpu` runs in the window."""
         return clip(merge_overlaps(self.gpu.start_ns[rows], self.gpu.end_ns[rows]), *self.window)
 
     def cpu_win(self, *without: Table, but_ns: int = 0) -> Win:
@@ -193,7 +445,10 @@ class TraceFacts(WindowFacts):
             *without: the events, which a replay leaves out.
             but_ns: the part of their time that the CPU still needs.
         """
-        bounds = [self.cpu_bound_ns(process, times, but_ns) for process, times in self._cpu_times(without)]
+        bounds = [
+            self.cpu_bound_ns(process, times, but_ns)
+            for process, times in times_by_process(self.process_of, without).items()
+        ]
         return Win(self.per_step(max(bounds, default=0)), lambda: without_events(*without))
 
     def cpu_bound_ns(self, process: int, times: Intervals, but_ns: int = 0) -> int:
@@ -215,17 +470,15 @@ class TraceFacts(WindowFacts):
         used = [rows for rows in self.gpus.values() if np.isin(rows, launched[by == process]).any()]
         if len(used) in (0, len(self.gpus)) or self.unknown_gpu:
             return self.idle
-        work = self.gpu.where(np.sort(np.concatenate(used)))
-        busy = clip(merge_overlaps(work.start_ns, work.end_ns), *self.window)
-        return idle_causes(replace(self.trace, gpu=work), busy, self.window, self.waits)
-
-    def _cpu_times(self, events: Sequence[Table]) -> Iterable[tuple[int, Intervals]]:
-        """Return for each process when it was in one of the events."""
-        return times_by_process(self.process_of, events).items() if events else ()
+        rows = np.sort(np.concatenate(used))
+        own = replace(self.trace, gpu=self.gpu.where(rows))
+        return idle_causes(own, self.times_of(rows), self.window, self.waits)
 
     def of_one_process(self, events: Table) -> tuple[Table, int]:
         """Return the events of the process that spends most time in them, and that time in ns."""
-        spent = {process: total_ns(times) for process, times in self._cpu_times([events])}
+        spent = {
+            process: total_ns(times) for process, times in times_by_process(self.process_of, [events]).items()
+        }
         if not spent:
             return events, 0
         most = max(spent, key=lambda process: spent[process])
@@ -240,8 +493,7 @@ class TraceFacts(WindowFacts):
 
     def rows(self, table: Table, *names: str) -> Array:
         """Return the rows of a table with one of these names."""
-        codes = [code for code in np.unique(table.name).tolist() if table.strings[code] in names]
-        return np.flatnonzero(np.isin(table.name, codes))
+        return np.flatnonzero(one_of(table, "name", names))
 
     def rows_matching(self, table: Table, pattern: str) -> Array:
         """Return the rows of a table in whose names the regular expression is found."""
@@ -286,7 +538,7 @@ class TraceFacts(WindowFacts):
         if severity is None:
             share = self.share(win_ns or 0)
             severity = "high" if share >= _HIGH else "medium" if share >= _MEDIUM else "low"
-        found = Finding(
+        finding = Finding(
             severity=severity,
             title=title,
             where=Where(**{"rank": self.trace.rank, **where}),
@@ -298,15 +550,15 @@ class TraceFacts(WindowFacts):
             win_bytes=win_bytes,
         )
         place = None if at is None else (operator.index(at[0]), operator.index(at[1]))
-        self._made[id(found)] = found, win_ns if isinstance(win_ns, Win) else None, place
-        return found
+        self._made[id(finding)] = finding, win_ns if isinstance(win_ns, Win) else None, place
+        return finding
 
     def place_of(self, work: Table) -> tuple[int, int] | None:
         """Return the thread and the time of the launch of the longest of these kernels, for ``at``."""
-        known = np.flatnonzero(work.launch >= 0)
-        if not len(known):
+        linked = np.flatnonzero(work.launch >= 0)
+        if not len(linked):
             return None
-        row = work.launch[known[np.argmax(work.duration_ns[known])]]
+        row = work.launch[linked[np.argmax(work.duration_ns[linked])]]
         return int(self.trace.runtime.thread[row]), int(self.trace.runtime.start_ns[row])
 
     def place_of_operator(self, row: int) -> tuple[int, int]:
@@ -317,9 +569,8 @@ class TraceFacts(WindowFacts):
         """Return the region, module, operator and line of each of these calls of the runtime; -1 is none."""
         runtime = self.trace.runtime
         threads, times = (np.append(column, -1)[launches] for column in (runtime.thread, runtime.start_ns))
-        contexts = self._contexts(threads, times)
-        found = [contexts.context(row) for row in range(len(launches))]
-        return [Where(each.region, each.module, each.op or "", site=each.site) for each in found]
+        contexts = map(self._contexts(threads, times).context, range(len(launches)))
+        return [Where(each.region, each.module, each.op or "", site=each.site) for each in contexts]
 
     def _contexts(self, threads: Array, times_ns: Array) -> TraceContext:
         self.looked_up.append((threads, times_ns))
@@ -336,20 +587,24 @@ class TraceFacts(WindowFacts):
         saved = mean_ns(self.replayer.recorded_ns) - self.replayer.step_ns(change)
         return min(max(saved, 0), int(win))
 
-    def located(self, findings: Iterable[Finding]) -> list[Finding]:
+    def located(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings with the times, regions, modules and lines that are known at their places."""
-        findings = list(findings)
-        known = {
-            index: self._made[id(found)][2] for index, found in enumerate(findings) if id(found) in self._made
+        places = {
+            index: place
+            for index, finding in enumerate(findings)
+            if id(finding) in self._made and (place := self._made[id(finding)][2]) is not None
         }
-        placed = {index: place for index, place in known.items() if place is not None}
-        if not placed:
-            return findings
-        places = np.array([*placed.values()], np.int64)
-        contexts = self._contexts(places[:, 0], places[:, 1])
-        for row, index in enumerate(placed):
-            context, where = contexts.context(row), findings[index].where
-            where = where._replace(region=where.region or context.region, site=where.site or context.site)
-            where = where._replace(module=where.module or context.module)
-            findings[index] = replace(findings[index], where=where, start_ns=int(places[row, 1]) - self.window[0])
-        return findings
+        located = list(findings)
+        if not places:
+            return located
+        threads, times = np.array([*places.values()], np.int64).T
+        contexts = self._contexts(threads, times)
+        for row, (index, (_, at_ns)) in enumerate(places.items()):
+            context, where = contexts.context(row), located[index].where
+            where = where._replace(
+                region=where.region or context.region,
+                site=where.site or context.site,
+                module=where.module or context.module,
+            )
+            located[index] = replace(located[index], where=where, start_ns=at_ns - self.window[0])
+        return located

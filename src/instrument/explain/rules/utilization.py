@@ -10,7 +10,7 @@ from ...base.findings import Evidence, Finding, Fix
 from ...base.units import counted, duration
 from ...read.tables.intervals import total_ns
 from ...read.tables.table import KERNEL
-from ..metrics.groups import sum_by_group
+from ..metrics.tables import one_of, sum_by_group
 from ..metrics.utilization import activity, blocks_per_sm
 from .rule import rule
 from .trace_facts import TraceFacts, require
@@ -30,13 +30,11 @@ def low_utilization(facts: TraceFacts, *, idle: float = 0.1) -> Iterator[Finding
     if part < idle:
         return
     causes = facts.idle.totals()
-    longest = ", ".join(
-        f"{cause.replace('_', ' ')} {duration(facts.per_step(ns))}" for cause, ns in causes.items()
-    )
+    parts = [f"{cause.replace('_', ' ')} {duration(facts.per_step(ns))}" for cause, ns in causes.items()]
     yield facts.finding(
         f"The GPU is busy {100 * (1 - part):.0f} % of the time",
         facts.step_time("idle_ns", facts.window_ns - facts.busy_ns, "Idle time per step."),
-        Evidence("causes", longest, "", "Idle time per step by cause."),
+        Evidence("causes", ", ".join(parts), "", "Idle time per step by cause."),
         severity="low",
     )
 
@@ -51,15 +49,16 @@ def low_sm_efficiency(facts: TraceFacts) -> Iterator[Finding]:
     """
     kernels = facts.kernels
     blocks = blocks_per_sm(kernels, facts.trace.runtime, facts.trace.devices)
-    known = blocks > 0
-    require(known.any(), "the trace has no grids, or the multiprocessors of the GPU are unknown")
+    sized = blocks > 0
+    require(sized.any(), "the trace has no grids, or the multiprocessors of the GPU are unknown")
     communicates = facts.communication[facts.gpu.category == KERNEL]
-    empty = np.where(known & ~communicates, np.maximum(1 - blocks, 0), 0)
+    empty = np.where(sized & ~communicates, np.maximum(1 - blocks, 0), 0)
     unused = empty * kernels.duration_ns
     busy_ns = total_ns(facts.activity.kernels)
-    together = (1 - (facts.metrics["sm_eff_kernel_time"] or 1)) * busy_ns  # other kernels may fill the rest
+    efficiency = facts.metrics["sm_eff_kernel_time"]
+    together = (1 - (efficiency or 1)) * busy_ns  # other kernels may fill the rest
     win = facts.gpu_win(facts.kernel_rows, empty).at_most(facts.per_step(together))
-    if known.sum() < _FEW:
+    if sized.sum() < _FEW:
         return
     names, of = np.unique(kernels.name, return_inverse=True)
     most = names[np.argmax(np.bincount(of, unused))]
@@ -74,10 +73,7 @@ def low_sm_efficiency(facts: TraceFacts) -> Iterator[Finding]:
             "Time per step of the kernels, times the share of multiprocessors without a block.",
         ),
         Evidence(
-            "sm_efficiency",
-            facts.metrics["sm_eff_kernel_time"],
-            "1",
-            "Mean share of the multiprocessors with a block while kernels run.",
+            "sm_efficiency", efficiency, "1", "Mean share of the multiprocessors with a block while kernels run."
         ),
         win_ns=win,
         kernel=short,
@@ -100,8 +96,8 @@ def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1)
     kernels = facts.kernels
     has = ~np.isnan(kernels.occupancy_percent)
     require(has.any(), "the trace has no estimated occupancy")
-    family = np.array([word in ("gemm", "convolution", "attention", "collective") for word in kernels.strings])
-    low = has & ~family[kernels.family] & (kernels.occupancy_percent < percent) & ~(kernels.blocks_per_sm < 1)
+    by_design = one_of(kernels, "family", ("gemm", "convolution", "attention", "collective"))
+    low = has & ~by_design & (kernels.occupancy_percent < percent) & ~(kernels.blocks_per_sm < 1)
     ns = int(kernels.duration_ns[low].sum())
     if facts.share(facts.per_gpu(ns)) < share:
         return

@@ -71,14 +71,14 @@ class KnownWords:
     def _mangled(self, name: str) -> Iterator[str]:
         """Yield the identifiers, each with its length, and the codes between them."""
         place = begin = len("_Z")
-        while found := _LENGTH.search(name, place):
-            place = found.end()
-            word = name[place : place + int(found[1])] if found[1] else ""
+        while length := _LENGTH.search(name, place):
+            place = length.end()
+            word = name[place : place + int(length[1])] if length[1] else ""
             if word.isidentifier():
-                yield from self._codes(name[begin : found.start()])
+                yield from self._codes(name[begin : length.start()])
                 masked = self.mask(word)
-                whole = len(word) == int(found[1])  # else the name was cut off
-                yield f"{len(masked) if whole else max(int(found[1]), len(masked))}{masked}"
+                whole = len(word) == int(length[1])  # else the name was cut off
+                yield f"{len(masked) if whole else max(int(length[1]), len(masked))}{masked}"
                 place = begin = place + len(word)
         yield from self._codes(name[begin:])
 
@@ -92,7 +92,7 @@ class KnownWords:
 
 def words_of(piece: str) -> list[str]:
     """Return the words of a part of a name between signs and underscores."""
-    words = [found[0] for found in _WORD.finditer(piece)]
+    words = [match[0] for match in _WORD.finditer(piece)]
     short = sum(len(word) <= _SPELLED and word.isalpha() for word in words)
     return words if short <= _SPELLED and "".join(words) == piece else [piece]
 

@@ -18,13 +18,10 @@ from ...read.kineto.kineto import read_kineto
 from ...read.measures.region_steps import with_steps
 from ...read.tables.notes import kept_steps
 from ...read.tables.trace import Trace
-from ..diagnosis.diagnose import Diagnosis, diagnose
-from ..diagnosis.serialize import as_dict, plain
-from ..metrics.metrics import Metrics
-from .choice import chosen_parts, middle_steps, parts_of_steps
-from .names import Names
-from .parts import may_renumber
-from .stand_ins import StandIns
+from ..diagnosis.diagnose import diagnose
+from ..diagnosis.diagnosis import Diagnosis, as_dict, plain
+from .choice import chosen_parts, may_renumber, middle_steps, parts_of_steps
+from .names import Names, StandIns
 from .write import index_of, trace_bytes
 
 SUFFIX = ".slim.json.gz"
@@ -116,11 +113,11 @@ def _cut(trace: Trace, count: int) -> Trace:
     chosen = middle_steps(with_steps(trace, None), count)
     if chosen.kept == chosen.of:
         return trace
-    known = {name: value for name, value in chosen._asdict().items() if not name.endswith("_ns")}
+    note = {name: value for name, value in chosen._asdict().items() if not name.endswith("_ns")}
     if before := kept_steps(trace.metadata):
-        known["of"] = before[1]
+        note["of"] = before[1]
     parts = parts_of_steps(trace, chosen)
-    content = b"".join(trace_bytes(trace, parts, Names(), renumber=False, packed=True, steps=known))
+    content = b"".join(trace_bytes(trace, parts, Names(), renumber=False, packed=True, steps=note))
     return replace(read_kineto(MemoryFile.of(trace.path, content)), path=trace.path)
 
 
@@ -167,23 +164,20 @@ def differences(before: Diagnosis, after: Diagnosis, *, numbers_only: bool = Fal
     """
     one, two = as_dict(before), as_dict(after)
     metrics = before.metrics, after.metrics
-    pairs = {f"metric {name}": (_metric(metrics[0], name), _metric(metrics[1], name)) for name in metrics[0]}
-    pairs |= {name: (one[name], two[name]) for name in one if name not in _ELSEWHERE}
+    pairs = {f"metric {name}": [(each[name], each.about(name)) for each in metrics] for name in metrics[0]}
+    pairs |= {name: [one[name], two[name]] for name in one if name not in _ELSEWHERE}
     strip = _without_names if numbers_only else lambda value: value
-    found = [name for name, values in pairs.items() if _text(strip(values[0])) != _text(strip(values[1]))]
-    return (*found, *_findings(*([_text(strip(found)) for found in each["findings"]] for each in (one, two))))
+    changed = [name for name, values in pairs.items() if _text(strip(values[0])) != _text(strip(values[1]))]
+    texts = ([_text(strip(finding)) for finding in each["findings"]] for each in (one, two))
+    return (*changed, *_findings(*texts))
 
 
 def _findings(before: list[str], after: list[str]) -> list[str]:
     count = Counter(before)
     count.subtract(after)
     changed = [(json.loads(text)["rule"], more) for text, more in count.items() if more]
-    found = [f"finding {rule}" if more > 0 else f"new finding {rule}" for rule, more in changed]
-    return found or ["order of the findings"] * (before != after)
-
-
-def _metric(metrics: Metrics, name: str) -> Any:
-    return [metrics[name], metrics.about(name)]
+    texts = [f"finding {rule}" if more > 0 else f"new finding {rule}" for rule, more in changed]
+    return texts or ["order of the findings"] * (before != after)
 
 
 def _without_names(value: Any) -> Any:

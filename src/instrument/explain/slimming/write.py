@@ -20,8 +20,8 @@ from ...read.tables.lanes import group_rows
 from ...read.tables.notes import about_ranks, note_losses, note_of
 from ...read.tables.table import Array, Interner
 from ...read.tables.trace import Trace
+from .choice import ALL_ARGS, EVENT_IDS, EXTERNAL, FLOW_IN, FLOW_OUT, MEMORY_ARGS, Keys, Part
 from .names import LaneNames, Names, Place, json_object
-from .parts import ALL_ARGS, EVENT_IDS, EXTERNAL, FLOW_IN, FLOW_OUT, MEMORY_ARGS, Keys, Part
 
 _METADATA = (
     *("baseTimeNanoseconds", "deviceProperties", "distributedInfo"),
@@ -95,13 +95,13 @@ def _packed(texts: Iterable[str]) -> Iterator[bytes]:
 
 def _metadata(trace: Trace, lanes: LaneNames, steps: Mapping[str, int] | None) -> dict[str, Any]:
     """Return the metadata that stays: what is read, with a note on the file that the slim trace is made from."""
-    known = {name: trace.metadata[name] for name in _METADATA if name in trace.metadata}
-    if isinstance(devices := known.get("deviceProperties"), list):
-        known["deviceProperties"] = [
+    kept = {name: trace.metadata[name] for name in _METADATA if name in trace.metadata}
+    if isinstance(devices := kept.get("deviceProperties"), list):
+        kept["deviceProperties"] = [
             {name: each[name] for name in _DEVICE if isinstance(each, dict) and name in each} for each in devices
         ]
     if trace.steps and not trace.steps_from:  # the reader drops a last step in which nothing begins
-        known.setdefault(STEPS, f"{trace.steps.number.min()}-{trace.steps.number.max()}")
+        kept.setdefault(STEPS, f"{trace.steps.number.min()}-{trace.steps.number.max()}")
     note: dict[str, Any] = {"events": index_of(trace).events} | dict(note_of(trace.metadata))
     before = note.get("lanes")
     more = {
@@ -109,7 +109,7 @@ def _metadata(trace: Trace, lanes: LaneNames, steps: Mapping[str, int] | None) -
         "lanes": [*(before if isinstance(before, list) else []), *lanes.lanes],
         "steps": steps,
     }
-    return known | {SLIM: note | {name: value for name, value in more.items() if value}}
+    return kept | {SLIM: note | {name: value for name, value in more.items() if value}}
 
 
 _VARYING = frozenset(
@@ -193,7 +193,7 @@ class EventTexts:
             before, args, lasts = heads[number]
             after = f',"dur":{microseconds(duration)}' if lasts else ""
             if varying := self._varying.get(row, ""):
-                varying = _CORRELATION.sub(lambda found: found[1] + self._new_id(found[2]), varying)
+                varying = _CORRELATION.sub(lambda match: match[1] + self._new_id(match[2]), varying)
                 after += f',"args":{{{args}{"," * bool(args)}{varying}}}'
             elif args:
                 after += f',"args":{{{args}}}'
@@ -207,10 +207,10 @@ class EventTexts:
     def _before(self, head: _Head) -> str:
         """Return the beginning of an event, up to its times."""
         fields: dict[str, Any] = {"ph": head.phase, "cat": head.category, "name": head.name, "s": head.scope}
-        known = {name: value for name, value in fields.items() if value}
+        given = {name: value for name, value in fields.items() if value}
         process, thread = map(self._names.lane, head.place)
         flow = {head.flow: True} if head.flow else {}
-        return json_text(known | {"pid": process, "tid": thread} | flow)[:-1]
+        return json_text(given | {"pid": process, "tid": thread} | flow)[:-1]
 
     def _order(self) -> Array:
         by_time = np.lexsort((self._duration, self._start, self._table))

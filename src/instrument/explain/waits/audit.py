@@ -16,6 +16,7 @@ from ...read.measures.synchronizations import (
     EXPLICIT,
     FREE,
     Synchronization,
+    columns_of,
     direction,
     find_synchronizations,
     unknown_calls,
@@ -57,19 +58,18 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
 def audit(recorded: Trace, live: SyncReport | None = None) -> tuple[SyncReport, list[Synchronization]]:
     """Return the report of `audit_syncs`, and the synchronizations of the program one by one."""
     waits = find_synchronizations(recorded)
-    thread = np.array([wait.thread for wait in waits], np.int64)
-    program = TraceContext(recorded, thread, np.array([wait.start_ns for wait in waits], np.int64))
+    program = TraceContext(recorded, *columns_of(waits, "thread", "start_ns"))
     contexts = [program.context(row) for row in range(len(waits))]
     own = _rows_of_profiler(recorded, waits, contexts)
     # A function says less than a line: its copies in each direction, and its regions, are separate findings.
     recorders: dict[object, Recorder] = defaultdict(Recorder)
     unattributed = 0
-    for rows in _rows_of_events(waits, contexts, program, own):
+    for rows in _rows_of_events(recorded, waits, contexts, own):
         event = _event(recorded, program, [waits[row] for row in rows], contexts[rows[0]])
         somewhere = event.site is not None or event.via is not None
         recorders[event.direction, () if somewhere else event.region].add(event)
         unattributed += contexts[rows[0]].op is None and not somewhere and not event.region
-    findings = [found for recorder in recorders.values() for found in recorder.findings]
+    findings = [finding for recorder in recorders.values() for finding in recorder.findings]
     dropped = sum(recorder.dropped for recorder in recorders.values())
     report = SyncReport(
         "trace",
@@ -79,7 +79,7 @@ def audit(recorded: Trace, live: SyncReport | None = None) -> tuple[SyncReport, 
         unavailable_reason=_reason_unavailable(recorded, bool(waits)),
         span_ns=_span(recorded),
     )
-    report.coverage = _coverage(recorded, sum(found.count for found in findings), len(own), unattributed)
+    report.coverage = _coverage(recorded, sum(finding.count for finding in findings), len(own), unattributed)
     report.unmatched = mistaken_comments(findings)
     report.coverage += report.unmatched
     if live is not None:
@@ -87,12 +87,12 @@ def audit(recorded: Trace, live: SyncReport | None = None) -> tuple[SyncReport, 
     return report, [wait for row, wait in enumerate(waits) if row not in own]
 
 
-def _reason_unavailable(trace: Trace, found: bool) -> str:
+def _reason_unavailable(trace: Trace, any_waits: bool) -> str:
     """Return why the trace does not show waits; empty if it does."""
     if not trace.runtime and not trace.syncs:
         return "the trace has no calls of a GPU's runtime"
     unknown = unknown_calls(trace)
-    return _UNKNOWN.format(_some(unknown)) if unknown and not found else ""
+    return _UNKNOWN.format(_some(unknown)) if unknown and not any_waits else ""
 
 
 def _some(names: list[str]) -> str:
@@ -116,25 +116,26 @@ def unexplained(audit: SyncReport, live: SyncReport) -> list[SyncFinding]:
     unknown which part it is.
     """
     steps = [
-        {step for found in report.findings for step in found.steps if step is not None} for report in (audit, live)
+        {step for finding in report.findings for step in finding.steps if step is not None}
+        for report in (audit, live)
     ]
     by_step = bool(steps[0] & steps[1])
     unexplained_counts: Counter[tuple[str, int | None]] = Counter()
-    for found in live.findings:
-        for step, count in found.steps.items() if found.covered else ():
-            unexplained_counts[name_in_trace(found.op), step if by_step else None] += count
+    for finding in live.findings:
+        for step, count in finding.steps.items() if finding.covered else ():
+            unexplained_counts[name_in_trace(finding.op), step if by_step else None] += count
     result = []
-    for found in audit.findings:
+    for finding in audit.findings:
         remaining: Counter[int | None] = Counter()
-        for step, count in found.steps.items():
-            key = name_in_trace(found.op), step if by_step else None
+        for step, count in finding.steps.items():
+            key = name_in_trace(finding.op), step if by_step else None
             explained = min(count, unexplained_counts[key])
             unexplained_counts[key] -= explained
             if count > explained:
                 remaining[step] = count - explained
         if total := remaining.total():
-            rest = dataclasses.replace(found, count=total, steps=remaining)
-            if total < found.count:
+            rest = dataclasses.replace(finding, count=total, steps=remaining)
+            if total < finding.count:
                 rest = dataclasses.replace(rest, bytes=None, blocked_ns=None, idle_ns=None, timed=0)
             result.append(rest)
     return result
@@ -170,7 +171,7 @@ def _rows_of_profiler(trace: Trace, waits: list[Synchronization], contexts: list
 
 
 def _rows_of_events(
-    waits: list[Synchronization], contexts: list[CallContext], program: TraceContext, without: set[int]
+    trace: Trace, waits: list[Synchronization], contexts: list[CallContext], without: set[int]
 ) -> Iterable[list[int]]:
     """Yield the rows of each event: those of one operator, or of one copy outside operators."""
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -180,23 +181,23 @@ def _rows_of_events(
         key: tuple[object, ...] = (row,)
         if context.operator is not None:
             key = wait.thread, context.operator
-        elif _is_copy(wait, program):
+        elif _is_copy(wait, trace):
             key = wait.thread, "copy", wait.copy
         groups.setdefault(key, []).append(row)
     return groups.values()
 
 
-def _is_copy(wait: Synchronization, program: TraceContext) -> bool:
+def _is_copy(wait: Synchronization, trace: Trace) -> bool:
     """Return whether a wait outside operators is a copy outside operators, or directly follows one."""
     follows = wait.kind == COPY or "Stream" in wait.call
-    return wait.adjacent and wait.copy >= 0 and follows and not program.launched_by_operator(wait.copy)
+    return wait.adjacent and wait.copy >= 0 and follows and bool(trace.gpu.operator[wait.copy] < 0)
 
 
 def _event(trace: Trace, program: TraceContext, waits: list[Synchronization], context: CallContext) -> SyncEvent:
     if context.op is not None:
         copies = [wait.copy for wait in waits if wait.copy >= 0 and wait.copy_ns >= context.since_ns]
     else:
-        copies = [wait.copy for wait in waits if _is_copy(wait, program)]
+        copies = [wait.copy for wait in waits if _is_copy(wait, trace)]
     copies = list(dict.fromkeys(copies))
     names = trace.gpu.where(np.array(copies, np.int64)).text("name")
     sizes = [size for size in trace.gpu.bytes[copies].tolist() if size >= 0] if copies else []
@@ -255,7 +256,7 @@ def _comparison(missed: list[SyncFinding]) -> str:
     if not missed:
         return "Live detection explains every synchronization in the trace."
     counts: Counter[str] = Counter()
-    for found in missed:
-        counts[found.op] += found.count
+    for finding in missed:
+        counts[finding.op] += finding.count
     what = ", ".join(f"{op} ({count})" for op, count in counts.most_common())
     return f"Unattributed: in the trace, but not reported by live detection: {what}."

@@ -24,10 +24,9 @@ def allowed_at(site: Site | None) -> str | None:
     if site is None or not site.line:
         return None
     lines = linecache.getlines(site.file)
-    known = _files.get(site.file)
-    if known is None or known[0] is not lines:  # linecache reads a changed file into another list
-        known = _files[site.file] = (lines, _reasons("".join(lines)))
-    return known[1].get(site.line)
+    if site.file not in _files or _files[site.file][0] is not lines:  # linecache reads a changed file anew
+        _files[site.file] = (lines, _reasons("".join(lines)))
+    return _files[site.file][1].get(site.line)
 
 
 _files: dict[str, tuple[list[str], dict[int, str]]] = {}
@@ -36,7 +35,9 @@ _files: dict[str, tuple[list[str], dict[int, str]]] = {}
 def mistaken_comments(findings: Iterable[SyncFinding]) -> list[str]:
     """Return a sentence on each comment that was meant to allow something, in the files of ``findings``."""
     # without a line, the file of a trace is not one that can be read, or is not safe to read
-    files = dict.fromkeys(found.site.file for found in findings if found.site is not None and found.site.line)
+    files = dict.fromkeys(
+        finding.site.file for finding in findings if finding.site is not None and finding.site.line
+    )
     return [
         f"{Site(file, line, '').shown}:{line}: the comment {text!r} allows nothing: {why}"
         for file in files
@@ -66,29 +67,22 @@ def _reasons(source: str) -> dict[int, str]:
     """Return the reasons by line of their statements; 30 ms for 1,000 lines, once for each file."""
     if _KEYWORD not in source:
         return {}
-    reasons, alone = _comments(source)
+    reasons, alone = dict[int, str](), set[int]()
+    for token in _comment_tokens(source):
+        if comment := _COMMENT.match(token.string):
+            reasons[token.start[0]] = comment.group(1).strip() or _NO_REASON
+            if token.line.lstrip().startswith("#"):
+                alone.add(token.start[0])
     spans = sorted(_statement_spans(source))  # inner statements come later
     statement = {line: span for span in spans for line in range(span[0], span[1] + 1)}
-    found = {}
+    allowed = {}
     for number in range(1, source.count("\n") + 2):
         first, last = statement.get(number, (number, number))
         above = [first - 1] if first - 1 in alone else []
         reason = next((reasons[line] for line in [*range(first, last + 1), *above] if line in reasons), None)
         if reason is not None:
-            found[number] = reason
-    return found
-
-
-def _comments(source: str) -> tuple[dict[int, str], set[int]]:
-    """Return the reasons by line, and the lines that hold only a comment."""
-    reasons: dict[int, str] = {}
-    alone: set[int] = set()
-    for token in _comment_tokens(source):
-        if found := _COMMENT.match(token.string):
-            reasons[token.start[0]] = found.group(1).strip() or _NO_REASON
-            if token.line.lstrip().startswith("#"):
-                alone.add(token.start[0])
-    return reasons, alone
+            allowed[number] = reason
+    return allowed
 
 
 def _comment_tokens(source: str) -> Iterator[tokenize.TokenInfo]:

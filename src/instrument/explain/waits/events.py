@@ -90,12 +90,12 @@ class Tally:
     def finding(self) -> SyncFinding:
         """Return the finding of the events so far."""
         first, vias = self._first, self._vias.most_common(1)
-        found = SyncFinding(
+        finding = SyncFinding(
             first.op, first.cause, first.site, vias[0][0] if vias else None, first.direction, first.thread,
             first.backward, first.allowed, self._forbidden, self._count, self._bytes, self._blocked_ns,
             self._timed, self._idle_ns, self._regions.copy(), self.steps.copy(), self._vias.copy(),
         )  # fmt: skip
-        return replace(found, fix=fix_of(found)) if found.covered else found
+        return replace(finding, fix=fix_of(finding)) if finding.covered else finding
 
 
 class Recorder:

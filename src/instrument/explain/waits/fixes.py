@@ -125,13 +125,13 @@ def fix_of(found: SyncFinding) -> Fix:
     return _BY_DIRECTION[found.direction] if row is None or row.fix is OTHER else row.fix
 
 
-def _fix_by_cause(op: str, found: SyncFinding) -> Fix | None:
+def _fix_by_cause(op: str, finding: SyncFinding) -> Fix | None:
     """Return the fix by cause, if the operation alone does not determine it."""
-    cause, up = found.cause.lower().replace("-", "_"), found.direction == "H2D"
-    code = found.site.code if found.site else ""
+    cause, up = finding.cause.lower().replace("-", "_"), finding.direction == "H2D"
+    code = finding.site.code if finding.site else ""
     if op == "bool" and _GUARDS.search(code):
         return GUARD
-    if up and found.cause == operations.GATHERED:
+    if up and finding.cause == operations.GATHERED:
         return GATHERED
     if op in ("to", "cuda") and up and _CREATES.search(code):
         return CREATED
@@ -141,7 +141,7 @@ def _fix_by_cause(op: str, found: SyncFinding) -> Fix | None:
         return PAGEABLE if "non_blocking" in cause else TO_GPU
     if op in ("copy_", "copy"):
         return COPY_UP if up else COPY_DOWN
-    if op == "setitem" and found.backward:  # of a mask that chose elements
+    if op == "setitem" and finding.backward:  # of a mask that chose elements
         return MASKED
     if op == "getitem":
         return CPU_INDEX if up else SLICE if "value" in cause else None

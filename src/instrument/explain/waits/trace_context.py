@@ -54,8 +54,8 @@ class StackSites:
         self._lines: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._paths: dict[str, str] = {}
         for code in np.unique(trace.frames.name).tolist():
-            if found := FRAME.match(trace.strings[code]):
-                self._lines[found["file"], found["function"]].add(found["line"])
+            if frame := FRAME.match(trace.strings[code]):
+                self._lines[frame["file"], frame["function"]].add(frame["line"])
 
     def locate(self, stack: list[str]) -> tuple[Site | None, Site | None, bool | None]:
         """Return the sites of the user's and of the library's function, and whether the profiler made the call.
@@ -63,42 +63,36 @@ class StackSites:
         Args:
             stack: the names of the frames, innermost first; the last result is None if there are none.
         """
-        site = via = None
-        frames = [
-            (found, stack[row - 1] if row else "")
-            for row, name in enumerate(stack)
-            if (found := FRAME.match(name[:_MAX_LINE_LENGTH]))
-        ]
-        for frame, inner in frames:
-            owner = sites.code_owner(self._path(frame["file"]))
-            if owner == sites.USER:
-                site = self._call_site(frame, inner)
-                break
-            if owner == sites.LIBRARY and via is None:
-                via = self._function_site(frame)
-        profiler = any(_of_profiler(frame) for frame, _ in frames)
-        return site, via, profiler if stack else None
+        frames = _frames_of(stack)
+        user, library = self._places(frames)
+        site = None if user is None else self._call_site(frames[user], stack[user - 1] if user else "")
+        via = None if library is None else self._function_site(frames[library])
+        return site, via, any(map(_of_profiler, frames.values())) if stack else None
 
     def needed(self, stack: list[str]) -> set[int]:
         """Return the places in a stack, innermost first, of the frames that `locate` needs for its result."""
-        kept, via, site = {0}, False, False
-        for place, name in enumerate(stack):
-            if not (frame := FRAME.match(name[:_MAX_LINE_LENGTH])):
-                continue
+        frames = _frames_of(stack)
+        user, library = self._places(frames)
+        kept = {0} | {place for place, frame in frames.items() if _of_profiler(frame)}
+        kept |= set() if user is None else {max(user - 1, 0), user}
+        return kept if library is None else kept | {library}
+
+    def _places(self, frames: dict[int, re.Match[str]]) -> tuple[int | None, int | None]:
+        """Return the places of the user's function, and of the innermost one of a library that it called."""
+        library = None
+        for place, frame in frames.items():
             owner = sites.code_owner(self._path(frame["file"]))
-            if owner == sites.USER and not site:
-                kept |= {max(place - 1, 0), place}
-                site = True
-            elif (owner == sites.LIBRARY and not via and not site) or _of_profiler(frame):
-                kept.add(place)
-            via |= owner == sites.LIBRARY
-        return kept
+            if owner == sites.USER:
+                return place, library
+            if owner == sites.LIBRARY and library is None:
+                library = place
+        return None, library
 
     def _call_site(self, frame: re.Match[str], inner: str) -> Site:
         called = _BUILT_IN.match(inner) or FRAME.match(inner[:_MAX_LINE_LENGTH])
         path, number = self._path(frame["file"]), int(frame["line"])
-        found = find_call(path, frame["function"], number, called["function"] if called else None)
-        return Site(path, found[1], found[0]) if found else self._function_site(frame)
+        call = find_call(path, frame["function"], number, called["function"] if called else None)
+        return Site(path, call[1], call[0]) if call else self._function_site(frame)
 
     def _function_site(self, frame: re.Match[str]) -> Site:
         file, function = frame["file"], frame["function"]
@@ -109,6 +103,12 @@ class StackSites:
         if file not in self._paths:
             self._paths[file] = _absolute_path(file)
         return self._paths[file]
+
+
+def _frames_of(stack: list[str]) -> dict[int, re.Match[str]]:
+    """Return the Python functions in a stack by their places."""
+    matches = ((place, FRAME.match(name[:_MAX_LINE_LENGTH])) for place, name in enumerate(stack))
+    return {place: frame for place, frame in matches if frame}
 
 
 def _of_profiler(frame: re.Match[str]) -> bool:
@@ -267,7 +267,7 @@ class TraceContext:
         """Return the context at the time in ``row``."""
         operators = _row_and_parents(self._trace.operators, self._operators[row])
         regions = _row_and_parents(self._trace.regions, self._regions[row])
-        public = [(each, found[1]) for each, name in operators if (found := _OPERATOR.match(name))]
+        public = [(each, match[1]) for each, name in operators if (match := _OPERATOR.match(name))]
         backward = next((node for _, name in operators if (node := engine_node_name(name))), None)
         if backward is not None and not regions:  # autograd's thread works for the main thread
             regions = _row_and_parents(self._trace.regions, self._main_regions[row])
@@ -282,10 +282,6 @@ class TraceContext:
         module = next((name.removeprefix(MODULE_PREFIX) for name in stack if name.startswith(MODULE_PREFIX)), "")
         number = None if step < 0 else int(step)
         return CallContext(op, operator, since, backward, named, number, site, via, profiler, module)
-
-    def launched_by_operator(self, work: int) -> bool:
-        """Return whether a row of `Trace.gpu` was launched inside an operator."""
-        return bool(self._trace.gpu.operator[work] >= 0)
 
     def thread(self, number: int) -> str:
         """Return the name of the thread, or its number."""
@@ -302,16 +298,18 @@ def _row_and_parents(table: Table, row: int) -> list[tuple[int, str]]:
 
 def _innermost_rows(table: Table, thread: Array, at_ns: Array) -> Array:
     """Return the innermost row open on each thread at each time, or -1."""
-    found = NestedRanges(table.start_ns, table.end_ns, table.thread).innermost_at(at_ns, thread)
-    return np.where(thread >= 0, found, -1)
+    innermost = NestedRanges(table.start_ns, table.end_ns, table.thread).innermost_at(at_ns, thread)
+    return np.where(thread >= 0, innermost, -1)
 
 
 def _steps(trace: Trace, thread: Array, at_ns: Array) -> Array:
     """Return the number of the step of each thread's process at each time, or -1."""
     process = process_of_threads(trace)
     steps = trace.steps
-    found = NestedRanges(steps.start_ns, steps.end_ns, process[steps.thread]).innermost_at(at_ns, process[thread])
-    held = (found >= 0) & (thread >= 0)
+    innermost = NestedRanges(steps.start_ns, steps.end_ns, process[steps.thread]).innermost_at(
+        at_ns, process[thread]
+    )
+    held = (innermost >= 0) & (thread >= 0)
     result = np.full(len(thread), -1)
-    result[held] = steps.number[found[held]]
+    result[held] = steps.number[innermost[held]]
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -110,6 +111,11 @@ def find_synchronizations(trace: Trace) -> list[Synchronization]:
     arrays = (start, calls["end_ns"], calls["blocked_ns"], calls["kind"], thread, copy, copy_ns, adjacent, device)
     one, two, three, four, *rest = (array.tolist() for array in arrays)
     return [Synchronization(*row) for row in zip(one, two, three, four, names, *rest, idle, strict=True)]
+
+
+def columns_of(waits: Sequence[Synchronization], *names: str) -> Array:
+    """Return attributes of synchronizations that are integers: a row for each of these names."""
+    return np.array([[getattr(wait, name) for wait in waits] for name in names], np.int64)
 
 
 def unknown_calls(trace: Trace) -> list[str]:

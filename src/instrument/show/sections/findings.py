@@ -9,7 +9,7 @@ import numpy as np
 
 from ...base.findings import Finding, Where
 from ...base.printable import shown_lines, shown_name
-from ...explain.diagnosis.diagnosis_data import DiagnosisData
+from ...explain.diagnosis.diagnosis import Diagnosis
 from ...explain.metrics.idle import CAUSES
 from ...explain.rules.rule import RULES
 from ...explain.rules.trace_facts import TraceFacts
@@ -91,7 +91,7 @@ def _longest(facts: TraceFacts, events: Table) -> tuple[int, int] | None:
     return int(events.start_ns[row]) - begin, int(events.end_ns[row]) - begin
 
 
-def findings_section(diagnosis: DiagnosisData) -> dict[str, Any]:
+def findings_section(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the findings in order, each with its texts and figures, and the rules that abstained."""
     worth = {id(found) for found in diagnosis.worth()}
     return {
@@ -104,7 +104,7 @@ def findings_section(diagnosis: DiagnosisData) -> dict[str, Any]:
     }
 
 
-def _finding(diagnosis: DiagnosisData, found: Finding) -> dict[str, Any]:
+def _finding(diagnosis: Diagnosis, found: Finding) -> dict[str, Any]:
     rule = RULES.get(found.rule)
     return {
         "title": shown_name(found.title),

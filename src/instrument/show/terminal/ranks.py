@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from ...base.units import counted, duration, listed, percent, signed_duration
-from ...explain.metrics.collectives import Arrivals, arrivals_of
+from ...explain.metrics.collectives import Arrivals, RankTimes, arrivals_of
 from ...explain.metrics.job import job_of
 from ...explain.metrics.metrics import Metrics, metrics
-from ...explain.metrics.rank_times import RankTimes
 from ...read.jobs.align import Clock
 from ...read.jobs.ranks import TraceSet
 from ...read.kineto.salvage import OTHER_TYPES

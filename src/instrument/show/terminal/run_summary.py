@@ -18,7 +18,7 @@ from .console import heading, new_console, show
 from .summary import MAX_OPERATORS, largest_regions, print_summary
 
 if TYPE_CHECKING:  # importing it takes a tenth of a second, at the end of every run
-    from ...explain.diagnosis.diagnose import Diagnosis
+    from ...explain.diagnosis.diagnosis import Diagnosis
 
 _FIELDS = (
     "steps", "step_ns", "step_numbers", "step_times_ns", "no_region_ns", "outside_ns", "gpu_total_ns",

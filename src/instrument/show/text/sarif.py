@@ -12,7 +12,7 @@ from urllib.parse import quote
 from ...base.findings import Site, SyncFinding
 from ...base.source_paths import root_of
 from ...explain.waits.fixes import fix_of
-from ...explain.waits.report_data import ReportData
+from ...explain.waits.report import SyncReport
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"high": "error", "medium": "warning", "low": "note"}
@@ -31,7 +31,7 @@ def _root() -> Path:
     return root_of(current) or current
 
 
-def to_sarif(reports: Sequence[ReportData]) -> str:
+def to_sarif(reports: Sequence[SyncReport]) -> str:
     """Return the findings of ``reports`` as one log with one run, as code scanning requires.
 
     Files are relative to the root of the repository of the current folder. A finding
@@ -93,7 +93,7 @@ def _rule(found: SyncFinding) -> dict[str, Any]:
     }
 
 
-def _message(results: ReportData, found: SyncFinding) -> str:
+def _message(results: SyncReport, found: SyncFinding) -> str:
     if not found.covered:
         return f"Not covered: {found.cause}"
     often = str(results.pattern(found))
@@ -102,7 +102,7 @@ def _message(results: ReportData, found: SyncFinding) -> str:
     return f"{found.op} makes the CPU wait for the GPU: {found.cause} ({often}{region}).{fix}"
 
 
-def _result(results: ReportData, found: SyncFinding, root: Path) -> dict[str, Any]:
+def _result(results: SyncReport, found: SyncFinding, root: Path) -> dict[str, Any]:
     site = found.site or found.via
     assert site is not None
     result: dict[str, Any] = {

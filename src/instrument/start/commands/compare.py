@@ -67,7 +67,7 @@ def _fail(change: Comparison, limit: float) -> None:
     Raises:
         typer.Exit: with code 1 or 2.
     """
-    from ...explain.comparison.comparison_data import change_text
+    from ...explain.comparison.comparison import change_text
 
     if change.verdict == "not comparable":
         cli.print_message(f"not comparable: {'; '.join(change.reasons)}")

@@ -57,7 +57,7 @@ def diagnose_command(
     options that are wrong or do not fit a trace.
     """
     from ...explain.diagnosis.diagnose import diagnose
-    from ...explain.diagnosis.serialize import as_dict, as_text
+    from ...explain.diagnosis.diagnosis import as_dict, as_text
     from ...read.tables.work_classes import compile_collectives
 
     with cli.errors_reported(unreadable=2):

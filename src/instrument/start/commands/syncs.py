@@ -254,8 +254,7 @@ def _reserve_stdout() -> TextIO:
 
 
 def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
-    from ...explain.waits.report import render
-    from ...explain.waits.serialize import as_dict
+    from ...explain.waits.report import as_dict, render
     from ...show.terminal.console import new_console, print_line
 
     if as_json:

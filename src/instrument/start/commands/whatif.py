@@ -39,8 +39,8 @@ def whatif_command(
     Without any, the critical path of the steps as they are is shown.
     """
     from ...explain.diagnosis.chosen_trace import chosen_trace, reject_snapshot
-    from ...explain.replay.critical_path import CATEGORY, add_critical_path
-    from ...explain.replay.replayer import Replayer
+    from ...explain.replay.critical_path import CATEGORY, add_critical_path, critical_path
+    from ...explain.replay.replay import Replayer
     from ...explain.replay.what_if import what_if
     from ...read.kineto.insert_events import check_copy
     from ...read.measures.region_steps import with_steps
@@ -67,7 +67,7 @@ def whatif_command(
             show(console, [f"Replayed: {chosen.text}."])
     if lane is not None:
         with cli.writing(lane):
-            parts = add_critical_path(replayer.trace, replayer.recorded_path, lane)
+            parts = add_critical_path(replayer.trace, critical_path(replayer), lane)
         cli.print_message(f"{lane} has the critical path in {parts:,} parts")
 
 
