@@ -8,8 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ...read.measures.step_lengths import StepLengths
-from ...read.measures.step_work import step_lengths
+from ...read.measures.step_lengths import StepLengths, step_lengths
 from ...read.measures.synchronizations import Synchronization
 from ...read.measures.timing import Stretch, Timing
 from ...read.memory.snapshot import MemorySnapshot

@@ -25,9 +25,8 @@ from ..tables.notes import add_losses, lanes_of, note_losses, note_of
 from ..tables.table import Interner
 from ..tables.trace import ReadLosses, Trace
 from .align import Clock, align
-from .rank_content import RankContent, content_of
 from .ranks import TraceSet, read_ranks
-from .read import check_ranks_path, read_file
+from .read import RankContent, check_ranks_path, content_of, read_file
 from .trace_files import MERGED_MARK, find_trace_files, rank_from_name
 
 # The args that link an event to another one.

@@ -14,7 +14,7 @@ from ...base.units import counted, size
 from ..tables.table import Array, Table
 from .breakdown import Place
 from .passes import EMPTY_CACHE, FREES, StackFacts, Steps
-from .reserved import free_pieces, reserved_changes
+from .timeline import free_pieces, reserved_changes
 
 _FAILED = re.compile("^oom$")
 _SMALL, _MIDDLE = 1 << 20, 10 << 20  # bytes: up to these, the allocator takes segments of ...

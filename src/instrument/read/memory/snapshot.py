@@ -25,13 +25,23 @@ from .passes import (
     Steps,
     module_calls,
     passes_of,
+    regions_of,
     stack_facts,
     steps_of,
 )
-from .regions import regions_of
-from .reserved import AllocatorState, reserved_after, state_of
 from .shortage import DriverTraffic, FailedAllocation, Growth, failed_events, failure_of, growth_of, traffic_of
-from .timeline import Peak, Timeline, frees_repeat_stacks, in_use, pair_allocations, peak_of, timeline_of
+from .timeline import (
+    AllocatorState,
+    Peak,
+    Timeline,
+    frees_repeat_stacks,
+    in_use,
+    pair_allocations,
+    peak_of,
+    reserved_after,
+    state_of,
+    timeline_of,
+)
 
 
 @dataclass(frozen=True, repr=False)
