@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from ..tables.notes import (
 from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Strings, natural
 from ..tables.trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .chunks import EventChunks, EventIndex
-from .events import Collector
+from .events import Collector, close_ranges
 from .salvage import metadata
 from .text import event_limit, read_blocks, text_limit
 
@@ -60,7 +61,7 @@ Columns = dict[str, dict[str, Array]]
 
 
 def sort_events(
-    columns: Columns, strings: Strings, threads: Sequence[tuple[Any, str]], processes: Mapping[Any, str]
+    columns: Columns, strings: Strings, threads: Sequence[Thread], processes: Mapping[Any, str]
 ) -> None:
     """Move events from the table of others to the tables that they belong to.
 
@@ -71,7 +72,7 @@ def sort_events(
     Args:
         columns: the columns of the tables, changed in place.
         strings: the numbers of the strings in the columns; new names are added.
-        threads: the process and the name of each thread.
+        threads: the threads by their numbers.
         processes: the name of each process.
     """
     others = columns["others"]
@@ -82,10 +83,10 @@ def sort_events(
     def rows(test: Callable[[int, str], bool]) -> Array:
         return np.array([test(thread, name) for thread, name in zip(of, names, strict=True)], bool)
 
-    device = [_number(_DEVICE, processes.get(process, "")) for process, _ in threads]
-    stream = [_number(_STREAM, name) for _, name in threads]
-    host = [processes.get(process) == HOST for process, _ in threads]
-    library = [bool(_XLA_THREAD.match(name)) for _, name in threads]
+    device = [_number(_DEVICE, processes.get(thread.process, "")) for thread in threads]
+    stream = [_number(_STREAM, thread.name) for thread in threads]
+    host = [processes.get(thread.process) == HOST for thread in threads]
+    library = [bool(_XLA_THREAD.match(thread.name)) for thread in threads]
     distinct = dict.fromkeys(names)
     internal = {name: bool(_INTERNAL.search(name)) for name in distinct}
     launches = {name: bool(_RUNTIME.match(name)) for name in distinct}
@@ -117,8 +118,8 @@ def sort_events(
 
 def _number(pattern: re.Pattern[str], text: str) -> int:
     """Return the number in a name, or -1."""
-    found = pattern.match(text)
-    return int(found[1]) if found and len(found[1]) < 10 else -1
+    match = pattern.match(text)
+    return int(match[1]) if match and len(match[1]) < 10 else -1
 
 
 _BRACKETS = re.compile(r"^\[([^\]]{1,60})\]")  # "[TP00-DP01] 4000", as SGLang writes
@@ -160,10 +161,10 @@ def _labelled_processes(
     """Return the rank of each process that has the label of one; empty unless all that run have one."""
     labels = {process: _label(process) or _label(processes.get(process)) for process in dict.fromkeys(threads)}
     used = {threads[row] for name in _OF_PROGRAMS if name in columns for row in np.unique(columns[name]["thread"])}
-    found = sorted({labels[process] for process in used}, key=natural_key)
-    if len(found) < 2 or not all(found):
+    used_labels = sorted({labels[process] for process in used}, key=natural_key)
+    if len(used_labels) < 2 or not all(used_labels):
         return {}
-    numbers = _numbers(found)
+    numbers = _numbers(used_labels)
     return {process: numbers[label] for process, label in labels.items() if label in numbers}
 
 
@@ -175,8 +176,8 @@ def _processes_with_steps(
         return []
     steps = [code for code, text in enumerate(strings) if text.startswith(STEP_PREFIX)]
     rows = np.isin(columns["regions"]["name"], steps)
-    found = {threads[thread] for thread in np.unique(columns["regions"]["thread"][rows]).tolist()}
-    return sorted(found) if all(isinstance(process, int) for process in found) else []
+    processes = {threads[thread] for thread in np.unique(columns["regions"]["thread"][rows]).tolist()}
+    return sorted(processes) if all(isinstance(process, int) for process in processes) else []
 
 
 def part_of(columns: Mapping[str, Mapping[str, Array]], own: Array, threads: int) -> dict[str, dict[str, Array]]:
@@ -194,18 +195,18 @@ def _label(name: object) -> str:
     """Return what a process id or a name says of the rank; "" for nothing."""
     if not isinstance(name, str):
         return ""
-    found = _BRACKETS.match(name)
-    return found[1] if found else " ".join(_RANK.findall(name[:200]))
+    in_brackets = _BRACKETS.match(name)
+    return in_brackets[1] if in_brackets else " ".join(_RANK.findall(name[:200]))
 
 
 def _numbers(labels: Iterable[str]) -> dict[str, int]:
     """Return the ranks: the one number in each label, or their places if a label has several."""
-    found = {label: _NUMBER.findall(label) for label in labels}
-    if all(len(numbers) == 1 for numbers in found.values()):
-        ranks = {label: int(numbers[0]) for label, numbers in found.items()}
+    numbers = {label: _NUMBER.findall(label) for label in labels}
+    if all(len(own) == 1 for own in numbers.values()):
+        ranks = {label: int(own[0]) for label, own in numbers.items()}
         if len(set(ranks.values())) == len(ranks):
             return dict(sorted(ranks.items(), key=lambda item: item[1]))
-    return {label: place for place, label in enumerate(found)}
+    return {label: place for place, label in enumerate(numbers)}
 
 
 _DEVICE_NUMBERS = ("numSms", "maxThreadsPerMultiprocessor", "totalGlobalMem")
@@ -222,10 +223,10 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         TraceError: the file holds no event, or several ranks.
         OSError: the file cannot be opened.
     """
-    found = read_kineto_ranks(path, progress)
-    if len(found) > 1:
-        raise TraceError(path, f"it holds the traces of {len(found)} ranks")
-    return found[0]
+    traces = read_kineto_ranks(path, progress)
+    if len(traces) > 1:
+        raise TraceError(path, f"it holds the traces of {len(traces)} ranks")
+    return traces[0]
 
 
 def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size: None) -> list[Trace]:
@@ -262,52 +263,48 @@ def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size:
     add_losses(note, lost)
     distributed = mapping(about.get("distributedInfo"))
     columns = collector.columns()
-    collector.ends.close(columns, list(collector.strings), lost)
+    close_ranges(collector.ends, columns, list(collector.strings), lost)
     own = own_threads(note, collector.threads)
     for part in columns.values():
         if "thread" in part:
             part["thread"] = own[part["thread"]]
-    threads = [(*place, collector.thread_names.get(place, "")) for place in collector.threads]
+    threads = [Thread(*place, collector.thread_names.get(place, "")) for place in collector.threads]
+    processes = [thread.process for thread in threads]
     devices = _devices(about.get("deviceProperties"))
-    if ranks := about_ranks(about):
-        numbers = number_gpus(columns, [process for process, _ in collector.threads], ranks)
-        devices = _devices_of_ranks(numbers, ranks)
-    found = ranks_in(
-        columns, [process for process, _ in collector.threads], collector.processes, about, collector.strings
-    )
-    if not found:
+    if merged := about_ranks(about):
+        devices = _devices_of_ranks(number_gpus(columns, processes, merged), merged)
+    trace_of = partial(_trace, path, collector, devices, about, lost, chunks.index)
+    threads_of = ranks_in(columns, processes, collector.processes, about, collector.strings)
+    if not threads_of:
         said = (natural(distributed.get(name)) for name in ("rank", "world_size"))
-        rank, size = (None if number < 0 else number for number in said)
-        return [_trace(path, collector, columns, threads, devices, about, lost, rank, size, chunks.index)]
-    traces = []
-    for rank, rows in found.items():
-        tables, names = part_of(columns, rows, len(threads)), [threads[row] for row in rows.tolist()]
-        traces.append(_trace(path, collector, tables, names, devices, about, lost, rank, len(found), chunks.index))
-    return traces
+        return [trace_of(columns, threads, *(None if number < 0 else number for number in said))]
+    return [
+        trace_of(part_of(columns, own, len(threads)), [threads[row] for row in own], rank, len(threads_of))
+        for rank, own in threads_of.items()
+    ]
 
 
 def _trace(
     path: Path,
     collector: Collector,
-    columns: dict[str, dict[str, Array]],
-    threads: list[tuple[Any, Any, str]],
     devices: list[Device],
     about: Mapping[str, Any],
     lost: ReadLosses,
+    look_up: EventIndex,
+    columns: dict[str, dict[str, Array]],
+    threads: list[Thread],
     rank: int | None,
     world_size: int | None,
-    look_up: EventIndex,
 ) -> Trace:
     jax = HOST in collector.processes.values() and "others" in columns
     if jax:
-        places = [(process, name) for process, _, name in threads]
-        sort_events(columns, collector.strings, places, collector.processes)
+        sort_events(columns, collector.strings, threads, collector.processes)
     trace = assemble(
         path,
         "jax" if jax else "kineto",
         columns,
         collector.strings,
-        [Thread(*thread) for thread in threads],
+        threads,
         devices=devices,
         metadata=about,
         lost=lost,
@@ -326,15 +323,15 @@ def _unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, Unr
     others = trace.others.where((trace.others.duration_ns > 0) & ~trace.others.matching("category", _OF_PROFILER))
     anything = trace.operators or trace.regions or trace.gpu
     names = [processes.get(thread.process, "") for thread in trace.threads]
-    found = {}
+    unread = {}
     for name in dict.fromkeys(names if others else ()):
         if DEVICE.search(name) or not anything:
             threads = [number for number, each in enumerate(names) if each == name]
             rows = others.where(np.isin(others.thread, threads))
             if rows:
                 busy = merge_overlaps(rows.start_ns, rows.end_ns)
-                found[name or "an unnamed process"] = UnreadDevice(len(rows), total_ns(busy))
-    return found
+                unread[name or "an unnamed process"] = UnreadDevice(len(rows), total_ns(busy))
+    return unread
 
 
 def _devices_of_ranks(

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..tables.trace import ReadLosses
-from .events import TraceEvent
+from .event_args import TraceEvent
 
 KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|sf|cname)"
 _PHASE = rb'ph"\s*:|args"\s*:\s*\{'
@@ -76,8 +76,8 @@ def recover_events(text: bytes, lost: ReadLosses, *, last: bool) -> tuple[list[b
             place = end
             continue
         if boundary <= place < len(text):
-            found = BETWEEN.search(text, place) or (_LAST.search(text, place) if last else None)
-            boundary = found.end() if found else len(text)
+            end_of_event = BETWEEN.search(text, place) or (_LAST.search(text, place) if last else None)
+            boundary = end_of_event.end() if end_of_event else len(text)
         if not last and (unfinished or boundary == len(text)):
             return events, None, text[place:]
         if place == len(text):
@@ -96,8 +96,8 @@ def first_event(text: bytes, start: int = 0, end: int = sys.maxsize) -> int | No
 
 def after(pattern: re.Pattern[bytes], text: bytes, place: int) -> int:
     """Return where what matches at a place ends; the place if nothing does."""
-    found = pattern.match(text, place)
-    return found.end() if found else place
+    match = pattern.match(text, place)
+    return match.end() if match else place
 
 
 def value_end(text: bytes, place: int, limit: int = sys.maxsize) -> tuple[int, bool]:
