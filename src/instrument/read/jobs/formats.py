@@ -13,10 +13,10 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from ...base.errors import TraceError
-from ..kineto.text import BLOCK, GZIP, limit_ratio, read_blocks
+from ..kineto.text import BLOCK, GZIP, file_blocks, limit_ratio, read_blocks
 from ..profilers.compile_log import is_compile_log
 from ..tables.trace import ReadLosses
 from .trace_files import SUFFIXES
@@ -171,11 +171,11 @@ def unpack(path: Path, head: bytes) -> tuple[str, Iterator[bytes]] | None:
         if file.read(len(GZIP)) == GZIP:
             return path.stem, _text_of(path)
     try:
-        names = _names_in_tar(path) if tar else _names_in_zip(path)
+        names = _names(path, tar=tar)
     except _ERRORS as error:
         raise TraceError(path, f"it is a damaged archive: {error}") from None
     name = _one_of(path, names)
-    return name, _checked(path, _tar_member(path, name) if tar else _zip_member(path, name))
+    return name, _checked(path, _member(path, name, tar=tar))
 
 
 def _one_of(path: Path, names: Sequence[str]) -> str:
@@ -195,26 +195,22 @@ def _one_of(path: Path, names: Sequence[str]) -> str:
     return traces[0]
 
 
-def _names_in_zip(path: Path) -> list[str]:
+def _names(path: Path, *, tar: bool) -> list[str]:
+    if tar:
+        with tarfile.open(path, "r:") as members:
+            return [member.name for member in islice(members, _MOST_MEMBERS) if member.isfile()]
     with zipfile.ZipFile(path) as archive:
         return [info.filename for info in islice(archive.infolist(), _MOST_MEMBERS) if not info.is_dir()]
 
 
-def _names_in_tar(path: Path) -> list[str]:
-    with tarfile.open(path, "r:") as archive:
-        return [member.name for member in islice(archive, _MOST_MEMBERS) if member.isfile()]
-
-
-def _zip_member(path: Path, name: str) -> Iterator[bytes]:
-    with zipfile.ZipFile(path) as archive, archive.open(name) as member:
-        yield from _blocks(member)
-
-
-def _tar_member(path: Path, name: str) -> Iterator[bytes]:
-    with tarfile.open(path, "r:") as archive:
-        found = next(member for member in archive if member.name == name and member.isfile())
-        if (content := archive.extractfile(found)) is not None:
-            yield from _blocks(content)
+def _member(path: Path, name: str, *, tar: bool) -> Iterator[bytes]:
+    if tar:
+        with tarfile.open(path, "r:") as members:
+            member = next(member for member in members if member.name == name and member.isfile())
+            yield from file_blocks(cast(IO[bytes], members.extractfile(member)))
+    else:
+        with zipfile.ZipFile(path) as archive, archive.open(name) as content:
+            yield from file_blocks(content)
 
 
 def _decompressed(path: Path, *, xz: bool) -> Iterator[bytes]:
@@ -238,16 +234,12 @@ def _decompressed(path: Path, *, xz: bool) -> Iterator[bytes]:
 def _checked(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from limit_ratio(path, blocks)
+    except TraceError:
+        raise
     except _ERRORS as error:
-        if isinstance(error, TraceError):
-            raise
         raise TraceError(path, f"it cannot be unpacked: {error}") from None
 
 
 def _text_of(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         yield from read_blocks(path, file, ReadLosses())
-
-
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    return iter(lambda: file.read(BLOCK), b"")

@@ -22,7 +22,7 @@ from ...base.imports import import_without_drawing
 from ...base.printable import printable
 from ...base.trace_marks import MACHINE, MERGE
 from ..kineto.kineto import read_kineto_ranks
-from ..kineto.text import BLOCK, read_head
+from ..kineto.text import file_blocks, read_head
 from ..measures.region_steps import steps_from_regions, with_steps
 from ..profilers.ascend import is_ascend, read_ascend
 from ..profilers.database import is_database, open_database
@@ -99,10 +99,10 @@ def read_traces(
     if not isinstance(paths, (str, os.PathLike, Iterable)):
         raise TypeError(f'"paths" must be a folder, a pattern or several paths: {paths!r:.200}')
     if isinstance(paths, (str, os.PathLike)) and _is_file(paths):
-        found = None if str(paths) == "-" else read_contents(Path(paths))
-        if not isinstance(found, Mapping):
+        contents = None if str(paths) == "-" else read_contents(Path(paths))
+        if not isinstance(contents, Mapping):
             raise TraceError(Path(paths), "this is one file; read_trace reads it")
-        traces = found
+        traces = contents
     else:
         traces = _read_ranks(paths, executor)
     return traces if steps_from is None else traces.map(lambda trace: steps_from_regions(trace, steps_from))
@@ -144,10 +144,10 @@ def _not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
 
 def read_file(path: Path) -> Trace:
     """Read one file; errors as `read_trace`."""
-    found = read_contents(path)
-    if not isinstance(found, Trace):
-        raise TraceError(path, f"it holds the traces of {len(found)} ranks, which read_traces reads")
-    return found
+    traces = read_contents(path)
+    if not isinstance(traces, Trace):
+        raise TraceError(path, f"it holds the traces of {len(traces)} ranks, which read_traces reads")
+    return traces
 
 
 def read_contents(path: Path, layers: int = _MOST_LAYERS) -> Trace | TraceSet:
@@ -167,10 +167,10 @@ def read_contents(path: Path, layers: int = _MOST_LAYERS) -> Trace | TraceSet:
 
 def _read_file(path: Path, layers: int) -> Trace | TraceSet:
     if str(path) == "-":
-        return _read_copy(path, iter(lambda: sys.stdin.buffer.read(BLOCK), b""), "", layers)
+        return _read_copy(path, file_blocks(sys.stdin.buffer), "", layers)
     if not stat.S_ISREG(path.stat().st_mode):
         with path.open("rb") as source:
-            return _read_copy(path, iter(lambda: source.read(BLOCK), b""), "", layers)
+            return _read_copy(path, file_blocks(source), "", layers)
     head = read_head(path, _HEAD_BYTES)
     if is_database(path):
         return _read_database(path)
@@ -193,10 +193,8 @@ def _read_file(path: Path, layers: int) -> Trace | TraceSet:
         with suppress(TraceError):  # a damaged file is read below, without the work of the NPU
             return read_ascend(path)
     with progress_bar(path) as advance:
-        found = read_kineto_ranks(path, advance)
-    if len(found) == 1:
-        return found[0]
-    return TraceSet({trace.rank or 0: trace for trace in found})
+        traces = read_kineto_ranks(path, advance)
+    return traces[0] if len(traces) == 1 else TraceSet({trace.rank or 0: trace for trace in traces})
 
 
 def _read_database(path: Path) -> Trace:
@@ -205,8 +203,8 @@ def _read_database(path: Path) -> Trace:
 
     with open_database(path) as database:
         query = "SELECT count(*) FROM sqlite_master WHERE name LIKE 'rocpd%'"
-        found = database.execute(query).fetchone()
-    return read_rocpd(path) if found[0] else read_nsight(path)
+        (rocpd_tables,) = database.execute(query).fetchone()
+    return read_rocpd(path) if rocpd_tables else read_nsight(path)
 
 
 def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> Trace | TraceSet:
@@ -224,18 +222,18 @@ def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> T
         try:
             copy.writelines(blocks)
             copy.close()
-            found = read_contents(spool, layers)
+            contents = read_contents(spool, layers)
         except BaseException as error:
             spool.unlink(missing_ok=True)
             if isinstance(error, TraceError):
                 raise TraceError(path, error.reason) from None
             raise
-    traces = [found] if isinstance(found, Trace) else list(found.values())
+    traces = [contents] if isinstance(contents, Trace) else list(contents.values())
     for trace in traces:
         trace.path = path
     # Copies of the traces share what looks up their arguments, and so do the ranks in one file.
     weakref.finalize(traces[0].look_up, spool.unlink, missing_ok=True)
-    return found
+    return contents
 
 
 _MIN_BYTES = 100_000_000  # bytes; smaller files take about a second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from ..tables.notes import about_ranks
 from ..tables.table import Array, Table
 from ..tables.trace import ReadLosses, Trace
 from .chunks import EventIndex
-from .text import read_blocks
+from .text import BLOCK, read_blocks
 
 FIRST_LANE = 1_000_000_000
 """The thread id of the first added lane, above all streams and system threads."""
@@ -104,7 +105,10 @@ def insert_events(trace: Trace, out: Path, events: Iterable[str]) -> None:
 
 def open_copy(path: Path, *, packed: bool) -> IO[bytes]:
     """Open a file to write a trace to, packed at level 1 of gzip or plain."""
-    return cast(IO[bytes], gzip.open(path, "wb", compresslevel=1)) if packed else path.open("wb")
+    if not packed:
+        return path.open("wb")
+    # gzip takes a call for each of many short texts
+    return io.BufferedWriter(cast(io.RawIOBase, gzip.open(path, "wb", compresslevel=1)), BLOCK)
 
 
 _MAX_DEPTH = 100  # levels of nested regions

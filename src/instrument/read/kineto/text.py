@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 from ...base.errors import TraceError
 
@@ -45,6 +45,13 @@ def read_head(path: Path, size: int) -> bytes:
     return head
 
 
+def file_blocks(file: IO[bytes], progress: Callable[[int], None] = lambda size: None) -> Iterator[bytes]:
+    """Yield the content of an open file in blocks, and call ``progress`` with the size of each."""
+    while block := file.read(BLOCK):
+        progress(len(block))
+        yield block
+
+
 def read_blocks(
     path: Path, file: BinaryIO, lost: ReadLosses, progress: Callable[[int], None] = lambda size: None
 ) -> Iterator[bytes]:
@@ -59,14 +66,9 @@ def read_blocks(
     Raises:
         TraceError: the file unpacks to more than 256 MiB and 200 times its size, which no trace does.
     """
-
-    def read() -> bytes:
-        part = file.read(BLOCK)
-        progress(len(part))
-        return part
-
-    first = read()
-    parts = chain([first] * bool(first), iter(read, b""))
+    parts = file_blocks(file, progress)
+    first = next(parts, b"")
+    parts = chain([first] * bool(first), parts)
     yield from _unpacked(path, parts, lost) if first.startswith(GZIP) else parts
 
 

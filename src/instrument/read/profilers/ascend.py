@@ -7,7 +7,7 @@ import mmap
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,9 +163,11 @@ class _Reader:
         return {
             table: {
                 name: np.array([row.get(name, missing) for row in rows])
-                for name, missing in _defaults(table, rows)
+                for name, (_, missing) in COLUMNS[table].items()
+                if name in names
             }
             for table, rows in self._rows.items()
+            for names in [set().union(*rows)]
         }
 
     def _add(self, number: int, event: _Event, host: int | str) -> None:
@@ -215,21 +217,15 @@ class _Reader:
                 return work | {"category": KERNEL}
             return work | {"category": MEMCPY} if args.task in _COPIES else None
         if process in _COLLECTIVES and _GROUP.match(self.thread_names.get((event.pid, event.tid), "")):
-            found = _COLLECTIVE.match(event.name)
+            collective = _COLLECTIVE.match(event.name)
             return work | {
                 "category": KERNEL,
                 "stream": -1,
-                "collective": self.strings[found[1].lower() if found else event.name],
+                "collective": self.strings[collective[1].lower() if collective else event.name],
                 "dtype": self.strings[args.dtype],
                 "elements_in": natural(args.count),
             }
         return None
-
-
-def _defaults(table: str, rows: Iterable[dict[str, Any]]) -> list[tuple[str, float]]:
-    """Return the columns that any of the rows has, with the value for unknown."""
-    known = {name for row in rows for name in row}
-    return [(name, missing) for name, (_, missing) in COLUMNS[table].items() if name in known]
 
 
 def _args(kind: type[Any], event: _Event) -> Any:

@@ -148,13 +148,13 @@ def _first_text(payload: list[str]) -> str:
 
 def _nodes(graph: list[str]) -> dict[str, Site]:
     """Return the lines of the program that the nodes of a graph come from."""
-    found, site = {}, None
+    sites, site = {}, None
     for line in graph:
         if match := _FILE.match(line):
             site = Site(match[1], int(match[2][:9]), match[3])
         elif site is not None and (match := _NODE.match(line)):
-            found[match[1]] = site
-    return found
+            sites[match[1]] = site
+    return sites
 
 
 def _kernels(code: list[str], sites: Mapping[str, Site]) -> Iterator[GeneratedKernel]:

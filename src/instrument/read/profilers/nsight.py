@@ -83,14 +83,14 @@ def read_nvtx_ranges(report: NsightReport, origins: Origins, last_ns: int) -> tu
     columns = event_columns(RANGES, rows) | {"name": rows["text"], "thread": origins.threads_of(rows["globalTid"])}
     looks = {name: rows[name] for name in ("category", "color", "payload")} | {"domain": rows["domainId"]}
     kinds = {"category": np.where(mark, strings["mark"], strings["capture"])}
-    found = {
+    rows_of = {
         "regions": (columns | looks, ~(mark | step | window)),
         "steps": (columns | {"number": number}, step),
         "others": (columns | kinds, mark | window),
     }
     tables = {
         table: {name: column[chosen] for name, column in own.items()}
-        for table, (own, chosen) in found.items()
+        for table, (own, chosen) in rows_of.items()
         if table != "steps" or chosen.any()
     }
     return tables, int(unfinished.sum())

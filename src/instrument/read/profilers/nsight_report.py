@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -76,7 +76,11 @@ class NsightReport:
         connection.execute("PRAGMA writable_schema = ON")  # otherwise a file that is cut off cannot be read
         connection.create_function("string_number", 1, self._string_number)
         names = list(query_small(connection, "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000"))
-        self.tables = {name: self._columns_of(name) for (name,) in names if isinstance(name, str)}
+        self.tables = {
+            name: frozenset(row[1] for row in self._small(name, f"PRAGMA table_info({_quoted(name)})"))
+            for (name,) in names
+            if isinstance(name, str)
+        }
 
     def rows(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
         """Return the rows of a table.
@@ -130,12 +134,11 @@ class NsightReport:
         if number == MISSING:
             return ""
         if number not in self._strings:
-            found: list[tuple[Any]] = []
-            if "StringIds" in self.tables:
-                found = list(self._query("StringIds", "value", "WHERE id = ?", number))
-            if not found:
+            there = "StringIds" in self.tables
+            rows = list(self._query("StringIds", "value", "WHERE id = ?", number)) if there else []
+            if not rows:
                 self.lost.add("names that are not in StringIds")
-            self._strings[number] = str(found[0][0]) if found else f"#{number}"
+            self._strings[number] = str(rows[0][0]) if rows else f"#{number}"
         return self._strings[number]
 
     def row(self, event: int) -> dict[str, Any]:
@@ -150,9 +153,6 @@ class NsightReport:
                 name: self.string(given[name]) for name in _STRINGS if isinstance(given.get(name), int)
             }
         return {}
-
-    def _columns_of(self, table: str) -> frozenset[str]:
-        return frozenset(row[1] for row in self._small(table, f"PRAGMA table_info({_quoted(table)})"))
 
     def _small(self, table: str, query: str) -> Iterator[tuple[Any, ...]]:
         try:
@@ -215,23 +215,16 @@ def open_report(path: Path) -> Iterator[NsightReport]:
     """
     if not path.stat().st_size:
         raise TraceError(path, "the file is empty")
-    if path.suffix in (".nsys-rep", ".qdrep"):
-        with TemporaryDirectory(prefix="instrument-") as folder:
-            database = _export(path, folder)
-            with open_database(path, database) as connection:
-                yield _report(path, database, connection)
-    elif is_database(path):
-        with open_database(path) as connection:
-            yield _report(path, path, connection)
-    else:
-        raise TraceError(path, "not an SQLite database")
-
-
-def _report(path: Path, database: Path, connection: sqlite3.Connection) -> NsightReport:
-    report = NsightReport(connection, database)
-    if not any(name.startswith(_KNOWN_TABLES) for name in report.tables):
-        raise TraceError(path, "an SQLite database without any table of Nsight Systems")
-    return report
+    with ExitStack() as stack:
+        database = path
+        if path.suffix in (".nsys-rep", ".qdrep"):
+            database = _export(path, stack.enter_context(TemporaryDirectory(prefix="instrument-")))
+        elif not is_database(path):
+            raise TraceError(path, "not an SQLite database")
+        report = NsightReport(stack.enter_context(open_database(path, database)), database)
+        if not any(name.startswith(_KNOWN_TABLES) for name in report.tables):
+            raise TraceError(path, "an SQLite database without any table of Nsight Systems")
+        yield report
 
 
 def _export(path: Path, folder: str) -> Path:
@@ -333,20 +326,18 @@ def metadata(report: NsightReport) -> dict[str, str]:
 
     The environment of the program is excluded, because it may hold secrets.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for table in ("TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "EXPORT_META_DATA", "META_DATA_EXPORT"):
         for name, value in report.texts(table, "name", "value"):
             if value is not None and "environment" not in str(name).lower():
-                found[str(name)] = str(value)
-    return found
+                values[str(name)] = str(value)
+    return values
 
 
 def epoch_ns(report: NsightReport) -> int:
     """Return the start of the session, which is the 0 of all times, in ns since 1970; 0 if unknown."""
-    for (start,) in report.texts("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
-        if isinstance(start, int):
-            return start
-    return 0
+    starts = (start for (start,) in report.texts("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"))
+    return next((start for start in starts if isinstance(start, int)), 0)
 
 
 def rank_and_world(report: NsightReport) -> tuple[int | None, int | None]:
@@ -363,11 +354,11 @@ def rank_and_world(report: NsightReport) -> tuple[int | None, int | None]:
 
 def _gpus(report: NsightReport) -> dict[int, Device]:
     columns = ("id", "name", "smCount", "maxWarpsPerSm", "threadsPerWarp", "totalMemory")
-    found: dict[int, Device] = {}
-    for id, name, sms, warps, threads, memory in report.texts("TARGET_INFO_GPU", *columns):
-        if isinstance(id, int):
-            found[id] = Device(id, str(name or ""), _count(sms), _count(warps) * _count(threads), _count(memory))
-    return found
+    return {
+        id: Device(id, str(name or ""), _count(sms), _count(warps) * _count(threads), _count(memory))
+        for id, name, sms, warps, threads, memory in report.texts("TARGET_INFO_GPU", *columns)
+        if isinstance(id, int)
+    }
 
 
 def _count(value: Any) -> int:
